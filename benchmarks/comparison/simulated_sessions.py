@@ -1,4 +1,4 @@
-"""Sessions of simulated trainings, put together by the accounting that real steps go through."""
+"""Simulate sessions of trainings with the same step aggregation as real ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALIDATION_S = 1.0
 
 
 def correlated(n: int, phi: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """An AR(1) series of standard deviation 1, shape (n,)."""
+    """Return an AR(1) series with standard deviation 1, shape (n,)."""
     shocks = rng.standard_normal(n) * math.sqrt(1 - phi**2)
     series, _ = lfilter([1.0], [1.0, -phi], shocks, zi=[phi * rng.standard_normal()])
     return np.asarray(series)
@@ -48,18 +48,18 @@ def simulated(
     validation_s: float = VALIDATION_S,
     **fields: Any,
 ) -> Session:
-    """One run.
+    """Return the session of one simulated run.
 
     Args:
-        seed: Of its noise; also its id.
-        slower: Factor on its steps, or on one phase of them.
+        seed: Random seed; also the run's id.
+        slower: Factor on the time of a step, or of one phase.
         phase: That phase; empty for the whole step.
-        phi: Correlation of neighbouring steps.
-        within: Standard deviation of steps, relative.
-        between: Of runs, relative.
-        heavy: Part of the steps that take five times as long.
+        phi: Correlation of consecutive steps.
+        within: Relative standard deviation of steps.
+        between: Relative standard deviation of runs.
+        heavy: Share of steps that take five times as long.
         validation_s: Seconds of validation after each epoch.
-        fields: Of the session, instead of the usual.
+        fields: Session fields that replace the defaults.
     """
     rng = np.random.default_rng(seed)
     level = math.exp(between * rng.standard_normal())

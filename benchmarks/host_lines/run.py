@@ -1,12 +1,11 @@
-"""Measures how far each way to sample a thread's stack is off the true share of planted lines.
+"""Measure the error of each way to sample a thread's stack against the true share of planted lines.
 
     python benchmarks/host_lines/run.py [--seconds 3]              steps of about 2.5 ms
-    SCALE=10 python benchmarks/host_lines/run.py [--seconds 3]     of about 25 ms
+    SCALE=10 python benchmarks/host_lines/run.py [--seconds 3]     steps of about 25 ms
 
-A loop runs five kinds of work, each on a line of its own and timed around that line: torch operators, a JSON parse and
-a sort (C calls that hold the interpreter lock), a loop in Python, and a sleep. Each sampler watches the same loop in
-turn. Printed are the shares by the timers, what each sampler says, its largest error, and by how much it slows the
-loop.
+A loop runs five kinds of work, each on a line of its own and timed around that line: torch operators, JSON parsing and
+sorting (C calls that hold the GIL), a Python loop, and a sleep. Each sampler observes the same loop in turn. The script
+prints the true and the sampled shares, the largest error, and the slowdown of the loop.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ NAMES = {function.__name__: name for name, function in FUNCTIONS.items()}
 
 
 def loop(seconds: float) -> tuple[Shares, int]:
-    """The true share of each line, and how many rounds were made."""
+    """Return the true share of each line, and the number of rounds."""
     x = torch.randn(64, 64)
     spent = dict.fromkeys(LINES, 0)
     rounds, end = 0, time.perf_counter() + seconds
@@ -99,7 +98,7 @@ def by_thread(switch_s: float | None, is_random: bool = True) -> Callable[[Count
     @contextmanager
     def sampling(seen: Counter[str]) -> Any:
         draw = random.Random(1).random
-        watched, stopping = threading.get_ident(), threading.Event()
+        target_thread, stopping = threading.get_ident(), threading.Event()
         usual_s = sys.getswitchinterval()
 
         def run() -> None:
@@ -112,7 +111,7 @@ def by_thread(switch_s: float | None, is_random: bool = True) -> Callable[[Count
                 if switch_s is not None:
                     sys.setswitchinterval(usual_s)
                 late_ns = time.perf_counter_ns() - begin - pause_s * 1e9
-                seen[line_of(sys._current_frames().get(watched))] += int(PERIOD_S * 1e9 + max(0, late_ns))
+                seen[line_of(sys._current_frames().get(target_thread))] += int(PERIOD_S * 1e9 + max(0, late_ns))
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -147,7 +146,7 @@ def by_profile_function(seen: Counter[str]) -> Any:
 
 SAMPLERS: dict[str, Callable[[Counter[str]], AbstractContextManager[None]]] = {
     "none": nothing,
-    "thread, even pauses": by_thread(None, is_random=False),
+    "thread, equal pauses": by_thread(None, is_random=False),
     "thread": by_thread(None),
     "thread, switch interval 0.1 ms": by_thread(1e-4),
     "thread, switch interval 0.01 ms": by_thread(1e-5),
@@ -172,10 +171,12 @@ def main() -> None:
             if name == "none":
                 continue
             total = sum(seen[line] for line in LINES) or 1
-            said = {line: seen[line] / total for line in LINES}
-            worst = max(abs(said[line] - true[line]) for line in LINES)
-            told = "  ".join(f"{line} {100 * true[line]:.0f}/{100 * said[line]:.0f}" for line in LINES)
-            print(f"{repeat} {name:32s} largest error {100 * worst:4.1f} points   true/said in %: {told}", flush=True)
+            sampled = {line: seen[line] / total for line in LINES}
+            worst = max(abs(sampled[line] - true[line]) for line in LINES)
+            shares = "  ".join(f"{line} {100 * true[line]:.0f}/{100 * sampled[line]:.0f}" for line in LINES)
+            print(
+                f"{repeat} {name:32s} largest error {100 * worst:4.1f} points   true/sampled in %: {shares}", flush=True
+            )
     base = statistics.median(rates["none"])
     for name, each in rates.items():
         print(f"{name:32s} {100 * (base / statistics.median(each) - 1):+.1f} % time per round")

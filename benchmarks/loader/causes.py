@@ -1,10 +1,10 @@
-"""Is each planted fault of the input pipeline named, by its rule and where it is a function by file and line?
+"""Check that each planted fault of the input pipeline is named: the rule, and file and line of a slow function.
 
-    python benchmarks/loader/causes.py [--runs 3] [--only CAUSE,...] [--time 10] [--face both]
+    python benchmarks/loader/causes.py [--runs 3] [--only CAUSE,...] [--time 10] [--command both]
 
 Runs ``planted.py`` for each cause with ``PerfDoctor(probe_data=True)`` in a real ``Trainer.fit`` and through
-``lightning-perf data``, and prints what the verdict says. Needs a machine that does nothing else meanwhile, since
-programs that hold the cores become the cause themselves.
+``lightning-perf data``, and prints the verdict. Needs an otherwise idle machine: programs that use the cores would be
+the cause themselves.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ SCRIPT = Path(__file__).with_name("planted.py")
 
 
 def main() -> None:
-    """Runs all and prints a table; exits with 1 where one was not named."""
+    """Run all and print a table; exit with 1 if a fault was not named."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default=",".join(CAUSES))
-    parser.add_argument("--time", type=float, default=10.0, help="seconds that a probe without training may take")
-    parser.add_argument("--face", choices=(*FACES, "both"), default="both")
+    parser.add_argument("--time", type=float, default=10.0, help="time limit in seconds of a probe without training")
+    parser.add_argument("--command", choices=(*COMMANDS, "both"), default="both")
     arguments = parser.parse_args()
     missed = 0
-    faces = FACES if arguments.face == "both" else {arguments.face: FACES[arguments.face]}
-    print(f"{'cause':24}{'expected':10}" + "".join(f"{face:>40}" for face in faces), flush=True)
+    commands = COMMANDS if arguments.command == "both" else {arguments.command: COMMANDS[arguments.command]}
+    print(f"{'cause':24}{'expected':10}" + "".join(f"{name:>40}" for name in commands), flush=True)
     for cause in arguments.only.split(","):
         for _ in range(arguments.runs):
             shown = []
-            for face in faces.values():
+            for probe in commands.values():
                 with tempfile.TemporaryDirectory() as folder:
-                    session = face(cause, Path(folder), arguments.time)
+                    session = probe(cause, Path(folder), arguments.time)
                 is_named, text = judge(cause, session)
                 missed += not is_named
                 shown.append(f"{'' if is_named else 'MISSED '}{text}")
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 def fitted(cause: str, folder: Path, _: float) -> Session:
-    """The session of a real fit, which sets the probe's limit itself."""
+    """Return the session of a real fit, which sets the probe's time limit itself."""
     run([sys.executable, str(SCRIPT), cause, "--doctor", str(folder)], folder)
     return load(folder)
 
 
 def probed(cause: str, folder: Path, limit_s: float) -> Session:
-    """The session of a probe without training."""
+    """Return the session of a probe without training."""
     command = [sys.executable, str(SCRIPT), cause]
     run(
         [sys.executable, "-m", "lightning_perf", "data", "--out", str(folder), "--time", str(limit_s), "--", *command],
@@ -67,7 +67,7 @@ def probed(cause: str, folder: Path, limit_s: float) -> Session:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Runs a command; shows what it said where it failed."""
+    """Run a command; exit with its output if it failed."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env={**os.environ}, check=False)
     if done.returncode:
         raise SystemExit(
@@ -76,7 +76,7 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def judge(cause: str, session: Session) -> tuple[bool, str]:
-    """Whether the session names the cause, and what it names."""
+    """Return whether the session names the cause, and what it names."""
     expected = CAUSES[cause]
     if expected.code is None:
         data = [f.code for f in session.findings if f.severity != "info" and f.code.startswith("PD1")]
@@ -91,13 +91,13 @@ def judge(cause: str, session: Session) -> tuple[bool, str]:
 
 
 def _place(session: Session, where: str) -> str:
-    """File and line of the costliest function."""
+    """Return file and line of the most expensive function."""
     functions = session.loader_probe.functions if session.loader_probe is not None else ()
     function = next((each for each in functions if each.where == where), None)
     return f"{Path(function.file).name}:{function.line}" if function is not None else "no function"
 
 
-FACES = {"fit": fitted, "data": probed}
+COMMANDS = {"fit": fitted, "data": probed}
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/loader/planted.py CAUSE [--doctor FOLDER]
 
-With ``--doctor`` PerfDoctor probes the loader beside the training; without, the script knows nothing of PerfDoctor and
-is what ``lightning-perf data -- python benchmarks/loader/planted.py CAUSE`` is given. ``tests/trainer/test_causes.py``
-trains with the same faults.
+With ``--doctor``, PerfDoctor probes the loader during training. Without it, the script does not import PerfDoctor; run
+``lightning-perf data -- python benchmarks/loader/planted.py CAUSE``. ``tests/trainer/test_causes.py`` trains with the
+same faults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ N_SAMPLES = 1024
 
 
 class Samples(Dataset[Any]):
-    """Healthy: a small tensor made anew."""
+    """Return a small new tensor per sample; no fault."""
 
     def __len__(self) -> int:
         return N_SAMPLES
@@ -39,7 +39,7 @@ class Samples(Dataset[Any]):
 
 
 class SlowPython(Samples):
-    """Computes in a Python loop."""
+    """Compute in a Python loop."""
 
     def augment(self, index: int) -> float:
         total = 0.0
@@ -52,7 +52,7 @@ class SlowPython(Samples):
 
 
 class SlowNative(Samples):
-    """Computes in C."""
+    """Compute in C."""
 
     def __init__(self) -> None:
         self.image = bytes(os.urandom(2000)) * 20
@@ -65,7 +65,7 @@ class SlowNative(Samples):
 
 
 class Fields(Samples):
-    """Two hundred small tensors a sample, which cost nothing to make."""
+    """Return two hundred small tensors per sample, which cost nothing to create."""
 
     def __init__(self) -> None:
         self.fields = {f"field{n}": value for n, value in enumerate(torch.rand(200, 1))}
@@ -75,7 +75,7 @@ class Fields(Samples):
 
 
 class Storage(Samples):
-    """Waits for its storage."""
+    """Wait for storage."""
 
     def read(self) -> None:
         time.sleep(0.002)
@@ -86,7 +86,7 @@ class Storage(Samples):
 
 
 class Bursty(Samples):
-    """One sample in 32 takes 30 times as long."""
+    """Take 30 times as long for one sample in 32."""
 
     def read(self, index: int) -> None:
         time.sleep(0.03 if index % 32 == 7 else 0.001)
@@ -97,7 +97,7 @@ class Bursty(Samples):
 
 
 class Growing(Samples):
-    """Keeps 128 KiB of every sample."""
+    """Leak 128 KiB per sample."""
 
     def __init__(self) -> None:
         self.cache: list[bytearray] = []
@@ -108,7 +108,7 @@ class Growing(Samples):
 
 
 def pad(samples: list[torch.Tensor]) -> torch.Tensor:
-    """Collates element by element, several times."""
+    """Collate element by element, several times."""
     for _ in range(4):
         rows = []
         for sample in samples:
@@ -123,12 +123,12 @@ class Cause(NamedTuple):
     """A planted fault.
 
     Attributes:
-        code: The rule that should name it; None for the healthy training.
-        dataset: Makes its data.
-        function: The function that should be named with its file and line; None where none is to blame.
-        arguments: Of the loader.
-        n_layers: Of the model: as deep as the fault needs its steps to be long.
-        n_epochs: As many as the fault needs to show.
+        code: The rule expected to report it; None for the healthy training.
+        dataset: Function that creates the dataset.
+        function: The function whose file and line should be named; None if no function is the cause.
+        arguments: Arguments of the DataLoader.
+        n_layers: Number of layers of the model, which sets the step time.
+        n_epochs: Number of epochs needed for the fault to show.
     """
 
     code: str | None
@@ -139,12 +139,12 @@ class Cause(NamedTuple):
     n_epochs: int = 1
 
     def loader(self) -> DataLoader[Any]:
-        """Its loader."""
+        """Return the DataLoader with this fault."""
         arguments = {"batch_size": 16, "shuffle": True, **self.arguments}
         return DataLoader(self.dataset(), persistent_workers=arguments.get("num_workers", 0) > 0, **arguments)
 
     def module(self) -> LightningModule:
-        """Its model."""
+        """Return the model to train."""
         return Model(self.n_layers)
 
 
@@ -165,28 +165,28 @@ CAUSES = {
 
 
 class Model(LightningModule):
-    """A small network."""
+    """A small network without matrix products beyond its first layer."""
 
     def __init__(self, n_layers: int) -> None:
         super().__init__()
         self.first = nn.Linear(N_FEATURES, 128 if n_layers < 2 else 2048)
-        # No matrix products, which a CPU with fast 16-bit ones would make a second fault.
+        # No more matrix products: on a CPU with fast bf16 they would be a second fault.
         self.rest = nn.Sequential(*[nn.Tanh() for _ in range(n_layers)])
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         if isinstance(batch, dict):
             batch = torch.cat(list(batch.values()), dim=1)[:, :N_FEATURES]
         batch = batch[0] if isinstance(batch, list) else batch
         return self.rest(self.first(batch)).square().mean()
 
     def configure_optimizers(self) -> Any:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=1e-5)
 
 
 def main() -> None:
-    """Trains."""
+    """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("cause", choices=CAUSES)
     parser.add_argument("--doctor", type=Path)

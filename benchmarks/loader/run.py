@@ -1,11 +1,11 @@
-"""Does a step take what the loader probe predicted? For a dataset that computes, and for one that waits.
+"""Compare step times predicted by the loader probe with measured ones, for a CPU-bound and an I/O-bound dataset.
 
-A fit of one epoch without workers is diagnosed with ``PerfDoctor(probe_data=True)``, which probes the loader at its
-end. Then the same fit runs without PerfDoctor: as it was, with the workers recommended, and with as many workers as
-cores. What each step took on average is compared with the forecast; several rounds of all this.
+In each round, a fit of one epoch without workers is diagnosed with ``PerfDoctor(probe_data=True)``, which probes the
+loader at the end. Then the same fit runs without PerfDoctor: unchanged, with the recommended number of workers, and
+with as many workers as cores. The script compares the mean step time of each with the prediction.
 
-Run: ``python benchmarks/loader/run.py [--rounds N] [--threads N] [--write]`` (three minutes, on a machine that does
-nothing else). ``--write`` puts the table into the page's section for that number of threads.
+Run: ``python benchmarks/loader/run.py [--rounds N] [--threads N] [--write]`` (three minutes, on an otherwise idle
+machine). ``--write`` replaces the page's section for that number of threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GOAL = 0.15
 
 
 class Computing(Dataset[torch.Tensor]):
-    """A sample of about a millisecond in Python."""
+    """Compute for about a millisecond per sample in Python."""
 
     def __len__(self) -> int:
         return N_BATCHES * BATCH_SIZE
@@ -48,7 +48,7 @@ class Computing(Dataset[torch.Tensor]):
 
 
 class Waiting(Computing):
-    """A sample that waits two milliseconds for something else than a core."""
+    """Sleep two milliseconds per sample, as if reading from storage."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(0.002)
@@ -56,7 +56,7 @@ class Waiting(Computing):
 
 
 class Model(LightningModule):
-    """A step of about ten milliseconds that notes when it begins."""
+    """Take about ten milliseconds per step and record when each step begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,12 +65,12 @@ class Model(LightningModule):
         self.starts: list[float] = []
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         self.starts.append(time.perf_counter())
         return self.network(batch.repeat(4, 1)).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
@@ -85,13 +85,13 @@ class Row(NamedTuple):
 
     @property
     def off(self) -> float:
-        """Median over the rounds of forecast ÷ measurement, less one."""
+        """Return the median over rounds of predicted ÷ measured, minus one."""
         pairs = zip(self.predicted, self.measured_s, strict=True)
         return statistics.median(option.step_s / step_s for option, step_s in pairs) - 1
 
 
 def step_s(dataset: Dataset[torch.Tensor], num_workers: int, prefetch_factor: int | None, doctor: Any = None) -> float:
-    """Mean seconds a step of a fit, the first ones left out."""
+    """Return the mean seconds per step of a fit, without the first steps."""
     torch.manual_seed(0)
     loader = DataLoader(
         dataset,
@@ -117,13 +117,13 @@ def step_s(dataset: Dataset[torch.Tensor], num_workers: int, prefetch_factor: in
 
 
 class Others:
-    """Cores that other programs keep busy, by the processor's clock and what this process and its workers used."""
+    """Measure how many cores other programs use: system CPU time minus that of this process and its workers."""
 
     def __init__(self) -> None:
         self._begin = self._now()
 
     def cores(self) -> float:
-        """On average since it was made; the workers must have ended."""
+        """Return the mean since construction; the workers must have ended."""
         wall_s, busy_s, own_s = (now - begin for now, begin in zip(self._now(), self._begin, strict=True))
         return max(0.0, (busy_s - own_s) / wall_s)
 
@@ -135,8 +135,8 @@ class Others:
         return time.perf_counter(), sum(times[:8]) - idle_s, sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
-    """What a diagnosed fit without workers predicts."""
+def predictions(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
+    """Return the predictions of a diagnosed fit without workers, by setting."""
     with tempfile.TemporaryDirectory() as folder:
         doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)
         step_s(dataset, 0, None, doctor)
@@ -144,7 +144,7 @@ def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
     plan = feeding_of(doctor.session).plan
     assert plan.now is not None
     assert plan.chosen is not None
-    found = {"as it was": plan.now, "recommended": plan.chosen}
+    found = {"unchanged": plan.now, "recommended": plan.chosen}
     for step in plan.steps:
         if step.num_workers == len(os.sched_getaffinity(0)):
             found["workers = cores"] = step
@@ -152,10 +152,10 @@ def forecasts(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
 
 
 def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]:
-    """Forecasts of one dataset and what its fits take."""
+    """Return the predicted and measured step times of one dataset."""
     rows: dict[str, Row] = {}
     for _ in range(rounds):
-        for setting, option in forecasts(dataset).items():
+        for setting, option in predictions(dataset).items():
             row = rows.setdefault(setting, Row(name, setting, [], [], []))
             row.predicted.append(option)
             others = Others()
@@ -164,26 +164,26 @@ def measure(name: str, dataset: Dataset[torch.Tensor], rounds: int) -> list[Row]
     return list(rows.values())
 
 
-HEADER = f"""# Steps predicted by the loader probe
+HEADER = f"""# Step times predicted by the loader probe
 
-Made by `benchmarks/loader/run.py`. In each round, a fit without workers is diagnosed with
-`PerfDoctor(probe_data=True)`; then follow fits of {N_BATCHES} steps without PerfDoctor, one of each setting. Medians
-over the rounds of the mean step in milliseconds, with the median interval predicted; *off by* is the median of
-predicted ÷ measured.
+Written by `benchmarks/loader/run.py`. In each round, a fit without workers is diagnosed with
+`PerfDoctor(probe_data=True)`, followed by fits of {N_BATCHES} steps without PerfDoctor, one per setting. Figures are
+medians over rounds of the mean step time in milliseconds, with the median of the predicted interval; *error* is the
+median of predicted ÷ measured, minus 1.
 """
 
 
 def section(rows: list[Row], rounds: int) -> str:
-    """The table of one number of threads."""
+    """Return the table for the current number of threads."""
     n_threads = torch.get_num_threads()
     others = [cores for row in rows for cores in row.others]
     lines = [
         f"## torch with {n_threads} thread{'' if n_threads == 1 else 's'}",
         "",
-        f"{len(os.sched_getaffinity(0))} cores, {rounds} rounds. Others kept {statistics.median(others):.1f} of "
-        f"the cores busy during the fits (median; at most {max(others):.1f}).",
+        f"{len(os.sched_getaffinity(0))} cores, {rounds} rounds. Other programs used {statistics.median(others):.1f} "
+        f"cores during the fits (median; at most {max(others):.1f}).",
         "",
-        "| dataset | setting | workers | predicted | interval | measured | fastest to slowest | off by |",
+        "| dataset | setting | workers | predicted | interval | measured | fastest to slowest | error |",
         "|:--|:--|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
@@ -202,7 +202,7 @@ def section(rows: list[Row], rounds: int) -> str:
 
 
 def with_section(page: str, text: str) -> str:
-    """The page with this section in place of the one of the same heading; what follows a table stays its section's."""
+    """Return the page with this section replacing the one with the same heading; other sections stay."""
     heading = text.split("\n", 1)[0]
     sections = [f"## {part}".strip() for part in page.split("\n## ")[1:]]
     kept = [each for each in sections if each.split("\n", 1)[0] != heading]
@@ -210,7 +210,7 @@ def with_section(page: str, text: str) -> str:
 
 
 def main() -> None:
-    """Measures and shows."""
+    """Measure, print and optionally write the page."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
@@ -228,7 +228,7 @@ def main() -> None:
         PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
     missed = [row for row in rows if row.setting == "recommended" and abs(row.off) > GOAL]
     for row in missed:
-        print(f"{row.dataset}: off by {100 * row.off:+.0f} %, the goal is {100 * GOAL:.0f} %")
+        print(f"{row.dataset}: error {100 * row.off:+.0f} %, target {100 * GOAL:.0f} %")
 
 
 if __name__ == "__main__":

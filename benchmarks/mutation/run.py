@@ -1,14 +1,14 @@
-"""Do the tests notice when the code is wrong? Small faults, put in one at a time, and the tests that should fail.
+"""Run mutation tests: insert small faults one at a time and check that a test fails.
 
     pip install -e '.[mutation]'
-    python benchmarks/mutation/run.py --sample 400 --write      into docs/benchmarks/mutation.md
+    python benchmarks/mutation/run.py --sample 400 --write      and write docs/benchmarks/mutation.md
 
-Faults are those of cosmic-ray's core operators (an operator exchanged for another, a number changed by one, a condition
-negated, ``and`` for ``or``, a loop that never runs …), in the arithmetic and the rules: ``stats``, ``rules``,
-``records`` and the algebra of intervals. Of all of them a random sample is tried, the same for the same ``--seed``;
-type annotations are left out, since they do nothing at run time. Each is written into a copy of the repository, where a
-forked process runs the tests that stand beside the file, and if these pass, those of the whole package. A fault is
-*killed* when a test fails or never ends.
+Faults come from cosmic-ray's core operators (another arithmetic operator, a number changed by one, a negated condition,
+``and`` instead of ``or``, a loop that never runs …) and are inserted into ``stats``, ``rules``, ``records`` and the
+interval algebra of ``traces``. A random sample is tested, the same for the same ``--seed``. Type annotations are left
+out, since they have no effect at run time. Each fault is written into a copy of the repository, where a forked process
+runs the tests of that file and, if these pass, those of the whole package. A fault is *killed* if a test fails or never
+ends.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ PAGE = REPOSITORY / "docs" / "benchmarks" / "mutation.md"
 PACKAGE = "lightning_perf"
 COPIED = (PACKAGE, "tests", "docs", "pyproject.toml", "benchmarks")
 LIMIT_S = 240
-"""A fault with which the tests take longer never ends."""
+"""Time limit of a test run; a run that exceeds it counts as killed."""
 
 
 class Fault(NamedTuple):
     """One change of one file.
 
     Attributes:
-        file: Relative to the repository.
+        file: Path relative to the repository.
         operator: cosmic-ray's name of the kind of change.
-        code: The whole file with the fault in it.
-        diff: What changed.
+        code: The whole file with the fault.
+        diff: The change as a diff.
     """
 
     file: str
@@ -56,8 +56,8 @@ class Fault(NamedTuple):
     diff: str
 
 
-class Tried(NamedTuple):
-    """What became of a fault."""
+class Outcome(NamedTuple):
+    """Outcome of a fault."""
 
     fault: Fault
     is_killed: bool
@@ -65,7 +65,7 @@ class Tried(NamedTuple):
 
 
 def files() -> list[str]:
-    """What faults are put into."""
+    """Return the files to insert faults into."""
     folders = [REPOSITORY / PACKAGE / name for name in ("stats", "rules", "records")]
     found = [path for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py"]
     found.append(REPOSITORY / PACKAGE / "traces" / "intervals.py")
@@ -73,7 +73,7 @@ def files() -> list[str]:
 
 
 def tests_for(file: str) -> Iterator[list[str]]:
-    """Arguments of pytest, the nearest tests first."""
+    """Yield arguments of pytest, the most specific tests first."""
     path = Path(file)
     part = path.parts[1]
     if path.stem.startswith("pd"):
@@ -91,7 +91,7 @@ def tests_for(file: str) -> Iterator[list[str]]:
 
 
 def all_faults(names: Sequence[str]) -> list[tuple[str, str, int]]:
-    """File, operator and occurrence of every fault there is."""
+    """Return file, operator and occurrence of every possible fault."""
     from cosmic_ray.ast import ast_nodes, get_ast
 
     found = []
@@ -104,7 +104,7 @@ def all_faults(names: Sequence[str]) -> list[tuple[str, str, int]]:
 
 
 def operators() -> dict[str, object]:
-    """cosmic-ray's core operators that need no arguments."""
+    """Return cosmic-ray's core operators that need no arguments."""
     from cosmic_ray.operators.provider import OperatorProvider
 
     provider = OperatorProvider()
@@ -124,7 +124,7 @@ def fault_of(file: str, name: str, occurrence: int) -> Fault | None:
 
 
 def _meaning(code: str) -> str | None:
-    """The syntax tree without annotations; None where it cannot be parsed."""
+    """Return the syntax tree without annotations; None if it cannot be parsed."""
     try:
         tree = ast.parse(code)
     except SyntaxError:
@@ -139,8 +139,8 @@ def _meaning(code: str) -> str | None:
     return ast.dump(tree)
 
 
-def try_it(fault: Fault, copy: Path) -> Tried:
-    """Runs the tests with the fault in place."""
+def run_tests_with(fault: Fault, copy: Path) -> Outcome:
+    """Run the tests with the fault inserted."""
     target = copy / fault.file
     before = target.read_bytes()
     started = time.monotonic()
@@ -149,19 +149,19 @@ def try_it(fault: Fault, copy: Path) -> Tried:
         is_killed = any(not _passes(copy, arguments) for arguments in tests_for(fault.file))
     finally:
         target.write_bytes(before)
-    return Tried(fault, is_killed, time.monotonic() - started)
+    return Outcome(fault, is_killed, time.monotonic() - started)
 
 
 def _passes(copy: Path, arguments: Sequence[str]) -> bool:
     pid = os.fork()
-    if pid == 0:  # what the tests import of others is there already
+    if pid == 0:  # third-party modules are already imported
         with contextlib.suppress(BaseException):
             signal.alarm(LIMIT_S)
             os.chdir(copy)
             sys.path.insert(0, str(copy))
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, 1)
-            os.dup2(nowhere, 2)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, 1)
+            os.dup2(devnull, 2)
             import pytest
 
             os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *arguments])))
@@ -170,7 +170,7 @@ def _passes(copy: Path, arguments: Sequence[str]) -> bool:
 
 
 def preload() -> None:
-    """Imports once for all what is not under test."""
+    """Import third-party modules once, before forking."""
     import hypothesis.strategies
     import msgspec
     import numpy
@@ -182,38 +182,39 @@ def preload() -> None:
     assert all((hypothesis, msgspec, numpy, pytest, rich, scipy, yaml))
 
 
-def page(tried: Sequence[Tried], n_all: int, wall_s: float, command: str) -> str:
-    """The page of the docs."""
-    parts: dict[str, list[Tried]] = {}
-    for one in tried:
+def page(outcomes: Sequence[Outcome], n_all: int, wall_s: float, command: str) -> str:
+    """Return the documentation page."""
+    parts: dict[str, list[Outcome]] = {}
+    for one in outcomes:
         parts.setdefault(Path(one.fault.file).parts[1], []).append(one)
     rows = [f"| `{name}` | {_share(of)} |" for name, of in sorted(parts.items())]
     survivors = [
         f"- `{one.fault.file}`, {one.fault.operator}\n\n  ```diff\n  "
         + one.fault.diff.replace("\n", "\n  ")
         + "\n  ```"
-        for one in tried
+        for one in outcomes
         if not one.is_killed
     ]
     return "\n".join(
         (
-            "# Do the tests notice faults?",
+            "# Mutation testing",
             "",
-            f"Made by `python benchmarks/mutation/run.py {command}` in {wall_s / 60:.0f} minutes; the method is at the",
-            f"top of that script. Of {n_all:,} possible faults {len(tried)} were drawn at random and tried.",
+            f"Written by `python benchmarks/mutation/run.py {command}` in {wall_s / 60:.0f} minutes; the method is",
+            f"described at the top of that script. {len(outcomes)} of {n_all:,} possible faults were drawn at random",
+            "and tested.",
             "",
             "| part | killed |",
             "| --- | --- |",
             *rows,
-            f"| all | {_share(tried)} |",
+            f"| all | {_share(outcomes)} |",
             "",
-            "## What survived",
+            "## Surviving faults",
             "",
-            "Many of these change nothing that can be seen: texts and small numbers compared by identity or by order",
-            "where they are equal or not, sums by `^` where no bits meet, a bound that no figure meets exactly, what",
-            "stands in for a figure that is always there, a rounding that the next one hides, the start of a",
-            "simulation that its mean leaves out. The others are figures in sentences and evidence that no case tells",
-            "apart.",
+            "Many of these have no observable effect: strings and small numbers compared by identity or by order",
+            "instead of by equality, sums by `^` of numbers without common bits, a threshold that no value",
+            "equals, a default for a value that is always present, a rounding hidden by the next one, the first",
+            "part of a simulation that the mean leaves out. The others change figures in sentences and evidence",
+            "that no test case distinguishes.",
             "",
             *survivors,
             "",
@@ -221,19 +222,19 @@ def page(tried: Sequence[Tried], n_all: int, wall_s: float, command: str) -> str
     )
 
 
-def _share(tried: Sequence[Tried]) -> str:
-    n = sum(one.is_killed for one in tried)
-    low, high = binomtest(n, len(tried)).proportion_ci(0.95, method="wilson")
-    return f"{n} of {len(tried)} = {n / len(tried):.0%} ({low:.0%} to {high:.0%})".replace("%", " %")
+def _share(outcomes: Sequence[Outcome]) -> str:
+    n = sum(one.is_killed for one in outcomes)
+    low, high = binomtest(n, len(outcomes)).proportion_ci(0.95, method="wilson")
+    return f"{n} of {len(outcomes)} = {n / len(outcomes):.0%} ({low:.0%} to {high:.0%})".replace("%", " %")
 
 
 def main() -> None:
-    """Draws, tries, tells."""
+    """Draw faults, test them, print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--sample", type=int, default=400, help="how many faults (default: 400)")
-    parser.add_argument("--seed", type=int, default=1, help="of the draw")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only files whose path holds this")
-    parser.add_argument("--at-once", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--sample", type=int, default=400, help="number of faults (default: 400)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random sample")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only files whose path contains this")
+    parser.add_argument("--at-once", type=int, default=2, help="number of processes (default: 2)")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(REPOSITORY)}")
     arguments = parser.parse_args()
     names = [file for file in files() if arguments.only in file]
@@ -247,27 +248,29 @@ def main() -> None:
             break
         if (fault := fault_of(*place)) is not None:
             drawn.append(fault)
-    tried: list[Tried] = []
+    outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.at_once) as pool:
         copies: Queue[Path] = Queue()
         for number in range(arguments.at_once):
             copies.put(_copied(Path(folder) / str(number)))
 
-        def run(fault: Fault) -> Tried:
+        def run(fault: Fault) -> Outcome:
             copy = copies.get()
             try:
-                return try_it(fault, copy)
+                return run_tests_with(fault, copy)
             finally:
                 copies.put(copy)
 
         for one in pool.map(run, drawn):
-            tried.append(one)
-            fate = "killed" if one.is_killed else "SURVIVED"
-            print(f"{len(tried):4} {fate:8} {one.wall_s:5.1f} s {one.fault.file} {one.fault.operator}", flush=True)
+            outcomes.append(one)
+            outcome = "killed" if one.is_killed else "SURVIVED"
+            print(
+                f"{len(outcomes):4} {outcome:8} {one.wall_s:5.1f} s {one.fault.file} {one.fault.operator}", flush=True
+            )
             if not one.is_killed:
                 print(one.fault.diff, flush=True)
-    text = page(tried, len(places), time.monotonic() - started, " ".join(sys.argv[1:]))
-    print(text.split("## What survived")[0])
+    text = page(outcomes, len(places), time.monotonic() - started, " ".join(sys.argv[1:]))
+    print(text.split("## Surviving faults")[0])
     if arguments.write:
         PAGE.write_text(text, encoding="utf-8")
 
@@ -280,7 +283,7 @@ def _copied(folder: Path) -> Path:
         else:
             shutil.copy(source, folder / name)
     shared = REPOSITORY.parent / "shared"
-    if shared.exists():  # traces that some tests read, beside the repository
+    if shared.exists():  # traces that some tests read, next to the repository
         (folder.parent / "shared").symlink_to(shared) if not (folder.parent / "shared").exists() else None
     return folder
 

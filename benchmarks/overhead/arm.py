@@ -1,8 +1,8 @@
-"""One arm of the benchmark: a real ``Trainer.fit`` of a tiny model that trains only while it holds the baton.
+"""One arm of the benchmark: a real ``Trainer.fit`` of a tiny model that trains only during its turns.
 
-The driver tells over a socket how many steps to make; the module makes them, answers with what they took, and waits
-inside ``training_step`` for its next turn. So all arms are warm at once and alternate within tenths of a second.
-Started by the driver, directly or under another tool's launcher; imports only what its arm needs.
+The driver sends the number of steps over a socket. The module runs them, answers with the time they took, and waits
+inside ``training_step`` for its next turn. All arms stay warm and alternate within tenths of a second. The driver
+starts this script directly or under another tool's launcher. It imports only what its arm needs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 ANSWER = struct.Struct("<qq")
-"""Wall nanoseconds of a turn's timed steps, and processor nanoseconds of the whole process."""
+"""Wall nanoseconds and CPU nanoseconds of the process for the timed steps of a turn."""
 
 SOCKET_VARIABLE = "OVERHEAD_SOCKET"
 ARM_VARIABLE = "OVERHEAD_ARM"
 CORE_VARIABLE = "OVERHEAD_CORE"
 
 UNTIMED_STEPS = 3
-"""First steps of a turn, with cold caches. Odd, so that what happens every 256 steps does not always fall on them."""
+"""First steps of a turn, with cold caches; odd, so that work done every 256 steps does not always fall on them."""
 
 _BATCH_SIZE, _FEATURES = 4, 8
 _ENDLESS = 10**8  # batches
@@ -50,7 +50,7 @@ def _empty_callback(folder: str) -> dict[str, Any]:
     from lightning.pytorch import Callback
 
     class Empty(Callback):
-        """Has every hook, does nothing in any."""
+        """A callback whose hooks do nothing."""
 
     return {"callbacks": [Empty()]}
 
@@ -110,7 +110,7 @@ def _throughput_monitor(folder: str) -> dict[str, Any]:
 
 
 def _traceml_callback(folder: str) -> dict[str, Any]:
-    # As its documentation has it for scripts that are not started by its launcher.
+    # The setup that TraceML documents for scripts started without its launcher.
     from traceml_ai.integrations.lightning import TraceMLCallback, init
 
     init()
@@ -133,12 +133,12 @@ ARMS: dict[str, Callable[[str], dict[str, Any]]] = {
     "ThroughputMonitor": _throughput_monitor,
     "bare, TraceML's environment": _bare,
     "TraceML callback": _traceml_callback,
-    "TraceML launcher": _bare,  # its launcher adds the callback itself
+    "TraceML launcher": _bare,  # the launcher adds the callback
 }
 
 
-class Baton:
-    """The arm's end of the socket, and the clocks of a turn."""
+class DriverConnection:
+    """The arm's connection to the driver, and the clocks of a turn."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -146,11 +146,11 @@ class Baton:
         self._started: tuple[int, int] | None = None
 
     def start_clocks(self) -> None:
-        """The timed steps of a turn begin."""
+        """Start timing the steps of a turn."""
         self._started = _clocks()
 
     def wait_for_turn(self) -> int:
-        """Hands in what the turn's timed steps took, waits for the next turn; its number of timed steps, 0 to end."""
+        """Send the times of this turn, wait for the next one; return its number of timed steps, 0 to end."""
         ended = _clocks()
         taken = (0, 0) if self._started is None else (e - s for e, s in zip(ended, self._started, strict=True))
         self._socket.sendall(ANSWER.pack(*taken))
@@ -161,12 +161,12 @@ def _clocks() -> tuple[int, int]:
     return time.perf_counter_ns(), time.process_time_ns()
 
 
-def _module(baton: Baton, is_logging: bool) -> Any:
+def _module(driver: DriverConnection, is_logging: bool) -> Any:
     import torch
     from lightning.pytorch import LightningModule
 
     class TinyModel(LightningModule):
-        """A linear layer: what is timed is the loop around it."""
+        """A linear layer, so that the loop around it dominates."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -176,12 +176,12 @@ def _module(baton: Baton, is_logging: bool) -> Any:
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if batch_idx == self.timed_until:
-                n_steps = baton.wait_for_turn()
+                n_steps = driver.wait_for_turn()
                 self.timed_from = batch_idx + UNTIMED_STEPS
                 self.timed_until = self.timed_from + n_steps
                 self.trainer.should_stop = n_steps == 0
             elif batch_idx == self.timed_from:
-                baton.start_clocks()
+                driver.start_clocks()
             loss = self.net(batch).sum()
             if is_logging:
                 self.log("loss", loss)
@@ -200,7 +200,7 @@ def loader() -> Any:
     batch = torch.randn(_BATCH_SIZE, _FEATURES)
 
     class Batches(Dataset[Any]):
-        """The same batch for ever."""
+        """Return the same batch forever."""
 
         def __len__(self) -> int:
             return _ENDLESS
@@ -212,7 +212,7 @@ def loader() -> Any:
 
 
 def main() -> None:
-    """Trains until the driver says stop."""
+    """Train until the driver ends the training."""
     import torch
 
     warnings.filterwarnings("ignore")
@@ -234,7 +234,7 @@ def main() -> None:
             enable_model_summary=False,
             **arguments,
         )
-        module = _module(Baton(os.environ[SOCKET_VARIABLE]), is_logging=bool(arguments["logger"]))
+        module = _module(DriverConnection(os.environ[SOCKET_VARIABLE]), is_logging=bool(arguments["logger"]))
         trainer.fit(module, loader())
 
 

@@ -1,4 +1,4 @@
-"""What the parts of PerfDoctor's work on a step cost, each repeated alone in a tight loop."""
+"""Measure the parts of PerfDoctor's per-step overhead, each in a tight loop of its own."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ROUNDS = 7
 
 
 class Part(NamedTuple):
-    """A part, and the microseconds that it takes each time."""
+    """A part and its microseconds per call."""
 
     name: str
     step_us: float
 
 
 def measure() -> list[Part]:
-    """The least of seven rounds' means for each part: what it costs when nothing disturbs it."""
+    """Return for each part the lowest mean of seven rounds, the least disturbed by other programs."""
     timeline = Timeline(now_ns, _raise)
     span, fetch = Span(timeline, "other"), FetchSpan(timeline, bool, _nothing)
 
@@ -38,18 +38,18 @@ def measure() -> list[Part]:
     once_us = _least_us(_nothing)
     return [
         Part("one clock read", _least_us(now_ns)),
-        Part("a span, entered and left", _least_us(enter(span)) - once_us),
-        Part("the fetch's span, without what it calls", _least_us(enter(fetch)) - once_us),
+        Part("enter and leave a span", _least_us(enter(span)) - once_us),
+        Part("enter and leave the fetch span, without its callbacks", _least_us(enter(fetch)) - once_us),
         Part("an action that is not measured", _least_us(enter(NullSpan("an action"))) - once_us),
-        Part("the same under Lightning's pass-through profiler", _least_us(_passing_through) - once_us),
-        Part("a step's events: batch size, row, folding", _events_us()),
-        Part("a folding, over the steps that it adds", _folding_us()),
+        Part("the same with Lightning's pass-through profiler", _least_us(_passing_through) - once_us),
+        Part("events of one step: batch size, step record, aggregation", _events_us()),
+        Part("one aggregation, per step it adds", _folding_us()),
     ]
 
 
 def as_text(found: Sequence[Part]) -> str:
-    """For a terminal."""
-    return "\n".join(f"{part.name:52}{part.step_us:8.2f} µs" for part in found)
+    """Return the parts as text for a terminal."""
+    return "\n".join(f"{part.name:56}{part.step_us:8.2f} µs" for part in found)
 
 
 def _least_us(function: Callable[[], object]) -> float:
@@ -87,7 +87,7 @@ def _events_us() -> float:
 
 
 def _folding_us() -> float:
-    """A folding, divided by its rows: the median, since early ones merge more."""
+    """Return the median time of an aggregation per step record; early ones merge more."""
     taken_ns = []
     probe = StageProbe(Timeline(now_ns, _raise))
     for _ in range(20):

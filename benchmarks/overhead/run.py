@@ -1,33 +1,33 @@
-"""What PerfDoctor costs a training step, beside its alternatives, measured in one run.
+"""Measure PerfDoctor's overhead per training step next to its alternatives.
 
-    python benchmarks/overhead/run.py                  the table, on the terminal
-    python benchmarks/overhead/run.py --write          and into docs/benchmarks/overhead.md
+    python benchmarks/overhead/run.py                  print the table
+    python benchmarks/overhead/run.py --write          and write docs/benchmarks/overhead.md
     python benchmarks/overhead/run.py --arms bare "PerfDoctor()" --rounds 10
     python benchmarks/overhead/run.py --within --write within one training, into docs/benchmarks/overhead-within.md
 
-Method. Every arm is a real ``Trainer.fit`` of the same tiny model on the CPU, one torch thread, in a process of its own
-(``arm.py``). All arms are started first and warmed up; then they take turns of 64 steps, in the order A B C … and back
-… C B A, while all others wait. A turn is timed inside the module, but for its first three steps, when caches are cold.
-Thirty-two turns an arm make a round; within each round the mean step of the arm that it is compared with is subtracted
-from the arm's, so what else the machine does for longer than a turn falls on both. The figure is the median of these
-differences over all rounds, with its 95 % interval from order statistics. Beside the wall time stands the processor
-time of the whole process, which other programs on the machine disturb less. A round has as many steps as PerfDoctor
-keeps rows before it folds them, so nearly each round pays for one folding.
+Method. Every arm is a real ``Trainer.fit`` of the same tiny model on the CPU with one torch thread, in a process of its
+own (``arm.py``). All arms are started and warmed up first. Then they alternate in turns of 64 steps, in the order
+A B C … C B A, while all others wait. A turn is timed inside the module, without its first three steps, when caches are
+cold. A round has 32 turns per arm. Within each round, the mean step time of the base arm is subtracted from that of the
+arm, so that disturbances longer than a turn affect both. The figure is the median of these differences over all rounds,
+with a 95 % interval from order statistics. The CPU time of the process is reported next to the wall time, because
+other programs disturb it less. A round has as many steps as PerfDoctor buffers before it aggregates them, so nearly
+every round includes one aggregation.
 
-Two processes of the same arm differ by several microseconds a step for as long as they live, by where their memory
-happens to lie. So all arms are started afresh for every few rounds (``--starts``).
+Two processes of the same arm differ by several microseconds per step for as long as they live, because of their memory
+layout. All arms are therefore restarted after every few rounds (``--starts``).
 
-With ``--within`` only what the targets are about is measured, as exactly as it can be: PerfDoctor, an empty callback
-and no callback take turns within one training (``within.py``), started afresh for every two rounds. TraceML's launcher,
-which cannot be taken out of a training, is timed beside its bare loop with no other arm alive: each started, warmed up,
-timed for 4096 steps and ended, as often as there are starts.
+``--within`` measures only what the targets need, as exactly as possible: PerfDoctor, an empty callback and no callback
+alternate within one training (``within.py``), restarted every two rounds. TraceML's launcher cannot be removed from a
+running training, so it is measured next to its bare loop with no other arm alive: started, warmed up, timed for 4096
+steps and ended, once per start.
 
-TraceML is measured in an environment of its own, made on first use from PyPI with this repository's constraints (so
-with the same torch), alone as a callback and under its launcher with its default settings. Its aggregator is another
-process and its background threads work on while other arms have their turn: neither is counted, in its favour.
+TraceML runs in an environment of its own, created from PyPI on first use with this repository's constraints (so with
+the same torch), as a callback and under its launcher with default settings. Its aggregator is another process and its
+threads keep working while other arms run; neither is counted, which is in TraceML's favor.
 
-``--simulate`` drives the probes alone with a clock that stands still, for a million steps, and shows what memory and
-time they take; ``--parts`` tells what the parts of PerfDoctor's work cost.
+``--simulate`` drives the probes directly with a fake clock for a million steps and reports memory and time; ``--parts``
+reports the overhead of PerfDoctor's parts.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ REPOSITORY = HERE.parents[1]
 PAGE = REPOSITORY / "docs" / "benchmarks" / "overhead.md"
 PAGE_WITHIN = REPOSITORY / "docs" / "benchmarks" / "overhead-within.md"
 
-STEPS_A_TURN = 64
-TURNS_A_ROUND = 32  # 2048 steps: as many rows as PerfDoctor keeps before it folds them
-WARMUP_STEPS = 600  # PerfDoctor's own warm-up, its first folding and its watch on gradients lie in these
+STEPS_PER_TURN = 64
+TURNS_PER_ROUND = 32  # 2048 steps, as many as PerfDoctor buffers before it aggregates them
+WARMUP_STEPS = 600  # include PerfDoctor's own warm-up, its first aggregation and its gradient check
 STEPS_ALONE = 4096
-ROUNDS_A_START = 2  # within one training
+ROUNDS_PER_START = 2  # within one training
 TRACEML = "traceml-ai==0.5.0"
 DEFAULT_VENV = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "lightning-perf" / "traceml-venv"
 START_TIMEOUT_S = 180.0
@@ -79,7 +79,7 @@ BASES = {
     "TraceML callback": "bare, TraceML's environment",
     "TraceML launcher": "bare, TraceML's environment",
 }
-"""What each arm is compared with."""
+"""The base that each arm is compared with."""
 
 Taken = dict[str, list[Turn]]
 """Arm → what a step took in each round, or in the warm-up after each start."""
@@ -93,12 +93,12 @@ TRACEMLS = ("bare, TraceML's environment", "TraceML launcher")
 
 
 def is_traceml(arm: str) -> bool:
-    """Whether an arm needs TraceML's environment."""
+    """Return whether an arm needs TraceML's environment."""
     return "TraceML" in arm
 
 
 class Runner:
-    """One arm's process, seen from the driver."""
+    """The process of one arm, controlled by the driver."""
 
     def __init__(self, arm: str, venv: Path, folder: Path, core: int | None) -> None:
         self.arm = arm
@@ -133,13 +133,13 @@ class Runner:
         return [str(venv / "bin" / "python") if is_traceml(self.arm) else sys.executable, script]
 
     def turn(self, n_steps: int) -> Turn:
-        """Lets the arm make so many steps; what one of them took, in microseconds."""
+        """Let the arm run ``n_steps`` steps; return microseconds per step."""
         self._connection.sendall(n_steps.to_bytes(4, "little"))
         wall_ns, process_ns = self._receive()
         return Turn(wall_ns / 1e3 / n_steps, process_ns / 1e3 / n_steps)
 
     def end(self) -> None:
-        """Lets the training end."""
+        """End the training."""
         with contextlib.suppress(OSError):
             self._connection.sendall((0).to_bytes(4, "little"))
         self._connection.close()
@@ -150,7 +150,7 @@ class Runner:
         self._output.close()
 
     def log(self) -> str:
-        """The end of what the arm printed."""
+        """Return the end of the arm's output."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace")[-2000:]
 
@@ -164,7 +164,7 @@ class Runner:
 
 @contextlib.contextmanager
 def running(arms: Sequence[str], venv: Path, core: int | None) -> Iterator[list[Runner]]:
-    """All arms, started."""
+    """Start all arms and end them on exit."""
     with tempfile.TemporaryDirectory() as folder:
         runners: list[Runner] = []
         try:
@@ -177,10 +177,10 @@ def running(arms: Sequence[str], venv: Path, core: int | None) -> Iterator[list[
                 runner.end()
 
 
-def measure_afresh(
+def measure_with_restarts(
     arms: Sequence[str], n_starts: int, n_rounds: int, venv: Path, core: int | None
 ) -> tuple[Taken, Taken]:
-    """One figure an arm and round, the rounds spread evenly over several starts of all arms; one an arm and warm-up."""
+    """Return times per arm and round, and per arm and warm-up, with rounds spread evenly over several starts."""
     taken: Taken = {arm: [] for arm in arms}
     warmups: Taken = {arm: [] for arm in arms}
     for start in range(n_starts):
@@ -194,15 +194,15 @@ def measure_afresh(
 
 
 def measure_within(n_starts: int, venv: Path | None) -> Taken:
-    """One figure an arm and round, of arms that take turns within one training; TraceML's, one a start.
+    """Return times per arm and round of arms that alternate within one training; for TraceML, per start.
 
     Args:
-        n_starts: How often the training is started.
+        n_starts: Number of times to start the training.
         venv: TraceML's environment; None to leave it out.
     """
     taken: Taken = {arm: [] for arm in within.ARMS}
     for number in range(n_starts):
-        n_turns = ROUNDS_A_START * TURNS_A_ROUND * len(within.ARMS)
+        n_turns = ROUNDS_PER_START * TURNS_PER_ROUND * len(within.ARMS)
         done = subprocess.run(
             [sys.executable, str(HERE / "within.py"), str(n_turns)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -214,10 +214,10 @@ def measure_within(n_starts: int, venv: Path | None) -> Taken:
             raise SystemExit(f"within.py failed:\n{done.stderr[-2000:]}")
         answer = json.loads(done.stdout.splitlines()[-1])
         for arm, turns in answer["taken_us"].items():
-            beside_us = answer["thread_us"] if arm == within.ARMS[0] else 0.0
-            for at in range(0, len(turns), TURNS_A_ROUND):
-                columns = zip(*turns[at : at + TURNS_A_ROUND], strict=True)
-                taken[arm].append(Turn(*(statistics.fmean(column) + beside_us for column in columns)))
+            other_threads_us = answer["thread_us"] if arm == within.ARMS[0] else 0.0
+            for at in range(0, len(turns), TURNS_PER_ROUND):
+                columns = zip(*turns[at : at + TURNS_PER_ROUND], strict=True)
+                taken[arm].append(Turn(*(statistics.fmean(column) + other_threads_us for column in columns)))
         for arm in TRACEMLS if venv is not None else ():
             with running([arm], venv, None) as (runner,):
                 runner.turn(WARMUP_STEPS)
@@ -228,13 +228,13 @@ def measure_within(n_starts: int, venv: Path | None) -> Taken:
 
 
 def measure(runners: Sequence[Runner], n_rounds: int) -> Taken:
-    """One figure an arm and round."""
+    """Return times per arm and round."""
     taken: Taken = {runner.arm: [] for runner in runners}
     for number in range(n_rounds):
         turns: dict[str, list[Turn]] = {runner.arm: [] for runner in runners}
-        for _ in range(TURNS_A_ROUND // 2):
+        for _ in range(TURNS_PER_ROUND // 2):
             for runner in (*runners, *reversed(runners)):
-                turns[runner.arm].append(runner.turn(STEPS_A_TURN))
+                turns[runner.arm].append(runner.turn(STEPS_PER_TURN))
         for arm, of_arm in turns.items():
             taken[arm].append(Turn(*(statistics.fmean(column) for column in zip(*of_arm, strict=True))))
         print(f"\rround {number + 1} of {n_rounds}", end="", file=sys.stderr, flush=True)
@@ -243,14 +243,14 @@ def measure(runners: Sequence[Runner], n_rounds: int) -> Taken:
 
 
 def comparisons(taken: Taken) -> list[Comparison]:
-    """Each arm with what it is compared with, as far as both were measured; PerfDoctor with the bare loop too."""
+    """Return each arm compared with its base if both were measured; PerfDoctor also with the bare loop."""
     wanted = [(arm, BASES[arm]) for arm in taken if BASES.get(arm) in taken]
     wanted += [(arm, "bare") for arm in DOCTORS if arm in taken and "bare" in taken]
     return [compare(arm, base, taken[arm], taken[base]) for arm, base in wanted]
 
 
 def traceml_venv(venv: Path) -> bool:
-    """Makes TraceML's environment unless it is there; False, with a message, where it cannot be made."""
+    """Create TraceML's environment if it is missing; print a message and return False if that fails."""
     if (venv / "bin" / "traceml").exists():
         return True
     print(f"installing {TRACEML} into {venv}", file=sys.stderr)
@@ -261,21 +261,21 @@ def traceml_venv(venv: Path) -> bool:
             [*pip, "--constraint", str(REPOSITORY / "constraints.txt"), "torch", "lightning", TRACEML], check=True
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"TraceML is left out: its environment could not be made ({error})", file=sys.stderr)
+        print(f"TraceML is left out: its environment could not be created ({error})", file=sys.stderr)
         return False
     return True
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line arguments."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of 2048 steps an arm (default: 20)")
-    parser.add_argument("--starts", type=int, default=5, help="times that all arms are started (default: 5)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of 2048 steps per arm (default: 20)")
+    parser.add_argument("--starts", type=int, default=5, help="number of times to start all arms (default: 5)")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), metavar="ARM", help="only these: " + ", ".join(ARMS))
     parser.add_argument("--venv", type=Path, default=DEFAULT_VENV, help="TraceML's environment (default: %(default)s)")
     parser.add_argument("--no-traceml", action="store_true", help="leave TraceML out")
-    parser.add_argument("--core", type=int, help="the only core that the arms may use")
-    parser.add_argument("--within", action="store_true", help="within one training; two rounds a start")
+    parser.add_argument("--core", type=int, help="CPU core to pin the arms to")
+    parser.add_argument("--within", action="store_true", help="alternate within one training; two rounds per start")
     parser.add_argument("--write", action="store_true", help="write the page of the docs")
     parser.add_argument("--simulate", type=int, nargs="?", const=1_000_000, metavar="STEPS", help="simulate only")
     parser.add_argument("--parts", action="store_true", help="the parts only")
@@ -283,7 +283,7 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs what was asked for."""
+    """Run the requested measurements."""
     arguments = parsed_arguments()
     if arguments.simulate:
         print(simulated.as_text(simulated.run(arguments.simulate)))
@@ -303,7 +303,7 @@ def main() -> None:
     if not wants_traceml:
         arms = [arm for arm in arms if not is_traceml(arm)]
     n_starts = max(1, min(arguments.starts, arguments.rounds))
-    taken, warmups = measure_afresh(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
+    taken, warmups = measure_with_restarts(arms, n_starts, arguments.rounds, arguments.venv, arguments.core)
     found = comparisons(taken)
     once = comparisons({arm: warmups[arm] for arm in arms if arm in (*DOCTORS, "empty callback")})
     print(as_text(taken, found, once, WARMUP_STEPS))

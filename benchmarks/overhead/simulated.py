@@ -1,4 +1,4 @@
-"""A long run without a Trainer: the probes, driven by hand, with a clock that moves only when told."""
+"""Simulate a long run without a Trainer: call the probes directly, with a fake clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lightning_perf.probes.spans import FetchSpan, Span, Timeline
 from lightning_perf.probes.stage import StageProbe
 
 SETTLED_STEPS = 10_000
-"""After so many steps every table, ring and histogram has its final size, or nearly."""
+"""Steps after which every table, ring buffer and histogram has about its final size."""
 
 TRACED_STEPS = 100_000
-"""Tracing every allocation makes steps many times as slow."""
+"""Steps simulated under tracemalloc, which makes them many times slower."""
 
 
 class FakeClock:
@@ -33,14 +33,14 @@ class FakeClock:
 
 
 class Simulation(NamedTuple):
-    """What a simulated run took.
+    """Time and memory of a simulated run.
 
     Attributes:
-        n_steps: Untraced.
-        settled_bytes: Python's memory after ``SETTLED_STEPS`` steps.
-        final_bytes: The same after ``TRACED_STEPS`` steps.
-        step_us: Time a step, the driving loop's own included, without memory tracing.
-        rss_growth_bytes: Of the process, from the settled state to the end.
+        n_steps: Steps without tracemalloc.
+        settled_bytes: Python memory after ``SETTLED_STEPS`` steps.
+        final_bytes: Python memory after ``TRACED_STEPS`` steps.
+        step_us: Time per step without tracemalloc, including the simulation's own loop.
+        rss_growth_bytes: Growth of resident memory after ``SETTLED_STEPS`` steps.
     """
 
     n_steps: int
@@ -51,7 +51,7 @@ class Simulation(NamedTuple):
 
 
 class SimulatedLoop:
-    """The spans and events of a training step in Lightning's order, on a clock driven by hand."""
+    """The spans and events of a training step in Lightning's order, with a fake clock."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -65,7 +65,7 @@ class SimulatedLoop:
         self._n = 0
 
     def run(self, n_steps: int) -> None:
-        """Makes so many steps; each 97th is five times as long, so that there are outliers to keep."""
+        """Run ``n_steps`` steps; every 97th is five times as long, so that there are outliers."""
         clock, probe = self.clock, self.probe
         batch = [[0.0]]
         for _ in range(n_steps):
@@ -83,7 +83,7 @@ class SimulatedLoop:
 
 
 def run(n_steps: int) -> Simulation:
-    """Simulates twice: once for the time, once, traced, for the memory."""
+    """Simulate twice: once for the time, once under tracemalloc for the memory."""
     loop = SimulatedLoop()
     loop.run(SETTLED_STEPS)
     rss = psutil.Process().memory_info().rss
@@ -96,7 +96,7 @@ def run(n_steps: int) -> Simulation:
 
 
 def traced_bytes(n_steps: int) -> tuple[int, int]:
-    """Python's memory after ``SETTLED_STEPS`` and after ``n_steps`` steps."""
+    """Return Python memory after ``SETTLED_STEPS`` and after ``n_steps`` steps."""
     tracemalloc.start()
     try:
         loop = SimulatedLoop()
@@ -112,13 +112,14 @@ def traced_bytes(n_steps: int) -> tuple[int, int]:
 
 
 def as_text(simulation: Simulation) -> str:
-    """Two sentences."""
+    """Return the result as text."""
     kib = 1024
     return (
         f"{simulation.n_steps:,} steps: the process's resident memory grew by {simulation.rss_growth_bytes / kib:,.0f} "
-        f"KiB after the first {SETTLED_STEPS:,}. Traced, Python's memory was {simulation.settled_bytes / kib:,.0f} KiB "
-        f"after {SETTLED_STEPS:,} steps and {simulation.final_bytes / kib:,.0f} KiB after {TRACED_STEPS:,}. "
-        f"A step took {simulation.step_us:.1f} µs, the simulation's own loop included."
+        f"KiB after the first {SETTLED_STEPS:,}. Python memory by tracemalloc was "
+        f"{simulation.settled_bytes / kib:,.0f} KiB after {SETTLED_STEPS:,} steps "
+        f"and {simulation.final_bytes / kib:,.0f} KiB after "
+        f"{TRACED_STEPS:,}. A step took {simulation.step_us:.1f} µs, including the simulation's own loop."
     )
 
 

@@ -1,4 +1,4 @@
-"""The figures of the overhead benchmark: medians of paired differences, as text and as a page of the docs."""
+"""Summarize the overhead benchmark: medians of paired differences, as text and as a page of the docs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET_OF_TRACEML = 0.25
 
 
 class Turn(NamedTuple):
-    """What one step took on average in a turn, in microseconds: on the wall, and of the process's processor time."""
+    """Mean microseconds per step in a turn: wall time, and CPU time of the process."""
 
     wall_us: float
     process_us: float
@@ -39,12 +39,12 @@ class Median(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """One arm beside another.
+    """One arm compared with another.
 
     Attributes:
-        wall_us: What a step takes longer, by the wall clock.
-        process_us: What it takes more of the processor.
-        ratio: Of the wall times: the median over rounds.
+        wall_us: Added wall time per step.
+        process_us: Added CPU time per step.
+        ratio: Ratio of wall times, the median over rounds.
     """
 
     arm: str
@@ -55,10 +55,10 @@ class Comparison(NamedTuple):
 
 
 def median_of(values: Sequence[float]) -> Median:
-    """The median with an interval that holds the true one in 95 % of cases, whatever the distribution.
+    """Return the median with a distribution-free 95 % confidence interval.
 
-    The interval lies between the order statistics that a binomial variable with p = 1/2 stays between (normal
-    approximation); with fewer than six values it is the range.
+    The interval is between two order statistics, by the binomial distribution with p = 1/2 (normal approximation). With
+    fewer than six values it is the range.
     """
     ordered = sorted(values)
     n = len(ordered)
@@ -69,7 +69,7 @@ def median_of(values: Sequence[float]) -> Median:
 
 
 def compare(arm: str, base: str, of_arm: Sequence[Turn], of_base: Sequence[Turn]) -> Comparison:
-    """Pairs two arms round by round."""
+    """Compare two arms, paired by round."""
     pairs = list(zip(of_arm, of_base, strict=True))
     return Comparison(
         arm,
@@ -83,12 +83,12 @@ def compare(arm: str, base: str, of_arm: Sequence[Turn], of_base: Sequence[Turn]
 def as_text(
     taken: Mapping[str, Sequence[Turn]], found: Sequence[Comparison], once: Sequence[Comparison], n_warmup_steps: int
 ) -> str:
-    """Everything, for a terminal."""
-    lines = [f"{'arm':34}{'a step, µs':>12}{'processor':>12}"]
+    """Return all results as text for a terminal."""
+    lines = [f"{'arm':34}{'µs per step':>12}{'CPU':>12}"]
     for arm, turns in taken.items():
         wall, process = (statistics.median(column) for column in zip(*turns, strict=True))
         lines.append(f"{arm:34}{wall:12.1f}{process:12.1f}")
-    lines += ["", f"{'arm':34}{'over':30}{'wall, µs a step':>26}{'processor, µs a step':>26}{'ratio':>8}"]
+    lines += ["", f"{'arm':34}{'compared with':30}{'wall, µs per step':>26}{'CPU, µs per step':>26}{'ratio':>8}"]
     lines += [f"{c.arm:34}{c.base:30}{c.wall_us!s:>26}{c.process_us!s:>26}{c.ratio:8.3f}" for c in found]
     lines += [
         "",
@@ -98,7 +98,7 @@ def as_text(
 
 
 def targets(found: Sequence[Comparison]) -> list[tuple[str, str, str]]:
-    """(target, figure, whether it is met) as far as measured; by processor time, with the wall's beside it."""
+    """Return (target, figures, verdict) for each target that was measured."""
     by_names = {(c.arm, c.base): c for c in found}
     rows = []
     for base, most_us in (("empty callback", TARGET_OVER_EMPTY_US), ("bare", TARGET_OVER_BARE_US)):
@@ -108,7 +108,7 @@ def targets(found: Sequence[Comparison]) -> list[tuple[str, str, str]]:
             rows.append(
                 (
                     f"at most {most_us:.0f} µs over {base}",
-                    f"{wall_us:+.1f} µs wall, {process_us:+.1f} µs processor",
+                    f"{wall_us:+.1f} µs wall, {process_us:+.1f} µs CPU",
                     _verdict(max(wall_us, process_us) <= most_us),
                 )
             )
@@ -119,8 +119,8 @@ def targets(found: Sequence[Comparison]) -> list[tuple[str, str, str]]:
         process = ours.process_us.value / theirs.process_us.value
         rows.append(
             (
-                "at most a quarter of what TraceML adds under its launcher",
-                f"{wall:.2f} wall, {process:.2f} processor",
+                "at most a quarter of the overhead of TraceML's launcher",
+                f"{wall:.2f} wall, {process:.2f} CPU",
                 _verdict(max(wall, process) <= TARGET_OF_TRACEML),
             )
         )
@@ -128,7 +128,7 @@ def targets(found: Sequence[Comparison]) -> list[tuple[str, str, str]]:
 
 
 def _paid_once(once: Sequence[Comparison], n_warmup_steps: int) -> list[tuple[str, str]]:
-    """(arm, milliseconds that its first steps took longer than those of its base)."""
+    """Return (arm, milliseconds that its first steps took beyond those of its base)."""
     return [
         (f"{c.arm} over {c.base}", str(Median(*(us * n_warmup_steps / 1e3 for us in c.wall_us))) + " ms") for c in once
     ]
@@ -140,18 +140,18 @@ def _verdict(is_met: bool) -> str:
 
 # -- the page ------------------------------------------------------------
 
-_HEAD = """# What PerfDoctor costs a step{title}
+_HEAD = """# Overhead per step{title}
 
 Written by `python benchmarks/overhead/run.py {options}--write`; do not edit. The method is described at the top of that
-script: {method} figures are medians of the differences within a round, with their 95 % interval.
+script: {method} figures are medians of the differences within a round, with a 95 % interval.
 
 Machine: {machine}. {versions}.
 
-## A step of each arm
+## Time per step
 
 {arms}
 
-## What each adds
+## Added by each arm
 
 {comparisons}
 
@@ -161,10 +161,10 @@ Machine: {machine}. {versions}.
 """
 
 _ONCE = """
-## What a run pays once
+## One-time overhead
 
-What the first {n_warmup_steps} steps took longer in all, which no figure above holds: the first profiler window, the
-first close looks at single steps, the first readings of memory, and those steps' own share of the figures above.
+Added time of the first {n_warmup_steps} steps, which the figures above leave out: the first profiler window, the first
+sampled steps, the first memory readings, and the per-step overhead of these steps.
 
 {once}
 """
@@ -174,7 +174,7 @@ _MORE = """
 
 {simulation}
 
-## Where PerfDoctor's share goes
+## PerfDoctor's overhead by part
 
 {parts}
 """
@@ -182,36 +182,36 @@ _MORE = """
 _TAIL = """
 ## How to read this
 
-The model is a single linear layer, so a step is almost only Lightning's own loop: the added microseconds are what
-matters, not the ratio, which shrinks as the model grows. Wall times include whatever else ran on the machine;
-processor times leave it out. TraceML's aggregator process is not counted. {other}
+The model is a single linear layer, so a step is almost entirely Lightning's own loop. The added microseconds matter,
+not the ratio, which shrinks as the model grows. Wall times include the effect of other programs on the machine; CPU
+times do not. TraceML's aggregator process is not counted. {other}
 """
 
 _ALTERNATING = (
-    "all arms are warm at once and alternate in turns of 64 steps, {n_rounds} rounds of 2048 steps\n"
-    "an arm, in processes that were started afresh {n_starts} times;"
+    "all arms run as processes that alternate in turns of 64 steps, {n_rounds} rounds of 2048 steps\n"
+    "per arm, restarted {n_starts} times;"
 )
 _WITHIN = (
-    "PerfDoctor, an empty callback and no callback take turns of 67 steps within one\ntraining, {n_rounds} rounds of "
-    "2144 steps each, which was started afresh {n_starts} times; TraceML's arms are processes of\ntheir own;"
+    "PerfDoctor, an empty callback and no callback alternate in turns of 67 steps within one\ntraining, {n_rounds} "
+    "rounds of 2144 steps each, restarted {n_starts} times; TraceML's arms are separate\nprocesses;"
 )
-_OF_ALTERNATING = """Nor is the work that its threads do between turns. Each turn begins with
-caches that fifteen other trainings have filled, which costs the arm most that has most to keep there;
-[within one training](overhead-within.md) it is told more exactly what PerfDoctor adds. Full profilers answer questions
-that PerfDoctor's steady-state probes do not ask; they are here to show what always-on profiling costs."""
-_OF_WITHIN = """What PerfDoctor's
-background thread takes is added to its arm. [All arms, alternating](overhead.md), has more of them, and what a run pays
-once."""
+_OF_ALTERNATING = """Neither is the work that its threads do between turns. Each turn starts with
+caches filled by fifteen other trainings, which slows down arms with more state the most. [Within one
+training](overhead-within.md) measures PerfDoctor's overhead more exactly. Full profilers collect data that PerfDoctor's
+steady-state probes do not; they show the overhead of always-on profiling."""
+_OF_WITHIN = """The CPU time of
+PerfDoctor's background thread is added to its arm. [All arms](overhead.md) compares more tools and shows the one-time
+overhead."""
 
 
 class Page(NamedTuple):
     """A page of the docs.
 
     Attributes:
-        taken: Arm → what a step took in each round.
-        found: Arms beside one another.
-        once: Likewise, their warm-ups.
-        n_warmup_steps: Of a warm-up.
+        taken: Times per step of each round, by arm.
+        found: Comparisons of arms.
+        once: Comparisons of their warm-ups.
+        n_warmup_steps: Steps per warm-up.
         venv: TraceML's environment.
     """
 
@@ -222,20 +222,18 @@ class Page(NamedTuple):
     venv: Path
 
     def write(self, path: Path, n_starts: int, simulation: simulated.Simulation, costs: Sequence[parts.Part]) -> None:
-        """Writes what arms took that alternate."""
+        """Write the page of arms that alternate as processes."""
         more = _MORE.format(
             simulation=simulated.as_text(simulation),
-            parts=_table(("part", "µs a step"), [(part.name, f"{part.step_us:.2f}") for part in costs]),
+            parts=_table(("part", "µs per step"), [(part.name, f"{part.step_us:.2f}") for part in costs]),
         )
         method = _ALTERNATING.format(n_rounds=self._n_rounds(), n_starts=n_starts)
         self._put(path, self._head("", "", method) + self._once() + more + _TAIL.format(other=_OF_ALTERNATING))
 
     def write_within(self, path: Path, n_starts: int) -> None:
-        """Writes what arms took that alternate within one training."""
+        """Write the page of arms that alternate within one training."""
         method = _WITHIN.format(n_rounds=self._n_rounds(), n_starts=n_starts)
-        self._put(
-            path, self._head(", measured within one training", "--within ", method) + _TAIL.format(other=_OF_WITHIN)
-        )
+        self._put(path, self._head(", within one training", "--within ", method) + _TAIL.format(other=_OF_WITHIN))
 
     def _n_rounds(self) -> int:
         return len(next(iter(self.taken.values())))
@@ -252,8 +250,8 @@ class Page(NamedTuple):
             method=method,
             machine=_machine(),
             versions=_versions(self.venv),
-            arms=_table(("arm", "wall, µs a step", "processor, µs a step"), steps),
-            comparisons=_table(("arm", "over", "wall, µs a step", "processor, µs a step", "wall ratio"), added),
+            arms=_table(("arm", "wall, µs per step", "CPU, µs per step"), steps),
+            comparisons=_table(("arm", "compared with", "wall, µs per step", "CPU, µs per step", "wall ratio"), added),
             targets=_table(("target", "measured", ""), targets(self.found)),
         )
 

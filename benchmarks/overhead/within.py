@@ -1,14 +1,14 @@
-"""What PerfDoctor adds to a step, measured within one training: the doctor, an empty callback and nothing, in turns.
+"""Measure PerfDoctor's overhead within one training: PerfDoctor, an empty callback and no callback in alternation.
 
-Two processes of one and the same training differ by a tenth and more for as long as they live, by where their memory
-happens to lie, and a shared machine's pace changes within seconds. So here one ``Trainer.fit`` takes turns of 67 steps:
-with PerfDoctor as it is by default; with an empty ``Callback`` in its place and the Trainer's own profiler back; and
-with no callback at all. Between turns nothing else changes. A turn's first steps are not timed, with caches cold. What
-the doctor's background thread takes falls on all turns alike and is told by itself: the processor time of the process
-less that of the training's thread.
+Two processes of the same training differ by a tenth and more for as long as they live, because of their memory layout,
+and the speed of a shared machine changes within seconds. So here a single ``Trainer.fit`` alternates in turns of 67
+steps: with PerfDoctor at its defaults; with an empty ``Callback`` instead, and the Trainer's own profiler restored; and
+with no callback. Nothing else changes between turns. The first steps of a turn, when caches are cold, are not timed.
+The CPU time of PerfDoctor's background thread falls on all turns alike and is reported separately: the CPU time of the
+process minus that of the training thread.
 
-Run by ``run.py --within``, once for each start; its last line is a JSON object: ``taken_us``, arm → what a step took in
-each of its turns, by the wall and of the processor; ``thread_us``, what other threads took a step.
+``run.py --within`` runs this once per start. The last line of output is a JSON object: ``taken_us`` maps an arm to the
+wall and CPU time per step of each of its turns; ``thread_us`` is the CPU time per step of other threads.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 from arm import loader
 
 ARMS = ("PerfDoctor()", "empty callback", "bare")
-STEPS_A_TURN = 67
-"""Prime, lest what the doctor does at powers of two always fall on steps that are not timed."""
+STEPS_PER_TURN = 67
+"""A prime, so that work PerfDoctor does at powers of two does not always fall on untimed steps."""
 
 UNTIMED_STEPS = 7
-WARMUP_STEPS = 45 * STEPS_A_TURN
-"""Over 3,000: the doctor's warm-up, its window, its first closer looks and two foldings lie in these."""
+WARMUP_STEPS = 45 * STEPS_PER_TURN
+"""Over 3,000, to include PerfDoctor's warm-up, its window, its first sampled steps and two aggregations."""
 
 
 def _module(n_turns: int) -> Any:
@@ -37,10 +37,10 @@ def _module(n_turns: int) -> Any:
     from lightning.pytorch.profilers import PassThroughProfiler
 
     class Empty(Callback):
-        """Has every hook, does nothing in any."""
+        """A callback whose hooks do nothing."""
 
     class TinyModel(LightningModule):
-        """A linear layer, that exchanges the Trainer's callback between turns."""
+        """A linear layer that exchanges the Trainer's callback between turns."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -52,15 +52,15 @@ def _module(n_turns: int) -> Any:
             self._kept: dict[str, Any] = {}
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            within = batch_idx % STEPS_A_TURN
+            within = batch_idx % STEPS_PER_TURN
             if batch_idx < WARMUP_STEPS:
                 pass
             elif within == 0:
-                self._switch((batch_idx - WARMUP_STEPS) // STEPS_A_TURN)
+                self._switch((batch_idx - WARMUP_STEPS) // STEPS_PER_TURN)
             elif within == UNTIMED_STEPS:
                 self._started = time.perf_counter_ns(), time.thread_time_ns()
-            elif within == STEPS_A_TURN - 1:
-                n_us = 1e3 * (STEPS_A_TURN - 1 - UNTIMED_STEPS)
+            elif within == STEPS_PER_TURN - 1:
+                n_us = 1e3 * (STEPS_PER_TURN - 1 - UNTIMED_STEPS)
                 wall_us = (time.perf_counter_ns() - self._started[0]) / n_us
                 self.taken_us[self._arm].append((wall_us, (time.thread_time_ns() - self._started[1]) / n_us))
             return self.net(batch).sum()
@@ -77,10 +77,10 @@ def _module(n_turns: int) -> Any:
             self._arm = (*ARMS, *reversed(ARMS))[turn % (2 * len(ARMS))]
             if turn == n_turns:
                 process_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
-                beside_ns = process_ns - self._first_clocks[0] - (thread_ns - self._first_clocks[1])
-                self.thread_us = beside_ns / 1e3 / (n_turns * STEPS_A_TURN)
+                other_threads_ns = process_ns - self._first_clocks[0] - (thread_ns - self._first_clocks[1])
+                self.thread_us = other_threads_ns / 1e3 / (n_turns * STEPS_PER_TURN)
                 trainer.should_stop, self._arm = True, ARMS[0]
-            # The doctor is taken out in the middle of a step, of whose end nobody will tell it.
+            # PerfDoctor is removed in the middle of a step, so it would miss the batch end.
             self._kept["callbacks"][0]._probes.loop.main.batch_ends()
             is_doctors = self._arm == ARMS[0]
             trainer.profiler = self._kept["profiler" if is_doctors else "plain"]
@@ -95,7 +95,7 @@ def _module(n_turns: int) -> Any:
 
 
 def main() -> None:
-    """Trains ``sys.argv[1]`` turns."""
+    """Train for ``sys.argv[1]`` turns."""
     import torch
     from lightning.pytorch import Trainer
 

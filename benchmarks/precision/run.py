@@ -1,12 +1,12 @@
-"""Does bf16 gain what PD301 promises from its replay of operators? On a CPU, in one run.
+"""Compare the measured speedup of bf16 with PD301's prediction from replayed operators, on a CPU.
 
-The device's ceilings are measured first, for the page. Then fits in 32 bit and in ``bf16-mixed`` take turns (A B B A
-…); those in 32 bit carry a PerfDoctor, whose finding PD301 holds the interval. Time is that of the steps' forward,
-backward and optimizer, from one start of a batch to the next, without warm-up; the gain is the ratio of the medians.
-Last comes an operator that bf16 may slow down: the backward pass of fused attention, in both precisions.
+The device's ceilings are measured first, for the page. Then fits in fp32 and in ``bf16-mixed`` alternate (A B B A …);
+PerfDoctor observes those in fp32, and its finding PD301 has the predicted interval. A step is timed from one start of
+``training_step`` to the next, without warm-up; the speedup is the ratio of the medians. The last table times an
+operator that bf16 may slow down, the backward pass of fused attention, in both precisions.
 
-Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (two minutes, on a machine that does
-nothing else).
+Run: ``python benchmarks/precision/run.py [--rounds N] [--threads N] [--write]`` (two minutes, on an otherwise idle
+machine).
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ MODELS = {
     "transformer, 2 layers of 256, 8 x 128 tokens": _transformer,
     "transformer, 2 layers of 96, 32 x 64 tokens": _short_transformer,
 }
-# Batch, heads, queries and keys, numbers a head.
+# Batch, heads, sequence length, head dimension.
 ATTENTION_SHAPES = ((128, 4, 16, 32), (64, 4, 32, 32), (32, 4, 64, 24), (32, 4, 64, 128), (16, 4, 128, 64),
                     (8, 4, 256, 64), (4, 4, 512, 64), (2, 4, 1024, 64), (1, 4, 2048, 128))  # fmt: skip
 ATTENTION_ROUNDS = 7
 
 
 class Model(LightningModule):
-    """Notes when each step begins."""
+    """Record when each step begins."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Model(LightningModule):
 
 
 class Result(NamedTuple):
-    """One model's forecast and measurement."""
+    """The prediction and the measurement of one model."""
 
     name: str
     predicted: Gain | None
@@ -95,7 +95,7 @@ class Result(NamedTuple):
 
 
 def fit(name: str, precision: str, folder: str) -> tuple[list[float], Gain | None]:
-    """Seconds of the steps of one fit, and what PD301 predicts, which looks at fits in 32 bit alone."""
+    """Return the step times of one fit in seconds and, for fits in fp32, PD301's prediction."""
     torch.manual_seed(0)
     body, sample = MODELS[name]()
     model = Model(body)
@@ -113,7 +113,7 @@ def fit(name: str, precision: str, folder: str) -> tuple[list[float], Gain | Non
 
 
 def measure(name: str, rounds: int) -> Result:
-    """Fits in turns; the forecast is the last one in 32 bit."""
+    """Alternate fits; the prediction is that of the last fit in fp32."""
     taken: dict[str, list[float]] = {"32-true": [], "bf16-mixed": []}
     predicted = None
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def measure(name: str, rounds: int) -> Result:
 
 
 def attention_backward_s(shape: tuple[int, int, int, int], dtype: torch.dtype) -> float:
-    """The median of some backward passes of fused attention."""
+    """Return the median time of a backward pass of fused attention."""
     batch, heads, length, width = shape
     inputs = [torch.randn(batch, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(3)]
     out = nn.functional.scaled_dot_product_attention(*inputs)
@@ -140,12 +140,12 @@ def attention_backward_s(shape: tuple[int, int, int, int], dtype: torch.dtype) -
 
 
 def attention_table() -> list[str]:
-    """Time of one thread for each query of each head, in 32 and in 16 bit."""
+    """Return the table of thread time per query and head, in fp32 and bf16."""
     lines = [
         "",
-        "The backward pass of fused attention, by its time on one thread for each query of each head:",
+        "Backward pass of fused attention: thread time per query and head.",
         "",
-        "| batch x heads x queries x width | fp32 | bf16 |",
+        "| batch x heads x queries x head dimension | fp32 | bf16 |",
         "|---|---:|---:|",
     ]
     n_threads = torch.get_num_threads()
@@ -159,28 +159,29 @@ def attention_table() -> list[str]:
 
 
 def page(ceilings: Ceilings, results: list[Result]) -> str:
-    """The page of the documentation."""
+    """Return the documentation page."""
     speeds = ceilings.matmul_flops_per_s
     faster = speed_up(ceilings, "fp32")
     lines = [
-        "# What PD301 predicts of bf16, and what it gains",
+        "# Speedup of bf16: predicted by PD301 and measured",
         "",
-        "Written by `benchmarks/precision/run.py --write`. Both come from one run: the interval from a replay of",
-        "the operators of one step in 32 bit, the gain as the ratio of the median steps.",
+        "Written by `benchmarks/precision/run.py --write`. Both come from one run: the interval from replaying the",
+        "operators of one step in fp32, the speedup as the ratio of median step times.",
         "",
-        f"{ceilings.name}, {ceilings.n_threads} threads, torch {ceilings.torch}: matrix products of "
+        f"{ceilings.name}, {ceilings.n_threads} thread{'' if ceilings.n_threads == 1 else 's'}, torch "
+        f"{ceilings.torch}: matrix multiplication at "
         + ", ".join(f"{value / 1e9:,.0f} GFLOP/s in {name}" for name, value in speeds.items())
-        + ("; no 16-bit ones are faster." if faster is None else f"; {faster[0]} is {faster[1]:.1f}x as fast.")
-        + f" Copying moves {(ceilings.copy_bytes_per_s or 0) / 1e9:.0f} GB/s.",
+        + ("; no 16-bit type is faster." if faster is None else f"; {faster[0]} is {faster[1]:.1f}x as fast.")
+        + f" Copy bandwidth {(ceilings.copy_bytes_per_s or 0) / 1e9:.0f} GB/s.",
         "",
-        "| model | predicted | measured | inside | step in fp32 | step in bf16-mixed |",
+        "| model | predicted | measured | within interval | fp32 per step | bf16-mixed per step |",
         "|---|---|---|---|---:|---:|",
     ]
     for r in results:
-        told = "nothing" if r.predicted is None else f"{r.predicted.low:.2f}x to {r.predicted.high:.2f}x"
+        predicted = "none" if r.predicted is None else f"{r.predicted.low:.2f}x to {r.predicted.high:.2f}x"
         inside = {True: "yes", False: "no", None: ""}[r.is_inside]
         lines.append(
-            f"| {r.name} | {told} | {r.gain:.2f}x | {inside} | {r.fp32_s * 1e3:.1f} ms | {r.bf16_s * 1e3:.1f} ms |"
+            f"| {r.name} | {predicted} | {r.gain:.2f}x | {inside} | {r.fp32_s * 1e3:.1f} ms | {r.bf16_s * 1e3:.1f} ms |"
         )
     return "\n".join(lines + attention_table()) + "\n"
 
@@ -201,7 +202,7 @@ def main() -> None:
     text = page(ceilings, [measure(name, arguments.rounds) for name in MODELS])
     print(text)
     if arguments.write and speed_up(ceilings, "fp32") is None:
-        print(f"{PAGE.name} stays as it is: it tells of a CPU that has faster 16-bit products")
+        print(f"{PAGE.name} is not changed: it describes a CPU with faster bf16 matrix multiplication")
     elif arguments.write:
         PAGE.write_text(text, encoding="utf-8")
 

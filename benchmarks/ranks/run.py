@@ -1,14 +1,14 @@
-"""What bringing many ranks together takes: at the end of an epoch, and after the fact from disk.
+"""Measure the cost of combining many ranks, at the end of an epoch and later from disk.
 
-    python benchmarks/ranks/run.py             the table, on the terminal
-    python benchmarks/ranks/run.py --write     and into docs/benchmarks/ranks.md
+    python benchmarks/ranks/run.py             print the table
+    python benchmarks/ranks/run.py --write     and write docs/benchmarks/ranks.md
 
-Collection: rank 0 of a real TCP store on this machine collects the summaries of so many ranks, which lie in the store
-already (so no rank is waited for). Every other rank's part, one message, is timed as well. Merging: so many sessions
-of ranks are written to a folder, then read, merged, diagnosed and drawn in a process of its own, whose peak memory is
-read. Comparing traces: what is kept of as many ranks' traces (three steps of a hundred collectives each) is matched and
-the late rank found, in a process of its own; reading the traces themselves comes before that and is a matter of one
-trace at a time (benchmarks/trace_reading). Figures of collection are medians.
+Collection: rank 0 collects the summaries of all ranks from a real TCP store on this machine. The summaries are already
+in the store, so rank 0 does not wait. The single message of another rank is timed too. Merging: one session per rank is
+written to a folder; a separate process then loads, merges, diagnoses and renders them, and reports its peak memory.
+Comparing traces: a separate process matches the collectives of all ranks (three steps with a hundred each) and finds
+the late rank. It starts from extracted logs; benchmarks/trace_reading measures reading the traces themselves. Figures
+of collection are medians.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "benchmarks" / "ranks.md"
 SIZES = (2, 8, 64, 256, 1024)
 ROUNDS = 7
-ALLOWED_MS, ALLOWED_US_A_RANK = 5.0, 10.0
+ALLOWED_MS, ALLOWED_US_PER_RANK = 5.0, 10.0
 ALLOWED_MERGE_S, ALLOWED_MERGE_BYTES = 10.0, 2**30
 
 
 def summary(rank: int):  # type: ignore[no-untyped-def]
-    """A summary as a real rank gives it."""
+    """Return a summary like that of a real rank."""
     from lightning_perf.records import RankSummary
 
     slow = 0.01 if rank % 257 == 3 else 0.0
@@ -47,7 +47,7 @@ def summary(rank: int):  # type: ignore[no-untyped-def]
 
 
 def collection(n_ranks: int) -> tuple[float, float]:
-    """(rank 0's milliseconds, another rank's milliseconds), medians over rounds."""
+    """Return the median milliseconds of (rank 0, another rank)."""
     import torch.distributed as dist
 
     from lightning_perf.probes.ranks import Exchange
@@ -69,7 +69,7 @@ def collection(n_ranks: int) -> tuple[float, float]:
 
 
 def write_sessions(folder: Path, n_ranks: int) -> int:
-    """Leaves what so many ranks would leave; bytes of it all."""
+    """Write the session files of ``n_ranks`` ranks; return their total bytes."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from reports.sessions import ddp
 
@@ -84,7 +84,7 @@ def write_sessions(folder: Path, n_ranks: int) -> int:
 
 
 def compare_traces(n_ranks: int) -> None:
-    """Compares what is kept of so many ranks' traces; prints what it took. Runs in a process of its own."""
+    """Compare the logs of ``n_ranks`` ranks' traces; print time and memory. Runs in a process of its own."""
     from lightning_perf.traces.multi_rank import compare_ranks
 
     logs = [rank_log(rank, min(3, n_ranks - 1)) for rank in range(n_ranks)]
@@ -99,7 +99,7 @@ def compare_traces(n_ranks: int) -> None:
 
 
 def rank_log(rank: int, slow: int):  # type: ignore[no-untyped-def]
-    """What is kept of a trace of three steps with a hundred collectives each; one rank comes 2 ms late to the first."""
+    """Return the log of a trace: three steps of a hundred collectives; rank ``slow`` is 2 ms late to the first."""
     import numpy as np
 
     from lightning_perf.traces.multi_rank import CollectiveKey, RankLog
@@ -120,14 +120,14 @@ def rank_log(rank: int, slow: int):  # type: ignore[no-untyped-def]
 
 
 def compared(n_ranks: int) -> tuple[float, int]:
-    """(seconds, peak bytes with the logs themselves)."""
+    """Return (seconds, peak bytes including the logs)."""
     command = [sys.executable, __file__, "--compare-traces", str(n_ranks)]
     took, peak, _ = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return took, peak
 
 
 def merge(folder: Path) -> None:
-    """Reads, diagnoses and draws; prints what it took. Runs in a process of its own."""
+    """Load, diagnose and render; print time and memory. Runs in a process of its own."""
     start = time.perf_counter()
     from lightning_perf.records import load_run
     from lightning_perf.reports.console import run_report, to_text
@@ -143,7 +143,7 @@ def merge(folder: Path) -> None:
 
 
 def merged(n_ranks: int) -> tuple[float, int, int]:
-    """(seconds, peak bytes, bytes on disk)."""
+    """Return (seconds, peak bytes, bytes on disk)."""
     with tempfile.TemporaryDirectory() as folder:
         on_disk = write_sessions(Path(folder), n_ranks)
         done = subprocess.run([sys.executable, __file__, "--merge", folder], capture_output=True, text=True, check=True)
@@ -153,7 +153,7 @@ def merged(n_ranks: int) -> tuple[float, int, int]:
 
 
 def main() -> None:
-    """Runs what was asked for."""
+    """Run the requested measurements."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(REPOSITORY)}")
     parser.add_argument("--merge", type=Path, help=argparse.SUPPRESS)
@@ -165,13 +165,13 @@ def main() -> None:
     if arguments.compare_traces is not None:
         compare_traces(arguments.compare_traces)
         return
-    heads = ("ranks", "collecting, rank 0, ms", "allowed, ms", "another rank, ms", "merging, s", "peak, MiB")
-    heads = (*heads, "on disk, MiB", "comparing traces, s", "its peak, MiB")
+    heads = ("ranks", "collection, rank 0, ms", "limit, ms", "collection, other rank, ms", "merging, s")
+    heads = (*heads, "merging, peak MiB", "on disk, MiB", "comparing traces, s", "comparing traces, peak MiB")
     lines = ["| " + " | ".join(heads) + " |", "|" + " --: |" * len(heads)]
     met = []
     for n_ranks in SIZES:
         first_ms, other_ms = collection(n_ranks)
-        allowed_ms = ALLOWED_MS + ALLOWED_US_A_RANK * n_ranks / 1e3
+        allowed_ms = ALLOWED_MS + ALLOWED_US_PER_RANK * n_ranks / 1e3
         took_s, peak, on_disk = merged(n_ranks)
         compared_s, compared_peak = compared(n_ranks)
         is_merged = max(took_s, compared_s) <= ALLOWED_MERGE_S and max(peak, compared_peak) <= ALLOWED_MERGE_BYTES
@@ -182,13 +182,15 @@ def main() -> None:
         )
         print(lines[-1], flush=True)
     verdict = (
-        "met at every size" if all(met) else "MISSED at " + str([n for n, ok in zip(SIZES, met, strict=True) if not ok])
+        "Met at every\nsize"
+        if all(met)
+        else "Missed at " + str([n for n, ok in zip(SIZES, met, strict=True) if not ok])
     )
     text = (
-        "# What many ranks cost\n\nWritten by `python benchmarks/ranks/run.py --write`; do not edit. The method is "
+        "# Cost of many ranks\n\nWritten by `python benchmarks/ranks/run.py --write`; do not edit. The method is "
         "described at the top of that script.\n\n" + "\n".join(lines) + "\n\n"
-        f"At most {ALLOWED_MS:.0f} ms + {ALLOWED_US_A_RANK:.0f} µs a rank to collect, {ALLOWED_MERGE_S:.0f} s and "
-        f"{ALLOWED_MERGE_BYTES / 2**30:.0f} GiB to merge and report, and to compare traces: {verdict}.\n"
+        f"Limits: {ALLOWED_MS:.0f} ms + {ALLOWED_US_PER_RANK:.0f} µs per rank to collect; {ALLOWED_MERGE_S:.0f} s and "
+        f"{ALLOWED_MERGE_BYTES / 2**30:.0f} GiB each to merge and report and to compare traces. {verdict}.\n"
     )
     print(text)
     if arguments.write:

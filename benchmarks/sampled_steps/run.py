@@ -71,7 +71,7 @@ class Model(LightningModule):
         super().__init__()
         self.body = body
         self.kinds: list[str] = []
-        self._doctor = [doctor]  # not a module of ours, whatever it is
+        self._doctor = [doctor]  # a list, so that nn.Module does not register it
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
         self.kinds.append(_kind(self._doctor[0]))
@@ -112,12 +112,12 @@ class Fit(NamedTuple):
         return statistics.median(self.steps[PLAIN])
 
     def extra_s(self, kind: str) -> float:
-        """Seconds that steps of this kind took longer than as many plain ones."""
+        """Return the seconds that steps of this kind took beyond as many unsampled steps."""
         return sum(self.steps.get(kind, ())) - len(self.steps.get(kind, ())) * self.plain_s
 
 
 def fit(name: str, n_steps: int, folder: str) -> Fit:
-    """Trains, and times each step."""
+    """Train and time each step."""
     torch.manual_seed(0)
     body, sample = MODELS[name]()
     doctor, watch = PerfDoctor(reports=(), schedule=None, ceilings=False, out_dir=folder), Stopwatch()
@@ -135,7 +135,7 @@ def fit(name: str, n_steps: int, folder: str) -> Fit:
 
 
 def rows_of(name: str, fits: list[Fit], n_steps: int) -> list[str]:
-    """The table's lines for one model."""
+    """Return the table rows for one model."""
     plain_s = statistics.median(each.plain_s for each in fits)
     lines = [f"| {name} | {PLAIN} | | {plain_s * 1e3:.2f} ms | | |"]
     total_s = 0.0
@@ -150,7 +150,7 @@ def rows_of(name: str, fits: list[Fit], n_steps: int) -> list[str]:
         lines.append(f"| | {kind} | {n:g} | {ratio * plain_s * 1e3:.2f} ms | {ratio:.1f} | {extra_s * 1e3:+.1f} ms |")
     loop_s = statistics.median(each.loop_s for each in fits)
     lines.append(
-        f"| | all of them, in a fit of {n_steps:,} steps | | {loop_s:.2f} s | "
+        f"| | all, in a fit of {n_steps:,} steps | | {loop_s:.2f} s | "
         f"| {total_s * 1e3:+.1f} ms, {total_s / loop_s:.1%} |"
     )
     return lines
@@ -168,7 +168,7 @@ def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argp
         "sampled step counts in no statistic: it only takes longer. Times are processor times of the training thread.",
         "",
         f"{read_machine().cpu_model or platform.machine()}, 1 thread, torch {torch.__version__}; "
-        f"medians over {n_fits} fits of {arguments.steps:,} steps, after the first of the process; load "
+        f"medians over {n_fits} fits of {arguments.steps:,} steps, without the first of the process; load "
         f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores at the end.",
         "",
         f"Schedule: one step after {COUNTED_STEP} counts operations. After "

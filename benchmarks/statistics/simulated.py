@@ -1,6 +1,6 @@
-"""Made-up trials: noise such as machines have, and how often each method is right about it.
+"""Simulate trials with typical machine noise and measure how often each statistical method is right.
 
-Pure and seeded; the tests run a smaller version of the same.
+Pure and seeded; the tests run a smaller version.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from lightning_perf.trials.rounds import Candidate, Plan
 
 STEP_S = 0.1
 BLOCKS = 8
-"""Blocks a run: few, as a trial of some hundred steps has."""
+"""Blocks per run: few, as in a trial of several hundred steps."""
 
 Blocks = NDArray[np.float64]
 Compared = Callable[[Blocks, Blocks, NDArray[np.int64], NDArray[np.int64]], Interval | None]
 
 
 class Noise(NamedTuple):
-    """What disturbs a run; figures are relative.
+    """Noise of a machine, relative to the level of a run.
 
     Attributes:
-        name: As the page shows it.
+        name: Name on the page.
         between: Standard deviation between runs.
         within: Standard deviation of blocks within a run.
-        correlation: Of neighbouring blocks.
+        correlation: Correlation of consecutive blocks.
         is_heavy: Student's t with 3 degrees of freedom instead of a normal distribution, and one block in twenty slowed
-            down by a neighbour on the machine.
-        drift: What the machine slows down by from the first run to the last, as a line.
+            down by another program.
+        drift: Linear slowdown of the machine from the first to the last run.
         walk: Standard deviation of a random walk from run to run.
     """
 
@@ -54,21 +54,21 @@ class Noise(NamedTuple):
 NOISES = (
     Noise("runs differ by 1 %"),
     Noise("blocks differ more than runs", between=0.003, within=0.03, correlation=0.3),
-    Noise("blocks of a run are much alike", between=0.003, within=0.02, correlation=0.9),
+    Noise("blocks of a run are strongly correlated", between=0.003, within=0.02, correlation=0.9),
     Noise("heavy tails", is_heavy=True),
     Noise("drift of 3 %", drift=0.03),
     Noise("heavy tails and drift of 3 %", is_heavy=True, drift=0.03),
-    Noise("random walk, 0.5 % a run", between=0.005, walk=0.005),
+    Noise("random walk, 0.5 % per run", between=0.005, walk=0.005),
 )
 
 
 def order(arms: Sequence[str], repeats: int) -> list[str]:
-    """Mirrored rounds: A B C, C B A, …"""
+    """Return mirrored rounds: A B C, C B A, …"""
     return [arm for number in range(repeats) for arm in (arms if number % 2 == 0 else arms[::-1])]
 
 
 class Machine:
-    """Makes runs one after another, for one simulated trial."""
+    """Simulate consecutive runs of one trial."""
 
     def __init__(self, noise: Noise, rng: np.random.Generator, n_runs: int) -> None:
         self._noise = noise
@@ -78,7 +78,7 @@ class Machine:
         self._walked = 0.0
 
     def run(self, speedup: float) -> Blocks:
-        """Block means of the next run, shape (blocks,), seconds."""
+        """Return the block means of the next run in seconds, shape (blocks,)."""
         noise = self._noise
         within = np.empty(BLOCKS)
         innovations = self._draw(BLOCKS)
@@ -101,13 +101,13 @@ class Machine:
 
 
 class Stage(NamedTuple):
-    """Runs of one stage: block means by run, and their places in the order, by arm."""
+    """Runs of one stage: block means by run, and their positions in the order, by arm."""
 
     blocks: dict[str, Blocks]
     places: dict[str, NDArray[np.int64]]
 
     def pair(self, base: Sequence[str], new: str) -> tuple[Blocks, Blocks, NDArray[np.int64], NDArray[np.int64]]:
-        """Blocks and places of arms that count as one, and of another arm."""
+        """Return blocks and positions of arms that count as one, and of another arm."""
         return (
             np.concatenate([self.blocks[arm] for arm in base]),
             self.blocks[new],
@@ -117,13 +117,13 @@ class Stage(NamedTuple):
 
 
 def stage(noise: Noise, rng: np.random.Generator, speedups: dict[str, float], repeats: int) -> Stage:
-    """Simulates one stage.
+    """Simulate one stage.
 
     Args:
-        noise: Of the machine.
-        rng: Its source of chance.
-        speedups: True speed-up by arm, in the order of a round.
-        repeats: Rounds.
+        noise: Noise of the machine.
+        rng: Random generator.
+        speedups: True speedup by arm, in the order of a round.
+        repeats: Number of rounds.
     """
     arms = order(list(speedups), repeats)
     machine = Machine(noise, rng, len(arms))
@@ -136,17 +136,17 @@ def stage(noise: Noise, rng: np.random.Generator, speedups: dict[str, float], re
 
 
 def welch(base: Blocks, new: Blocks, base_at: NDArray[np.int64], new_at: NDArray[np.int64]) -> Interval | None:
-    """The method in use."""
+    """Return the interval by the method in use."""
     return ratio_interval(base.tolist(), new.tolist(), base_at.tolist(), new_at.tolist())
 
 
 def welch_with_drift_left_in(base: Blocks, new: Blocks, *_: object) -> Interval | None:
-    """The same without taking the drift out."""
+    """Return the same interval without removing the drift."""
     return ratio_interval(base.tolist(), new.tolist())
 
 
 def percentile_bootstrap(base: Blocks, new: Blocks, *_: object) -> Interval:
-    """Runs drawn with replacement, blocks drawn within each, percentiles of the ratio."""
+    """Resample runs, then blocks within each run; return percentiles of the ratio."""
     rng = np.random.default_rng(0)
 
     def drawn(runs: Blocks, n: int = 500) -> NDArray[np.float64]:
@@ -159,7 +159,7 @@ def percentile_bootstrap(base: Blocks, new: Blocks, *_: object) -> Interval:
 
 
 def bca_bootstrap(base: Blocks, new: Blocks, *_: object) -> Interval:
-    """SciPy's bias-corrected and accelerated bootstrap of the runs' levels."""
+    """Return SciPy's bias-corrected and accelerated bootstrap of the runs' levels."""
     a, b = levels(base.tolist()), levels(new.tolist())
 
     def difference(x: NDArray[np.float64], y: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
@@ -177,14 +177,14 @@ ON_TOP = {BASELINE: 1.0, "b": 1.0, "b+c": 1.0}
 def coverage(
     noise: Noise, repeats: int, n: int, seed: int = 0, method: Compared = welch, is_rung: bool = False
 ) -> float:
-    """Part of n simulated trials whose 95 % interval holds the true ratio.
+    """Return the share of n simulated trials whose 95 % interval contains the true ratio.
 
     Args:
-        noise: Of the machine.
-        repeats: Runs an arm.
-        n: Trials.
-        seed: Of the chance.
-        method: Makes the interval.
+        noise: Noise of the machine.
+        repeats: Runs per arm.
+        n: Number of trials.
+        seed: Random seed.
+        method: Computes the interval.
         is_rung: An arm against the rung below (as many runs each) instead of against both halves of the A/A pair.
     """
     rng = np.random.default_rng([seed, repeats])
@@ -197,17 +197,17 @@ def coverage(
 
 
 def calls(noise: Noise, repeats: int, speedup: float, n: int, seed: int = 0) -> dict[str, float]:
-    """Part of n simulated trials by verdict on an arm with this true speed-up, with the band of its own A/A pair."""
+    """Return the shares of verdicts in n simulated trials of an arm with this true speedup."""
     rng = np.random.default_rng([seed, repeats])
-    told: dict[str, float] = {}
+    shares: dict[str, float] = {}
     for _ in range(n):
         verdict = _judged(stage(noise, rng, {**ALONE, "c": speedup}, repeats)).call
-        told[verdict] = told.get(verdict, 0) + 1 / n
-    return told
+        shares[verdict] = shares.get(verdict, 0) + 1 / n
+    return shares
 
 
 def median_band(noise: Noise, repeats: int, n: int, seed: int = 0) -> float:
-    """Median noise band of n simulated trials."""
+    """Return the median noise band of n simulated trials."""
     rng = np.random.default_rng([seed, repeats])
     return float(np.median([_band(stage(noise, rng, ALONE, repeats)) for _ in range(n)]))
 
@@ -225,21 +225,21 @@ def _judged(runs: Stage) -> ArmComparison:
 def stopped_early(
     noise: Noise, speedup: float, n: int, repeats: int = 3, seed: int = 0
 ) -> tuple[dict[str, float], float]:
-    """Whole trials by the real strategy, which stops an arm as soon as its verdict is clear.
+    """Simulate whole trials with the real strategy, which stops an arm as soon as its verdict is clear.
 
     Args:
-        noise: Of the machine.
-        speedup: True speed-up of each of two treatments, measured alone.
-        n: Trials.
-        repeats: As planned; more where they would probably settle an arm.
-        seed: Of the chance.
+        noise: Noise of the machine.
+        speedup: True speedup of each of two treatments, measured alone.
+        n: Number of trials.
+        repeats: Planned rounds; an arm gets more if they would probably decide it.
+        seed: Random seed.
 
     Returns:
-        Part of arms by verdict, and the mean of runs made, as part of those that ``repeats`` rounds make.
+        Shares of verdicts, and the mean number of runs as a fraction of ``repeats`` full rounds.
     """
     rng = np.random.default_rng(seed)
     plan = Plan(candidates=(Candidate(treatment="b"), Candidate(treatment="c")), repeats=repeats, has_ladder=False)
-    told: dict[str, float] = {}
+    shares: dict[str, float] = {}
     n_made = 0
     for _ in range(n):
         machine = Machine(noise, rng, 4 * repeats)
@@ -253,5 +253,5 @@ def stopped_early(
         n_made += len(runs)
         for arm in judge(runs).arms:
             if arm.treatments:
-                told[arm.verdict] = told.get(arm.verdict, 0) + 0.5 / n
-    return told, n_made / (n * 4 * repeats)
+                shares[arm.verdict] = shares.get(arm.verdict, 0) + 0.5 / n
+    return shares, n_made / (n * 4 * repeats)

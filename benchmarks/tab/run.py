@@ -1,14 +1,14 @@
-"""What the PERFDOCTOR tab costs: TensorBoard's start, and the first look at a session of 10 MB.
+"""Measure the cost of the PERFDOCTOR tab: TensorBoard's start-up, and the first view of a session of 10 MB.
 
-    python benchmarks/tab/run.py             the table, on the terminal
-    python benchmarks/tab/run.py --write     and into docs/benchmarks/tab.md
+    python benchmarks/tab/run.py             print the table
+    python benchmarks/tab/run.py --write     and write docs/benchmarks/tab.md
 
-Start: TensorBoard is started over the same log directory with the tab and without it, in turn, and timed from the
-start of its process to its first answer. First view: a session with many profiler windows is written to a file of
-10 MB; for each round a TensorBoard is started anew, and timed are the list of runs together with the first overview
-(which reads the whole file), the same again once it is read, and the largest of the other views. In a browser, where
-chromium and selenium are installed, the time is that from opening the tab's page, with nothing cached, until the
-overview stands there, and until its first figure is drawn. Figures are medians, with the slowest.
+Start-up: TensorBoard is started on the same log directory alternately with and without the tab, timed from the start of
+the process to the first response. First view: a session with many profiler windows is written to a file of 10 MB. Each
+round starts TensorBoard again and times the list of runs plus the first overview (which loads the whole file), the same
+overview again, and the slowest of the other views. If chromium and selenium are installed, the script also times how
+long a browser with an empty cache takes from opening the tab to showing the overview and its first figure. Figures are
+medians, with the slowest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ALLOWED_START_S, ALLOWED_VIEW_S = 0.3, 1.0
 START = """
 import sys
 from tensorboard import default
-if sys.argv.pop(1) == "without":  # only ours is left out: TensorBoard looks for plugins in any case
+if sys.argv.pop(1) == "without":  # leave out only this plugin; TensorBoard looks for plugins in any case
     every = default._iter_entry_points
     default._iter_entry_points = lambda group: [one for one in every(group) if one.name != "perfdoctor"]
 from tensorboard.main import run_main
@@ -56,14 +56,14 @@ run_main()
 
 
 class Taken(NamedTuple):
-    """Wall time, and processor time of the server (NaN where it was not read), both in seconds."""
+    """Wall time, and CPU time of the server (NaN if not measured), both in seconds."""
 
     wall_s: float
-    processor_s: float
+    cpu_s: float
 
 
 def large_session():  # type: ignore[no-untyped-def]
-    """A session of ``SESSION_BYTES``: a real one's parts, with windows of a large model in great number."""
+    """Return a session of ``SESSION_BYTES``: a real one with many windows of a large model."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from reports.sessions import SESSIONS
 
@@ -99,7 +99,7 @@ def large_session():  # type: ignore[no-untyped-def]
 
 @contextlib.contextmanager
 def board(logdir: Path, arm: str) -> Iterator[tuple[str, Taken, psutil.Process]]:
-    """A TensorBoard ``with`` or ``without`` the tab: where it answers, what it took until it did, and its process."""
+    """Start TensorBoard ``with`` or ``without`` the tab; yield its address, its start-up time and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -117,22 +117,22 @@ def board(logdir: Path, arm: str) -> Iterator[tuple[str, Taken, psutil.Process]]
                     raise RuntimeError("TensorBoard did not start") from None
                 time.sleep(0.005)
         server = psutil.Process(process.pid)
-        yield address, Taken(time.perf_counter() - begin, _processor_s(server)), server
+        yield address, Taken(time.perf_counter() - begin, _cpu_s(server)), server
     finally:
         process.terminate()
         process.wait()
 
 
 def ask(address: str, server: psutil.Process, route: str, **parameters: str) -> tuple[Taken, bytes]:
-    """What the answer took, and the answer."""
+    """Return the response time and the response."""
     url = f"{address}/data/plugin/perfdoctor/{route}?{urllib.parse.urlencode(parameters)}"
-    before, begin = _processor_s(server), time.perf_counter()
+    before, begin = _cpu_s(server), time.perf_counter()
     with urllib.request.urlopen(url, timeout=60) as response:
         content: bytes = response.read()
-    return Taken(time.perf_counter() - begin, _processor_s(server) - before), content
+    return Taken(time.perf_counter() - begin, _cpu_s(server) - before), content
 
 
-def _processor_s(process: psutil.Process) -> float:
+def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
 
@@ -140,7 +140,7 @@ def _processor_s(process: psutil.Process) -> float:
 def starts(logdir: Path) -> dict[str, list[Taken]]:
     taken: dict[str, list[Taken]] = {"with": [], "without": []}
     with board(logdir, "with"), board(logdir, "without"):
-        pass  # fills the caches of the disk
+        pass  # fill the disk cache
     for i in range(ROUNDS):
         for arm in ("with", "without") if i % 2 else ("without", "with"):
             with board(logdir, arm) as (_, until_ready, _):
@@ -152,12 +152,12 @@ def views(logdir: Path) -> dict[str, list[Taken]]:
     taken: dict[str, list[Taken]] = {"runs and overview": [], "overview again": [], "slowest other view": []}
     for _ in range(ROUNDS):
         with board(logdir, "with") as (address, _, server):
-            runs, told = ask(address, server, "runs")
-            listed = json.loads(told)
+            runs, answer = ask(address, server, "runs")
+            listed = json.loads(answer)
             run = listed["runs"][0]["id"]
-            first, told = ask(address, server, "view", run=run, view="overview")
-            assert json.loads(told)["state"] == "ready"
-            taken["runs and overview"].append(Taken(runs.wall_s + first.wall_s, runs.processor_s + first.processor_s))
+            first, answer = ask(address, server, "view", run=run, view="overview")
+            assert json.loads(answer)["state"] == "ready"
+            taken["runs and overview"].append(Taken(runs.wall_s + first.wall_s, runs.cpu_s + first.cpu_s))
             taken["overview again"].append(ask(address, server, "view", run=run, view="overview")[0])
             others = [name for name, _ in listed["views"] if name != "overview"]
             taken["slowest other view"].append(
@@ -167,7 +167,7 @@ def views(logdir: Path) -> dict[str, list[Taken]]:
 
 
 def in_browser(logdir: Path) -> dict[str, list[Taken]]:
-    """Empty where there is no browser."""
+    """Return page load times; empty without a browser."""
     binary = shutil.which("chromium")
     if binary is None or shutil.which("chromedriver") is None:
         return {}
@@ -216,42 +216,42 @@ def main() -> int:
 
 def page(started: dict[str, list[Taken]], seen: dict[str, list[Taken]], size: int) -> str:
     added = [
-        Taken(one.wall_s - other.wall_s, one.processor_s - other.processor_s)
+        Taken(one.wall_s - other.wall_s, one.cpu_s - other.cpu_s)
         for one, other in zip(started["with"], started["without"], strict=True)
     ]
     start = Taken(*(statistics.median(figures) for figures in zip(*added, strict=True)))
     first = statistics.median(one.wall_s for one in seen["runs and overview"])
-    heads = "| | wall | slowest | processor |\n|:--|--:|--:|--:|\n"
-    missing = "" if "page to overview" in seen else "\nNo browser was installed: only the server was timed.\n"
-    return f"""# What the PERFDOCTOR tab costs
+    heads = "| | wall | slowest | CPU |\n|:--|--:|--:|--:|\n"
+    missing = "" if "page to overview" in seen else "\nNo browser was installed; only the server was timed.\n"
+    return f"""# Cost of the PERFDOCTOR tab
 
 Written by `python benchmarks/tab/run.py --write`; do not edit. The method is described at the top of that script.
 
 Machine: {os.cpu_count()} cores, {platform.system()}, load {os.getloadavg()[0]:.1f} at the end of the run. Python
 {platform.python_version()}, TensorBoard {version("tensorboard")}. {ROUNDS} rounds.
 
-## TensorBoard's start
+## TensorBoard's start-up
 
 {heads}{_row("without the tab", started["without"])}
-{_row("with it", started["with"])}
+{_row("with the tab", started["with"])}
 
 The tab adds {start.wall_s:+.2f} s of wall time (median of the differences within a round, from
-{min(added).wall_s:+.2f} to {max(added).wall_s:+.2f} s) and {start.processor_s:+.3f} s of processor time. Allowed are
-{ALLOWED_START_S} s: {"kept" if start.wall_s < ALLOWED_START_S else "missed"}.
+{min(added).wall_s:+.2f} to {max(added).wall_s:+.2f} s) and {start.cpu_s:+.3f} s of CPU time. Limit
+{ALLOWED_START_S} s: {"met" if start.wall_s < ALLOWED_START_S else "missed"}.
 
-## The first look at a session of {size / 1e6:.1f} MB
+## First view of a session of {size / 1e6:.1f} MB
 
 {heads}{chr(10).join(_row(name, taken) for name, taken in seen.items())}
 {missing}
-The server's first view takes {first:.2f} s. Allowed is {ALLOWED_VIEW_S:.0f} s:
-{"kept" if first < ALLOWED_VIEW_S else "missed"}.
+The server's first view takes {first:.2f} s. Limit {ALLOWED_VIEW_S:.0f} s:
+{"met" if first < ALLOWED_VIEW_S else "missed"}.
 """
 
 
 def _row(name: str, taken: list[Taken]) -> str:
-    wall_s, processor_s = (statistics.median(figures) for figures in zip(*taken, strict=True))
-    processor = "" if math.isnan(processor_s) else f"{processor_s:.2f} s"
-    return f"| {name} | {wall_s:.2f} s | {max(taken).wall_s:.2f} s | {processor} |"
+    wall_s, cpu_s = (statistics.median(figures) for figures in zip(*taken, strict=True))
+    cpu = "" if math.isnan(cpu_s) else f"{cpu_s:.2f} s"
+    return f"| {name} | {wall_s:.2f} s | {max(taken).wall_s:.2f} s | {cpu} |"
 
 
 if __name__ == "__main__":

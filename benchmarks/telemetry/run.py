@@ -1,4 +1,4 @@
-"""What the sampling of device and host costs: CPU time of its thread ÷ wall time, at the default rate.
+"""Measure the overhead of sampling device and host: CPU time of its thread ÷ wall time, at the default rate.
 
 python benchmarks/telemetry/run.py [seconds]
 """
@@ -16,7 +16,7 @@ LIMIT = 0.005
 
 
 def main(seconds: float = 30.0) -> int:
-    """Samples beside an idle thread and prints the share of one core; 1 where it is above the limit."""
+    """Sample while the main thread sleeps and print the share of one core; return 1 if it exceeds the limit."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     probe = open_telemetry(device, now_ns=time.perf_counter_ns, start_ns=time.perf_counter_ns(), step=lambda: 1)
     probe.start()
@@ -25,12 +25,9 @@ def main(seconds: float = 30.0) -> int:
     record = probe.record()
     fraction = record.sampler_core_fraction or 0.0
     n_samples = record.host.n_samples if record.host is not None else 0
-    print(
-        f"{device}: {n_samples} samples in {seconds:g} s, first {FIRST_S:g} s more often, then {DEFAULT_HZ:g} a second"
-    )
-    print(
-        f"{fraction:.3%} of one core, limit {LIMIT:.1%}; {1e3 * fraction * seconds / max(1, n_samples):.2f} ms a sample"
-    )
+    print(f"{device}: {n_samples} samples in {seconds:g} s; {DEFAULT_HZ:g} per second after the first {FIRST_S:g} s")
+    sample_ms = 1e3 * fraction * seconds / max(1, n_samples)
+    print(f"{fraction:.3%} of one core, limit {LIMIT:.1%}; {sample_ms:.2f} ms per sample")
     return int(fraction > LIMIT)
 
 

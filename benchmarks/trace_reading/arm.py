@@ -1,6 +1,6 @@
-"""One measurement, in a process of its own: ``python arm.py READER TRACE`` prints CPU seconds and peak memory.
+"""Measure one reading in this process: ``python arm.py READER TRACE`` prints CPU seconds and peak memory.
 
-Only the reader's own interpreter can run it: this file imports nothing that the others need. Imports are not timed.
+Run it with the reader's own interpreter; this file imports nothing that only the others need. Imports are not timed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 
 def ours(path: str) -> Callable[[], Any]:
-    """Reads and analyses everything."""
+    """Load and analyze everything."""
     from lightning_perf.traces import analyze
 
     return lambda: analyze(path)
 
 
 def hta(path: str) -> Callable[[], Any]:
-    """Loads, then the temporal and the idle breakdown."""
+    """Load, then compute the temporal and the idle breakdown."""
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
 
     def run() -> None:
@@ -36,7 +36,7 @@ def hta(path: str) -> Callable[[], Any]:
 
 
 def tb(path: str) -> Callable[[], Any]:
-    """Loads as the old tab does when it is opened."""
+    """Load as the old tab does when it is opened."""
     from torch_tb_profiler.profiler.data import RunProfileData  # type: ignore[import-not-found]
 
     def run() -> None:
@@ -51,7 +51,7 @@ READERS = {"ours": ours, "hta": hta, "tb": tb}
 
 
 def main() -> None:
-    """Runs one reader once."""
+    """Run one reader once."""
     logging.disable(logging.CRITICAL)
     name, path = sys.argv[1:3]
     run = READERS[name](os.path.abspath(path))

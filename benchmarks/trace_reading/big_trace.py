@@ -1,4 +1,4 @@
-"""Writes a trace of any size: training steps with operators, launches and kernels, as torch's profiler writes them."""
+"""Write a synthetic trace of any size: training steps with operators, launches and kernels, like torch's profiler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = tuple(
 
 
 def write_trace(path: Path, n_bytes: int = 0, n_events: int = 0) -> int:
-    """Writes whole steps until the file has ``n_bytes`` or the trace ``n_events``; returns the number of events."""
+    """Write whole steps until the file has ``n_bytes`` or the trace ``n_events``; return the number of events."""
     written = step = 0
     with path.open("wb") as file:
         file.write(_HEAD)

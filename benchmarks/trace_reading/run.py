@@ -1,9 +1,9 @@
-"""Reading traces: ours against HolisticTraceAnalysis and the old TensorBoard tab's loader, and a trace of 1 GiB.
+"""Compare reading traces with HolisticTraceAnalysis and the old TensorBoard tab's loader; read a trace of 1 GiB.
 
     python benchmarks/trace_reading/run.py --traces DIR [--venv DIR] [--out docs/benchmarks/trace-reading.md]
 
-Each reader runs in an interpreter of its own (the peers' virtual environments are made under ``--venv``), each
-measurement in a fresh process, in turn: ours, HTA, the tab, and again. CPU seconds without imports; medians; ratios.
+Each reader has its own interpreter (virtual environments are created under ``--venv``) and each measurement its own
+process; readers alternate: ours, HTA, the tab, and again. Figures are medians of CPU seconds without imports.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DEFAULT_TRACES = (
     "transformer-with-stack-h100",
 )
 PLAIN = "resnet50-workers0"
-"""This one is also read unfolded: 35 MB of JSON."""
+"""This trace is also read uncompressed: 35 MB of JSON."""
 
 
 def peers(folder: Path) -> dict[str, Path]:
-    """Makes the peers' environments where they are missing; those that cannot be installed are left out."""
+    """Create the peers' environments if missing; leave out those that cannot be installed."""
     found: dict[str, Path] = {}
     for name, requirement in PEERS.items():
         python = folder / name / "bin" / "python"
@@ -51,7 +51,7 @@ def peers(folder: Path) -> dict[str, Path]:
 
 
 def measure(python: Path, reader: str, trace: Path) -> dict[str, Any]:
-    """One reading in a fresh process; ``{"error": …}`` where it failed."""
+    """Measure one reading in a new process; return ``{"error": …}`` if it failed."""
     done = subprocess.run(
         [python, HERE / "arm.py", reader, trace], capture_output=True, text=True, check=False, timeout=900
     )
@@ -62,7 +62,7 @@ def measure(python: Path, reader: str, trace: Path) -> dict[str, Any]:
 
 
 def compare(pythons: dict[str, Path], traces: list[Path], repeats: int) -> list[str]:
-    """The table of readers by traces."""
+    """Return the table of readers by traces."""
     lines = [
         "| trace | MB of JSON | ours: CPU, s | wall, s | HTA 0.5.0: CPU, s | wall, s | CPU ÷ ours | wall ÷ ours "
         "| old tab's loader: CPU, s | wall, s | CPU ÷ ours | wall ÷ ours |",
@@ -100,7 +100,7 @@ def _text_bytes(trace: Path) -> int:
 
 
 def large(folder: Path, gib: float, n_events: int) -> list[str]:
-    """Made-up traces too large to hold as objects."""
+    """Return the table of synthetic traces too large to hold as objects."""
     lines = [
         "| trace | size, MB | events | CPU, s | wall, s | peak memory, MB | peak ÷ size |",
         "|:--|--:|--:|--:|--:|--:|--:|",
@@ -128,14 +128,16 @@ def large(folder: Path, gib: float, n_events: int) -> list[str]:
 
 
 def main() -> None:
-    """Runs both parts and writes the tables."""
+    """Run both parts and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--traces", type=Path, required=True, help="the folder of real traces")
-    parser.add_argument("--only", nargs="*", default=DEFAULT_TRACES, help="names of traces, without endings")
+    parser.add_argument("--traces", type=Path, required=True, help="folder of real traces")
+    parser.add_argument("--only", nargs="*", default=DEFAULT_TRACES, help="names of traces, without extensions")
     parser.add_argument("--venv", type=Path, default=Path.home() / ".cache" / "lightning-perf" / "peers")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--gib", type=float, default=1.0, help="size of the made-up trace; 0 for none")
-    parser.add_argument("--events", type=int, default=0, help="events of a second one, e.g. 10000000; 0 for none")
+    parser.add_argument("--gib", type=float, default=1.0, help="size of the synthetic trace; 0 for none")
+    parser.add_argument(
+        "--events", type=int, default=0, help="events of a second synthetic trace, e.g. 10000000; 0 for none"
+    )
     parser.add_argument("--out", type=Path, help="write the tables to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -161,16 +163,16 @@ def _page(compared: list[str], big: list[str], repeats: int) -> str:
         [
             "# Reading traces",
             "",
-            "Made by `benchmarks/trace_reading/run.py`. Seconds of the process and its children, without imports;",
-            f"medians of {repeats} fresh processes a reader, the readers in turn. Ours reads and analyses everything;",
-            "HTA loads and computes its temporal and idle breakdowns; the old tab parses, processes, analyses.",
-            f"Python {platform.python_version()} on {platform.machine()}; the machine was shared: read the ratios.",
+            "Written by `benchmarks/trace_reading/run.py`. Seconds of the process and its children, without imports;",
+            f"medians of {repeats} new processes per reader, readers alternate. Ours loads and analyzes everything;",
+            "HTA loads and computes its temporal and idle breakdowns; the old tab parses, processes and analyzes.",
+            f"Python {platform.python_version()} on {platform.machine()}; the machine was shared: compare ratios only.",
             "",
             *compared,
             "",
             "## Large traces",
             "",
-            "Made-up traces, read whole and analysed; the peak includes the interpreter and all imports.",
+            "Synthetic traces, loaded and analyzed completely; peak memory includes the interpreter and all imports.",
             "",
             *big,
             "",

@@ -1,18 +1,18 @@
-"""Does ``lightning-perf trial`` say what is true? Scripts with known faults and planted fates.
+"""Check verdicts of ``lightning-perf trial`` on scripts with known faults and planted outcomes.
 
-- ``fates``, three rounds in a row: harmless treatments that a script turns into a decoy, a brake, a crash, a hang, a
-  hog and poison.
-- ``ladder``: a script with several faults, none of them named to the trial. The ladder must reach 2× in at least three
-  rungs; and its flags, pasted into the script and timed by the script itself outside the tool, must give the same
-  speed-up within 10 %. Alone, what takes little of a step need not be told from nothing beside faults that take more.
-- ``sleeping``: the same script with nothing wrong but its dataset, which sleeps: workers must gain.
-- ``logging``: the same script without anomaly detection: logging every fiftieth step instead of each must gain.
-- ``matmul``: bf16 on a stack of wide layers must gain; left out where the CPU has no fast bf16.
-- ``compile``: must gain on a long chain of element-wise operations.
-- ``tiny``: must lose on a loop of tiny operations.
+- ``outcomes``, three rounds in a row: treatments with planted outcomes. The script turns them into no change, a
+  slowdown, a crash, a hang, excessive memory, and a NaN loss.
+- ``ladder``: a script with several faults that the trial is not told about. The ladder must reach 2x in at least three
+  rungs, and its flags, pasted into the script and timed by the script itself, must give the same speedup within 10 %.
+  A fault that takes little of a step may be inconclusive when treated alone.
+- ``sleeping``: the same script, in which only the dataset is slow (it sleeps). Workers must make it faster.
+- ``logging``: the same script without anomaly detection. Logging every 50th step instead of each must make it faster.
+- ``matmul``: bf16 must make a stack of wide layers faster. Skipped if the CPU has no fast bf16.
+- ``compile``: must make a long chain of element-wise operations faster.
+- ``tiny``: compiling must slow down a loop of tiny operations.
 
-Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]``, on a machine with nothing else to do: some
-four minutes for a round of ``fates``, seven to twenty for ``ladder``, one or two for each of the others.
+Run: ``python benchmarks/trial/run.py [CASE...] [--rounds N] [--write]`` on an otherwise idle machine: about four
+minutes per round of ``outcomes``, seven to twenty for ``ladder``, one or two for each of the others.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
 MANY_FAULTS = SCRIPTS / "many_faults.py"
 PAGE = HERE.parents[1] / "docs" / "benchmarks" / "trial.md"
-FATES = {
+OUTCOMES = {
     "log-every-n=101": ("no_change", ""),
     "log-every-n=102": ("regressed", ""),
-    "log-every-n=103": ("failed", "planted: a kernel went missing"),
+    "log-every-n=103": ("failed", "planted: missing kernel"),
     "log-every-n=104": ("failed", "time limit"),
     "log-every-n=105": ("failed", "GiB of memory"),
     "log-every-n=106": ("failed", "the loss became nan"),
 }
-"""What becomes of each, and the reason that must be told."""
+"""Expected verdict of each treatment, and text that its reason must contain."""
 
-FATES_LIMITS = ("--steps", "120", "--repeats", "8", "--time-limit", "20", "--memory-limit", "2G")
+OUTCOMES_LIMITS = ("--steps", "120", "--repeats", "8", "--time-limit", "20", "--memory-limit", "2G")
 LADDER_LIMITS = ("--steps", "200", "--repeats", "3")
 OUTSIDE_STEPS, OUTSIDE_RUNS = 300, 3
-"""So many that a log more or less in the timed half weighs below 1 %."""
+"""Enough steps that one log more or less in the timed half changes the mean by less than 1 %."""
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
@@ -58,22 +58,22 @@ class Row(NamedTuple):
     """One line of the table.
 
     Attributes:
-        case: Its name.
-        is_met: Whether it came out as it must.
-        told: What came out.
-        wall_s: What it took.
-        when: The day.
+        case: Name of the case.
+        is_met: Whether the result is as expected.
+        result: The result.
+        wall_s: Duration in seconds.
+        date: Day of the measurement.
     """
 
     case: str
     is_met: bool
-    told: str
+    result: str
     wall_s: float
-    when: str
+    date: str
 
 
 def trial(script: Path, *options: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
-    """The record of a trial of a script with these arguments of its own."""
+    """Run a trial of a script with these arguments; return its record."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "lightning_perf", "trial", "--out", f"{folder}/out", "--json", *options]
         done = subprocess.run(
@@ -89,7 +89,7 @@ def trial(script: Path, *options: str, arguments: Sequence[str] = ()) -> dict[st
 
 
 def outside_s(trainer: dict[str, Any], loader: dict[str, Any], statements: str) -> float:
-    """Seconds a step that the script itself measures, without the tool."""
+    """Return the seconds per step that the script itself measures, without the tool."""
     script = [sys.executable, str(MANY_FAULTS), "--steps", str(OUTSIDE_STEPS)]
     flags = ["--trainer", json.dumps(trainer), "--loader", json.dumps(loader), "--statements", statements]
     with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def outside_s(trainer: dict[str, Any], loader: dict[str, Any], statements: str) 
 
 
 def ladder() -> tuple[bool, str]:
-    """Climbs, then pastes."""
+    """Run a ladder trial, then time the script with the flags pasted."""
     record = trial(MANY_FAULTS, *LADDER_LIMITS)
     rungs = [rung for rung in record["ladder"] if rung["is_kept"] and rung["added"]]
     if not rungs:
@@ -108,7 +108,7 @@ def ladder() -> tuple[bool, str]:
     alone = {arm["id"].partition("=")[0]: arm["verdict"] for arm in record["arms"] if len(arm["treatments"]) == 1}
     reached = rungs[-1]["speedup"]
     flags, loader = record["trainer_flags"], record["loader_args"]
-    # What stands beside Trainer(...) and DataLoader(...), which the flags and arguments hold already.
+    # Other statements; the arguments of Trainer(...) and DataLoader(...) are passed as flags.
     lines = [line for line in record["code"].splitlines() if not line.startswith(("Trainer(", "DataLoader("))]
     statements = "\n".join(lines)
     plain, pasted = [], []
@@ -119,28 +119,32 @@ def ladder() -> tuple[bool, str]:
     off = outside / reached["value"] - 1
     names = " → ".join(f"{rung['added']} {rung['speedup']['value']:.2f}×" for rung in rungs)
     interval = f"{reached['low']:.2f} to {reached['high']:.2f}"
-    told = f"{names} ({interval}); pasted, outside the tool {outside:.2f}× ({off:+.1%}); {len(record['runs'])} runs"
-    told += "; alone: " + ", ".join(f"{name} {verdict}" for name, verdict in alone.items())
-    return len(rungs) >= 3 and reached["value"] >= 2 and abs(off) <= 0.1, told
+    result = (
+        f"{names} ({interval}); pasted and timed by the script {outside:.2f}× ({off:+.1%}); {len(record['runs'])} runs"
+    )
+    result += "; alone: " + ", ".join(f"{name} {verdict}" for name, verdict in alone.items())
+    return len(rungs) >= 3 and reached["value"] >= 2 and abs(off) <= 0.1, result
 
 
-def fates() -> tuple[bool, str]:
-    """Each treatment meets its own."""
-    record = trial(SCRIPTS / "planted.py", "--try", ",".join(FATES), *FATES_LIMITS)
+def outcomes() -> tuple[bool, str]:
+    """Check that each treatment gets its planted outcome."""
+    record = trial(SCRIPTS / "planted.py", "--try", ",".join(OUTCOMES), *OUTCOMES_LIMITS)
     arms = {arm["id"]: arm for arm in record["arms"] if arm["treatments"]}
-    is_met = {name: arm["verdict"] for name, arm in arms.items()} == {name: fate for name, (fate, _) in FATES.items()}
-    is_met = is_met and all(why in arms[name]["reason"] for name, (_, why) in FATES.items())
-    return is_met, ", ".join(f"{name.partition('=')[2]} {_fate(arm)}" for name, arm in arms.items())
+    is_met = {name: arm["verdict"] for name, arm in arms.items()} == {
+        name: verdict for name, (verdict, _) in OUTCOMES.items()
+    }
+    is_met = is_met and all(why in arms[name]["reason"] for name, (_, why) in OUTCOMES.items())
+    return is_met, ", ".join(f"{name.partition('=')[2]} {_outcome(arm)}" for name, arm in arms.items())
 
 
-def _fate(arm: dict[str, Any]) -> str:
+def _outcome(arm: dict[str, Any]) -> str:
     if arm["speedup"]:
         return f"{arm['verdict']} ({arm['speedup']['value']:.2f}×)"
     return f"{arm['verdict']} ({arm['reason']})"
 
 
 def single(script: Path, treatment: str, wanted: str, trainer: dict[str, Any] | None = None) -> tuple[bool, str]:
-    """One treatment must gain, or lose; with these flags of the Trainer, which only ``MANY_FAULTS`` takes."""
+    """Check the verdict of one treatment; ``trainer`` has Trainer flags, which only ``MANY_FAULTS`` accepts."""
     arguments = () if trainer is None else ("--trainer", json.dumps(trainer))
     record = trial(script, "--try", treatment, arguments=arguments)
     arm = next(arm for arm in record["arms"] if arm["treatments"])
@@ -152,7 +156,7 @@ def single(script: Path, treatment: str, wanted: str, trainer: dict[str, Any] | 
 QUIET = {"detect_anomaly": False, "log_every_n_steps": 10**6}
 
 CASES = {
-    "fates": (fates, 3),
+    "outcomes": (outcomes, 3),
     "ladder": (ladder, 1),
     "sleeping": (lambda: single(MANY_FAULTS, "loader-workers=2", "improved", QUIET), 1),
     "logging": (lambda: single(MANY_FAULTS, "log-every-n=50", "improved", {"detect_anomaly": False}), 1),
@@ -160,20 +164,20 @@ CASES = {
     "compile": (lambda: single(SCRIPTS / "elementwise.py", "compile", "improved"), 1),
     "tiny": (lambda: single(SCRIPTS / "tiny_ops.py", "compile", "regressed"), 1),
 }
-"""What each case runs, and how often in a row."""
+"""Function and number of rounds of each case."""
 
 
 def is_left_out(case: str) -> bool:
-    """Whether this machine cannot have what the case is about."""
+    """Return whether this machine cannot run the case."""
     return case == "matmul" and speed_up(measure_ceilings("cpu"), "fp32") is None
 
 
 def main() -> None:
-    """Runs the cases and tells what came out."""
+    """Run the cases and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", choices=[[], *CASES], default=[])
-    parser.add_argument("--rounds", type=int, help="instead of each case's own number")
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}; other cases' rows in it stay")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: by case)")
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}; rows of other cases are kept")
     arguments = parser.parse_args()
     rows: list[Row] = []
     cases = [case for case in arguments.cases or CASES if not is_left_out(case)]
@@ -182,12 +186,12 @@ def main() -> None:
         for number in range(arguments.rounds or rounds):
             started_s = time.perf_counter()
             try:
-                is_met, told = run()
+                is_met, result = run()
             except subprocess.CalledProcessError as error:
-                is_met, told = False, f"the command ended with {error.returncode}"
+                is_met, result = False, f"the command exited with {error.returncode}"
             wall_s = time.perf_counter() - started_s
-            rows.append(Row(f"{case}, round {number + 1}", is_met, told, wall_s, time.strftime("%Y-%m-%d")))
-            print(f"{'met   ' if is_met else 'MISSED'} {rows[-1].case}: {told} [{wall_s:.0f} s]", flush=True)
+            rows.append(Row(f"{case}, round {number + 1}", is_met, result, wall_s, time.strftime("%Y-%m-%d")))
+            print(f"{'met   ' if is_met else 'MISSED'} {rows[-1].case}: {result} [{wall_s:.0f} s]", flush=True)
     if arguments.write:
         lines = [_line(row) for row in rows] + _kept(cases)
         PAGE.write_text(page(lines), encoding="utf-8")
@@ -196,22 +200,22 @@ def main() -> None:
 
 def _line(row: Row) -> str:
     call = "met" if row.is_met else "**missed**"
-    return f"| {row.case} | {call} | {row.told} | {row.wall_s:.0f} | {row.when} |"
+    return f"| {row.case} | {call} | {row.result} | {row.wall_s:.0f} | {row.date} |"
 
 
 def _kept(measured: list[str]) -> list[str]:
-    """The rows of cases that were not measured now."""
+    """Return the rows of cases that were not measured now."""
     lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
     others = tuple(f"| {case}, round" for case in CASES if case not in measured)
     return [line for line in lines if line.startswith(others)]
 
 
 def page(lines: list[str]) -> str:
-    """The page of the docs."""
+    """Return the documentation page."""
     order = list(CASES)
     lines = sorted(lines, key=lambda line: (order.index(line[2:].partition(",")[0]), line))
-    head = ["| case | | what came out | seconds | measured |", "|---|---|---|---|---|"]
-    where = f"{os.cpu_count()} cores, one torch thread a process"
+    head = ["| case | | result | seconds | date |", "|---|---|---|---|---|"]
+    where = f"{os.cpu_count()} cores, one torch thread per process"
     about = f"Written by `python benchmarks/trial/run.py --write`: {where}."
     assert __doc__ is not None
     return "\n".join(["# Trials", "", *__doc__.strip().splitlines()[:-3], "", about, "", *head, *lines, ""])

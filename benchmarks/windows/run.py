@@ -1,7 +1,8 @@
-"""What a profiler window costs the steps outside it: nothing, if the medians agree.
+"""Measure whether a profiler window slows down the steps before or after it.
 
-Fits of a small model on the CPU, with and without one window in the middle, in turn. Compared are the medians of the
-steps well before the window, well after it, and of the same steps without one; steps are timed by the model itself.
+Fits of a small model on the CPU alternate between one window in the middle and no window. The script compares the
+median step time well before and well after the window with the same steps of fits without one. The model times its
+own steps.
 
 Run: ``python benchmarks/windows/run.py [--rounds N] [--write]`` (about a minute).
 """
@@ -28,7 +29,7 @@ WARMUP, ACTIVE = 2, 3
 
 
 class Timed(LightningModule):
-    """A step of about a millisecond that notes when it begins."""
+    """Take about a millisecond per step and record when each step begins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,17 +37,17 @@ class Timed(LightningModule):
         self.starts: list[float] = []
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         self.starts.append(time.perf_counter())
         return self.network(batch[0]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def steps_us(has_window: bool) -> tuple[float, float]:
-    """Median microseconds of the steps before and after where the window is, or would be."""
+    """Return the median microseconds of steps before and after the window's position."""
     with tempfile.TemporaryDirectory() as folder:
         return _steps_us(has_window, folder)
 
@@ -74,7 +75,7 @@ def _steps_us(has_window: bool, folder: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Runs the rounds and prints, or writes, the page."""
+    """Run the rounds; print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
@@ -90,16 +91,16 @@ def main() -> None:
     ratios = [
         statistics.median(w[part] / p[part] for w, p in zip(rows[True], rows[False], strict=True)) for part in (0, 1)
     ]
-    page = f"""# What a window costs the steps outside it
+    page = f"""# Effect of a profiler window on other steps
 
-Made by `benchmarks/windows/run.py`: {arguments.rounds} pairs of fits of {N_STEPS} steps on the CPU, one thread, in
-turn; a window of {WARMUP} + {ACTIVE} steps at step {OPENS_AT}. Medians; the ratio is the median over the pairs.
-The machine was shared: read the ratios.
+Written by `benchmarks/windows/run.py`: {arguments.rounds} alternating pairs of fits of {N_STEPS} steps on the CPU,
+with one thread; one window of {WARMUP} + {ACTIVE} steps at step {OPENS_AT}. Figures are medians; the ratio is the
+median over pairs. The machine was shared, so compare ratios only.
 
-| steps | with a window, µs | without, µs | ratio |
+| steps | with window, µs | without, µs | ratio |
 |:--|--:|--:|--:|
-| before it | {medians[True][0]:.0f} | {medians[False][0]:.0f} | {ratios[0]:.3f} |
-| after it | {medians[True][1]:.0f} | {medians[False][1]:.0f} | {ratios[1]:.3f} |
+| before the window | {medians[True][0]:.0f} | {medians[False][0]:.0f} | {ratios[0]:.3f} |
+| after the window | {medians[True][1]:.0f} | {medians[False][1]:.0f} | {ratios[1]:.3f} |
 """
     print(page)
     if arguments.write:

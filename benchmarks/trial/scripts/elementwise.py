@@ -1,4 +1,4 @@
-"""A long chain of element-wise operations on large tensors: memory traffic that a compiler takes away."""
+"""A long chain of element-wise operations on large tensors, whose memory traffic a compiler removes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Made on the spot."""
+    """Random samples."""
 
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
         return 4096 * 2000
 
     def __getitems__(self, indices: list[int]) -> torch.Tensor:
@@ -19,21 +19,21 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Chain(LightningModule):
-    """Sixty operations on each element."""
+    """Apply sixty operations to each element."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(256))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         x = batch * self.scale
         for _ in range(20):
-            x = torch.relu(x * 0.9 + 0.1)  # cheap ones: what they cost is reading and writing the tensor
+            x = torch.relu(x * 0.9 + 0.1)  # cheap operations: their cost is reading and writing the tensor
         return x.mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 

@@ -1,8 +1,8 @@
-"""A training with several things wrong at once: the script whose ladder the benchmark climbs.
+"""A training with several faults at once, for the ladder benchmark.
 
-Batches are waited for, every step is logged to a place that answers slowly, and anomaly detection was left on. Flags of
-a ladder can be pasted: ``--trainer '{"log_every_n_steps": 50}' --loader '{"num_workers": 2}'``, and so can its
-statements: ``--statements 'torch.set_num_threads(2)'``.
+The dataset is slow, every step is logged to a slow destination, and anomaly detection is on. The flags of a ladder can
+be passed: ``--trainer '{"log_every_n_steps": 50}' --loader '{"num_workers": 2}'``; its
+statements too: ``--statements 'torch.set_num_threads(2)'``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ BATCH, WIDTH, DEPTH, FETCH_S, LOG_S = 32, 128, 24, 0.014, 0.016
 
 
 class Waits(Dataset[torch.Tensor]):
-    """Samples from a store that answers slowly, fetched a batch at a time."""
+    """Samples from slow storage, fetched one batch at a time."""
 
     def __len__(self) -> int:
-        """Samples."""
+        """Return the number of samples."""
         return 200_000
 
     def __getitem__(self, indices: list[int]) -> torch.Tensor:
@@ -33,7 +33,7 @@ class Waits(Dataset[torch.Tensor]):
 
 
 class Stack(LightningModule):
-    """Many small layers: autograd has much to watch over."""
+    """Many small layers, so that anomaly detection has much to check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,45 +41,45 @@ class Stack(LightningModule):
         self.network = torch.nn.Sequential(*layers)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         loss = self.network(batch).square().mean()
         self.log("loss", loss)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
 class FarAway(CSVLogger):
-    """A logger behind a slow connection."""
+    """A logger with a slow connection."""
 
     def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-        """Waits for an answer."""
+        """Sleep as if waiting for a server."""
         time.sleep(LOG_S)
         super().log_metrics(*args, **kwargs)
 
 
 class StepTime(Callback):
-    """Prints the mean step of the second half, for the check outside the tool."""
+    """Print the mean step time of the second half, for the check without the tool."""
 
     def __init__(self, n_steps: int) -> None:
         self.n_steps = n_steps
         self.started_s = 0.0
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Starts the clock half way."""
+        """Start the clock at half of the steps."""
         if trainer.global_step == self.n_steps // 2:
             self.started_s = time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        """Stops it."""
+        """Stop the clock and print."""
         n = trainer.global_step - self.n_steps // 2
         print(f"step_s={(time.perf_counter() - self.started_s) / n:.6f}", flush=True)
 
 
 def main() -> None:
-    """Trains."""
+    """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--trainer", type=json.loads, default={})
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--statements", default="")
     arguments = parser.parse_args()
     pasted = {"torch": torch, "model": Stack()}
-    exec(arguments.statements, pasted)  # what a trial wrote for its user to paste
+    exec(arguments.statements, pasted)  # statements that a trial recommends
     data = Waits()
     sampler = BatchSampler(RandomSampler(data), BATCH, drop_last=True)
     flags: dict[str, Any] = {"log_every_n_steps": 1, "detect_anomaly": True, **arguments.trainer}

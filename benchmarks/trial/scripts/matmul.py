@@ -1,4 +1,4 @@
-"""Wide layers on large batches: almost nothing but matrix products, in full precision."""
+"""Wide layers on large batches: almost only matrix multiplication, in fp32."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Stack(LightningModule):
         self.network = torch.nn.Sequential(*layers)
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         return self.network(batch[0]).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 

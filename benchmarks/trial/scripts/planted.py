@@ -1,7 +1,7 @@
-"""A training whose fate hangs on a flag: a harmless treatment becomes a decoy, a brake, a crash, a hang, a hog, poison.
+"""A training in which a flag plants the outcome of a treatment.
 
-``log_every_n_steps`` 101 changes nothing, 102 slows every step down, 103 raises, 104 hangs, 105 takes ever more memory,
-106 yields NaN.
+``log_every_n_steps`` 101 changes nothing, 102 slows down every step, 103 raises, 104 hangs, 105 leaks memory, 106
+returns a NaN loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FATEFUL_STEP = 5
 
 
 class Planted(LightningModule):
-    """A step of some thirty milliseconds, nearly all of it waiting: a shared machine's pace changes it little."""
+    """Take about thirty milliseconds per step, mostly asleep, so that a shared machine affects it little."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,23 +24,23 @@ class Planted(LightningModule):
         self.hoard: list[torch.Tensor] = []
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """One step, as the flag has it."""
-        told = self.trainer.log_every_n_steps
-        time.sleep(0.06 if told == 102 else 0.03)
+        """Return the loss of one step, with the planted outcome."""
+        flag = self.trainer.log_every_n_steps
+        time.sleep(0.06 if flag == 102 else 0.03)
         loss = self.layer(batch[0]).square().mean()
         if batch_idx > FATEFUL_STEP:
-            if told == 103:
-                raise RuntimeError("planted: a kernel went missing")
-            if told == 104:
+            if flag == 103:
+                raise RuntimeError("planted: missing kernel")
+            if flag == 104:
                 time.sleep(3600)
-            if told == 105:
+            if flag == 105:
                 self.hoard.append(torch.ones(2**26))
-            if told == 106:
+            if flag == 106:
                 loss = loss * float("nan")
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 

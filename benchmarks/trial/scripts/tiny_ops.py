@@ -1,4 +1,4 @@
-"""A loop of tiny operations that looks at its value after each: compiled, it pays a call where it paid a kernel."""
+"""A loop of tiny operations that reads its value after each, so that a compiled call costs more than the kernel."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ WIDTH, TURNS = 8, 100
 
 
 class Cell(torch.nn.Module):
-    """One turn."""
+    """One iteration of the loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.full((WIDTH,), 0.99))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """A single multiplication."""
+        """Multiply once."""
         return x * self.weight
 
 
 class UntilSettled(LightningModule):
-    """Turns until nothing changes any more, which takes all turns here."""
+    """Iterate until convergence, which takes all iterations here."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell = Cell()
 
     def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of one step."""
         x = batch[0][0]
         for _ in range(TURNS):
             x = self.cell(x)
@@ -38,7 +38,7 @@ class UntilSettled(LightningModule):
         return x.square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return plain SGD."""
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
