@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. Each makes .venv and installs what it needs, once.
+# The main commands are `make demo` and `make test`. Each creates .venv and installs dependencies once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,14 +11,14 @@ demo: $(STAMP)
 
 test: lint typecheck imports pytest
 
-# For the inner loop, under a minute: what reads the code, and quick tests that train nothing.
+# For the inner loop, under a minute: static checks, and fast tests without training.
 check: $(STAMP)
 	$(MAKE) --jobs 2 lint typecheck imports fast
 
 fast: $(STAMP)
 	$(PYTEST) tests/stats tests/records tests/rules tests/reports -k 'not hostile and not simulated'
 
-# Reinstalls only when what is declared has changed.
+# Reinstalls only after changes to pyproject.toml or constraints.txt.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
@@ -34,13 +34,13 @@ typecheck: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-# One torch thread per worker: two workers on two cores must not compete for them.
+# One torch thread per pytest worker, so that two workers do not compete for two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=12
 
 pytest: $(STAMP)
 	$(PYTEST) -n 2 --dist worksteal
 
-# The site, into build/site, which opens from disk. `make test` builds it too.
+# Build the site into build/site; it can be opened from disk. `make test` builds it too.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
@@ -50,12 +50,12 @@ docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_treatments.py
 	$(BIN)/python docs/generate_cli.py
 
-# For a machine with an accelerator; elsewhere everything is skipped.
+# For machines with an accelerator; on others, all of it is skipped.
 gpu-check: $(STAMP)
 	$(BIN)/python -m pytest -m gpu tests/gpu -q
 
-# Probes and reports that raise, interrupts and kills at any moment, hostile files, processes left behind: with another
-# process on a core, and ten times as many random files as `make test` tries.
+# Failing probes and reports, interrupts and kills at any time, malformed files, leftover processes: next to another
+# busy process, and with ten times as many random files as `make test`.
 TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trainer/test_interrupts.py \
   tests/trainer/test_ranks.py tests/trainer/test_rank_causes.py tests/trainer/test_company.py \
   tests/trainer/test_probe_data.py tests/trainer/test_apply.py tests/trainer/test_unchanged.py \
@@ -69,8 +69,8 @@ TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trai
 torture: $(STAMP)
 	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -n 2 --dist worksteal
 
-# The oldest Lightning that is supported, in an environment of its own: what touches the Trainer. Its RichProgressBar
-# fails with a rich from 14.1 on, by itself too.
+# Tests that use the Trainer, with the oldest supported Lightning in a separate environment. Its RichProgressBar does
+# not work with rich >= 14.1.
 OLDEST := .venv-oldest
 test-oldest:
 	test -x $(OLDEST)/bin/pip || $(PYTHON) -m venv $(OLDEST)
@@ -79,14 +79,14 @@ test-oldest:
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q \
 	  tests/trainer tests/treatments tests/trials tests/probes/test_loop.py tests/probes/test_settings.py
 
-# The wheel: what is in it, and whether it runs where nothing else of this is.
+# Build the wheel, check its contents, and run it in an empty environment.
 wheel-check: $(STAMP)
 	$(BIN)/python tests/check_wheel.py
 
-# Most of what the docs' figures are from, measured again: eighty minutes, on a machine that does nothing else. Each writes
-# its page, and one that misses what it promises is told at the end. TraceML is installed from PyPI into an environment of
-# its own. By themselves run the clinic, benchmarks/loader/causes.py (half an hour) and what reads a folder of traces,
-# benchmarks/trace_reading/run.py.
+# Repeat most measurements in the docs: eighty minutes on an otherwise idle machine. Each script writes its page; those
+# that miss a target are listed at the end. TraceML is installed from PyPI into an environment of its own. Not included:
+# the clinic, benchmarks/loader/causes.py (half an hour), and benchmarks/trace_reading/run.py, which needs a folder of
+# traces.
 BENCHMARKS := "overhead/run.py --within --starts 8 --write" "overhead/run.py --starts 3 --rounds 12 --write" \
   "windows/run.py --write" "sampled_steps/run.py --write" telemetry/run.py "loader/run.py --write" \
   "loader/run.py --threads 2 --write" "precision/run.py --threads 1 --write" \
@@ -98,16 +98,16 @@ bench: $(STAMP)
 	  echo "== $$each"; $(BIN)/python benchmarks/$$each || failed="$$failed, $$each"; done; \
 	test -z "$$failed" || { echo "missed or failed: $${failed#, }"; exit 1; }
 
-# Trainings with known faults and healthy ones: how often the diagnosis is right, and which promises are kept. On a
-# machine that does nothing else. Speedups are measured on the half "score", twice: once, a machine that drifts put every
-# fifth of them outside of what was predicted. The same with abilities of the CPU switched off, each as a first run:
-# make clinic CAPS=none,avx2,avx512_core,one-thread. Each cap has a section of its own on the page.
+# Trainings with known faults and healthy ones: how often the diagnosis is right and how many speedups are as predicted,
+# on an otherwise idle machine. Speedups of the half "score" are measured twice, because on a drifting machine one
+# measurement put every fifth outside the prediction. With CPU features disabled, each from a cold start:
+# make clinic CAPS=none,avx2,avx512_core,one-thread. The page has a section per cap.
 CAPS ?= none
 clinic: $(STAMP)
 	$(PYTEST) -m clinic
 	$(BIN)/python benchmarks/clinic/run.py --caps $(CAPS) --healthy-rounds 3 --rounds 2 --write
 
-# Small faults put into the arithmetic and the rules: do the tests notice? Ten to thirty minutes.
+# Mutation tests of statistics, rules and records: ten to thirty minutes.
 mutants: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'cosmic-ray>=8.3'
 	$(BIN)/python benchmarks/mutation/run.py --write

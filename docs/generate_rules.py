@@ -1,4 +1,4 @@
-"""Writes docs/rules/ from the rules: an index, and a page for each.
+"""Write docs/rules/ from the rules: an index and one page per rule.
 
 python docs/generate_rules.py
 """
@@ -16,7 +16,7 @@ NOTE = "<!-- Made by docs/generate_rules.py from the Markdown file beside the ru
 
 
 def pages() -> dict[str, str]:
-    """Every page's file name and text."""
+    """Return all pages by file name."""
     return {"index.md": _index(all_rules())} | {f"{rule.code}.md": _page(rule) for rule in all_rules()}
 
 
@@ -49,7 +49,7 @@ def _first_sentence(rule: Rule) -> str:
 
 
 def main() -> None:
-    """Writes what changed and removes pages of rules that are gone."""
+    """Write changed pages and remove pages of rules that no longer exist."""
     FOLDER.mkdir(exist_ok=True)
     wanted = pages()
     for path in FOLDER.glob("*.md"):

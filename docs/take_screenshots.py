@@ -1,7 +1,7 @@
 """Take the screenshots of the documentation: the TensorBoard tab and the HTML report, light, dark and narrow.
 
-    python docs/take_screenshots.py                    of a demo that is run first
-    python docs/take_screenshots.py --session FOLDER   of a session that is there
+    python docs/take_screenshots.py                    of a new demo run
+    python docs/take_screenshots.py --session FOLDER   of an existing session
 
 Needs chromium, chromedriver and the packages of the dev extra. Writes docs/images/*.png with a palette of 128 colors.
 """
@@ -22,7 +22,7 @@ IMAGES = REPOSITORY / "docs" / "images"
 MAX_BYTES = 150_000
 
 LOOKS = (("", 1280, 960, False), ("-dark", 1280, 960, True), ("-narrow", 480, 960, False))
-"""End of the file's name, width and height in pixels, and whether the page is dark."""
+"""File name suffix, width and height in pixels, and whether the page is dark."""
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 def main() -> int:
     """Take all screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--session", type=Path, help="folder of a perf_session.json; a demo is run without it")
+    parser.add_argument("--session", type=Path, help="folder with a perf_session.json (default: run a demo)")
     arguments = parser.parse_args()
     from browser.board import tensorboard
     from browser.conftest import Browser, started_chromium
@@ -71,7 +71,7 @@ def shoot_tab(browser: Any, board: Any) -> None:
     """Take screenshots of the tab's overview, in TensorBoard."""
     for end, width, height, is_dark in LOOKS:
         browser.size(width, height)
-        browser.prefer_dark(False)  # TensorBoard has a switch of its own
+        browser.prefer_dark(False)  # TensorBoard has its own setting
         browser.open("about:blank")
         browser.open(f"{board.address}/?darkMode={str(is_dark).lower()}#perfdoctor")
         browser.driver.switch_to.frame(browser.find("iframe"))
@@ -83,7 +83,7 @@ def shoot_tab(browser: Any, board: Any) -> None:
 def _save(browser: Any, name: str) -> None:
     from PIL import Image
 
-    time.sleep(1.0)  # transitions of the page
+    time.sleep(1.0)  # wait for page transitions
     image = Image.open(io.BytesIO(browser.driver.get_screenshot_as_png())).convert("RGB")
     target = IMAGES / f"{name}.png"
     image.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)

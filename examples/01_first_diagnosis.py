@@ -1,6 +1,6 @@
 """Why is this training slow? Add PerfDoctor and read the answer.
 
-A dataset that waits 2 ms for each sample, as one that reads small files over a network does, feeds a small model.
+The dataset takes 2 ms per sample, as if it read small files over a network; the model is small.
 Run it: ``python examples/01_first_diagnosis.py`` (about ten seconds on a CPU).
 """
 
@@ -16,7 +16,7 @@ from lightning_perf import PerfDoctor
 
 
 class RemoteImages(Dataset):
-    """256 images behind a slow connection."""
+    """256 images on slow remote storage."""
 
     def __len__(self):
         return 256
@@ -47,7 +47,7 @@ class Classifier(LightningModule):
 
 
 def main():
-    """Trains three epochs and prints what to do first."""
+    """Train three epochs and print what to do first."""
     doctor = PerfDoctor()
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(

@@ -1,7 +1,7 @@
-"""Take the loader's prescription and measure what it gains.
+"""Apply the recommended DataLoader arguments and measure the speedup.
 
-Samples come from a disk that takes 2 ms to answer. The first training has no workers; the second takes the arguments
-that the diagnosis of the first prescribes. Run it: ``python examples/02_loader.py`` (about ten seconds on a CPU).
+Samples come from a disk with a latency of 2 ms. The first training has no workers; the second uses the arguments that
+the first diagnosis recommends. Run it: ``python examples/02_loader.py`` (about ten seconds on a CPU).
 """
 
 import time
@@ -26,7 +26,7 @@ class Archive(Dataset):
 
 
 class Regressor(LightningModule):
-    """Some milliseconds of elementwise work a step."""
+    """A few milliseconds of elementwise operations per step."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Regressor(LightningModule):
 
 
 def train(**loader_args):
-    """The session of one training."""
+    """Train once and return the session."""
     doctor = PerfDoctor(reports=())
     trainer = Trainer(
         max_epochs=4,
@@ -59,7 +59,7 @@ def train(**loader_args):
 
 
 def main():
-    """Trains twice and prints both speeds."""
+    """Train twice and print both speeds."""
     before = train()
     print("Verdict:", before.verdict.text)
     arguments = before.loader_args()

@@ -1,8 +1,8 @@
 """Is a lower precision worth it here? Ask for a recommendation, then measure both.
 
 Wide layers in float32. A CPU with bf16 matrix instructions (AMX, or AVX-512 with bf16) may run them faster in
-``precision="bf16-mixed"``; on another CPU the conversions only cost time. Which of the two this machine is, no flag of
-the CPU says, so the example trains both ways and compares. Run it: ``python examples/03_mixed_precision.py`` (about ten
+``precision="bf16-mixed"``; on another CPU the conversions only cost time. CPU flags do not show which is the case, so
+the example trains both ways and compares. Run it: ``python examples/03_mixed_precision.py`` (about ten
 seconds on a CPU).
 """
 
@@ -14,11 +14,11 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 from lightning_perf import PerfDoctor
 
 WORTH_IT = 1.05
-"""Speedup below which two short trainings do not differ."""
+"""Speedups below this are within the noise of two short trainings."""
 
 
 class Wide(LightningModule):
-    """Almost only matrix products."""
+    """Almost only matrix multiplication."""
 
     def __init__(self):
         super().__init__()
@@ -34,10 +34,10 @@ class Wide(LightningModule):
 
 
 def train(**flags):
-    """The session of one training."""
+    """Train once and return the session."""
     data = TensorDataset(torch.rand(2560, 512))
     batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
-    doctor = PerfDoctor(reports=(), schedule=(20, 1, 3))  # a profiler window tells what the operators cost
+    doctor = PerfDoctor(reports=(), schedule=(20, 1, 3))  # a profiler window records operator times
     trainer = Trainer(
         max_epochs=3,
         accelerator="cpu",
@@ -53,19 +53,19 @@ def train(**flags):
 
 
 def batch_ms(session):
-    """Milliseconds per batch in the steady state."""
+    """Return milliseconds per batch in the steady state."""
     return 1e3 * session.steady.span_s / session.steady.n_steps
 
 
 def main():
-    """Trains in float32 and in bf16-mixed, and says which is faster here."""
+    """Train in float32 and in bf16-mixed, and print which is faster here."""
     before = train()
-    flags = before.trainer_flags("numerics")  # recommendations that change rounding are allowed
+    flags = before.trainer_flags("numerics")  # include recommendations that change rounding
     print("Recommended:", flags or "nothing")
     after = train(precision="bf16-mixed")
     speedup = batch_ms(before) / batch_ms(after)
     print(f"float32: {batch_ms(before):.2f} ms per batch; bf16-mixed: {batch_ms(after):.2f} ms; speedup {speedup:.2f}x")
-    print("Use bf16-mixed on this machine" if speedup >= WORTH_IT else "No gain on this machine: keep float32")
+    print("Use bf16-mixed on this machine" if speedup >= WORTH_IT else "No speedup on this machine: keep float32")
     return before, after
 
 

@@ -1,8 +1,9 @@
-"""Fit a larger batch: what fills the memory, and two ways to make room.
+"""Fit a larger batch: see what uses memory, and two ways to use less.
 
-``memory_breakdown`` tells what training a model takes. Where activations fill the memory, keeping only the inputs of
-the repeated blocks makes room at the price of computing them twice; accumulating gradients over small batches trains as
-with a large one. Run it: ``python examples/04_checkpointing_and_accumulation.py`` (some seconds on a CPU).
+``memory_breakdown`` reports the memory that training a model needs. If activations use most of it, activation
+checkpointing keeps only the inputs of repeated blocks and computes the rest twice; gradient accumulation trains with
+small batches as with a large one. Run it: ``python examples/04_checkpointing_and_accumulation.py`` (a few seconds on a
+CPU).
 """
 
 import torch
@@ -17,7 +18,7 @@ BATCH_SIZE = 128
 
 
 class Deep(LightningModule):
-    """Eight blocks of one kind."""
+    """Eight equal blocks."""
 
     def __init__(self, is_checkpointed=False):
         super().__init__()
@@ -39,14 +40,14 @@ class Deep(LightningModule):
 
 
 def activations(model, batch_size):
-    """Bytes that one step saves for its backward pass."""
+    """Return the bytes that one step saves for its backward pass."""
     breakdown = memory_breakdown(model, model.configure_optimizers(), torch.rand(batch_size, 256))
     print(breakdown)
     return breakdown.record.activations_bytes
 
 
 def accumulate(n):
-    """Trains with the same number of samples a step, in ``n`` parts."""
+    """Train with the same number of samples per optimizer step, in ``n`` batches."""
     doctor = PerfDoctor(reports=())
     trainer = Trainer(
         max_epochs=2,
@@ -63,7 +64,7 @@ def accumulate(n):
 
 
 def main():
-    """Prints both ways."""
+    """Print memory and speed of both."""
     whole = activations(Deep(), BATCH_SIZE)
     kept = activations(Deep(is_checkpointed=True), BATCH_SIZE)
     part = activations(Deep(), BATCH_SIZE // 4)

@@ -1,7 +1,7 @@
-"""Does compiling pay? A chain of elementwise operators, as it is and compiled.
+"""Is torch.compile worth it? A chain of elementwise operators, eager and compiled.
 
-``torch.compile`` fuses what would otherwise go through memory once for each operator. On a CPU it needs a C++ compiler;
-without one the example says so. Run it: ``python examples/05_compile.py`` (half a minute on a CPU, mostly compiling).
+``torch.compile`` fuses operators that would otherwise each read and write memory. On a CPU it needs a C++ compiler;
+without one, the example prints a message. Run it: ``python examples/05_compile.py`` (half a minute on a CPU, mostly compiling).
 """
 
 import shutil
@@ -35,7 +35,7 @@ class Chain(LightningModule):
 
 
 def train(is_compiled):
-    """The session of one training; steps that compile count in no statistic."""
+    """Train once and return the session; statistics leave out steps that compile."""
     data = TensorDataset(torch.rand(64 * 60, 32))
     batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
     doctor = PerfDoctor(reports=())
@@ -53,10 +53,10 @@ def train(is_compiled):
 
 
 def main():
-    """Trains twice and prints both speeds."""
+    """Train twice and print both speeds."""
     before = train(is_compiled=False)
     if shutil.which("g++") is None and shutil.which("clang++") is None:
-        print("There is no C++ compiler here: torch.compile cannot be tried on the CPU.")
+        print("No C++ compiler found: torch.compile needs one on a CPU.")
         return before, None
     after = train(is_compiled=True)
     old_ms, new_ms = (1e3 * session.steady.span_s / session.steady.n_steps for session in (before, after))

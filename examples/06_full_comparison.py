@@ -1,7 +1,7 @@
-"""The whole ladder: one training with several faults, mended one after another, each rung measured.
+"""The whole ladder: a training with several faults, fixed one after another, with the speedup of each fix.
 
-After each training the first prescription of its diagnosis is taken. ``lightning-perf trial -- python train.py`` does
-the same for a script of yours, in processes of their own and with intervals. Run it: ``python
+After each training, the first recommendation of its diagnosis is applied. ``lightning-perf trial -- python train.py``
+does the same for your script, in separate processes and with confidence intervals. Run it: ``python
 examples/06_full_comparison.py`` (about half a minute on a CPU).
 """
 
@@ -31,7 +31,7 @@ class Archive(Dataset):
 
 
 class Regressor(LightningModule):
-    """Logs much at each step."""
+    """A model that logs many values at each step."""
 
     def __init__(self):
         super().__init__()
@@ -57,9 +57,9 @@ class Regressor(LightningModule):
 
 
 def train(folder, flags, loader_args):
-    """The session of one training with the arguments of the prescriptions taken so far."""
+    """Train with the recommendations applied so far; return the session."""
     doctor = PerfDoctor(reports=())
-    arguments = {"detect_anomaly": True, "max_epochs": 2, **flags}  # left on after a hunt for a NaN
+    arguments = {"detect_anomaly": True, "max_epochs": 2, **flags}  # as if left on after debugging a NaN
     trainer = Trainer(
         accelerator="cpu",
         callbacks=[doctor],
@@ -75,7 +75,7 @@ def train(folder, flags, loader_args):
 
 
 def first_new(session, flags, loader_args):
-    """The best prescription that changes an argument not changed yet."""
+    """Return the best recommendation that changes another argument, and its finding."""
     for finding in session.findings:
         for one in finding.prescriptions:
             if one.safety == "exact" and (one.trainer_flags or one.loader_args):
@@ -86,25 +86,25 @@ def first_new(session, flags, loader_args):
 
 
 def main():
-    """Climbs and prints the ladder."""
+    """Apply recommendations one by one and print the ladder."""
     flags, loader_args, rungs = {}, {}, []
     with tempfile.TemporaryDirectory() as folder:
         session = train(folder, flags, loader_args)
-        rungs.append(("as it was", seconds_a_batch(session)))
+        rungs.append(("unchanged", seconds_per_batch(session)))
         while len(rungs) <= MAX_RUNGS and (found := first_new(session, flags, loader_args)) is not None:
-            finding, prescription = found
-            flags.update(prescription.trainer_flags)
-            loader_args.update(prescription.loader_args)
+            finding, recommendation = found
+            flags.update(recommendation.trainer_flags)
+            loader_args.update(recommendation.loader_args)
             session = train(folder, flags, loader_args)
-            rungs.append((f"{finding.code}: {prescription.summary}", seconds_a_batch(session)))
+            rungs.append((f"{finding.code}: {recommendation.summary}", seconds_per_batch(session)))
     base = rungs[0][1]
     for what, seconds in rungs:
-        print(f"{seconds * 1e3:7.1f} ms a batch  {base / seconds:4.1f}x  {what}")
+        print(f"{seconds * 1e3:7.1f} ms per batch  {base / seconds:4.1f}x  {what}")
     return rungs
 
 
-def seconds_a_batch(session):
-    """With what lies between the steps: validation, logging, boundaries of epochs."""
+def seconds_per_batch(session):
+    """Return the time per batch, including validation, logging and epoch boundaries."""
     return session.steady.span_s / session.steady.n_steps
 
 

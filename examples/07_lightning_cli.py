@@ -1,8 +1,8 @@
-"""PerfDoctor with LightningCLI: nothing in the code changes.
+"""PerfDoctor with LightningCLI, without code changes.
 
 ``python examples/07_lightning_cli.py fit --trainer.callbacks+=lightning_perf.PerfDoctor`` adds it on the command line.
-Run without arguments the example gives itself these, and asks for the console's report alone. (Some seconds on a CPU;
-needs ``jsonargparse[signatures]``.)
+Without arguments, the example uses these and limits the output to the console report. (A few seconds on a CPU; needs
+``jsonargparse[signatures]``.)
 """
 
 import sys
@@ -20,7 +20,7 @@ class Model(LightningModule):
     """Two layers.
 
     Args:
-        width: Of the hidden layer.
+        width: Width of the hidden layer.
     """
 
     def __init__(self, width: int = 256):
@@ -35,14 +35,14 @@ class Model(LightningModule):
 
 
 class Data(LightningDataModule):
-    """Random rows, fetched one by one: what the diagnosis will say something about."""
+    """Random rows, fetched one by one, which is slow."""
 
     def train_dataloader(self):
         return DataLoader(TensorDataset(torch.rand(6400, 16)), batch_size=128)
 
 
 def main():
-    """Trains as the command line says."""
+    """Run LightningCLI."""
     given = sys.argv[1:] if __name__ == "__main__" else []
     cli = LightningCLI(
         Model,

@@ -1,6 +1,6 @@
-"""Two ranks with DDP, one of them slower: the doctor names it.
+"""Two ranks with DDP, one of them slower: PerfDoctor names it.
 
-The second rank's data comes 20 ms late. Run it: ``python examples/08_two_ranks.py`` (about fifteen seconds on a CPU).
+The second rank's data is 20 ms late. Run it: ``python examples/08_two_ranks.py`` (about fifteen seconds on a CPU).
 """
 
 import time
@@ -14,7 +14,7 @@ from lightning_perf import PerfDoctor
 
 
 class Stream(IterableDataset):
-    """Batches, which one rank waits for."""
+    """Batches that are late on one rank."""
 
     def __iter__(self):
         is_slow = torch.distributed.is_initialized() and torch.distributed.get_rank() == 1
@@ -39,7 +39,7 @@ class Model(LightningModule):
 
 
 def main():
-    """Trains on two processes of this machine."""
+    """Train with two processes on this machine."""
     doctor = PerfDoctor(reports=())
     trainer = Trainer(
         max_epochs=3,

@@ -1,7 +1,7 @@
-"""Scripts that import ``pytorch_lightning`` take PerfDoctor from a module of its own.
+"""Scripts that import ``pytorch_lightning`` import PerfDoctor from ``lightning_perf.pytorch_lightning``.
 
-The two namespaces have different base classes for callbacks. Here anomaly detection was left on. Run it: ``python
-examples/10_plain_pytorch_lightning.py`` (some seconds on a CPU; needs ``pytorch-lightning``).
+The two namespaces have different base classes for callbacks. In this example, anomaly detection was left on. Run it: ``python
+examples/10_plain_pytorch_lightning.py`` (a few seconds on a CPU; needs ``pytorch-lightning``).
 """
 
 import pytorch_lightning as pl
@@ -30,7 +30,7 @@ class Model(pl.LightningModule):
 
 
 def main():
-    """Trains and prints the flags to set."""
+    """Train and print the flags to set."""
     data = TensorDataset(torch.rand(3200, 16))
     batches = BatchSampler(RandomSampler(data), batch_size=64, drop_last=True)
     doctor = PerfDoctor(reports=())

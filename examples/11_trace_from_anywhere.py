@@ -1,8 +1,8 @@
-"""Read a trace from anywhere: it needs no Lightning, nor the machine that it was recorded on.
+"""Read a trace recorded on any machine, with or without Lightning.
 
-A plain torch loop reads a tensor row by row; ``torch.profiler`` records it, and the trace is read as one that somebody
-sent you would be (``lightning-perf analyze TRACE`` does the same). Run it: ``python
-examples/11_trace_from_anywhere.py`` (some seconds on a CPU).
+A plain torch loop reads a tensor row by row and ``torch.profiler`` records it. The trace is then read like one that you
+received from someone else (``lightning-perf analyze TRACE`` does the same). Run it: ``python
+examples/11_trace_from_anywhere.py`` (a few seconds on a CPU).
 """
 
 import tempfile
@@ -17,7 +17,7 @@ from lightning_perf.rules.engine import diagnose_trace
 
 
 def record(path):
-    """A training loop with many tiny operators."""
+    """Record a training loop with many tiny operators."""
     model = nn.Linear(16, 16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with profile(schedule=schedule(wait=1, warmup=1, active=4), with_stack=True) as profiler:
@@ -32,7 +32,7 @@ def record(path):
 
 
 def main():
-    """Records, reads and diagnoses."""
+    """Record, read and diagnose."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         record(path)

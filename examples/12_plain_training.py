@@ -1,10 +1,10 @@
-"""A training that knows nothing of lightning-perf: to be run, probed, tried and compared from the command line.
+"""A training without lightning-perf, to run, probe, try and compare from the command line.
 
     lightning-perf run --out runs/base -- python examples/12_plain_training.py
     lightning-perf data -- python examples/12_plain_training.py
     lightning-perf trial -- python examples/12_plain_training.py
 
-docs/tutorial/measured-gain.md walks through them. A dataset that waits for each sample feeds a small model.
+docs/tutorial/measured-gain.md explains these commands. The dataset waits for each sample; the model is small.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class RemoteImages(Dataset):
-    """256 images behind a slow connection."""
+    """256 images on slow remote storage."""
 
     def __len__(self):
         return 256
@@ -46,7 +46,7 @@ class Classifier(LightningModule):
 
 
 def main(arguments=None):
-    """Trains some epochs."""
+    """Train a few epochs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--workers", type=int, default=0)

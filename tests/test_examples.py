@@ -72,7 +72,7 @@ def test_tutorial_of_the_measured_gain_works_word_by_word(tmp_path):
     assert "settings.trainer.callbacks" not in comparison
 
 
-def test_loader_is_faster_with_the_arguments_prescribed():
+def test_loader_is_faster_with_the_recommended_arguments():
     before, after = run_main("02_loader")
 
     assert "PD101" in codes(before)
@@ -90,7 +90,7 @@ def test_lower_precision_is_advised_when_it_was_measured_faster(capsys):
     out = capsys.readouterr().out
     speedup = batch_s(before) / batch_s(after)
     assert f"speedup {speedup:.2f}x" in out
-    advice = "Use bf16-mixed on this machine" if speedup >= 1.05 else "No gain on this machine: keep float32"
+    advice = "Use bf16-mixed on this machine" if speedup >= 1.05 else "No speedup on this machine: keep float32"
     assert out.splitlines()[-1] == advice
 
 
