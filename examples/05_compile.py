@@ -1,7 +1,8 @@
 """Is torch.compile worth it? A chain of elementwise operators, eager and compiled.
 
 ``torch.compile`` fuses operators that would otherwise each read and write memory. On a CPU it needs a C++ compiler;
-without one, the example prints a message. Run it: ``python examples/05_compile.py`` (half a minute on a CPU, mostly compiling).
+without one, the example prints a message. Run it: ``python examples/05_compile.py`` (half a minute on a CPU, mostly
+compiling).
 """
 
 import shutil

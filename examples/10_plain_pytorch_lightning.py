@@ -1,7 +1,7 @@
 """Scripts that import ``pytorch_lightning`` import PerfDoctor from ``lightning_perf.pytorch_lightning``.
 
-The two namespaces have different base classes for callbacks. In this example, anomaly detection was left on. Run it: ``python
-examples/10_plain_pytorch_lightning.py`` (a few seconds on a CPU; needs ``pytorch-lightning``).
+The two namespaces have different base classes for callbacks. In this example, anomaly detection was left on. Run it:
+``python examples/10_plain_pytorch_lightning.py`` (a few seconds on a CPU; needs ``pytorch-lightning``).
 """
 
 import pytorch_lightning as pl
