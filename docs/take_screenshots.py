@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 IMAGES = REPOSITORY / "docs" / "images"
 MAX_BYTES = 150_000
 
-LOOKS = (("", 1280, 960, False), ("-dark", 1280, 960, True), ("-narrow", 480, 960, False))
+VARIANTS = (("", 1280, 960, False), ("-dark", 1280, 960, True), ("-narrow", 480, 960, False))
 """File name suffix, width and height in pixels, and whether the page is dark."""
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
@@ -59,7 +59,7 @@ def shoot_report(browser: Any, session: Path) -> None:
 
     page = session / "report.html"
     page.write_text(to_page(load(session), "perf_logs/demo"), encoding="utf-8")
-    for end, width, height, is_dark in LOOKS:
+    for end, width, height, is_dark in VARIANTS:
         browser.size(width, height)
         browser.prefer_dark(is_dark)
         browser.open(page)
@@ -69,7 +69,7 @@ def shoot_report(browser: Any, session: Path) -> None:
 
 def shoot_tab(browser: Any, board: Any) -> None:
     """Take screenshots of the tab's overview, in TensorBoard."""
-    for end, width, height, is_dark in LOOKS:
+    for end, width, height, is_dark in VARIANTS:
         browser.size(width, height)
         browser.prefer_dark(False)  # TensorBoard has its own setting
         browser.open("about:blank")

@@ -63,7 +63,7 @@ def main():
     before = train()
     print("Verdict:", before.verdict.text)
     arguments = before.loader_args()
-    print("Prescribed:", arguments)
+    print("Recommended:", arguments)
     after = train(**arguments)
     old_ms, new_ms = (1e3 * session.steady.span_s / session.steady.n_steps for session in (before, after))
     print(f"A batch took {old_ms:.1f} ms, now {new_ms:.1f} ms: {old_ms / new_ms:.1f}x")

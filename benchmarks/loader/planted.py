@@ -165,12 +165,12 @@ CAUSES = {
 
 
 class Model(LightningModule):
-    """A small network without matrix products beyond its first layer."""
+    """A small network with one linear layer."""
 
     def __init__(self, n_layers: int) -> None:
         super().__init__()
         self.first = nn.Linear(N_FEATURES, 128 if n_layers < 2 else 2048)
-        # No more matrix products: on a CPU with fast bf16 they would be a second fault.
+        # No more linear layers: on a CPU with fast bf16 they would be a second fault.
         self.rest = nn.Sequential(*[nn.Tanh() for _ in range(n_layers)])
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:

@@ -41,9 +41,9 @@ def measure() -> list[Part]:
         Part("enter and leave a span", _least_us(enter(span)) - once_us),
         Part("enter and leave the fetch span, without its callbacks", _least_us(enter(fetch)) - once_us),
         Part("an action that is not measured", _least_us(enter(NullSpan("an action"))) - once_us),
-        Part("the same with Lightning's pass-through profiler", _least_us(_passing_through) - once_us),
+        Part("the same with Lightning's pass-through profiler", _least_us(_pass_through) - once_us),
         Part("events of one step: batch size, step record, aggregation", _events_us()),
-        Part("one aggregation, per step it adds", _folding_us()),
+        Part("one aggregation, per step it adds", _aggregation_us()),
     ]
 
 
@@ -67,7 +67,7 @@ def _generator() -> Iterator[None]:
     yield
 
 
-def _passing_through() -> None:
+def _pass_through() -> None:
     with _generator():
         pass
 
@@ -86,7 +86,7 @@ def _events_us() -> float:
     return _least_us(step)
 
 
-def _folding_us() -> float:
+def _aggregation_us() -> float:
     """Return the median time of an aggregation per step record; early ones merge more."""
     taken_ns = []
     probe = StageProbe(Timeline(now_ns, _raise))

@@ -198,7 +198,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     ceilings = measure_ceilings("cpu", again=True)
     if "is_quiet" in ceilings.missing:
-        raise SystemExit(f"{ceilings.missing['is_quiet']}; run this on a machine that does nothing else")
+        raise SystemExit(f"{ceilings.missing['is_quiet']}; run this on an otherwise idle machine")
     text = page(ceilings, [measure(name, arguments.rounds) for name in MODELS])
     print(text)
     if arguments.write and speed_up(ceilings, "fp32") is None:
