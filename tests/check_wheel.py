@@ -1,4 +1,4 @@
-"""Builds the wheel, looks at what is in it, and installs and runs it where nothing of the repository is.
+"""Build the wheel, check its contents, and install and run it outside the repository.
 
 Run by ``make wheel-check``. It needs a package index, and some minutes.
 """
@@ -48,7 +48,7 @@ def check_contents(wheel: Path) -> None:
 
 
 def main() -> None:
-    """Builds, looks, installs, runs."""
+    """Build, check, install and run."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         pip = (sys.executable, "-m", "pip")

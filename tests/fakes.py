@@ -60,7 +60,7 @@ class FakeEvent:
 
 
 class FakeAllocator(Allocator):
-    """A made-up caching allocator: blocks of fixed size are held until told otherwise, and a cap can run out."""
+    """A fake caching allocator: blocks of fixed size are held until freed, up to a limit."""
 
     def __init__(self, device: str = "cuda:0", total_bytes: int = 16 * 2**30) -> None:
         self.device = device

@@ -1,4 +1,4 @@
-"""Compares what is said with a golden file; ``UPDATE_GOLDEN=1`` writes the files anew, to be read before commit."""
+"""Compare text with a golden file; ``UPDATE_GOLDEN=1`` rewrites the files, to be reviewed before commit."""
 
 from __future__ import annotations
 

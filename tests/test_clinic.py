@@ -26,7 +26,7 @@ NOT_BUILT_YET = {"PD116"}
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the doctor said of each fast case."""
+    """The session of each fast case."""
     file = tmp_path_factory.mktemp("clinic") / "said.json"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     command = [sys.executable, str(CLINIC / "run.py"), "--fast", "--at-once", "2", "--json", str(file)]

@@ -1,4 +1,4 @@
-"""How the clinic scores what was said and measured, and what it saves: on results made up here."""
+"""Scoring of the clinic, on synthetic results."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-ARTEFACTS = Path(os.environ.get("SCREENSHOTS_DIR") or Path(__file__).parents[2] / "build" / "screenshots")
+ARTIFACTS = Path(os.environ.get("SCREENSHOTS_DIR") or Path(__file__).parents[2] / "build" / "screenshots")
 """Where screenshots are kept; a CI run that sets ``SCREENSHOTS_DIR`` finds them there."""
 
 _CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
@@ -43,7 +43,7 @@ class Browser:
         """Waits until ``condition(driver)`` is true, and returns what it returned.
 
         Raises:
-            TimeoutException: It never was; what the page logged stands in the message.
+            TimeoutException: It never was; the message has the log of the page.
         """
         from selenium.common.exceptions import StaleElementReferenceException, TimeoutException
         from selenium.webdriver.support.wait import WebDriverWait
@@ -84,8 +84,8 @@ class Browser:
 
     def shot(self, name: str) -> Path:
         """Keeps a screenshot of what is on show, as ``name.png``."""
-        ARTEFACTS.mkdir(parents=True, exist_ok=True)
-        target = ARTEFACTS / f"{name}.png"
+        ARTIFACTS.mkdir(parents=True, exist_ok=True)
+        target = ARTIFACTS / f"{name}.png"
         self.driver.save_screenshot(str(target))
         return target
 
@@ -103,7 +103,7 @@ class Browser:
         return [address for request, address in self._asked if request not in self._blocked]
 
     def forget(self) -> None:
-        """Begins anew: what was asked for and logged until now is left out."""
+        """Forget all requests and log messages so far."""
         self.asked()
         self.logged()
         self._asked.clear()

@@ -22,7 +22,7 @@ NARROW = 390
 INK = "return getComputedStyle(document.querySelector('figure[data-figure=epochs] .ytick text')).fill"
 
 # Texts in the cells of a heat map and on bars stand on grounds of their own.
-COLOURS = """
+COLORS = """
 const found = {};
 for (const e of document.querySelectorAll("h1, h2, h3, td, th, p, summary, figcaption, code, li, .plot text")) {
   const isSvg = e.tagName === "text";
@@ -206,11 +206,11 @@ def test_every_text_stands_out_from_its_ground_in_both_themes(browser: Browser, 
         browser.wait(lambda driver, dark=is_dark: (_luminance(driver.execute_script(INK)) > 0.5) is dark)
         ground = browser.driver.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert (_luminance(ground) < 0.1) is is_dark
-        colours = browser.driver.execute_script(COLOURS)
-        assert colours
-        for colour, text in colours.items():
+        colors = browser.driver.execute_script(COLORS)
+        assert colors
+        for color, text in colors.items():
             # 4.5: what WCAG 2.2 asks of text at level AA.
-            assert _contrast(colour, ground) >= 4.5, (colour, ground, text)
+            assert _contrast(color, ground) >= 4.5, (color, ground, text)
         browser.size(width, 4000)
         browser.shot(f"page-{width}-{'dark' if is_dark else 'light'}")
 
@@ -223,9 +223,9 @@ def test_print_shows_all_evidence_on_white(browser: Browser, tmp_path: Path) -> 
     assert _luminance(browser.driver.execute_script(INK)) < 0.1
 
 
-def _luminance(colour: str) -> float:
+def _luminance(color: str) -> float:
     """Relative luminance of ``rgb(…)``, WCAG 2.2."""
-    channels = [float(part) / 255 for part in colour[colour.index("(") + 1 : colour.index(")")].split(",")[:3]]
+    channels = [float(part) / 255 for part in color[color.index("(") + 1 : color.index(")")].split(",")[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -33,8 +33,8 @@ const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
 const light = ([r, g, b]) => 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b);
 const ground = (node) => {
   for (let one = node; one; one = one.parentElement) {
-    const colour = numbers(getComputedStyle(one).backgroundColor);
-    if (colour.length === 3 || colour[3] > 0.9) return colour;
+    const color = numbers(getComputedStyle(one).backgroundColor);
+    if (color.length === 3 || color[3] > 0.9) return color;
   }
   return [255, 255, 255];
 };
@@ -269,7 +269,7 @@ def test_a_run_added_meanwhile_appears(browser: Browser, board: Board, session: 
     (logdir / "second" / "perf_session.json").write_text(json.dumps(changed))
     try:
         browser.find('#run option[value="second/perf_session.json"]')
-        assert browser.find("#run").get_attribute("value") == RUN  # what is looked at stays
+        assert browser.find("#run").get_attribute("value") == RUN  # the selected run stays
         assert browser.find("main .verdict").text == before
         show(browser, "diff")
         assert browser.find("#base").get_attribute("value") == "second/perf_session.json"
@@ -316,7 +316,7 @@ def choose(browser: Browser, run: str) -> None:
 
 
 def _shows(browser: Browser, path: Path) -> None:
-    """Overview, operators, kernels and memory of a real trace tell what the trace reader tells."""
+    """Overview, operators, kernels and memory of a real trace show the figures of the trace reader."""
     record = analyze(path)
     choose(browser, "real/traces")
     show(browser, "overview")

@@ -35,7 +35,7 @@ FATES = {
 }
 """Planted treatments and why their runs fail."""
 
-# The time and memory limits are those of the supervisor of processes, which test_keeper.py tests in ``make test`` too.
+# The process supervisor applies time and memory limits; test_process_supervisor.py tests them.
 TRIED = thinned(["log-every-n=103", "log-every-n=106"], ["log-every-n=104", "log-every-n=105"])
 
 

@@ -29,7 +29,7 @@ def train(training: Training, folder: Path, with_stack: bool = False) -> Session
         with_stack: Whether Python stacks are recorded; without them steps are closer to what they are.
 
     Returns:
-        What the doctor says.
+        The findings of PerfDoctor.
     """
     seed_everything(1, verbose=False)
     doctor = PerfDoctor(schedule=SCHEDULE, profiler={"with_stack": with_stack}, out_dir=folder, reports=("json",))
@@ -47,12 +47,12 @@ def train(training: Training, folder: Path, with_stack: bool = False) -> Session
     )
     trainer.fit(training.module(), loader_of(training))
     if doctor.session is None:
-        raise RuntimeError("the doctor has no session; see its warnings above")
+        raise RuntimeError("PerfDoctor has no session; see its warnings above")
     return doctor.session
 
 
 def main() -> None:
-    """Records all of them anew."""
+    """Record all of them again."""
     if not torch.cuda.is_available():
         raise SystemExit("no GPU that torch can use: nothing recorded")
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ N_STEPS = 60
 
 
 class Training(NamedTuple):
-    """A training and what it has to be told.
+    """A training and the findings it must have.
 
     Attributes:
         module: Makes the module.
@@ -50,7 +50,7 @@ class ManySmallKernels(_Trained):
 
 
 class LargeProducts(_Trained):
-    """Matrix products large enough to keep the device busy."""
+    """Matrix multiplication large enough to keep the device busy."""
 
     width = 4096
 
@@ -74,7 +74,7 @@ class LargeBatches(_Trained):
 
 
 class Synchronising(_Trained):
-    """Looks at a number on the host after each layer, and then decides."""
+    """Read a number on the host after each layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,7 +59,7 @@ def test_cache_holds_for_so_many_threads(n_measured: list[Ceilings]) -> None:
     assert ceilings.cached(CPU) is not None
 
 
-def test_cache_is_measured_anew_when_it_cannot_be_read(cache: Path, n_measured: list[Ceilings]) -> None:
+def test_ceilings_are_measured_again_when_the_cache_cannot_be_read(cache: Path, n_measured: list[Ceilings]) -> None:
     ceilings.measured(CPU)
     [file] = cache.iterdir()
     file.write_text("{")
@@ -182,12 +182,12 @@ class FakeBench:
 
 def test_cuda_device_is_asked_for_all_precisions_and_both_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_Bench", FakeBench)
-    monkeypatch.setattr(ceilings, "_identity", lambda device: ("cuda", "Made-up GPU", "2.13", None))
+    monkeypatch.setattr(ceilings, "_identity", lambda device: ("cuda", "Synthetic GPU", "2.13", None))
     found = ceilings.measure(torch.device("cuda"), budget_s=0.1)
     assert found.matmul_flops_per_s == {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "fp16": 790e12}
     assert (found.h2d_pinned_bytes_per_s, found.h2d_pageable_bytes_per_s) == (50e9, 10e9)
     assert (found.copy_bytes_per_s, found.launch_s) == (3e12, 4e-6)
-    assert (found.name, found.n_threads, found.missing) == ("Made-up GPU", None, {})
+    assert (found.name, found.n_threads, found.missing) == ("Synthetic GPU", None, {})
 
 
 @pytest.mark.parametrize(("is_on", "expected"), [(True, "high"), (False, "highest")])

@@ -191,7 +191,7 @@ class Device:
         return times.step_s.mean + times.step_s.std
 
 
-@pytest.mark.parametrize("n", [40, 600])  # before and after the first folding
+@pytest.mark.parametrize("n", [40, 600])  # before and after the first aggregation
 def test_device_steps_count_only_once_the_warm_up_is_over(n: int) -> None:
     run = Device()
     run.steps(4, 5.0)

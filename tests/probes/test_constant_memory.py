@@ -10,7 +10,7 @@ from tests.fakes import FakeClock
 
 SETTLED_STEPS = 20_000
 N_STEPS = 100_000
-MOST_GROWTH_BYTES = 192 * 1024  # less than a third of 8 bytes a step
+MOST_GROWTH_BYTES = 192 * 1024  # less than a third of 8 bytes per step
 
 
 class SimulatedTraining:

@@ -1,4 +1,4 @@
-"""Synchronising calls as a device names them, with a stand-in for the device."""
+"""Synchronizing calls reported by a device, with a fake device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeDebug:
             warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
 
 
-def test_line_is_counted_when_it_synchronises_repeatedly():
+def test_line_is_counted_when_it_synchronizes_repeatedly():
     debug, line = FakeDebug(), 0
     traced = DeviceWarnings(debug)
     with warnings.catch_warnings(record=True) as others:

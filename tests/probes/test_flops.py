@@ -148,7 +148,7 @@ def test_resnet_18_counts_as_published() -> None:
     assert sum(p.numel() for p in model.parameters()) == 11_689_512
     profile = counted(model, torch.randn(1, 3, 224, 224))
     assert profile.forward_flops == near(2 * 1.82e9)
-    # Twice as much backward, but for the gradient of the image, which nobody asks for.
+    # Backward takes twice as many, minus the gradient of the image, which is not needed.
     first = 2 * 112 * 112 * 64 * 3 * 7 * 7
     assert profile.backward_flops == near(2 * (profile.forward_flops or 0) - first)
     assert_modules_add_up(profile)

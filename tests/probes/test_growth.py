@@ -19,7 +19,7 @@ KEPT: list[Any] = []
 
 
 class Model(nn.Module):
-    """Keeps what it is told to."""
+    """Keeps tensors in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def without_heap_diff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None) -> GrowthWatch:
-    """A watch over made-up readings: ``values(step)``."""
+    """Return a watch of synthetic readings ``values(step)``."""
     now = {"step": 0}
     watch = GrowthWatch({"host": lambda: int(values(now["step"]))}, lambda: roots or {}, lambda: 0, lambda f: f())
     for step in range(n_steps):
@@ -160,7 +160,7 @@ def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None
     return watch
 
 
-def climbs(watch: GrowthWatch) -> bool:
+def grows(watch: GrowthWatch) -> bool:
     fitted = watch.readings["host"].trend()
     return fitted is not None and is_climb(fitted[0])
 
@@ -169,7 +169,7 @@ def climbs(watch: GrowthWatch) -> bool:
 @pytest.mark.usefixtures("without_heap_diff")
 def test_leak_is_seen_within_200_steps_when_readings_are_noisy(seed: int) -> None:
     noise = np.random.default_rng(seed).normal(scale=2e6, size=200)
-    assert climbs(watched(lambda step: 4e8 + 300_000 * step + noise[step]))
+    assert grows(watched(lambda step: 4e8 + 300_000 * step + noise[step]))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -181,18 +181,18 @@ def test_control_is_not_accused_when_tensors_come_and_go(seed: int) -> None:
     for i in range(2000):  # half a MiB at random, and as much goes on average
         held += rng.uniform(0, 1e6) - 0.1 * held
         level[i] = held
-    assert not climbs(watched(lambda step: 4e8 + level[step]))
-    assert not climbs(watched(lambda step: 4e8 + level[step], n_steps=2000))
+    assert not grows(watched(lambda step: 4e8 + level[step]))
+    assert not grows(watched(lambda step: 4e8 + level[step], n_steps=2000))
 
 
 @pytest.mark.usefixtures("without_heap_diff")
 def test_warm_up_is_not_taken_for_a_leak_when_it_flattens() -> None:
-    assert not climbs(watched(lambda step: 4e8 + 2e6 * min(step, 60)))
+    assert not grows(watched(lambda step: 4e8 + 2e6 * min(step, 60)))
 
 
 @pytest.mark.usefixtures("without_heap_diff")
 def test_late_leak_is_seen_when_the_beginning_was_flat() -> None:
-    assert climbs(watched(lambda step: 4e8 + 3e5 * max(0, step - 900), n_steps=2000))
+    assert grows(watched(lambda step: 4e8 + 3e5 * max(0, step - 900), n_steps=2000))
 
 
 @pytest.mark.usefixtures("without_heap_diff")
@@ -204,7 +204,7 @@ def test_memory_of_the_watch_stays_bounded_when_a_run_is_long() -> None:
     assert watch.next_step - readings.steps[-1] >= 200
 
 
-def test_heap_diff_names_what_grows_when_the_watch_sees_a_climb() -> None:
+def test_heap_diff_names_what_grows_when_readings_grow() -> None:
     model = Model()
 
     def reading(step: int) -> float:
@@ -230,7 +230,7 @@ def test_nothing_is_read_for_the_look_at_attributes() -> None:
     def read() -> int:
         nonlocal n_read
         n_read += 1
-        return 2**30  # never climbs
+        return 2**30  # never grows
 
     model = Model()
     watch = GrowthWatch({"heap": read}, lambda: roots_of(model, (), []), lambda: 0, lambda do: do())

@@ -1,4 +1,4 @@
-"""The host: made-up trees where the kernel decides, real processes where this one does."""
+"""The host probe, on synthetic trees of proc and sys, and on real processes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class ScriptedClock:
 
 
 def fetch(made: FetchWatch, number: int, work: Callable[[], object] = lambda: None) -> None:
-    """As the loop does it: the watch is told only of the fetches that it looks at."""
+    """Notify the watch as the loop does, only of the fetches that it samples."""
     if number >= made.next_step:
         made.begins(number)
     work()

@@ -57,7 +57,7 @@ def unexpected(error: Exception) -> None:
 
 
 class Bench:
-    """A loop probe on a made-up Trainer and a clock driven by hand."""
+    """A loop probe with a fake Trainer and a fake clock."""
 
     def __init__(self, stage: str = "fit") -> None:
         self.clock = FakeClock()

@@ -1,4 +1,4 @@
-"""The machine, read from made-up trees of proc and sys."""
+"""The machine, read from synthetic trees of proc and sys."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_machine_of_this_process_is_told_when_read_plainly() -> None:
 
 def test_machine_touches_no_accelerator_when_training_is_on_the_cpu(monkeypatch) -> None:
     def touched(*_: object) -> None:
-        raise AssertionError("initialises CUDA")
+        raise AssertionError("initializes CUDA")
 
     for name in ("get_device_properties", "current_device", "is_available", "device_count", "init"):
         monkeypatch.setattr(torch.cuda, name, touched)

@@ -1,4 +1,4 @@
-"""Memory at the ends of phases in sampled steps, on a fake device."""
+"""Memory at phase boundaries of sampled steps, on a fake device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ N_PARAMETER_BYTES = 4 * (8 * 8 + 8)
 
 
 class Loop:
-    """Stands in for the loop probe."""
+    """A fake loop probe."""
 
     def __init__(self) -> None:
         self.owner = None
@@ -40,7 +40,7 @@ class Loop:
 
 
 class Training:
-    """A training on a made-up device: each step's tensors are told to its allocator."""
+    """A training on a fake device, whose allocator gets the tensors of each step."""
 
     def __init__(self, total_bytes: int = 16 * GIB, world_size: int = 1, wants_history: bool = False) -> None:
         self.module = nn.Linear(8, 8)
@@ -166,7 +166,7 @@ def test_unused_headroom_is_found_below_half(used: int, is_found: bool) -> None:
     finding = training.diagnosed("PD406")
     assert (finding is not None) == is_found
     if finding is not None:
-        assert "up to 7" in finding.prescriptions[0].summary  # 2 GiB a sample, of 14.4
+        assert "up to 7" in finding.prescriptions[0].summary  # 2 GiB per sample, of 14.4
 
 
 @pytest.mark.parametrize(("second", "is_found"), [(8 * GIB, False), (12 * GIB, True)])

@@ -50,7 +50,7 @@ def test_model_matmul_fraction_leaves_embeddings_and_norms_out_when_mixed() -> N
     assert found.layers["MultiheadAttention"] == found.layers["LSTM"] == 1
 
 
-def test_model_tells_no_total_when_parameters_are_uninitialised() -> None:
+def test_model_tells_no_total_when_parameters_are_uninitialized() -> None:
     found = read_model(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)))
     assert (found.n_trainable, found.matmul_parameter_fraction) == (None, None)
     assert groups(found.parameters) == {"float32": (8, 32)}

@@ -1,4 +1,4 @@
-"""Times of modules by a device's events, with a made-up device."""
+"""Module times by device events, on a fake device."""
 
 from __future__ import annotations
 

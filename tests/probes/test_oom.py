@@ -36,11 +36,11 @@ CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capaci
         (KeyboardInterrupt(), None),
     ],
 )  # fmt: skip
-def test_error_is_recognised_when_it_means_that_memory_ran_out(error: BaseException, where: str | None) -> None:
+def test_error_is_recognized_when_it_means_that_memory_ran_out(error: BaseException, where: str | None) -> None:
     assert oom.recognise(error) == where
 
 
-def test_cause_is_recognised_when_the_error_wraps_it() -> None:
+def test_cause_is_recognized_when_the_error_wraps_it() -> None:
     error = ValueError("the step failed")
     error.__cause__ = torch.OutOfMemoryError(CUDA)
     assert oom.recognise(error) == "device"
@@ -74,7 +74,7 @@ def test_phase_and_line_are_read_from_the_traceback() -> None:
 
 
 def test_largest_tensors_are_named_by_model_states_and_variables() -> None:
-    # Larger than what other tests of this process may have left behind: only the largest of all are told.
+    # Larger than what other tests of this process may have left behind: only the largest are reported.
     module = nn.Linear(2000, 2001, bias=False)
     optimizer = torch.optim.Adam(module.parameters())
     module(torch.zeros(1, 2000)).sum().backward()

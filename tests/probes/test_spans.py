@@ -88,7 +88,7 @@ def test_phase_is_that_of_the_innermost_span(timeline: Timeline) -> None:
         with Span(timeline, "callbacks"):
             seen.append(timeline.phase())
         seen.append(timeline.phase())
-    with Span(timeline, "forward", kind="self"):  # the doctor's own time counts among the callbacks
+    with Span(timeline, "forward", kind="self"):  # PerfDoctor's own time counts as callbacks
         seen.append(timeline.phase())
     seen.append(timeline.phase())
     assert seen == ["other", "callbacks", "optimizer", "callbacks", "other"]

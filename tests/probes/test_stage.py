@@ -288,7 +288,7 @@ def test_samples_are_unknown_when_a_batch_is_of_no_known_kind() -> None:
     assert loop.probe.epochs_so_far()[0].samples is None
 
 
-def test_batch_size_is_read_anew_when_batches_change_their_kind() -> None:
+def test_batch_size_is_read_again_when_batches_change_type() -> None:
     loop = Loop()
     loop.epoch(0)
     for batch in (BATCH, [BATCH, BATCH], {"x": BATCH}, BATCH, [BATCH]):

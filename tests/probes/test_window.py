@@ -389,7 +389,7 @@ def made(monkeypatch, tmp_path):
 
 
 def one_step(probe: WindowProbe) -> None:
-    """As PerfDoctor does it: only steps that the probe wants to be told of, which it is asked for after such a step."""
+    """Notify the probe as PerfDoctor does: only of steps it requests, asking for the next one after each."""
     main = probe._loop.main
     if main.n_steps >= main.next_step:
         probe.batch_begins()
@@ -445,7 +445,7 @@ def test_auto_opens_no_other_when_the_step_changes_for_a_moment_only(made):
     loop = FakeLoop()
     probe = made(loop)
     run_steps(probe, 500)
-    run_steps(probe, 4000)  # from here on medians are looked at every 512 steps
+    run_steps(probe, 4000)  # from here on medians are checked every 512 steps
     for _ in range(5):
         loop.median_s = 0.02
         run_steps(probe, 512)
@@ -472,7 +472,7 @@ def test_auto_stops_when_it_has_opened_enough(made):
     probe = made(loop)
     for i in range(10):
         loop.median_s = 0.01 * 2**i
-        run_steps(probe, 1500)  # medians are looked at every 512 steps at most
+        run_steps(probe, 1500)  # medians are checked every 512 steps at most
     assert len(probe.windows) == 4
 
 
@@ -587,7 +587,7 @@ def test_nsys_window_is_refused_at_its_opening_when_there_is_no_cuda(fit, tmp_pa
     assert "needs a CUDA device, this run is on cpu" in session.windows[0].reason
     assert session.probes_off == ()
     assert session.steady is not None
-    assert session.steady.n_steps >= 15  # the rest is warm-up, or was looked at
+    assert session.steady.n_steps >= 15  # the rest is warm-up or sampled
 
 
 def test_nsys_gets_exactly_the_active_steps_when_it_captures(monkeypatch, tmp_path):

@@ -77,10 +77,10 @@ NOT_NOTHING = {
     "ModelProfile.module_depth": 1, "Run.world_size": 1, "Session.schema_version": 1, "TrainerSettings.world_size": 1,
     "Trial.noise_band": 0.01,
 }  # fmt: skip
-"""Where a record is told no number and one is meant: there is at least one of these. All others hold 0 or None."""
+"""Numeric fields with another default than 0 or None."""
 
 
-def test_number_that_was_not_told_is_zero_or_none() -> None:
+def test_number_is_zero_or_none_when_it_was_not_measured() -> None:
     found = {
         f"{record.__name__}.{field.name}": field.default
         for record in RECORDS

@@ -201,7 +201,7 @@ def test_load_names_the_field_when_a_required_one_is_missing(document: dict[str,
 def test_load_ignores_fields_that_it_does_not_know(document: dict[str, object], tmp_path: Path) -> None:
     document["weather"] = {"sun": 1}
     document["run"]["mood"] = "fine"  # type: ignore[index]
-    document["findings"][0]["evidence"][0]["colour"] = 3  # type: ignore[index]
+    document["findings"][0]["evidence"][0]["color"] = 3  # type: ignore[index]
     assert load(write(tmp_path, document)) == starved()
 
 

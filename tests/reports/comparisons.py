@@ -1,4 +1,4 @@
-"""Made-up comparisons that reports are tested on."""
+"""Synthetic comparisons for tests of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up sessions that reports are tested on; never from a live run."""
+"""Synthetic sessions for tests of reports."""
 
 from __future__ import annotations
 

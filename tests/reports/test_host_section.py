@@ -1,4 +1,4 @@
-"""What reports say of single steps' code, on made-up records."""
+"""Sections on code lines of sampled steps, from synthetic records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def profile(*seconds: float) -> ModelProfile:
 
 
 def session_with(**fields: object) -> Session:
-    run = Run(id="made-up", stage="fit", status="finished", started_at="2026-01-01T00:00:00Z", wall_s=60.0, n_steps=100)
+    run = Run(
+        id="synthetic", stage="fit", status="finished", started_at="2026-01-01T00:00:00Z", wall_s=60.0, n_steps=100
+    )
     return Session(run=run, machine=Machine(os="Linux", python="3.11"), **fields)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The machine's lines in the reports, on made-up telemetry."""
+"""Lines on the machine in reports, from synthetic telemetry."""
 
 from __future__ import annotations
 

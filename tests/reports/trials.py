@@ -1,4 +1,4 @@
-"""Made-up trials that reports are tested on."""
+"""Synthetic trials for tests of reports."""
 
 from __future__ import annotations
 

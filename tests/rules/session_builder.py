@@ -50,7 +50,7 @@ LOADER: dict[str, Any] = {
 
 HEALTHY: dict[str, Any] = {
     "run": {
-        "id": "made-up",
+        "id": "synthetic",
         "stage": "fit",
         "status": "finished",
         "started_at": "2026-01-01T00:00:00Z",

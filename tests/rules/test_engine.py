@@ -128,14 +128,14 @@ def test_findings_are_ordered_by_severity_then_gain_over_effort_when_several(use
     def gain(high: float) -> Gain:
         return Gain(low=1.0, high=high, basis="")
 
-    def prescribed(effort: str) -> tuple[Prescription, ...]:
+    def recommended(effort: str) -> tuple[Prescription, ...]:
         return (Prescription(treatment="", summary="do", safety="exact", effort=effort),)
 
     ordered = [
         _finding("PD805", severity="high"),
-        _finding("PD804", severity="medium", gain=gain(1.4), prescriptions=prescribed("one line")),
-        _finding("PD803", severity="medium", gain=gain(1.6), prescriptions=prescribed("minutes")),
-        _finding("PD802", severity="medium", gain=gain(2.0), prescriptions=prescribed("hours")),
+        _finding("PD804", severity="medium", gain=gain(1.4), prescriptions=recommended("one line")),
+        _finding("PD803", severity="medium", gain=gain(1.6), prescriptions=recommended("minutes")),
+        _finding("PD802", severity="medium", gain=gain(2.0), prescriptions=recommended("hours")),
         _finding("PD801", severity="info", category="data"),
         _finding("PD800", severity="info", category="quality"),
     ]
@@ -397,7 +397,7 @@ def test_finding_names_the_ranks_when_others_did_not_find_it(use_rules):
     assert len(finding.evidence) == 1
 
 
-def test_slow_scheduler_prescribes_a_schedule_that_lasts_when_every_step_is_taken():
+def test_slow_scheduler_recommends_a_longer_schedule_when_every_step_is_recorded():
     session = diagnose(build_session({"shares": {"scheduler": 0.5}}))
     code = next(finding for finding in session.findings if finding.code == "PD512").prescriptions[0].code
     made = []

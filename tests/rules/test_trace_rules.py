@@ -180,7 +180,7 @@ def test_code_is_named_when_a_real_trace_holds_stacks():
 
 @needs_shared_traces
 def test_thousands_of_waits_are_charged_with_idle_time_when_they_cost_little():
-    """7,024 synchronisations and 11,286 waits in all: what counts is the second that the device lost."""
+    """7,024 synchronizations and 11,286 waits in all: what counts is the second that the device lost."""
     finding = _found("sam-fp32-syncs-a100")["PD501"]
     assert finding.evidence[0].value == pytest.approx(1.0047 / 2.5651, rel=0.02)
 

@@ -76,7 +76,7 @@ def test_a_regression_of_10_percent_is_found_in_19_of_20_pairs() -> None:
 
 
 @pytest.mark.parametrize("noise", [{}, {"phi": 0.9}, {"phi": 0.9, "within": 0.05}, {"n_epochs": 2}])
-def test_interval_holds_the_truth_when_steps_resemble_their_neighbours(noise: dict[str, Any]) -> None:
+def test_interval_holds_the_truth_when_steps_resemble_their_neighbors(noise: dict[str, Any]) -> None:
     held = 0
     for i in range(60):
         ratio = compared(simulated(2 * i, **noise), simulated(2 * i + 1, slower=1.1, **noise)).times[0].ratio

@@ -77,7 +77,7 @@ WRONG_THERE = {
     ("h100 nvl", "tf32"): 989.4 / 417.5,
     ("h100 nvl", "bf16"): 1978.8 / 835.5,
     ("h100 nvl", "fp16"): 1978.8 / 835.5,
-    # Without Tensor Cores: a quarter of what these do with sums in 32 bit, half of it on GeForce.
+    # Without Tensor Cores: a quarter of what these do with fp32 accumulation, half of it on GeForce.
     **{(chip, precision): 1 / 4 for chip in ("a40", "a6000") for precision in ("bf16", "fp16")},
     **{
         (f"rtx {number}", precision): 1 / 2

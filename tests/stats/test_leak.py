@@ -49,7 +49,7 @@ def test_interval_holds_the_true_slope_when_noise_is_independent() -> None:
     assert hits >= 0.92 * 200
 
 
-def test_interval_holds_zero_when_readings_resemble_their_neighbours() -> None:
+def test_interval_holds_zero_when_readings_resemble_their_neighbors() -> None:
     hits = 0
     for seed in range(200):
         rng, level, y = np.random.default_rng(seed), 0.0, []
@@ -70,14 +70,14 @@ def test_interval_holds_zero_when_readings_resemble_their_neighbours() -> None:
         np.where(STEPS < 160, 0.0, STEPS - 160),  # flat until late
     ],
 )
-def test_climb_is_not_steady_when_only_a_part_of_it_rises(shape: np.ndarray) -> None:
+def test_growth_is_not_steady_when_only_part_of_the_readings_rise(shape: np.ndarray) -> None:
     noise = np.random.default_rng(0).normal(scale=0.5, size=len(STEPS))
     trend = fit_trend(STEPS, shape + noise)
     assert trend is not None
     assert not trend.is_steady
 
 
-def test_climb_is_steady_when_its_readings_lie_unevenly() -> None:
+def test_growth_is_steady_when_readings_are_unevenly_spaced() -> None:
     x = np.array([8, 13, 18, 23, 28, 33, 38, 43, 48, 53, 58, 63, 68, 128, 133, 173, 178, 198], dtype=float)
     trend = fit_trend(x, 1e8 + 240_000 * x)
     assert trend is not None

@@ -25,7 +25,7 @@ def test_level_stays_when_one_part_is_a_long_pause() -> None:
     assert math.exp(level(paused).log) == pytest.approx(math.exp(level(course).log), rel=0.01)
 
 
-def test_level_is_less_certain_when_neighbours_are_alike() -> None:
+def test_level_is_less_certain_when_neighbors_are_alike() -> None:
     values = [0.1, 0.101, 0.102, 0.103, 0.104, 0.105, 0.106, 0.107]
     drifting = [value for value in values for _ in range(8)]
     shuffled = [values[(5 * i) % 8] for i in range(8) for _ in range(8)]

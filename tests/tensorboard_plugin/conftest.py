@@ -46,7 +46,7 @@ class Tab:
         raise AssertionError("it never came true")
 
     def ready(self, route: str, **parameters: Any) -> Any:
-        """The answer once what is to be read has been."""
+        """Return the response after loading has finished."""
         self.until(lambda: self.json(route, **parameters)["state"] != "reading")
         told = self.json(route, **parameters)
         assert told["state"] == "ready", told

@@ -1,4 +1,4 @@
-"""Made-up traces."""
+"""Synthetic traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up traces of several ranks that exchange gradients."""
+"""Synthetic traces of several ranks that exchange gradients."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class WrittenOutAttention(torch.nn.Module):
 
 
 class PlainConvolution(torch.nn.Module):
-    """A convolution with a bias that the normalisation behind it takes away again."""
+    """A convolution with a bias that the following normalization cancels."""
 
     def __init__(self) -> None:
         super().__init__()

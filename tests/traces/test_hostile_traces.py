@@ -38,7 +38,7 @@ __all__ = ["plain_figures"]
 
 @functools.cache
 def excerpts() -> tuple[bytes, ...]:
-    """Return made-up traces of a GPU, and of real ones a few events of each kind."""
+    """Return synthetic GPU traces, and a few events of each kind from real ones."""
     files = [*FIXTURES.glob("*.json.gz"), *FOLDER.glob("*.json.gz")]
     real = (_excerpt(file) for file in sorted(files) if file.stat().st_size < _MOST_BYTES)
     return (*(_made_up(rank) for rank in range(2)), *real)

@@ -106,7 +106,7 @@ def test_copies_agree_with_the_index(row: Row) -> None:
 
 
 @all_rows
-def test_synchronisations_agree_with_the_index(row: Row) -> None:
+def test_synchronizations_agree_with_the_index(row: Row) -> None:
     said = record(row.file).syncs
     assert said is not None
     n = max(row.n_steps, 1)

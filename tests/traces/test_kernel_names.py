@@ -1,4 +1,4 @@
-"""Kernels are told by their names, across vendors and generations."""
+"""Kernels are classified by name, across vendors and generations."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_loader_time_behind_kernels_is_not_charged_when_the_device_works_meanwhi
     assert charged == pytest.approx(0.334, abs=0.0005)
 
 
-def test_synchronisations_are_charged_with_idle_time_only_when_they_are_many() -> None:
+def test_synchronizations_are_charged_with_idle_time_only_when_they_are_many() -> None:
     for file in ("sam-fp32-syncs-a100.json.gz", "sam-mended-a100.json.gz", "copy-pinned-a100.json.gz"):
         said = record(file)
         assert said.syncs is not None
@@ -65,7 +65,7 @@ def test_synchronisations_are_charged_with_idle_time_only_when_they_are_many() -
     assert (pinned.idle_after_s or 0) < 0.001
 
 
-def test_waits_inside_copies_are_found_when_no_synchronising_call_was_made() -> None:
+def test_waits_inside_copies_are_found_when_no_synchronizing_call_was_made() -> None:
     said = record("sam-fp32-syncs-a100.json.gz").syncs
     assert said is not None
     assert said.blocking_copy_wait_s > said.wait_s
@@ -106,7 +106,7 @@ def test_era_is_told_by_category_names_when_no_version_is_given() -> None:
     assert record("owlv2-h100.json.gz").era == "kineto-2022"
 
 
-def test_mended_step_lies_in_the_interval_predicted_from_the_starved_one() -> None:
+def test_fixed_step_is_in_the_interval_predicted_from_the_starved_one() -> None:
     loader = next(each for each in record(WORKERS_0).what_if if each.cause == "loader")
     assert loader.step_s == pytest.approx(mean_step_s(WORKERS_0))
     measured = sorted(step.duration_s for step in record(WORKERS_4).steps)

@@ -91,7 +91,7 @@ def _training_loader(self: Any, settings: Any, share: float, needs_workers: bool
 
 
 def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) -> dict[str, Any]:
-    """Train, in the process that is to be observed, and return what was observed."""
+    """Train in the observed process and return the observations."""
     import torch
     from lightning.pytorch import seed_everything
 

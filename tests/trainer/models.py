@@ -23,7 +23,7 @@ class Sleeps:
         self.taken_ns: list[tuple[int, int]] = []
 
     def __call__(self, place: str) -> None:
-        """Sleeps as long as ``place`` was told to; not at all where it was told nothing."""
+        """Sleep for the configured time of ``place``, if any."""
         if place in self.seconds:
             begin = time.perf_counter_ns()
             time.sleep(self.seconds[place])

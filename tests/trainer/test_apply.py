@@ -84,7 +84,7 @@ def test_workers_are_added_from_the_next_epoch_on_when_the_diagnosis_asks_for_th
     assert doctor.session.probes_off == ()
 
 
-def test_value_is_the_prescribed_one_when_none_is_given(make_trainer: Make) -> None:
+def test_value_is_the_recommended_one_when_none_is_given(make_trainer: Make) -> None:
     class Diagnoses(Callback):
         def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
             doctor = next(one for one in trainer.callbacks if isinstance(one, PerfDoctor))
@@ -120,7 +120,7 @@ def test_refusal_is_recorded_and_training_goes_on_when_it_cannot_be_applied(
     assert doctor.session.probes_off == ()
 
 
-def test_loaders_asked_for_anew_are_treated_too_when_the_user_reloads_them(make_trainer: Make) -> None:
+def test_reloaded_loaders_are_treated_too_when_the_user_reloads_them(make_trainer: Make) -> None:
     class Reloads(Tiny):
         def train_dataloader(self) -> DataLoader:
             return slow_loader()
@@ -249,7 +249,7 @@ def test_loader_that_cannot_be_treated_later_is_kept_when_the_user_reloads_them(
     make_trainer: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Own(DataLoader[Any]):
-        """A subclass, which is never made anew."""
+        """A subclass, which is never recreated."""
 
     class Reloads(Tiny):
         def train_dataloader(self) -> Any:

@@ -100,7 +100,7 @@ def test_function_is_named_with_its_line_when_it_is_the_cause(fitted: Callable[[
     assert session.telemetry is not None
     assert session.telemetry.host is not None
     assert session.telemetry.host.workers_cpu_cores is None
-    # The quick way out stands beside it: where samples compute, with a number of workers that leaves no core over-used.
+    # The quick fix is listed too: for CPU-bound samples, with at most as many workers as free cores.
     starved = next((finding for finding in session.findings if finding.code == "PD101"), None)
     if cause.code == "PD107" and starved is not None:
         assert starved.prescriptions[0].loader_args.get("num_workers", 0) <= session.machine.usable_cores

@@ -117,7 +117,7 @@ class Lengths(IterableDataset):
 
 
 class Decorated(Compiled):
-    """A method that is compiled where it is defined, so that nothing about the module tells of it."""
+    """A method compiled in its definition, so that the module does not show it."""
 
     def __init__(self) -> None:
         super().__init__()

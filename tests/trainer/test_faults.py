@@ -270,7 +270,7 @@ def test_optimizer_of_manual_optimization_steps_when_watching_gradients_raises(
 def test_saved_tensors_are_looked_at_no_more_when_memory_fails_within_a_step(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In manual optimization backward lies within training_step, as long as which they are looked at."""
+    """In manual optimization, backward is inside training_step, which sampling covers."""
     seen: list[int] = []
     failed_at: list[int] = []
     trainer = make_trainer(PerfDoctor(schedule=None, reports=[]), max_epochs=4)

@@ -24,7 +24,7 @@ N_STEPS, BATCH, WIDTH = 14, 8, 16
 
 
 @pytest.fixture(autouse=True)
-def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _early_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled_steps, "ROUNDS", (4,))
     monkeypatch.setattr(sampled_steps, "MAX_SHARE", float("inf"))
 

@@ -17,7 +17,7 @@ N_STEPS = 40
 
 
 class CallsHooks(Callback):
-    """A user's callback that calls the doctor's hooks itself, at every batch."""
+    """A user callback that calls PerfDoctor's hooks itself at every batch."""
 
     def __init__(self, doctor: PerfDoctor) -> None:
         self.doctor = doctor

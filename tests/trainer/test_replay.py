@@ -24,7 +24,7 @@ N_BATCHES, BATCH = 30, 64
 
 
 class Net(LightningModule):
-    """Mostly matrix products, with an optimizer that goes tensor by tensor; dropout shows changed random numbers."""
+    """Mostly matrix multiplication, with a per-tensor optimizer; dropout reveals changed random numbers."""
 
     def __init__(self) -> None:
         super().__init__()

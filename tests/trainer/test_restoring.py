@@ -88,7 +88,7 @@ def test_forked_child_writes_and_restores_nothing_when_it_leaves_through_the_tra
 
 
 class RemovesCallbacks(Callback):
-    """Takes the doctor out of the Trainer in one of its hooks."""
+    """Remove PerfDoctor from the Trainer in one of its hooks."""
 
     def __init__(self, hook: str, replacement: list[Callback] | None) -> None:
         self.replacement = replacement

@@ -28,7 +28,7 @@ HERE = Path(__file__).name
 
 
 @pytest.fixture(autouse=True)
-def _early_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _early_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled_steps, "ROUNDS", (4,))
     monkeypatch.setattr(sampled_steps, "MAX_SHARE", float("inf"))
 
@@ -284,7 +284,7 @@ def test_nothing_stays_in_place_when_steps_were_looked_at(make_trainer):
     trainer = make_trainer(doctor, keeps)
     profiler = trainer.profiler
     trainer.fit(Planted(), DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH))
-    assert len([mode for mode in keeps.modes if mode is not None]) == 2  # the steps looked at operator by operator
+    assert len([mode for mode in keeps.modes if mode is not None]) == 2  # the steps sampled by operator
     assert _get_current_dispatch_mode() is None
     assert {name: vars(torch.Tensor).get(name) for name in methods} == methods
     assert torch._tensor_str._str is prints
@@ -361,7 +361,7 @@ def test_users_mode_goes_on_when_it_stands_above_ours(make_trainer):
     assert Counts.n > 0
 
 
-def test_one_warning_and_no_more_looks_when_looking_fails(make_trainer, monkeypatch: pytest.MonkeyPatch):
+def test_sampling_stops_with_one_warning_when_it_fails(make_trainer, monkeypatch: pytest.MonkeyPatch):
     def broken(*args: Any) -> Callable[..., None]:
         raise ValueError("planted")
 

@@ -333,7 +333,7 @@ def test_collecting_counts_as_logging_when_the_module_logs_each_step(make_traine
 
 
 class LogsFromThird(Tiny):
-    """Keeps, after each step, what stands in for the methods that collect what was logged."""
+    """Record after each step what replaces the methods that collect logged values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -137,7 +137,7 @@ def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[st
         ("compile", {"value": "reduce-overhead"}, "reduce-overhead"),
     ],
 )
-def test_value_is_the_prescribed_one_when_a_finding_gives_it(
+def test_value_is_the_recommended_one_when_a_finding_gives_it(
     treatment: str, written: dict[str, Any], value: Any
 ) -> None:
     prescription = Prescription(treatment=treatment, summary="", safety="exact", effort="one line", **written)

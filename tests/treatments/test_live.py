@@ -19,23 +19,23 @@ from .trainings import Items, Net, Watch, loader
 
 
 class FromEpochOne(Callback):
-    def __init__(self, applier: Applier, look: Any) -> None:
-        self.applier, self.look, self.seen = applier, look, []
+    def __init__(self, applier: Applier, check: Any) -> None:
+        self.applier, self.check, self.seen = applier, check, []
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.current_epoch == 1:
             self.applier.apply_live(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
-        self.seen.append(self.look(trainer))
+        self.seen.append(self.check(trainer))
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         self.applier.undo()
 
 
-def train_live(texts: str, look: Any, data: Any = None, **arguments: Any) -> tuple[Trainer, list[Any], list[float]]:
+def train_live(texts: str, check: Any, data: Any = None, **arguments: Any) -> tuple[Trainer, list[Any], list[float]]:
     seed_everything(7, verbose=False)
-    live, watch, module = FromEpochOne(Applier(parse_all(texts)), look), Watch(), Net()
+    live, watch, module = FromEpochOne(Applier(parse_all(texts)), check), Watch(), Net()
     trainer = Trainer(
         accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False,
         callbacks=[live, watch, TQDMProgressBar()], num_sanity_val_steps=0, **arguments,
@@ -46,7 +46,7 @@ def train_live(texts: str, look: Any, data: Any = None, **arguments: Any) -> tup
     return trainer, [seen for i, seen in enumerate(live.seen) if i % 2 == 0], watch.losses
 
 
-LOOKS: dict[str, tuple[Any, list[Any]]] = {
+CHECKS: dict[str, tuple[Any, list[Any]]] = {
     "loader-workers=1": (lambda t: t.train_dataloader.num_workers, [0, 1, 1]),
     "loader-workers=1,loader-persistent": (lambda t: t.train_dataloader.persistent_workers, [False, True, True]),
     "loader-workers=1,loader-prefetch=5": (lambda t: t.train_dataloader.prefetch_factor, [None, 5, 5]),
@@ -62,16 +62,16 @@ LOOKS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def test_every_live_treatment_is_looked_at_here() -> None:
-    named = {spec.treatment.id for texts in LOOKS for spec in parse_all(texts)}
+def test_every_live_treatment_has_a_check() -> None:
+    named = {spec.treatment.id for texts in CHECKS for spec in parse_all(texts)}
     assert named == {treatment.id for treatment in all_treatments() if treatment.is_live}
 
 
-@pytest.mark.parametrize("texts", LOOKS)
+@pytest.mark.parametrize("texts", CHECKS)
 def test_it_holds_from_the_next_epoch_on_and_is_put_back(texts: str) -> None:
-    look, expected = LOOKS[texts]
+    check, expected = CHECKS[texts]
     before, data = process_state(), loader(8)
-    trainer, seen, _ = train_live(texts, look, data, detect_anomaly="anomaly" in texts)
+    trainer, seen, _ = train_live(texts, check, data, detect_anomaly="anomaly" in texts)
     assert seen == expected
     assert process_state() == before
     assert trainer.train_dataloader is data
@@ -82,11 +82,11 @@ def test_losses_of_the_next_epoch_are_bit_identical_when_several_loaders_get_wor
     def combined() -> CombinedLoader:
         return CombinedLoader([loader(8), loader(8, batch_size=2)], "min_size")
 
-    def look(trainer: Trainer) -> list[int]:
+    def check(trainer: Trainer) -> list[int]:
         return [one.num_workers for one in trainer.fit_loop._combined_loader.flattened]
 
-    _, _, expected = train_live("log-every-n=50", look, combined())
-    _, seen, losses = train_live("loader-workers=1", look, combined())
+    _, _, expected = train_live("log-every-n=50", check, combined())
+    _, seen, losses = train_live("loader-workers=1", check, combined())
     n_epoch = len(expected) // 3
     assert losses[: 2 * n_epoch] == expected[: 2 * n_epoch]  # later ones drop out by other random numbers
     assert seen[0] == [0, 0]

@@ -1,4 +1,4 @@
-"""A loader made anew yields the same samples in the same order."""
+"""A recreated loader yields the same samples in the same order."""
 
 from __future__ import annotations
 

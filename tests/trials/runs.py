@@ -1,4 +1,4 @@
-"""Made-up runs that judging and climbing are tested on."""
+"""Synthetic runs for tests of verdicts and the ladder."""
 
 from __future__ import annotations
 

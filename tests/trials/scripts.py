@@ -147,8 +147,8 @@ if __name__ == "__main__":
 """
 )
 
-# What becomes of it depends on a flag of its own Trainer, so that treatments that are harmless by themselves can be
-# told to be a decoy, a brake, a crash, a hang, a hog or a poison.
+# A Trainer flag plants the outcome of a harmless treatment: no change, a slowdown, a crash, a hang, excessive memory or
+# a NaN loss.
 PLANTED = (
     MODEL.format(package="lightning.pytorch")
     + """

@@ -125,7 +125,7 @@ def test_search_ends_near_the_best_of_what_fits(
     assert len(points) <= 20
 
 
-def test_search_looks_between_sizes_when_the_best_stands_above_its_neighbours() -> None:
+def test_search_tries_sizes_between_when_the_best_exceeds_both_neighbors() -> None:
     rates = {8: 500.0, 16: 1000.0, 32: 600.0}
     points = [BatchPoint(batch_size=size, samples_per_s=rate) for size, rate in rates.items()]
     assert next_size(points) == 24

@@ -51,12 +51,12 @@ def test_peak_is_the_device_s_where_there_is_one_and_none_where_nothing_was_read
 
 
 def test_prediction_goes_to_the_treatment_alone_and_safety_to_the_least_safe() -> None:
-    told = Gain(low=1.2, high=1.6, basis="made up")
+    expected = Gain(low=1.2, high=1.6, basis="made up")
     runs = stage({**STEADY, "a": [0.05] * 3, "a+b": [0.04] * 3})
     safety: dict[str, Safety] = {"a": "exact", "b": "numerics"}
-    judgement = judge(runs, {"a": told}, safety)
+    judgement = judge(runs, {"a": expected}, safety)
     arms = {arm.id: arm for arm in judgement.arms}
-    assert (arms["a"].predicted, arms["a"].safety) == (told, "exact")
+    assert (arms["a"].predicted, arms["a"].safety) == (expected, "exact")
     assert (arms["a+b"].predicted, arms["a+b"].safety, arms["a+b"].treatments) == (None, "numerics", ("a", "b"))
 
 
@@ -78,7 +78,7 @@ def test_arm_without_a_steady_state_is_inconclusive_and_says_so() -> None:
     assert (arm.verdict, arm.reason, arm.speedup) == ("inconclusive", reason, None)
 
 
-def test_a_single_run_without_a_steady_state_is_left_out_and_told() -> None:
+def test_a_single_run_without_a_steady_state_is_left_out_and_reported() -> None:
     runs = stage({**STEADY, "a": [0.05] * 3})
     runs[-1] = msgspec.structs.replace(runs[-1], block_means_s=(), steady_from=None)
     arm = judge(runs).arm(runs[-1].arm)

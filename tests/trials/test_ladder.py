@@ -28,7 +28,7 @@ def test_trial_begins_with_the_a_a_pair_alone_while_nothing_is_diagnosed() -> No
     assert runs_left(plan, [run("baseline")]) == 1
 
 
-def test_trial_ends_when_the_diagnosis_prescribes_nothing() -> None:
+def test_trial_ends_when_the_diagnosis_recommends_nothing() -> None:
     assert names(Plan(candidates=()), []) == []
 
 

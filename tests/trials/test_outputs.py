@@ -17,7 +17,7 @@ from lightning_perf.trials.outputs import Outputs
 
 
 @pytest.mark.parametrize("out_dir", [None, "of the user"])
-def test_the_user_s_own_doctor_writes_where_the_trial_looks_for_it(tmp_path: Path, out_dir: str | None) -> None:
+def test_the_user_s_own_perf_doctor_writes_to_the_folder_of_the_trial(tmp_path: Path, out_dir: str | None) -> None:
     doctor = PerfDoctor(out_dir=out_dir)  # also one that the module brings, of which nothing is known before `setup`
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[doctor])
     outputs = Outputs(tmp_path / OUTPUTS, "lightning.pytorch")

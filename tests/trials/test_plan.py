@@ -32,7 +32,7 @@ def session_with(*findings: Finding) -> Session:
     return build_session({"findings": list(findings)})
 
 
-def test_prescribed_treatments_are_tried_with_the_best_first_and_their_values() -> None:
+def test_recommended_treatments_are_tried_with_the_best_first_and_their_values() -> None:
     session = session_with(
         finding("PD502", 1.2, "log-every-n", trainer_flags={"log_every_n_steps": 70}),
         finding("PD101", 3.0, "loader-workers", "", loader_args={"num_workers": 3}),
@@ -50,7 +50,7 @@ def test_what_changes_the_training_itself_is_not_tried_unless_asked() -> None:
     assert choose(session, ("val-less-often=2",), semantics=False).candidates
 
 
-def test_treatment_that_does_not_exist_or_apply_is_told_when_it_was_prescribed() -> None:
+def test_recommended_treatment_is_reported_when_it_does_not_exist_or_apply() -> None:
     session = session_with(finding("PD999", 2.0, "no-such-treatment", "anomaly-off"))
     not_tried = choose(session, (), semantics=False).not_tried
     assert "is not a treatment" in not_tried["no-such-treatment"]

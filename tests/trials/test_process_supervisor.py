@@ -136,13 +136,13 @@ def test_a_measured_command_is_not_kept_waiting_for_what_it_leaves_behind(work: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
-def test_command_ends_when_its_keeper_is_killed(work: Path) -> None:
+def test_command_ends_when_its_supervisor_is_killed(work: Path) -> None:
     code = "import os, time; open('pids', 'w').write(f'{os.getppid()} {os.getpid()}'); time.sleep(600)"
     script = RUNS.replace('"restless.py"', f'"-c", {code!r}')
     parent = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.DEVNULL, env={**os.environ})
     assert wait_for(lambda: len(pids(work)) == 2)
-    keeper, command = pids(work)
-    os.kill(keeper, signal.SIGKILL)
+    supervisor, command = pids(work)
+    os.kill(supervisor, signal.SIGKILL)
     assert wait_for(lambda: not is_alive(command))
     assert parent.wait(timeout=60) != 0
 

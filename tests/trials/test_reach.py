@@ -54,7 +54,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def looked(work: Path) -> Iterator[Callable[..., Notice]]:
-    """Starts a command with a job, and looks at it once it runs."""
+    """Start a command with a job, and inspect it once it runs."""
     started: list[subprocess.Popen[bytes]] = []
 
     def look_at(*command: str) -> Notice:

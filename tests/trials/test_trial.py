@@ -1,4 +1,4 @@
-"""A trial from start to end on made-up runs: what is run, kept, resumed and refused."""
+"""A whole trial on synthetic runs: what is run, kept, resumed and rejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JITTER = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0)
 
 
 class Machine:
-    """Stands in for ``run_kept``: a baseline of 50 ms a step, of which each treatment leaves its share."""
+    """Fake ``run_kept``: a baseline of 50 ms per step, of which each treatment leaves its share."""
 
     def __init__(self) -> None:
         self.made: list[Job] = []

@@ -193,7 +193,7 @@ def test_callbacks_can_be_pickled(namespace: str) -> None:
 
 
 def test_first_training_counts_when_a_command_starts_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "_code", 0)  # as if it had been told to end: no timer is set
+    monkeypatch.setattr(inside, "_code", 0)  # as if it had been asked to end: no timer is set
     mode = modes.TrialMode(Job(mode="trial", folder=str(tmp_path)))
     mode.finish(Result(status="ok", n_steps=30))
     mode.finish(Result(status="ok", n_steps=10))

@@ -28,7 +28,7 @@ HERE = __file__
 
 
 class Plain(Dataset):
-    """Healthy: a small tensor made anew."""
+    """Return a small new tensor per sample; no fault."""
 
     def __len__(self) -> int:
         return N_SAMPLES

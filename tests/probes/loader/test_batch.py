@@ -1,4 +1,4 @@
-"""What is in a batch, told by looking at values and at memory."""
+"""Content of a batch, inferred from values and memory."""
 
 from __future__ import annotations
 

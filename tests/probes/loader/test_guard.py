@@ -1,4 +1,4 @@
-"""The child of a probe that nobody asked for changes nothing outside of it."""
+"""The child process of an automatic probe changes nothing outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loader is taken apart on copies: what it costs is told, and nothing of it is touched or left behind."""
+"""A loader is profiled on copies: costs are reported, and the loader is not modified."""
 
 from __future__ import annotations
 

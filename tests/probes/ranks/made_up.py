@@ -1,4 +1,4 @@
-"""Backward passes and times of a made-up rank."""
+"""Backward passes and times of a synthetic rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Delayed(torch.autograd.Function):
 
 
 class Steps:
-    """Backward passes whose own part and whose waiting are told in seconds."""
+    """Return backward passes with own time and waiting in seconds."""
 
     def __init__(self, device: bool = False) -> None:
         self.clock = FakeClock()
