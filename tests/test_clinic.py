@@ -54,7 +54,7 @@ def test_cause_is_among_the_first_three_when_a_fault_was_planted(said: list[dict
 
 
 @pytest.mark.clinic
-def test_nothing_is_said_with_confidence_when_a_training_is_healthy(said: list[dict[str, Any]]) -> None:
+def test_no_finding_is_confident_when_a_training_is_healthy(said: list[dict[str, Any]]) -> None:
     for one in said:
         if one["kind"] == "healthy":
             # A busy machine lowers the confidence of what it makes look slow.

@@ -165,7 +165,7 @@ def test_accusation_is_false_when_only_another_finding_gains() -> None:
     assert healthy(said("PD301"), said("PD318"), applied=applied).alarms == ("PD301",)
 
 
-def test_hint_accuses_nobody_when_severity_is_low() -> None:
+def test_hint_names_no_cause_when_severity_is_low() -> None:
     one = healthy(said(severity="low"))
     assert one.alarms == ()
     assert score.score([one]).upheld == 0

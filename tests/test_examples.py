@@ -137,7 +137,7 @@ def test_ladder_reaches_twice_the_speed():
     assert rungs[0][1] / rungs[-1][1] >= 2
 
 
-def test_command_line_adds_the_doctor(capsys):
+def test_command_line_adds_perf_doctor(capsys):
     session = run_main("07_lightning_cli")
 
     assert session.run.n_steps == 150
@@ -163,7 +163,7 @@ def test_notebook_shows_the_session(tmp_path, monkeypatch):
     assert "Reporter" in verdict
 
 
-def test_other_namespace_has_its_own_doctor():
+def test_other_namespace_has_its_own_perf_doctor():
     pytest.importorskip("pytorch_lightning")
     session = run_main("10_plain_pytorch_lightning")
 

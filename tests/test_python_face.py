@@ -130,7 +130,7 @@ def test_results_are_those_of_the_session_after_a_run() -> None:
     assert "data wait" in texts_in(doctor._repr_html_())
 
 
-def test_report_is_brief_and_says_everything_when_asked() -> None:
+def test_report_is_brief_and_complete_when_requested() -> None:
     doctor = after_run(starved())
     brief, full = str(doctor.report()), str(doctor.report(full=True))
     assert brief.startswith("PerfDoctor  ")

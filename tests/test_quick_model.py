@@ -36,7 +36,7 @@ def profiled(*args: Any, **kwargs: Any) -> ModelProfile:
     return quick_profile(*args, seconds=0.02, **kwargs).record
 
 
-def test_profile_tells_a_training_step_when_nothing_else_is_asked() -> None:
+def test_profile_measures_a_training_step_by_default() -> None:
     profile = profiled(net(), torch.randn(8, 16))
     once = 2 * 8 * (16 * 32 + 32 * 4)
     assert profile.n_parameters == 16 * 32 + 32 + 64 + 32 * 4 + 4
@@ -56,7 +56,7 @@ def test_profile_tells_a_training_step_when_nothing_else_is_asked() -> None:
     assert all(module.forward_s is not None for module in profile.modules if module.path)
 
 
-def test_profile_tells_the_forward_pass_alone_when_not_training() -> None:
+def test_profile_measures_only_the_forward_pass_when_not_training() -> None:
     model = net().eval()
     profile = profiled(model, torch.randn(8, 16), train=False)
     assert profile.backward_flops is None
@@ -121,7 +121,7 @@ def test_profile_reads_well_and_gives_its_figures() -> None:
         _ = profile.no_such_figure
 
 
-def test_device_is_not_measured_when_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_not_measured_when_ceilings_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "measure", lambda device: pytest.fail("measured"))
     profile = profiled(net(), torch.randn(8, 16), ceilings=False)
     assert profile.ceilings is None
@@ -136,7 +136,7 @@ def test_ceilings_that_others_disturbed_are_not_used(monkeypatch: pytest.MonkeyP
     assert profile.missing["ceilings"] == "other processes"
 
 
-def test_measure_ceilings_measures_once_and_again_when_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_ceilings_uses_the_cache_unless_again_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     measure_ceilings("cpu")
     monkeypatch.setattr(ceilings, "measure", lambda device: fake(copy_bytes_per_s=1.0))
     assert measure_ceilings("cpu").copy_bytes_per_s != 1.0

@@ -68,7 +68,7 @@ def test_schema_of_the_session_is_on_the_site(site: Path) -> None:
     assert '"$defs"' in (site / "reference" / "session-schema.json").read_text(encoding="utf-8")
 
 
-def test_python_reference_tells_every_argument_of_the_callback(site: Path) -> None:
+def test_python_reference_lists_every_argument_of_the_callback(site: Path) -> None:
     page = (site / "reference" / "api.html").read_text(encoding="utf-8")
     for argument in ("schedule", "probe_data", "progress", "apply", "ceilings"):
         assert f"<code>{argument}</code>" in page or f">{argument}<" in page

@@ -94,7 +94,7 @@ def plotted(browser: Browser, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_page_tells_the_sessions_numbers_when_opened_from_disk(
+def test_page_shows_the_sessions_figures_when_opened_from_disk(
     browser: Browser, fitted: Session, tmp_path: Path
 ) -> None:
     show(browser, fitted, tmp_path)
@@ -196,7 +196,7 @@ def test_page_is_readable_without_scripts(browser: Browser, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("width", [1400, NARROW])
-def test_every_text_stands_out_from_its_ground_in_both_themes(browser: Browser, tmp_path: Path, width: int) -> None:
+def test_every_text_has_enough_contrast_in_both_themes(browser: Browser, tmp_path: Path, width: int) -> None:
     browser.size(width, 900)
     show(browser, everything(), tmp_path)
     wide = browser.driver.execute_script("return document.documentElement.scrollWidth")

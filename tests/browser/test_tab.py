@@ -280,7 +280,7 @@ def test_a_run_added_meanwhile_appears(browser: Browser, board: Board, session: 
         shutil.rmtree(logdir / "second")
 
 
-def test_tab_is_there_for_traces_of_runs_that_nobody_watched(browser: Browser, tmp_path: Path, chromium: Any) -> None:
+def test_tab_is_active_for_traces_without_a_session(browser: Browser, tmp_path: Path, chromium: Any) -> None:
     events = [
         {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 0, "dur": 900_000},
         {"ph": "X", "cat": "cpu_op", "name": "aten::<b>bold</b>", "pid": 1, "tid": 1, "ts": 100_000, "dur": 300_000},

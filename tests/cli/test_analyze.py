@@ -155,7 +155,7 @@ def test_view_serves_the_unfolded_trace(monkeypatch: pytest.MonkeyPatch) -> None
     assert not Path(seen[0][-1]).exists()
 
 
-def test_view_says_what_to_install_when_the_viewer_is_missing(
+def test_view_names_the_package_when_the_viewer_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(view.sysconfig, "get_path", lambda name: str(tmp_path))
@@ -188,7 +188,7 @@ def test_unknown_codes_are_refused_before_anything_is_read(
 
 
 @pytest.mark.parametrize("form", [(), ("--markdown",)])
-def test_ranks_stand_beside_one_another_when_their_traces_share_collectives(
+def test_ranks_are_compared_when_their_traces_share_collectives(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: tuple[str, ...]
 ) -> None:
     for rank in range(3):
@@ -201,7 +201,7 @@ def test_ranks_stand_beside_one_another_when_their_traces_share_collectives(
     assert "others wait" in shown
 
 
-def test_only_some_of_many_traces_are_told_in_full(
+def test_only_some_of_many_traces_are_shown_in_full(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     arrivals = [2000.0] * 20

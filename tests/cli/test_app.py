@@ -75,7 +75,7 @@ def test_error_is_one_line_and_exit_code_two_when_a_verb_raises_one_of_ours(
     assert captured.out == ""
 
 
-def test_error_is_one_line_when_a_folder_may_not_be_looked_into(
+def test_error_is_one_line_when_a_folder_is_not_readable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(*_: object) -> None:

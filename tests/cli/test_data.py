@@ -109,7 +109,7 @@ def test_data_times_a_loader_as_it_is_when_it_cannot_be_copied(tmp_path: Path) -
     assert probe.compute_s is not None
 
 
-def test_data_says_why_when_a_command_never_trains(tmp_path: Path) -> None:
+def test_data_reports_the_reason_when_a_command_never_trains(tmp_path: Path) -> None:
     done = run_data(tmp_path, script_flags=("--no-fit",))
     assert done.returncode == 2
     assert "it built a Trainer, but never called its fit" in done.stderr

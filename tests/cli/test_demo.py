@@ -70,7 +70,7 @@ def test_demo_is_confident_of_no_finding_when_no_fault_is_planted(tmp_path):
     assert done.returncode == (session.verdict.category != "healthy"), done.stdout[-4000:] + done.stderr[-2000:]
 
 
-def test_demo_says_what_it_expected_when_the_fault_is_unknown():
+def test_demo_lists_valid_faults_when_the_fault_is_unknown():
     done = run_demo("--fault", "gremlins")
 
     assert done.returncode == 2

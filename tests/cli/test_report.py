@@ -82,7 +82,7 @@ def test_report_names_the_formats_when_the_one_asked_for_does_not_exist(
     )
 
 
-def test_report_says_why_rules_were_skipped_when_all_is_asked_for(
+def test_report_shows_why_rules_were_skipped_when_all_is_given(
     saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(monkeypatch, "report", saved)
@@ -133,7 +133,7 @@ def test_report_refuses_a_folder_as_file(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"schema_version": 99, "run": {}}'])
-def test_report_says_in_one_line_what_is_wrong_with_a_file(
+def test_report_error_is_one_line_when_a_file_is_invalid(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "perf_session.json"
@@ -150,7 +150,7 @@ def test_report_says_in_one_line_what_is_wrong_with_a_file(
     ("field", "value"), [("span_s", 1e308), ("span_s", -1.0), ("n_steps", 2**63), ("samples_per_s", 1e300)]
 )
 @pytest.mark.parametrize("verb", ["report", "compare"])
-def test_verb_says_in_one_line_which_field_is_out_of_bounds(
+def test_error_names_the_field_in_one_line_when_it_is_out_of_bounds(
     verb: str,
     field: str,
     value: float,

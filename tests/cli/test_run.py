@@ -26,7 +26,7 @@ def run(work: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_training_runs_to_its_end_with_its_own_outputs_and_a_session_beside_them(tmp_path: Path) -> None:
+def test_training_completes_with_its_own_outputs_and_a_session(tmp_path: Path) -> None:
     scripts.put(tmp_path, train=PLAIN)
     script = [sys.executable, "train.py", "--epochs", "1"]
     done = run(tmp_path, "--out", "seen", "--with", "log-every-n=11,loader-workers=0", "--", *script)
@@ -43,7 +43,7 @@ def test_training_runs_to_its_end_with_its_own_outputs_and_a_session_beside_them
     assert not any("lightning-perf" in name for name in written)
 
 
-def test_script_with_a_doctor_of_its_own_gets_one_and_treatments_all_the_same(tmp_path: Path) -> None:
+def test_script_with_its_own_perf_doctor_keeps_it_and_gets_treatments(tmp_path: Path) -> None:
     scripts.put(tmp_path, train=OWN_DOCTOR)
     done = run(tmp_path, "--out", "ours", "--with", "log-every-n=102", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_script_with_a_doctor_of_its_own_gets_one_and_treatments_all_the_same(tm
         ("import sys; sys.exit(7)", 7, "never imported Lightning's Trainer"),
     ],
 )
-def test_exit_code_is_the_commands_and_a_missing_trainer_is_told(
+def test_exit_code_is_the_commands_and_a_missing_trainer_is_reported(
     tmp_path: Path, code: str, returned: int, told: str
 ) -> None:
     done = run(tmp_path, "--", sys.executable, "-c", code)

@@ -93,7 +93,7 @@ def test_size_is_refused_when_it_is_none(text: str) -> None:
         _checked_bytes(text)
 
 
-def test_interrupt_during_the_diagnosis_ends_the_training_and_is_told(tmp_path: Path) -> None:
+def test_interrupt_during_the_diagnosis_ends_the_training_and_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(600)")
     command = [sys.executable, "-m", "lightning_perf", "trial", "--out", "out", "--", sys.executable, "train.py"]
     going = subprocess.Popen(command, cwd=tmp_path, env=scripts.environment(), stderr=subprocess.PIPE, text=True)

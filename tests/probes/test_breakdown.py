@@ -171,7 +171,7 @@ def test_local_shards_count_when_parameters_are_distributed(tmp_path: Any) -> No
     assert record.parameters_bytes == record.gradients_bytes == F32 * 24
 
 
-def test_rest_of_the_peak_stands_for_activations_when_they_were_not_measured() -> None:
+def test_rest_of_the_peak_counts_as_activations_when_they_were_not_measured() -> None:
     record = ModelMemory(mlp(), [], torch.device("cpu")).record()
     known = 2 * F32 * N_WEIGHTS  # gradients are expected
     whole = with_peak(record, known + 1000, known + 1500)
@@ -229,7 +229,7 @@ def test_activations_drop_to_the_blocks_inputs_when_checkpointed(use_reentrant: 
     assert inputs_only == pytest.approx(4 * F32 * 128 * 64, rel=0.05)
 
 
-def test_activations_are_told_by_top_level_module() -> None:
+def test_activations_are_grouped_by_top_level_module() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -244,11 +244,11 @@ def test_activations_are_told_by_top_level_module() -> None:
     assert record.n_samples == 16
 
 
-def test_single_child_is_looked_through_when_naming_modules() -> None:
+def test_single_child_is_skipped_when_naming_modules() -> None:
     assert list(top_level_modules(nn.ModuleDict({"net": mlp()}))) == ["net.0", "net.1", "net.2"]
 
 
-def test_forward_with_a_functional_transform_runs_and_is_told_as_not_measured() -> None:
+def test_forward_with_a_functional_transform_runs_and_is_reported_as_not_measured() -> None:
     class Transforms(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -287,6 +287,6 @@ def test_quick_look_reads_as_a_table() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("no module",), (mlp(), "no optimizer"), (mlp(), None, torch.randn(3, IN + 1))])
-def test_quick_look_says_what_it_expected_when_given_something_else(arguments: tuple[Any, ...]) -> None:
+def test_quick_breakdown_names_the_expected_type_when_given_another(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ConfigError, match="expected"):
         memory_breakdown(*arguments)

@@ -67,7 +67,7 @@ def test_ceilings_are_measured_again_when_the_cache_cannot_be_read(cache: Path, 
     assert len(n_measured) == 2
 
 
-def test_cache_lies_in_the_users_folder(cache: Path, n_measured: list[Ceilings]) -> None:
+def test_cache_is_in_the_users_folder(cache: Path, n_measured: list[Ceilings]) -> None:
     ceilings.measured(CPU)
     assert [file.suffix for file in cache.iterdir()] == [".json"]
 
@@ -83,7 +83,7 @@ def test_cache_that_cannot_be_written_is_no_error(cache: Path, n_measured: list[
     assert ceilings.measured(CPU).matmul_flops_per_s == {"fp32": 1e11}
 
 
-def test_measuring_tells_every_figure_and_leaves_random_numbers_alone() -> None:
+def test_measuring_reports_every_figure_and_keeps_the_random_state() -> None:
     state = torch.get_rng_state()
     found = ceilings.measure(CPU, budget_s=0.3)
     assert torch.equal(torch.get_rng_state(), state)

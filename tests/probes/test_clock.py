@@ -47,7 +47,7 @@ def test_device_is_not_starved_when_the_host_merely_waits_while_it_works() -> No
     assert all(step == pytest.approx(0.1) for step, _ in resolved[1:])
 
 
-def test_device_is_starved_for_as_long_as_it_stands_when_the_batch_comes_late() -> None:
+def test_device_is_starved_while_it_is_idle_when_the_batch_is_late() -> None:
     run = Run()
     for _ in range(10):
         run.step(fetch_s=0.1, host_s=0.01, device_s=0.03)
@@ -118,7 +118,7 @@ def test_nothing_spans_a_pause_when_it_is_forgotten() -> None:
     assert [step for step, _ in run.drain()] == [pytest.approx(0.03)]
 
 
-def test_error_is_told_once_and_nothing_is_marked_any_more_when_an_event_fails() -> None:
+def test_error_is_reported_once_and_marking_stops_when_an_event_fails() -> None:
     errors: list[Exception] = []
     run = Run()
 
@@ -131,7 +131,7 @@ def test_error_is_told_once_and_nothing_is_marked_any_more_when_an_event_fails()
     assert [str(error) for error in errors] == ["no events left"]
 
 
-def test_cpu_has_no_device_clock_and_says_why() -> None:
+def test_cpu_has_no_device_clock_and_a_reason() -> None:
     clock, reason = device_clock(torch.device("cpu"), _raise)
     assert clock is None
     assert "CPU" in reason

@@ -174,7 +174,7 @@ def test_what_calls_the_step_is_not_followed(lines, operator):
     assert loops_of(lines) == {}
 
 
-def test_line_below_the_step_is_still_named_when_nobody_else_called(lines, operator):
+def test_line_below_the_step_is_named_when_there_is_no_other_caller(lines, operator):
     def script() -> Sight | None:
         lines.begin(sys._getframe())
         return operator("mul")
@@ -184,7 +184,7 @@ def test_line_below_the_step_is_still_named_when_nobody_else_called(lines, opera
     assert (sight.place.function, sight.place.owner) == ("script", USER)
 
 
-def test_line_and_torchs_functions_above_an_operator_are_told(lines, operator):
+def test_line_and_torchs_functions_above_an_operator_are_reported(lines, operator):
     outer = of_torch(
         "def softmax(operator):\n    return inner(operator)\ndef inner(operator):\n    return operator('s')"
     )
@@ -199,7 +199,7 @@ def test_line_and_torchs_functions_above_an_operator_are_told(lines, operator):
     assert sight.place.text().endswith("# here")
 
 
-def test_operator_within_a_compiled_region_is_not_told(lines, operator):
+def test_operator_within_a_compiled_region_is_not_reported(lines, operator):
     names: dict[str, Any] = {}
     exec(compile("def kernel(operator):\n    return operator('mul')", "<eval_with_key>.1", "exec"), names)
     assert names["kernel"](operator) is None

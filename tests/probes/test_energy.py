@@ -62,7 +62,7 @@ def test_energy_leaves_out_what_passed_when_the_counter_was_reset() -> None:
     assert meter.joules()[0] == 400.0
 
 
-def test_energy_is_unknown_when_nothing_was_told() -> None:
+def test_energy_is_unknown_when_nothing_was_reported() -> None:
     meter = DeviceEnergy()
     meter.add(0, None, None)
     meter.add(1, None, None)

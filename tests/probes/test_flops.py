@@ -202,7 +202,7 @@ def assert_modules_add_up(profile: ModelProfile) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_modules_add_up_when_they_are_told_apart_more_deeply(depth: int) -> None:
+def test_modules_add_up_when_the_depth_is_larger(depth: int) -> None:
     profile = counted(ResNet18(), torch.randn(1, 3, 64, 64), depth=depth)
     assert_modules_add_up(profile)
     assert profile.module_depth == depth
@@ -219,7 +219,7 @@ def test_backward_belongs_to_the_module_whose_forward_made_it() -> None:
 
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
-def test_activations_computed_again_are_told_apart(is_reentrant: bool) -> None:
+def test_recomputed_activations_are_counted_separately(is_reentrant: bool) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()

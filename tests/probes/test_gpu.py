@@ -47,7 +47,7 @@ def test_device_is_found_by_uuid_when_indices_are_remapped() -> None:
     assert found(nvml, index=0, uuid="1111-aaaa", CUDA_VISIBLE_DEVICES="1") == (1, "uuid")
 
 
-def test_device_is_found_by_bus_when_torch_tells_no_uuid() -> None:
+def test_device_is_found_by_bus_when_torch_has_no_uuid() -> None:
     assert found(FakeNvml(gpu(0), gpu(1)), bus="00000000:02:00.0") == (1, "pci")
 
 
@@ -55,12 +55,12 @@ def test_device_is_found_by_bus_when_torch_tells_no_uuid() -> None:
     ("visible", "index", "expected"),
     [("1", 0, 1), ("1,0", 1, 0), ("GPU-1111", 0, 1), ("GPU-1111-aaaa", 0, 1), ("GPU-1111,GPU-0000", 1, 0)],
 )
-def test_device_is_found_by_visible_devices_when_torch_tells_nothing(visible: str, index: int, expected: int) -> None:
+def test_device_is_found_by_visible_devices_when_torch_has_neither(visible: str, index: int, expected: int) -> None:
     nvml = FakeNvml(gpu(0), gpu(1))
     assert found(nvml, index=index, CUDA_VISIBLE_DEVICES=visible) == (expected, "visible devices")
 
 
-def test_device_is_found_by_index_when_nothing_else_is_told() -> None:
+def test_device_is_found_by_index_when_nothing_else_is_known() -> None:
     assert found(FakeNvml(gpu(0), gpu(1)), index=1) == (1, "index")
 
 
@@ -82,7 +82,7 @@ def test_device_is_not_found_when_the_container_shows_fewer() -> None:
         found(FakeNvml(gpu(0)), index=3)
 
 
-def test_wanted_device_takes_bus_and_uuid_when_torch_tells_them() -> None:
+def test_wanted_device_has_bus_and_uuid_when_torch_reports_them() -> None:
     told = SimpleNamespace(name="H100", uuid="0000-aaaa", pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
     assert wanted_device(told, 2) == WantedDevice(index=2, name="H100", uuid="0000-aaaa", pci_bus_id="00000000:3B:00.0")
     assert wanted_device(SimpleNamespace(name="H100"), 0).pci_bus_id is None
@@ -91,7 +91,7 @@ def test_wanted_device_takes_bus_and_uuid_when_torch_tells_them() -> None:
 # -- figures ------------------------------------------------------------
 
 
-def test_record_has_every_figure_when_the_driver_tells_all(tmp_path: Path) -> None:
+def test_record_has_every_figure_when_the_driver_reports_all(tmp_path: Path) -> None:
     folder = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text("1\n")
@@ -118,7 +118,7 @@ def test_record_has_every_figure_when_the_driver_tells_all(tmp_path: Path) -> No
     assert made.missing == {}
 
 
-def test_throttling_is_told_by_share_of_time_when_the_driver_gives_reasons() -> None:
+def test_throttling_is_reported_as_share_of_time_when_the_driver_gives_reasons() -> None:
     nvml = FakeNvml(gpu(0, CurrentClocksEventReasons=[0, 0x20 | 0x4, 0x4, 0x1, 0x4, 0]))
     fractions = sampled(nvml, 5).record().throttle_fractions
     assert fractions == {"sw_power_cap": pytest.approx(3 / 5), "sw_thermal": pytest.approx(1 / 5)}
@@ -256,7 +256,7 @@ def test_lost_device_is_an_error_when_asked() -> None:
 # -- AMD ------------------------------------------------------------
 
 
-def test_amd_device_is_read_through_torch_when_it_tells() -> None:
+def test_amd_device_is_read_through_torch_when_it_has_figures() -> None:
     torch = torch_with()
     torch.version.hip = "6.0"
     figures = {"utilization": 80, "memory_usage": 30, "temperature": 70, "clock_rate": 1700, "device_memory_used": 5}

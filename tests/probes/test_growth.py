@@ -61,7 +61,7 @@ def test_heap_diff_names_the_attribute_when_losses_are_kept_with_their_graphs(is
 
 
 @pytest.mark.parametrize("is_wide", [True, False])
-def test_heap_diff_names_the_path_when_the_list_lies_in_a_dict(is_wide: bool) -> None:
+def test_heap_diff_names_the_path_when_the_list_is_in_a_dict(is_wide: bool) -> None:
     model = Model()
     (suspect,) = grown(model, lambda: model.history["loss"].append({"x": torch.ones(25)}), is_wide)
     assert suspect.name == "Model.history['loss']"
@@ -186,7 +186,7 @@ def test_control_is_not_accused_when_tensors_come_and_go(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("without_heap_diff")
-def test_warm_up_is_not_taken_for_a_leak_when_it_flattens() -> None:
+def test_warm_up_is_not_a_leak_when_it_flattens() -> None:
     assert not grows(watched(lambda step: 4e8 + 2e6 * min(step, 60)))
 
 

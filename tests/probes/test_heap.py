@@ -57,7 +57,7 @@ def test_blocks_with_a_mapping_of_their_own_count_along() -> None:
     assert read() == 2**40 + 7
 
 
-def test_heap_is_not_read_when_tensors_do_not_lie_on_it() -> None:
+def test_heap_is_not_read_when_tensors_are_not_on_it() -> None:
     read, reason = heap_in_use(lambda: Function((123_456, 0)))
     assert read is None
     assert "another allocator" in reason
@@ -106,7 +106,7 @@ def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int
     assert (watch.once_ns > 0) == (cost_us >= 50)
 
 
-def test_readings_are_spread_over_the_first_steps_when_they_are_dear() -> None:
+def test_readings_are_spread_over_the_first_steps_when_they_are_expensive() -> None:
     dear = Dear(2_000_000)
     watch = GrowthWatch({"heap": dear.read}, dict, lambda: dear.now_ns, lambda f: f())
     watch._has_snapshot_of_attributes = True

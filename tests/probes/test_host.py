@@ -54,7 +54,7 @@ def host_tree(root: Path, **files: str) -> Path:
     return tree(root, {"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "150000 100000", **files})
 
 
-def test_child_of_a_limited_group_is_told_with_its_limits_when_it_was_stopped(tmp_path: Path) -> None:
+def test_child_of_a_limited_cgroup_is_reported_with_its_limits_when_it_was_throttled(tmp_path: Path) -> None:
     stat = "sys/fs/cgroup/job/cpu.stat"
     root = host_tree(tmp_path, **{stat: "nr_periods 100\nnr_throttled 10\nthrottled_usec 1000000"})
     reader = HostReader(root)
@@ -81,7 +81,7 @@ print(read_machine().cpu_quota_cores, record.throttle_periods, record.throttled_
 """
 
 
-def test_real_child_is_told_with_its_limits_when_cgroups_can_be_written() -> None:
+def test_real_child_is_reported_with_its_limits_when_cgroups_are_writable() -> None:
     folder = next((f for f in cgroup_folders(Path("/"), "cpu") if (f / "cpu.cfs_quota_us").exists()), None)
     group = None if folder is None else folder / f"lightning-perf-test-{os.getpid()}"
     try:
@@ -120,7 +120,7 @@ def test_cores_are_those_of_the_process_when_it_computes() -> None:
     reader.close()
 
 
-def test_sample_counts_only_when_it_stands_for_time() -> None:
+def test_sample_counts_only_when_it_covers_time() -> None:
     reader = HostReader()
     reader.add({}, 1.0)
     assert reader.record({}).n_samples == 0
@@ -169,7 +169,7 @@ def test_fetch_is_unknown_when_the_kernel_does_not_tell() -> None:
     assert ScheduleClock("/nowhere").read() is None
 
 
-def test_fetch_is_looked_at_more_rarely_when_enough_were() -> None:
+def test_fetches_are_sampled_less_often_when_enough_were() -> None:
     reads = iter(range(10**6))
     made = FetchWatch(lambda: 0, lambda: next(reads))
     made.close()
@@ -236,7 +236,7 @@ def test_workers_are_those_that_run_this_program_when_others_were_started_too() 
     assert pid not in {process.pid for process in workers.processes()}
 
 
-def test_numa_nodes_have_their_cores_when_the_kernel_tells(tmp_path: Path) -> None:
+def test_numa_nodes_have_their_cores_when_the_kernel_reports_them(tmp_path: Path) -> None:
     nodes = "sys/devices/system/node"
     tree(tmp_path, {f"{nodes}/node0/cpulist": "0-2,8", f"{nodes}/node1/cpulist": "3"})
     assert numa_nodes(tmp_path) == {0: {0, 1, 2, 8}, 1: {3}}

@@ -126,7 +126,7 @@ def test_statement_that_opens_a_block_is_parsed_when_it_is_one_line():
     assert any(type(node).__name__ == "Call" for node in calls._nodes("if ready(x):"))
 
 
-def test_file_is_relative_when_it_lies_below_the_working_directory(tmp_path, monkeypatch):
+def test_file_is_relative_when_it_is_below_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert calls.shown_file(str(tmp_path / "model.py")) == "model.py"
     assert calls.shown_file(json.__file__) == "json/__init__.py"
@@ -221,7 +221,7 @@ def line_sampler(clock: Clock) -> LineSampler:
     return LineSampler(Loop(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)  # type: ignore[arg-type]
 
 
-def test_late_sample_stands_for_the_time_it_was_late_when_a_call_held_the_lock(line_sampler, clock):
+def test_late_sample_covers_the_delay_when_a_call_held_the_gil(line_sampler, clock):
     clock.late_ns = 200_000_000
     line_sampler.burst()
     profile = line_sampler.record(None)
@@ -230,7 +230,7 @@ def test_late_sample_stands_for_the_time_it_was_late_when_a_call_held_the_lock(l
     assert profile.phases["forward"].lines[0].function == "helper"
 
 
-def test_slow_step_is_told_apart_when_it_lasts_three_times_the_median(line_sampler, clock):
+def test_slow_step_is_separate_when_it_lasts_three_times_the_median(line_sampler, clock):
     line_sampler.burst()
     assert line_sampler.record(None).slow_steps == {}
     line_sampler._loop.timeline.phase_ns = [3_000_000_000]
@@ -267,7 +267,7 @@ def test_sampling_ends_when_the_training_thread_is_gone(clock):
     assert own._stopping.is_set()
 
 
-def test_thread_ends_when_nobody_holds_the_sampler_any_more():
+def test_thread_ends_when_the_sampler_is_garbage_collected():
     own = LineSampler(Loop())  # type: ignore[arg-type]
     own.start()
     thread = own._thread
@@ -316,7 +316,7 @@ def test_switch_interval_is_the_usual_one_when_a_process_is_forked_during_a_burs
     assert answers == [round(usual * 1e3)]
 
 
-def test_reason_is_told_when_the_interpreter_has_no_global_lock(monkeypatch):
+def test_reason_is_reported_when_the_interpreter_has_no_gil(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     own = LineSampler(Loop())  # type: ignore[arg-type]
     own.start()
@@ -344,7 +344,7 @@ def test_collection_is_the_lines_when_it_asks_for_one():
     assert pauses.automatic_ns <= pauses.total_ns - round(asked[0].total_s * 1e9) + 1000
 
 
-def test_collection_is_automatic_when_nobody_asks_for_it():
+def test_collection_is_automatic_when_it_is_not_called():
     pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "backward")
     pauses.start()
     try:

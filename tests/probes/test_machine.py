@@ -78,7 +78,7 @@ def test_cpu_quota_is_found_at_the_mount_when_the_path_is_the_hosts(tmp_path: Pa
     assert read_memory_limit_bytes(root) == GIB
 
 
-def test_cpu_quota_is_found_when_v2_is_mounted_beside_v1(tmp_path: Path) -> None:
+def test_cpu_quota_is_found_when_v1_and_v2_are_mounted(tmp_path: Path) -> None:
     root = tree(tmp_path, {"proc/self/cgroup": "2:cpu:/\n0::/a", "sys/fs/cgroup/unified/a/cpu.max": "50000 100000"})
     assert read_cpu_quota_cores(root) == 0.5
 
@@ -136,7 +136,7 @@ def test_machine_degrades_to_none_when_there_is_neither_proc_nor_sys(tmp_path: P
     assert found.usable_cores >= 1
 
 
-def test_machine_of_this_process_is_told_when_read_plainly() -> None:
+def test_machine_of_this_process_is_described_when_read_directly() -> None:
     found = read_machine()
     assert found.devices == ()
     assert found.memory_bytes
@@ -165,7 +165,7 @@ class Properties:
     ("capability", "fp16", "bf16"),
     [((6, 1), False, False), ((7, 5), True, False), ((8, 0), True, True), ((12, 0), True, True)],
 )
-def test_device_tells_its_fast_dtypes_when_it_is_cuda(
+def test_device_has_its_fast_dtypes_when_it_is_cuda(
     monkeypatch, capability: tuple[int, int], fp16: bool, bf16: bool
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", None)
@@ -180,7 +180,7 @@ def test_device_tells_its_fast_dtypes_when_it_is_cuda(
     ("architecture", "fp16", "bf16"),
     [("gfx90a:sramecc+:xnack-", True, True), ("gfx942", True, True), ("gfx908", True, None), ("gfx1030", None, None)],
 )
-def test_device_tells_its_fast_dtypes_when_it_is_rocm(
+def test_device_has_its_fast_dtypes_when_it_is_rocm(
     monkeypatch, architecture: str, fp16: bool | None, bf16: bool | None
 ) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.2")

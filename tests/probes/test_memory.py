@@ -177,7 +177,7 @@ def test_retries_are_found_when_the_cache_had_to_be_flushed(second: int, is_foun
     assert (training.diagnosed("PD407") is not None) == is_found
 
 
-def test_running_out_is_told_with_phase_and_request_when_the_device_is_full(tmp_path: Path) -> None:
+def test_oom_is_reported_with_phase_and_request_when_the_device_is_full(tmp_path: Path) -> None:
     training = Training()
     training.step(4, 4 * GIB)
     assert training.diagnosed("PD408") is None
@@ -229,7 +229,7 @@ def test_torch_statistics_are_read_as_they_come_nested() -> None:
     assert tuple(Allocator("xpu:0", dict).read()) == (0, 0, 0, 0, None, None, None)
 
 
-def test_cpu_has_no_allocator_and_says_why() -> None:
+def test_cpu_has_no_allocator_and_a_reason() -> None:
     allocator, reason = allocator_of(torch.device("cpu"))
     assert allocator is None
     assert "resident memory" in reason

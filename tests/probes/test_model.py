@@ -50,7 +50,7 @@ def test_model_matmul_fraction_leaves_embeddings_and_norms_out_when_mixed() -> N
     assert found.layers["MultiheadAttention"] == found.layers["LSTM"] == 1
 
 
-def test_model_tells_no_total_when_parameters_are_uninitialized() -> None:
+def test_model_has_no_total_when_parameters_are_uninitialized() -> None:
     found = read_model(nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)))
     assert (found.n_trainable, found.matmul_parameter_fraction) == (None, None)
     assert groups(found.parameters) == {"float32": (8, 32)}
@@ -73,7 +73,7 @@ def test_model_counts_the_local_shard_when_parameters_are_distributed() -> None:
     assert groups(read_model(module).parameters) == {"float32": (3, 12)}
 
 
-def test_model_tells_fraction_none_when_it_has_no_parameters() -> None:
+def test_model_fraction_is_none_when_it_has_no_parameters() -> None:
     found = read_model(nn.ReLU())
     assert (found.parameters, found.n_trainable, found.matmul_parameter_fraction) == ((), 0, None)
 
@@ -125,7 +125,7 @@ def test_model_is_compiled_when_any_part_or_method_went_through_compile() -> Non
         (lambda p: torch.optim.Adagrad(p), "single-tensor", True),
     ],
 )
-def test_optimizer_tells_what_a_step_runs_when_on_the_cpu(make, implementation: str, supports_fused: bool) -> None:
+def test_optimizer_reports_its_implementation_when_on_the_cpu(make, implementation: str, supports_fused: bool) -> None:
     found = read_optimizer(make(list(nn.Linear(3, 2).parameters())))
     assert (found.implementation, found.supports_fused) == (implementation, supports_fused)
     assert (found.n_tensors, found.n_elements) == (2, 8)
@@ -291,7 +291,7 @@ def test_watch_judges_nothing_when_backward_passes_are_not_announced() -> None:
 
 @pytest.mark.parametrize("set_to_none", [False, True])
 @pytest.mark.parametrize("is_step_announced", [False, True])
-def test_watch_tells_how_gradients_are_cleared_when_lightning_announces_zero_grad(
+def test_watch_reports_how_gradients_are_cleared_when_lightning_announces_zero_grad(
     set_to_none: bool, is_step_announced: bool
 ) -> None:
     loop = Loop()

@@ -81,7 +81,7 @@ def looked_at(device: Device, *layers: Layer, outside_ms: float = 0.0) -> Module
     return look
 
 
-def test_modules_have_the_devices_time_and_the_rest_is_told_apart() -> None:
+def test_modules_have_device_time_and_the_rest_is_separate() -> None:
     device = Device()
     times = looked_at(device, Layer(device, 2.0, 5.0), Layer(device, 3.0, 7.0), outside_ms=1.0).times()
     assert times is not None
@@ -156,7 +156,7 @@ def test_gradients_asked_for_within_the_forward_pass_are_the_forward_passs_own()
     assert times[module_times.REST] == ModuleTime(pytest.approx(0.005), 0.0, 0)
 
 
-def test_times_are_told_once_the_device_has_come_so_far() -> None:
+def test_times_are_reported_once_device_events_completed() -> None:
     device = Device()
     look = looked_at(device, Layer(device, 2.0, 5.0))
     device.done_ms = 0.0

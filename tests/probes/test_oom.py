@@ -55,7 +55,7 @@ def test_request_is_read_from_the_message(text: str, n_bytes: int | None) -> Non
     assert oom.requested_bytes(RuntimeError(text)) == n_bytes
 
 
-def test_shapes_are_told_by_place_when_batches_are_nested() -> None:
+def test_shapes_are_reported_by_path_when_batches_are_nested() -> None:
     batch = {"image": torch.zeros(2, 3), "more": [torch.zeros(4), "text"]}
     assert oom.shapes_of(batch) == {"image": (2, 3), "more.0": (4,)}
     assert oom.shapes_of(torch.zeros(5)) == {"batch": (5,)}

@@ -140,7 +140,7 @@ def test_settings_tell_anomaly_detection_when_no_loop_runs_yet(pl: Any, tmp_path
     assert settings.loaders == ()
 
 
-def test_settings_leave_the_doctor_out_when_naming_callbacks(pl: Any, tmp_path: Any) -> None:
+def test_settings_leave_perf_doctor_out_when_naming_callbacks(pl: Any, tmp_path: Any) -> None:
     doctor = type("PerfDoctor", (pl.Callback,), {"__module__": "lightning_perf.doctor"})
     other = type("PerfDoctor", (pl.Callback,), {"__module__": "someone.elses"})
     settings, _ = read_in(
@@ -294,14 +294,14 @@ def test_loader_takes_lightnings_figure_when_only_the_users_sampler_could_tell()
     assert read_settings(trainer, torch.nn.Linear(1, 1))[0].loaders[0].n_batches is None
 
 
-def test_loader_tells_the_usual_batch_size_when_it_was_given_as_a_batch_sampler() -> None:
+def test_loader_has_the_usual_batch_size_when_given_as_a_batch_sampler() -> None:
     found, _ = read_one(DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 4, False)))
     assert (found.batch_size, found.n_batches, found.sampler_class, found.is_shuffled) == (4, 3, "RandomSampler", True)
     found, _ = read_one(DataLoader(DATA, batch_size=None))
     assert (found.batch_size, found.n_batches, found.sampler_class) == (None, 10, "SequentialSampler")
 
 
-def test_loader_tells_the_replaced_sampler_when_lightning_distributes() -> None:
+def test_loader_names_the_replaced_sampler_when_lightning_distributes() -> None:
     sampler = torch.utils.data.DistributedSampler(DATA, num_replicas=2, rank=0, shuffle=False)
     found, _ = read_one(DataLoader(DATA, batch_size=2, sampler=sampler))
     assert (found.sampler_class, found.is_shuffled, found.n_batches) == ("DistributedSampler", False, 3)
@@ -331,7 +331,7 @@ def test_loader_loses_one_field_with_its_reason_when_an_object_misbehaves() -> N
     assert missing[".pin_memory"] == "Broken.pin_memory is computed by code of the script"
 
 
-def test_settings_are_all_defaults_with_reasons_when_the_trainer_tells_nothing() -> None:
+def test_settings_are_all_defaults_with_reasons_when_the_trainer_has_none() -> None:
     class Nothing:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(f"{name} is not for you")

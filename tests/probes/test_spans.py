@@ -172,7 +172,7 @@ def test_first_error_alone_is_reported_when_the_clock_fails() -> None:
 
 
 @pytest.mark.parametrize("wants_end", [True, False])
-def test_fetch_tells_when_it_begins_and_ends(clock: FakeClock, timeline: Timeline, wants_end: bool) -> None:
+def test_fetch_notifies_its_begin_and_end(clock: FakeClock, timeline: Timeline, wants_end: bool) -> None:
     seen: list[tuple[str, int]] = []
 
     def before() -> bool:

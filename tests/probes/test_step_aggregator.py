@@ -35,7 +35,7 @@ def aggregated(*parts: NDArray[np.int64]) -> StepAggregator:
     return aggregator
 
 
-def test_nothing_is_told_when_there_were_no_steps() -> None:
+def test_nothing_is_reported_when_there_were_no_steps() -> None:
     assert StepAggregator().stage_times(0) is None
     assert aggregated(rows(3, NOT_A_STEP, validation=5)).stage_times(0) is None
 
@@ -78,7 +78,7 @@ def test_slow_steps_are_outliers_with_the_phase_that_grew() -> None:
     assert outliers.excess_s == pytest.approx(0.139, rel=0.01)
 
 
-def test_outliers_are_not_told_of_few_steps() -> None:
+def test_outliers_are_not_reported_when_steps_are_few() -> None:
     times = aggregated(rows(18, forward=10), rows(1, forward=90)).stage_times(0)
     assert times is not None
     assert times.outliers is None

@@ -83,7 +83,7 @@ def test_energy_is_none_when_nothing_is_metered() -> None:
     assert run.probe.record().energy is None
 
 
-def test_reason_is_told_when_the_device_is_lost_during_the_run() -> None:
+def test_reason_is_reported_when_the_device_is_lost_during_the_run() -> None:
     run = Scripted(device(Temperature=[50, ERRORS["GpuIsLost"]("scripted")]))
     for i in range(1, 4):
         run.sample(float(i), 1)

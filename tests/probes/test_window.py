@@ -476,7 +476,7 @@ def test_auto_stops_when_it_has_opened_enough(made):
     assert len(probe.windows) == 4
 
 
-def test_file_is_kept_only_when_it_says_something_and_was_not_asked_for(made):
+def test_unrequested_file_is_kept_only_when_it_has_data(made):
     assert _only(made(FakeLoop(), is_worth=False)).file is None
     assert _only(made(FakeLoop(), is_worth=True)).file is not None
     assert _only(made(FakeLoop(), is_worth=False, wait=1)).file is not None

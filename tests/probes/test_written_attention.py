@@ -30,7 +30,7 @@ def forward(trail: AttentionTrail, seen: Sight, between: bool = True) -> None:
     trail.follow(seen, "bmm", (SCORES, V), Q, 2000, is_backward=False)
 
 
-def test_product_softmax_and_product_are_one_attention_with_what_lies_between() -> None:
+def test_matmul_softmax_matmul_count_as_one_attention() -> None:
     trail = AttentionTrail()
     forward(trail, sight())
     (attention,) = trail.found.values()

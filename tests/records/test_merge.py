@@ -60,13 +60,13 @@ def test_what_each_rank_found_comes_along(tmp_path: Path) -> None:
     assert [one.found for one in load_run(tmp_path).ranks.summaries] == [(), ("PD801 thermal-throttling",)]
 
 
-def test_rank_that_left_nothing_is_told(tmp_path: Path) -> None:
+def test_rank_is_reported_when_it_left_no_file(tmp_path: Path) -> None:
     for rank in (0, 2):
         save(tmp_path, session(rank))
     assert [(one.rank, one.reason) for one in load_run(tmp_path).ranks.missing] == [(1, "it left no session")]
 
 
-def test_lowest_rank_stands_in_when_the_first_left_nothing(tmp_path: Path) -> None:
+def test_lowest_rank_is_used_when_the_first_left_no_file(tmp_path: Path) -> None:
     for rank in (2, 1):
         save(tmp_path, session(rank))
     merged = load_run(tmp_path)
@@ -83,7 +83,7 @@ def test_session_of_another_run_is_left_out(tmp_path: Path, foreign: Session) ->
     assert [one.rank for one in load_run(tmp_path).ranks.summaries] == [0, 2]
 
 
-def test_earlier_run_that_was_set_aside_does_not_stand_in(tmp_path: Path) -> None:
+def test_earlier_run_is_not_used_when_it_was_set_aside(tmp_path: Path) -> None:
     save(tmp_path, session(1))
     aside = tmp_path / RANKS_FOLDER / "perf_session.rank0.r0.json"
     session(0, "2026-11-20T10:00:00Z").save(aside)
@@ -91,7 +91,7 @@ def test_earlier_run_that_was_set_aside_does_not_stand_in(tmp_path: Path) -> Non
     assert load_run(tmp_path).run.rank == 1
 
 
-def test_ranks_are_of_one_run_when_only_one_of_them_told_its_time_zone(tmp_path: Path) -> None:
+def test_ranks_are_of_one_run_when_only_one_has_a_time_zone(tmp_path: Path) -> None:
     save(tmp_path, session(0))
     save(tmp_path, session(1, "2026-11-21T10:00:00"))
     assert [one.rank for one in load_run(tmp_path).ranks.summaries] == [0, 1]
@@ -113,7 +113,7 @@ def test_rank_that_was_not_heard_of_is_missing_until_its_session_is_found(tmp_pa
     assert [(one.rank, one.reason) for one in merged.ranks.missing] == [(2, "it did not answer")]
 
 
-def test_file_that_cannot_be_read_is_told_and_the_others_stand(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_and_the_others_are_used(tmp_path: Path) -> None:
     save(tmp_path, session(0))
     save(tmp_path, session(2))
     (tmp_path / RANKS_FOLDER / "perf_session.rank1.json").write_text("{")
@@ -123,7 +123,7 @@ def test_file_that_cannot_be_read_is_told_and_the_others_stand(tmp_path: Path) -
     assert "not complete JSON" in merged.ranks.missing[0].reason
 
 
-def test_next_rank_stands_in_when_the_first_left_nothing_and_the_lowest_cannot_be_read(tmp_path: Path) -> None:
+def test_next_rank_is_used_when_the_first_is_missing_and_the_lowest_unreadable(tmp_path: Path) -> None:
     save(tmp_path, session(2))
     (tmp_path / RANKS_FOLDER / "perf_session.rank1.json").write_text("{")
     merged = load_run(tmp_path)

@@ -137,7 +137,7 @@ def test_save_leaves_the_umask_of_other_threads_alone(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("content", [b"", b'{"schema_version": 1', b"not json", b"\xff\xfe\x00", b'{"a": "\xff"}'])
-def test_load_says_not_complete_json_when_the_file_is_cut_short_or_no_text(content: bytes, tmp_path: Path) -> None:
+def test_load_reports_incomplete_json_when_the_file_is_truncated_or_binary(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / SESSION_FILE
     file.write_bytes(content)
     with pytest.raises(SessionError, match="is not complete JSON"):
@@ -156,7 +156,7 @@ def test_load_refuses_a_session_when_its_end_is_missing(cut: int, tmp_path: Path
     "foreign", [[], {}, None, 3, "text", {"schema_version": 1}, {"run": {}}, {"schema_version": "1", "run": {}},
                 {"schema_version": True, "run": {}}, {"schema_version": 0, "run": {}}, [{"schema_version": 1}]],
 )  # fmt: skip
-def test_load_says_not_a_session_when_the_file_is_another(foreign: object, tmp_path: Path) -> None:
+def test_load_reports_no_session_when_the_file_is_another(foreign: object, tmp_path: Path) -> None:
     with pytest.raises(SessionError, match="is not a PerfDoctor session"):
         load(write(tmp_path, foreign))
 
@@ -205,7 +205,7 @@ def test_load_ignores_fields_that_it_does_not_know(document: dict[str, object], 
     assert load(write(tmp_path, document)) == starved()
 
 
-def test_load_says_what_it_expected_when_there_is_no_file(tmp_path: Path) -> None:
+def test_load_names_the_expected_file_when_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(SessionError, match=rf"cannot read a session from .*expected a {SESSION_FILE}"):
         load(tmp_path)
 
@@ -228,7 +228,7 @@ def test_load_names_the_command_for_a_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"mine", b"[1, 2]", b'{"schema_version": 99, "run": {}}'])
-def test_save_overwrites_nothing_when_something_else_stands_there(content: bytes, tmp_path: Path) -> None:
+def test_save_overwrites_nothing_when_the_path_is_taken(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / SESSION_FILE
     file.write_bytes(content)
     with pytest.raises(SessionError, match="move it away or choose another out_dir"):
@@ -237,7 +237,7 @@ def test_save_overwrites_nothing_when_something_else_stands_there(content: bytes
     assert [path.name for path in tmp_path.iterdir()] == [SESSION_FILE]
 
 
-def test_save_says_what_to_do_when_the_folder_cannot_be_made(tmp_path: Path) -> None:
+def test_save_error_names_the_fix_when_the_folder_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SessionError, match=r"cannot write the session to .*choose another out_dir"):
         starved().save(tmp_path / "file" / "run")

@@ -89,7 +89,7 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
         ("epochs.0.phases.data_wait", None, "Expected seconds from 0 to 1e+09, got null, NaN or infinity"),
     ],
 )
-def test_load_says_what_it_expected_when_a_value_is_out_of_bounds(path: str, value: object, told: str) -> None:
+def test_load_names_the_bounds_when_a_value_is_outside(path: str, value: object, told: str) -> None:
     steps = tuple(int(step) if step.isdigit() else step for step in path.split("."))
     said = refusal(replaced(steps, value))
     assert told in said
@@ -144,7 +144,7 @@ def test_load_refuses_arguments_of_a_trainer_when_they_are_nested_deeply() -> No
     assert "Expected at most 16 levels" in refusal(content)
 
 
-def test_save_leaves_out_what_is_out_of_bounds_and_says_why_when_a_session_can_do_without_it(tmp_path: Any) -> None:
+def test_save_drops_optional_values_with_a_reason_when_they_are_out_of_bounds(tmp_path: Any) -> None:
     whole = from_json(msgspec.json.encode(WHOLE), "a session")
     assert whole.steady is not None
     steady = msgspec.structs.replace(

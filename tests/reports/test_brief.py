@@ -371,7 +371,7 @@ def test_preflight_has_one_line_per_finding_and_counts_the_rest() -> None:
     assert to_text(brief_preflight([finding] * 5, starved())).splitlines()[3] == "+2 more"
 
 
-def test_path_is_short_when_the_session_lies_below_the_current_folder(
+def test_path_is_relative_when_the_session_is_below_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -21,20 +21,20 @@ def test_markdown_is_as_before(name: str) -> None:
     assert_golden(f"reports/comparison_{name}.md", comparison_to_markdown(COMPARISONS[name]()))
 
 
-def test_headline_tells_the_step_and_the_phase_to_blame_when_it_is_slower() -> None:
+def test_headline_names_the_step_and_the_phase_when_it_is_slower() -> None:
     assert rows.headline(slower()) == (
         "Slower: time per step is 12.0 % longer (95 % CI +8.0 % to +16.0 %); mostly data wait (+5.50 ms)"
     )
 
 
-def test_headline_tells_all_that_is_between_steps_when_only_that_changed() -> None:
+def test_headline_names_the_time_between_steps_when_only_that_changed() -> None:
     step, wall = alike().times
     wall = msgspec.structs.replace(wall, change="slower", ratio=Interval(value=1.5, low=1.4, high=1.6))
     told = rows.headline(msgspec.structs.replace(alike(), times=(step, wall)))
     assert told.startswith("Slower: wall time per step is 50.0 % longer")
 
 
-def test_headline_says_so_when_there_is_no_interval() -> None:
+def test_headline_reports_a_missing_interval() -> None:
     step = TimeChange(name="step", base_s=0.1, new_s=0.2, reason="too few steps")
     told = rows.headline(msgspec.structs.replace(alike(), times=(step,)))
     assert told == "Inconclusive: time per step was 100 ms, now 200 ms; too few steps"
@@ -51,18 +51,18 @@ def test_differences_beyond_the_limit_are_counted() -> None:
     assert rows.difference_rows(many)[-1][0].startswith("and 3 more")
 
 
-def test_markdown_shows_foreign_text_as_it_stands() -> None:
+def test_markdown_shows_foreign_text_unchanged() -> None:
     text = comparison_to_markdown(hostile())
     assert "<script>" not in text
     assert "\x1b" not in text
 
 
-def test_ratio_is_told_as_a_factor_when_a_percentage_would_not_read() -> None:
+def test_ratio_is_shown_as_a_factor_when_a_percentage_is_too_large() -> None:
     huge = TimeChange(name="step", base_s=0.01, new_s=0.3, ratio=Interval(value=30, low=20, high=45), change="slower")
     assert "30.0x as long (95 % CI 20.0x to 45.0x)" in rows.headline(msgspec.structs.replace(alike(), times=(huge,)))
 
 
-def test_interval_that_says_nothing_is_told_as_such() -> None:
+def test_headline_reports_varying_runs_when_the_interval_is_too_wide() -> None:
     wide = TimeChange(name="step", base_s=0.1, new_s=0.05, ratio=Interval(value=0.5, low=0.001, high=300.0))
     headline = rows.headline(msgspec.structs.replace(alike(), times=(wide,)))
     assert headline == ("Inconclusive: time per step was 100 ms, now 50.0 ms (the runs vary too much to compare them)")

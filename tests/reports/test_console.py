@@ -102,7 +102,7 @@ def test_breakdown_lists_the_largest_phase_first_and_folds_the_small() -> None:
     assert "checkpoint" in SHARES
 
 
-def test_run_report_tells_every_finding_with_evidence_fix_speedup_and_certainty() -> None:
+def test_run_report_shows_every_finding_with_evidence_fix_speedup_and_certainty() -> None:
     text = to_text(run_report(starved()), 100)
     for part in ("high    PD101 starved-by-loader  speedup 1.7–2.1x, cause certain",
                  "54 %  (limit 20 %, n 400)", "(effort: one line, results unchanged)",
@@ -119,7 +119,7 @@ def test_run_report_orders_findings_by_verdict_then_severity() -> None:
     assert ranks == sorted(ranks)
 
 
-def test_run_report_tells_main_figures_missing_and_all_when_asked() -> None:
+def test_run_report_shows_main_figures_missing_and_all_when_requested() -> None:
     missing = {"settings.a": "no such flag", "steady.phases": "no clock", "memory.gpu": "no driver", "windows": "off"}
     session = msgspec.structs.replace(starved(), missing=missing)
     assert "missing   memory.gpu: no driver; steady.phases: no clock; and 1 more\n" in to_text(run_report(session), 100)
@@ -128,20 +128,20 @@ def test_run_report_tells_main_figures_missing_and_all_when_asked() -> None:
     assert re.search(r"^settings\.a +no such flag$", text, re.M)
 
 
-def test_epoch_report_tells_three_findings_and_names_the_rest() -> None:
+def test_epoch_report_shows_three_findings_and_names_the_rest() -> None:
     text = to_text(epoch_report(twelve_findings(), 0), 200)
     assert len(re.findall(r"^(?:high|medium|low|info) ", text, re.M)) == 3
     assert "also: PD602 made-up-finding-2 (medium)" in text
     assert "PD610" in text
 
 
-def test_epoch_report_says_as_before_when_a_finding_is_unchanged() -> None:
+def test_epoch_report_marks_a_finding_as_before_when_it_is_unchanged() -> None:
     text = to_text(epoch_report(starved(), 1, previous=starved()))
     assert "as before: PD101 starved-by-loader (high), PD502 logging-every-step (low)" in text
     assert "DataLoader(" not in text
 
 
-def test_epoch_report_tells_a_finding_again_when_it_got_worse() -> None:
+def test_epoch_report_repeats_a_finding_when_it_got_worse() -> None:
     milder = msgspec.structs.replace(STARVED_BY_LOADER, severity="medium")
     previous = msgspec.structs.replace(starved(), findings=(milder,))
     text = to_text(epoch_report(starved(), 1, previous))
@@ -165,7 +165,7 @@ def test_emit_writes_no_escape_sequences_and_no_trailing_blanks_when_stream_is_n
     assert not re.search(r"[ \t]+$", stream.getvalue(), re.M)
 
 
-def test_emit_shows_text_as_it_stands_when_it_looks_like_markup() -> None:
+def test_emit_shows_text_unchanged_when_it_looks_like_markup() -> None:
     stream = io.StringIO()
     emit("[bold]x[/bold] [/]", stream=stream)
     assert stream.getvalue() == "[bold]x[/bold] [/]\n"
@@ -224,7 +224,7 @@ def test_emit_prints_above_a_live_rich_display_when_its_console_is_given() -> No
     assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)" in text
 
 
-def test_run_report_says_what_was_applied_and_what_was_refused() -> None:
+def test_run_report_lists_applied_and_rejected_treatments() -> None:
     applied = (
         AppliedTreatment(treatment="loader-workers=4", finding="PD101", epoch=1, status="applied"),
         AppliedTreatment(

@@ -233,7 +233,7 @@ def test_foreign_text_is_never_markup() -> None:
                 assert not any(sign in text for sign in "\x00\x1b\u202e"), (name, text)
 
 
-def test_foreign_text_never_stands_in_a_template_where_its_signs_mean_something() -> None:
+def test_foreign_text_is_never_in_a_template_where_its_characters_are_syntax() -> None:
     for session in (traced(BAD), profiled(BAD)):
         for _, draw in FIGURES.values():
             figure = draw(session)
@@ -267,7 +267,7 @@ def test_drawing_loads_neither_torch_nor_plotly_until_it_is_asked_to() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_label_survives_plotly_as_it_stands() -> None:
+def test_label_survives_plotly_unchanged() -> None:
     assert label("a<b>&$") == "a&lt;b&gt;&amp;&#36;"
     assert label("x" * 100, 10) == "x" * 9 + "…"
 
@@ -394,7 +394,7 @@ def test_gain_without_an_end_does_not_flatten_the_others() -> None:
     assert document["layout"]["xaxis"]["range"][1] < 200
 
 
-def test_trials_show_measured_beside_predicted() -> None:
+def test_trials_show_measured_and_predicted() -> None:
     trial = made_trials.climbed()
     document = drawn("trials", tried())
     kept = next(trace for trace in document["data"] if trace["name"] == "measured, kept")
@@ -410,7 +410,7 @@ def test_trace_figures_show_the_last_window() -> None:
     assert [trace["name"] for trace in steps] == ["kernel", "memcpy", "data loading"]
 
 
-def test_roofline_points_lie_where_counts_and_times_put_them() -> None:
+def test_roofline_points_match_counts_and_times() -> None:
     document = drawn("roofline", profiled())
     modules = next(trace for trace in document["data"] if trace["name"] == "modules")
     assert modules["x"] == [pytest.approx(100)]
@@ -425,7 +425,7 @@ def test_roofline_points_lie_where_counts_and_times_put_them() -> None:
         assert all(10**low <= value <= 10**high for value in values)
 
 
-def test_roofline_says_so_when_ceilings_are_missing() -> None:
+def test_roofline_has_a_note_when_ceilings_are_missing() -> None:
     session = profiled()
     bare = msgspec.structs.replace(session, model_profile=msgspec.structs.replace(session.model_profile, ceilings=None))
     [note] = drawn("roofline", bare)["layout"]["annotations"]
@@ -433,7 +433,7 @@ def test_roofline_says_so_when_ceilings_are_missing() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 8, 64])
-def test_few_ranks_stand_side_by_side_with_their_parts(n: int) -> None:
+def test_few_ranks_are_shown_side_by_side_with_their_parts(n: int) -> None:
     session = with_ranks(n, slow=1)
     assert session.ranks is not None
     [cells] = drawn("ranks", session)["data"]
@@ -445,7 +445,7 @@ def test_few_ranks_stand_side_by_side_with_their_parts(n: int) -> None:
     assert bool(cells.get("text")) is (n <= 12)
 
 
-def test_a_thousand_ranks_become_a_grid_in_which_the_slow_one_stands_out() -> None:
+def test_a_thousand_ranks_become_a_grid_that_highlights_the_slow_one() -> None:
     [cells] = drawn("ranks", with_ranks(1024, slow=341))["data"]
     assert [len(cells["z"]), len(cells["z"][0])] == [32, 32]
     flat = [value for row in cells["z"] for value in row]

@@ -68,7 +68,7 @@ def session_with(**fields: object) -> Session:
     return Session(run=run, machine=Machine(os="Linux", python="3.11"), **fields)  # type: ignore[arg-type]
 
 
-def test_rows_name_line_and_owner_when_steps_were_looked_at():
+def test_rows_name_line_and_owner_when_steps_were_sampled():
     rows = host.sync_rows(CALLS)
     assert [row[0] for row in rows] == ["net.py:12", "net.py:9", "unknown", "net.py:30"]
     assert rows[0][1] == "loop over a tensor, 64 iterations"
@@ -76,7 +76,7 @@ def test_rows_name_line_and_owner_when_steps_were_looked_at():
     assert Value("") in rows[2]  # what was not measured is not 0
 
 
-def test_title_says_would_when_the_run_is_on_a_cpu():
+def test_title_is_conditional_when_the_run_is_on_a_cpu():
     assert "would synchronize" in host.sync_title(CALLS)
     assert "would" not in host.sync_title(SyncCalls(n_steps=1, step_s=1.0, device="cuda"))
 
@@ -108,12 +108,12 @@ def test_both_reports_hold_what_was_seen_when_they_are_drawn():
         ((), ""),
     ],
 )
-def test_heavy_module_is_told_when_it_takes_its_share(seconds, fact):
+def test_expensive_module_is_named_when_its_share_is_large(seconds, fact):
     assert host.heavy_module_fact(profile(*seconds)) == fact
     assert host.heavy_module_fact(None) == ""
 
 
-def test_nothing_is_said_when_nothing_was_seen():
+def test_section_is_empty_when_nothing_was_sampled():
     session = session_with()
     assert "Host and compiler" not in to_markdown(session)
 

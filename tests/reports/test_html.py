@@ -113,7 +113,7 @@ def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch
     assert "would make this file too large to be mailed" in page.text
 
 
-def test_page_tells_verdict_tables_and_findings_without_a_script() -> None:
+def test_page_shows_verdict_tables_and_findings_without_javascript() -> None:
     text = Page(to_page(starved())).text
     for told in (
         "The loader starves the model: 54 % of the time is waiting (PD101)",
@@ -131,14 +131,14 @@ def test_page_tells_verdict_tables_and_findings_without_a_script() -> None:
         assert told in text, told
 
 
-def test_page_tells_of_every_part() -> None:
+def test_page_shows_every_section() -> None:
     text = Page(to_page(everything())).text
     parts = ("Trials", "2.31x", "Validation", "rank", "Loader", "loader alone", "Modules", "Roofline", "aten::mm")
     for told in (*parts, "Profiler windows", "Window at step 30: 3 steps, recorded", "Memory by module", "31.2 GiB"):
         assert told.lower() in text.lower(), told
 
 
-def test_page_says_why_a_figure_is_not_there() -> None:
+def test_page_shows_why_a_figure_is_missing() -> None:
     text = Page(to_page(too_short())).text
     assert "No steady steps: 3 steps, fewer than the 10 of warm-up" in text
     assert "the run had one rank, or only one reported" in text

@@ -17,7 +17,7 @@ def hot(number: int, text: str, share: float) -> HotLine:
     return HotLine(file="/home/me/images.py", line=number, text=text, share=share)
 
 
-def test_lines_stand_under_the_costliest_function_when_they_were_told() -> None:
+def test_lines_are_listed_under_the_costliest_function_when_known() -> None:
     lines = (hot(34, "if done:", 0.05), hot(33, "x = x * 0.5", 0.3), hot(32, "for x in image:", 0.65))
     rows = function_facts(LoaderProbe(status="measured", functions=(AUGMENT, PAD), lines=lines))
     assert rows == [

@@ -83,7 +83,7 @@ def test_lines_tell_device_host_energy_and_cost_when_all_is_known() -> None:
     assert "1.56 g CO2e" in facts["Cost"]
 
 
-def test_lines_stand_in_console_and_markdown_when_there_is_telemetry() -> None:
+def test_lines_are_in_console_and_markdown_when_there_is_telemetry() -> None:
     for text in (
         console.to_text(console.run_report(with_telemetry(FULL))),
         markdown.to_markdown(with_telemetry(FULL)),

@@ -34,7 +34,7 @@ def test_markdown_has_verdict_and_table_before_anything_else() -> None:
     assert text.index("| data wait") < text.index("### Findings")
 
 
-def test_markdown_says_what_memory_holds_how_it_grows_and_what_would_fit() -> None:
+def test_markdown_shows_memory_contents_growth_and_headroom() -> None:
     text = to_markdown(memory_looked_at())
     assert "| activations | 30.0 % | 12.0 GiB | saved tensors, batch of 64 |" in text
     assert "| buffers" not in text
@@ -46,7 +46,7 @@ def test_markdown_says_what_memory_holds_how_it_grows_and_what_would_fit() -> No
     assert "largest batch that fits: about 567 (now 64)" in text
 
 
-def test_markdown_says_no_steady_growth_when_memory_jumped_once() -> None:
+def test_markdown_reports_no_steady_growth_when_memory_jumped_once() -> None:
     base = memory_looked_at()
     jump = msgspec.structs.replace(base.memory.growth[0], is_steady=False)
     memory = msgspec.structs.replace(base.memory, devices=(), breakdown=None, headroom=None, growth=(jump,))
@@ -54,7 +54,7 @@ def test_markdown_says_no_steady_growth_when_memory_jumped_once() -> None:
     assert "### Memory\n\ncuda:0: no steady growth in 200 readings\n" in text
 
 
-def test_markdown_shows_hostile_text_as_it_stands_when_tensorboard_renders_it() -> None:
+def test_markdown_shows_hostile_text_unchanged_when_tensorboard_renders_it() -> None:
     shown = markdown_to_safe_html(to_markdown(hostile()))
     assert "<script" not in shown
     assert shown.count("<h1>") == 0
@@ -69,7 +69,7 @@ def test_markdown_puts_the_fix_into_a_fence_that_its_code_cannot_close() -> None
     assert text.count("\n````\n") == 1
 
 
-def test_markdown_says_of_each_rule_what_became_of_it_when_all_are_asked_for() -> None:
+def test_markdown_shows_the_outcome_of_each_rule_when_all_are_requested() -> None:
     assert "| PD105 bursty-fetch | skipped | no fetch blocked often enough: 3 waits, 8 needed |" in to_markdown(
         starved(), show_all=True
     )
@@ -77,7 +77,7 @@ def test_markdown_says_of_each_rule_what_became_of_it_when_all_are_asked_for() -
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1))
-def test_escaped_text_is_shown_as_it_stands_when_rendered(text: str) -> None:
+def test_escaped_text_is_shown_unchanged_when_rendered(text: str) -> None:
     text = " ".join(text.split())
     rendered = markdown_to_safe_html("x " + escape(text))
     assert html.unescape(re.sub(r"<[^>]*>", "", rendered)).strip() == ("x " + text).strip()
@@ -101,7 +101,7 @@ def test_folded_markdown_shows_time_and_fixes_outside_the_folds_and_fits_a_comme
 
 
 @pytest.mark.parametrize("name", SESSIONS)
-def test_folded_markdown_says_the_same_and_closes_what_it_opens(name: str) -> None:
+def test_folded_markdown_has_the_same_text_and_closes_its_tags(name: str) -> None:
     whole, folded = to_markdown(SESSIONS[name](), show_all=True), to_markdown(SESSIONS[name](), True, is_folded=True)
     unfolded = re.sub(r"(<details><summary>|</summary>|</details>)", "", folded)
     assert plain_words(unfolded) == plain_words(whole)

@@ -65,7 +65,7 @@ def test_tables_keep_what_matters_when_there_is_little_room() -> None:
         assert {"FLOPs", "time", "bound"} <= heads
 
 
-def test_tables_leave_out_what_nobody_measured() -> None:
+def test_tables_leave_out_missing_measurements() -> None:
     plain = profile()
     bare = msgspec.structs.replace(
         plain,

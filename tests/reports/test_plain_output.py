@@ -146,7 +146,7 @@ def test_high_finding_is_above_a_medium_one_when_neither_is_the_verdict() -> Non
     assert [group[0].code for group in groups] == ["PD101", "PD602", "PD601"]
 
 
-def test_epoch_says_that_a_finding_is_resolved_when_the_fix_worked() -> None:
+def test_epoch_reports_a_finding_as_resolved_when_the_fix_worked() -> None:
     before = diagnose(starved())
     epoch = msgspec.structs.replace(before.epochs[-1], index=5, wall_s=60.0, step_p50_s=0.015)
     report = brief_epoch(msgspec.structs.replace(diagnose(build_session()), epochs=(epoch,)), 5, before)
@@ -165,7 +165,7 @@ def test_comparison_claims_no_change_when_the_runs_vary_too_much() -> None:
     assert "47.4 %" not in text.splitlines()[0]
 
 
-def test_comparison_says_why_its_times_differ_from_those_of_a_report() -> None:
+def test_comparison_explains_why_its_times_differ_from_those_of_a_report() -> None:
     assert "medians of blocks of steps" in to_text(comparison_report(alike()))
 
 
@@ -189,7 +189,7 @@ def noisy(*means_s: float) -> Trial:
     return msgspec.structs.replace(climbed(), runs=runs, arms=arms, best="baseline", steps=50, ladder=())
 
 
-def test_trial_says_that_nothing_can_be_measured_when_the_baseline_varies() -> None:
+def test_trial_reports_that_nothing_can_be_measured_when_the_baseline_varies() -> None:
     text = " ".join(to_text(trial_report(noisy(0.249, 0.642))).split())
     assert "Not measurable now: the baseline varies between 249 ms and 642 ms per step" in text
     assert "stop other programs, or use longer runs: --steps 100" in text
@@ -237,7 +237,7 @@ def test_code_of_recommendations_uses_no_library_that_a_script_may_lack() -> Non
 
 
 @pytest.mark.parametrize(("largest", "shown"), [(567, True), (174_492_998, False)])
-def test_largest_batch_is_left_out_when_nobody_could_use_it(largest: int, shown: bool) -> None:
+def test_largest_batch_is_left_out_when_it_is_not_usable(largest: int, shown: bool) -> None:
     headroom = memory_looked_at().memory.headroom
     assert isinstance(headroom, Headroom)
     assert bool(headroom_fact(msgspec.structs.replace(headroom, largest_batch=largest))) is shown

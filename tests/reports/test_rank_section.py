@@ -44,7 +44,7 @@ def test_each_of_few_ranks_has_its_row() -> None:
     assert rank_strip(ranks_of(4)) == ""
 
 
-def test_thousand_ranks_are_told_in_a_few_rows() -> None:
+def test_thousand_ranks_are_summarized_in_a_few_rows() -> None:
     ranks = ranks_of(1024, {700: 0.02, 3: 0.01})
     rows = rank_rows(ranks)
     assert [row[0] for row in rows[:2]] == ["700", "3"]
@@ -62,7 +62,7 @@ def test_strip_is_flat_when_ranks_are_alike() -> None:
     assert set(rank_strip(ranks_of(100))) == {"▁"}
 
 
-def test_missing_ranks_are_told() -> None:
+def test_missing_ranks_are_reported() -> None:
     ranks = ranks_of(8, n_missing=5)
     assert rank_title(ranks).startswith("Ranks: 8 of 13 on 1 machine")
     facts = rank_facts(ranks)
@@ -81,7 +81,7 @@ def test_reports_hold_the_ranks_at_any_width(n: int) -> None:
         assert max(map(len, lines)) <= width
 
 
-def test_what_few_ranks_found_is_told_with_their_numbers() -> None:
+def test_findings_of_few_ranks_are_reported_with_their_numbers() -> None:
     ranks = ranks_of(8)
     told = {3: ("PD801 thermal-throttling", "PD606 step-outliers"), 5: ("PD801 thermal-throttling",)}
     summaries = tuple(
@@ -93,7 +93,7 @@ def test_what_few_ranks_found_is_told_with_their_numbers() -> None:
     assert not any("PD301" in fact or "PD606" in fact for fact in facts)
 
 
-def test_ranks_are_shown_where_several_told_or_one_is_missed() -> None:
+def test_ranks_are_shown_when_several_reported_or_one_is_missing() -> None:
     assert is_worth_showing(ranks_of(2))
     assert is_worth_showing(ranks_of(1, n_missing=1))
     assert not is_worth_showing(ranks_of(1))

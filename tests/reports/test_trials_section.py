@@ -69,7 +69,7 @@ def test_every_rung_shows_speedup_interval_step_gain_prediction_memory_and_losse
     )  # fmt: skip
 
 
-def test_everything_tried_or_not_is_told_with_its_reason() -> None:
+def test_every_treatment_is_listed_with_its_result_or_reason() -> None:
     told = dict(trial_rows.left_out(climbed()))
     assert told["channels-last"] == "failed: RuntimeError: out of memory: tried to allocate 3.2 GiB, 1.1 GiB free"
     assert told["fused-optimizer"] == "not tried: the optimizer is fused already"
@@ -82,12 +82,12 @@ def test_facts_say_so_when_figures_are_of_whole_epochs() -> None:
     assert not any("whole epochs" in fact for fact in trial_rows.trial_facts(climbed()))
 
 
-def test_headline_says_that_nothing_gained_when_the_best_is_the_baseline() -> None:
+def test_headline_reports_no_speedup_when_the_baseline_is_best() -> None:
     assert trial_rows.headline(fruitless()) == "No treatment made this training measurably faster"
     assert trial_rows.pasted(fruitless()) == []
 
 
-def test_headline_says_why_when_the_baseline_failed() -> None:
+def test_headline_has_the_reason_when_the_baseline_failed() -> None:
     assert "ModuleNotFoundError: No module named 'torchvision'" in trial_rows.headline(broken())
 
 
@@ -98,7 +98,7 @@ def test_headline_names_the_best_when_its_speedup_over_the_baseline_could_not_be
     assert headline.startswith("Faster with loader-workers=4, precision-bf16, the speedup over the baseline could not")
 
 
-def test_headline_says_that_nothing_was_measured_when_only_the_baseline_ran() -> None:
+def test_headline_reports_that_nothing_was_measured_when_only_the_baseline_ran() -> None:
     alone = msgspec.structs.replace(fruitless(), arms=fruitless().arms[:1])
     assert trial_rows.headline(alone) == "No treatment was measured"
 
@@ -132,7 +132,7 @@ def test_ratio_has_three_digits(value: float, shown: str) -> None:
     assert times(value) == shown
 
 
-def test_interval_is_not_spelt_out_when_it_says_nothing() -> None:
+def test_interval_is_left_out_when_it_is_too_wide() -> None:
     arm = msgspec.structs.replace(climbed().arms[3], speedup=Interval(value=2.28, low=1e-4, high=97516.0))
     row = trial_rows.alone_rows(msgspec.structs.replace(fruitless(), arms=(arm,), ladder=()))[0]
     assert texts(row)[1] == "2.28x (unknown)"
@@ -145,7 +145,7 @@ def test_every_verdict_has_its_words(verdict: ArmVerdict) -> None:
     assert texts(trial_rows.alone_rows(trial)[0])[-1] == verdict.replace("_", " ")
 
 
-def test_throughput_by_batch_size_is_told_where_it_was_looked_for() -> None:
+def test_throughput_by_batch_size_is_shown_when_it_was_searched() -> None:
     def searched(times: int, step_s: float, **others: object) -> ArmRun:
         blocks = (step_s,) if step_s else ()
         fields = {"repeat": 0, "position": times, "status": "ok", "stage": -1, "block_means_s": blocks} | others

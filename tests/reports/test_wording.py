@@ -34,7 +34,7 @@ from lightning_perf.reports import wording
         (-0.002, "-2.00 ms"),
     ],
 )
-def test_seconds_are_said_in_the_unit_that_fits(value: float | None, said: str) -> None:
+def test_seconds_are_shown_in_a_fitting_unit(value: float | None, said: str) -> None:
     assert wording.seconds(value) == said
 
 
@@ -50,7 +50,7 @@ def test_seconds_column_has_one_unit_fit_for_the_largest() -> None:
     [(None, "n/a"), (math.nan, "n/a"), (0.0, "0 %"), (0.0001, "<0.1 %"), (0.003, "0.3 %"), (0.0994, "9.9 %"),
      (0.0996, "10 %"), (0.541, "54 %"), (1.0, "100 %")],
 )  # fmt: skip
-def test_share_is_said_as_percent(value: float | None, said: str) -> None:
+def test_share_is_shown_as_percent(value: float | None, said: str) -> None:
     assert wording.share(value) == said
 
 
@@ -59,7 +59,7 @@ def test_share_is_said_as_percent(value: float | None, said: str) -> None:
     [(None, "n/a"), (0, "0 B"), (999, "999 B"), (1000, "0.98 KiB"), (1536, "1.50 KiB"), (31.2 * 1024**3, "31.2 GiB"),
      (5 * 1024**4, "5.00 TiB")],
 )  # fmt: skip
-def test_size_is_said_in_binary_units(value: float | None, said: str) -> None:
+def test_size_is_shown_in_binary_units(value: float | None, said: str) -> None:
     assert wording.size(value) == said
 
 
@@ -75,7 +75,7 @@ def test_size_is_said_in_binary_units(value: float | None, said: str) -> None:
         (1.0, math.inf, ""),
     ],
 )
-def test_gain_is_said_as_an_interval(low: float, high: float, said: str) -> None:
+def test_speedup_is_shown_as_an_interval(low: float, high: float, said: str) -> None:
     assert wording.gain(Gain(low=low, high=high, basis="", method="timed")) == said
 
 
@@ -89,7 +89,7 @@ def test_gain_is_empty_without_one() -> None:
      (12345, "count", "12,345"), (1.8, "ratio", "1.80x"), (True, "", "yes"), (False, "", "no"),
      ("mean\nof", "", "mean of"), (3.5, "watts", "3.50 watts"), (2, "", "2"), (0.00041, "", "0.00041")],
 )  # fmt: skip
-def test_evidence_is_said_in_its_unit(value: float | str | bool, unit: str, said: str) -> None:
+def test_evidence_is_shown_in_its_unit(value: float | str | bool, unit: str, said: str) -> None:
     assert wording.evidence_value(Evidence(metric="m", value=value, unit=unit)) == said
 
 
@@ -103,7 +103,7 @@ def test_evidence_basis_names_bound_and_number_of_observations() -> None:
     assert wording.evidence_basis(Evidence(metric="m", value=1, unit="ratio", threshold=3.0)) == "limit 3x"
 
 
-def test_count_says_one_and_many() -> None:
+def test_count_has_singular_and_plural() -> None:
     assert [wording.count(1, "batch"), wording.count(2, "batch"), wording.count(1234, "epoch")] == [
         "1 batch",
         "2 batches",
@@ -130,7 +130,7 @@ def test_block_keeps_lines_and_drops_control_characters(text: str) -> None:
         assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in line)
 
 
-def test_block_keeps_indentation_and_says_what_it_left_out() -> None:
+def test_block_keeps_indentation_and_counts_omitted_lines() -> None:
     assert wording.block("\ndef f():\n\treturn 1\n") == ["def f():", "    return 1"]
     assert wording.block("x\n" * 50, max_lines=2) == ["x", "x", "# … 48 more lines"]
     assert wording.block("") == []

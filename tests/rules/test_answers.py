@@ -57,6 +57,6 @@ def _answers(code: str, cases: list[dict[str, Any]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_rule_says_what_was_read_when_it_answers(path: Path) -> None:
+def test_answer_matches_the_golden_file_when_a_rule_runs(path: Path) -> None:
     answers = _answers(path.stem, yaml.safe_load(path.read_text()))
     assert_golden(f"rules/{path.stem}.txt", "\n".join(answers) + "\n")

@@ -35,7 +35,7 @@ def _load() -> list[Any]:
 
 
 @pytest.mark.parametrize(("code", "case"), _load())
-def test_rule_answers_as_the_case_says_when_checked(code, case):
+def test_rule_result_matches_the_case_when_checked(code, case):
     session = diagnose(build_session(case.get("session")))
     outcome = next(outcome for outcome in session.outcomes if outcome.code == code)
     assert outcome.status == case["expect"], outcome.reason
@@ -142,7 +142,7 @@ PREFLIGHT = [
 
 
 @pytest.mark.parametrize(("code", "sick", "healthy"), PREFLIGHT)
-def test_preflight_says_likely_when_only_settings_are_known(code, sick, healthy):
+def test_preflight_confidence_is_likely_when_only_settings_are_known(code, sick, healthy):
     (finding,) = preflight(build_session({**sick, "steady": None}))
     assert finding.code == code
     assert finding.is_preflight

@@ -62,7 +62,7 @@ def test_engine_reports_a_failed_rule_when_it_raises(use_rules):
     assert "; 1 rule failed" in session.verdict.text
 
 
-def test_engine_tells_the_reason_when_a_rule_skips(use_rules):
+def test_engine_records_the_reason_when_a_rule_skips(use_rules):
     use_rules(_rule("PD801", lambda session: _raise(Skip("no thermometer"))))
     (outcome,) = diagnose(build_session()).outcomes
     assert (outcome.status, outcome.reason) == ("skipped", "no thermometer")
@@ -91,7 +91,7 @@ def test_preflight_goes_on_when_a_rule_raises(use_rules, caplog):
         (("PD1", "PD5"), ("PD50",), {"PD101"}),
     ],
 )
-def test_selection_keeps_what_the_longest_prefix_says_when_both_are_given(select, ignore, kept):
+def test_selection_follows_the_longest_prefix_when_both_are_given(select, ignore, kept):
     sick = {**STARVED, "settings": {"trainer": {"is_anomaly_detection_on": True}}}
     session = diagnose(build_session(sick), select=select, ignore=ignore)
     assert {finding.code for finding in session.findings} == kept
@@ -113,7 +113,7 @@ def test_selection_keeps_what_the_longest_prefix_says_when_both_are_given(select
         ({"select": 5}, ["5", "not a list"]),
     ],
 )
-def test_check_codes_says_what_is_accepted_when_a_code_is_unknown(arguments, words):
+def test_check_codes_lists_accepted_codes_when_a_code_is_unknown(arguments, words):
     with pytest.raises(ConfigError) as caught:
         check_codes(**arguments)
     for word in [*words, "expected"]:
@@ -160,7 +160,7 @@ def test_finding_of_low_severity_comes_first_when_it_explains_a_fifth_of_the_tim
     assert [finding.code for finding in diagnose(build_session()).findings] == ["PD802", "PD801"]
 
 
-def test_findings_stand_in_one_order_whichever_rule_answers_first(use_rules):
+def test_order_of_findings_does_not_depend_on_rule_order(use_rules):
     hours = (Prescription(treatment="", summary="do", safety="exact", effort="hours"),)
     findings = [
         _finding("PD801", severity="low"),
@@ -184,7 +184,7 @@ def test_findings_stand_in_one_order_whichever_rule_answers_first(use_rules):
         ("info", 9.0, ["PD101", "PD107"]),
     ],
 )
-def test_cause_stands_before_what_it_explains_when_it_accounts_for_most_of_it(use_rules, severity, claimed_s, order):
+def test_cause_precedes_its_symptom_when_it_explains_most_of_it(use_rules, severity, claimed_s, order):
     symptom = _finding("PD101", severity="high", claims={"data_wait": 10.0}, gain=Gain(low=2, high=3, basis=""))
     cause = _finding("PD107", severity=severity, claims={"data_wait": claimed_s}, gain=Gain(low=1, high=1.1, basis=""))
     use_rules(_rule("PD101", lambda _: symptom), _rule("PD107", lambda _: cause, explains=("PD101",)))
@@ -267,7 +267,7 @@ def test_verdict_is_healthy_when_there_is_only_info():
     assert session.verdict.text == "healthy: nothing found that would gain 2 % or more"
 
 
-def test_verdict_says_so_when_rules_were_left_out():
+def test_verdict_mentions_when_rules_were_left_out():
     verdict = diagnose(build_session(STARVED), ignore=["PD1"]).verdict
     assert verdict.category == "healthy"
     assert "rules selected" in verdict.text
@@ -308,7 +308,7 @@ def test_expectation_reads_well_when_printed(low, high, text):
         ("", "numerics", "lightning-perf compare BEFORE AFTER", {}),
     ],
 )
-def test_finding_says_how_to_measure_its_gain_when_that_is_only_modeled(use_rules, treatment, safety, command, flags):
+def test_finding_names_a_way_to_measure_when_its_speedup_is_modeled(use_rules, treatment, safety, command, flags):
     fix = Prescription(treatment=treatment, summary="Do", safety=safety, effort="minutes", trainer_flags={"flag": 1})
     modeled = Gain(low=1.2, high=1.8, basis="")
     said = _finding("PD303", severity="low", summary="Slow.", gain=modeled, prescriptions=(fix,))

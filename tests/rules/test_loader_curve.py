@@ -74,7 +74,7 @@ def test_choice_is_the_fewest_measured_workers_within_the_slack_when_anything_wa
     assert 0 <= plan.saved_low_s <= plan.saved_high_s
 
 
-def test_saving_is_probed_when_the_step_was_measured_beside_computing() -> None:
+def test_saving_is_probed_when_the_step_was_measured_next_to_compute() -> None:
     plan = plan_of(session_of([point(0, 0.028, 0.040), point(2, 0.014, 0.0145)]))
     assert (plan.n_workers, plan.method) == (2, "probed")
     assert plan.saved_low_s <= 0.040 - 0.0145 <= plan.saved_high_s

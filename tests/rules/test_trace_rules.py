@@ -185,7 +185,7 @@ def test_thousands_of_waits_are_charged_with_idle_time_when_they_cost_little():
     assert finding.evidence[0].value == pytest.approx(1.0047 / 2.5651, rel=0.02)
 
 
-def test_nothing_is_said_of_the_device_when_a_trace_shows_a_gpu_without_kernels():
+def test_device_is_not_reported_when_a_trace_shows_a_gpu_without_kernels():
     said = diagnose_trace(build_trace({"device_name": "A100", "missing": {"device": "no kernel"}}, is_cpu=True))
     assert [finding.code for finding in said.findings] == ["PD907"]
     assert said.verdict is not None

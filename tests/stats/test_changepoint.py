@@ -46,7 +46,7 @@ def test_change_is_rarely_found_when_there_is_only_noise():
     assert found == 0
 
 
-def test_change_is_not_found_when_single_steps_stand_out():
+def test_change_is_not_found_when_single_steps_are_outliers():
     series = 1.0 + _noise(60, 3)
     series[[20, 40, 55]] = 30.0
     assert find_change(series) is None

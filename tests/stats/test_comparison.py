@@ -63,7 +63,7 @@ def finding(code: str, severity: Any = "high") -> Finding:
 # -- the promise ------------------------------------------------------------
 
 
-def test_no_change_is_said_in_20_of_20_pairs_of_the_same_training() -> None:
+def test_verdict_is_no_change_in_20_of_20_pairs_of_the_same_training() -> None:
     pairs = [compared(simulated(2 * i), simulated(2 * i + 1)) for i in range(20)]
     assert [change(pair) for pair in pairs] == ["no_change"] * 20
     assert not any(pair.regressions(0.05) for pair in pairs)
@@ -88,7 +88,7 @@ def test_interval_holds_the_truth_when_steps_resemble_their_neighbors(noise: dic
 # -- times ------------------------------------------------------------
 
 
-def test_the_phase_that_grew_stands_first() -> None:
+def test_the_phase_that_grew_is_first() -> None:
     comparison = compared(simulated(1), simulated(2, slower=3.0, phase="data_wait"))
     assert [one.name for one in comparison.times[:3]] == ["step", "wall", "data_wait"]
     grown = comparison.times[2]
@@ -128,7 +128,7 @@ def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:
     assert "did not occur" in found.reason
 
 
-def test_reason_stands_where_the_steady_state_was_never_reached() -> None:
+def test_reason_is_recorded_when_the_steady_state_was_never_reached() -> None:
     step = compared(simulated(1), msgspec.structs.replace(simulated(2), steady=None)).time("step")
     assert step is not None
     assert (step.new_s, step.ratio, step.change) == (None, None, "inconclusive")
@@ -181,7 +181,7 @@ def test_findings_that_appeared_come_before_those_that_went_and_those_that_staye
     assert told == [("PD601", None, "medium"), ("PD101", "high", None), ("PD201", "high", "low")]
 
 
-def test_a_finding_that_went_is_told_apart_from_one_that_was_not_checked() -> None:
+def test_resolved_finding_differs_from_one_that_was_not_checked() -> None:
     outcomes = (
         RuleOutcome(code="PD101", status="skipped", reason="no loader"),
         RuleOutcome(code="PD201", status="passed"),
@@ -221,7 +221,7 @@ def test_memory_is_compared_device_by_device() -> None:
     assert figures["cuda:0 peak allocated"] == (GIB, 2 * GIB)
 
 
-def test_trials_of_both_sides_stand_by_treatment() -> None:
+def test_trials_of_both_sides_are_matched_by_treatment() -> None:
     def trial(value: float) -> Trial:
         arm = Arm(id="compile", treatments=("compile",), verdict="improved",
                   speedup=Interval(value=value, low=value - 0.1, high=value + 0.1))  # fmt: skip

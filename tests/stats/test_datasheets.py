@@ -30,7 +30,7 @@ def test_datasheet_gives_dense_figures_when_the_chip_is_known(name: str, precisi
 @pytest.mark.parametrize(
     "name", ["", "NVIDIA H200 MIG 1g.18gb", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA Future 9000", "AMD EPYC"]
 )
-def test_datasheet_says_nothing_when_the_chip_is_not_known(name: str) -> None:
+def test_datasheet_is_none_when_the_chip_is_unknown(name: str) -> None:
     assert datasheet_of(name) is None
 
 

@@ -69,6 +69,6 @@ def test_p_is_one_when_all_values_are_the_same_whatever_the_order_of_summing() -
     assert permutation_p([0.1] * 4, [0.1] * 4) == 1.0
 
 
-def test_p_is_not_told_when_a_group_is_empty_or_the_splits_too_many() -> None:
+def test_p_is_none_when_a_group_is_empty_or_splits_are_too_many() -> None:
     assert permutation_p([], [1.0]) is None
     assert permutation_p([0.0] * 15, [1.0] * 15) is None

@@ -55,7 +55,7 @@ def test_bound_is_the_ceiling_that_explains_the_time(
     assert bound_of(least(flops, n_bytes, n_operators, CEILINGS, "fp32"), seconds, n_operators) == bound
 
 
-def test_bound_is_not_told_when_time_or_ceilings_are_missing() -> None:
+def test_bound_is_none_when_time_or_ceilings_are_missing() -> None:
     assert bound_of(least(10**9, 10, 1, CEILINGS, "fp32"), None, 1) is None
     assert bound_of(least(10**9, 10, 1, CEILINGS, "fp64"), 0.01, 1) is None
 

@@ -30,7 +30,7 @@ def interval(low: float, high: float) -> Interval:
         (0.5, 2.0, "inconclusive"),
     ],
 )
-def test_call_is_what_the_interval_says_of_a_band_of_two_percent(low: float, high: float, expected: str) -> None:
+def test_verdict_follows_the_interval_with_a_band_of_two_percent(low: float, high: float, expected: str) -> None:
     assert call(interval(low, high), 0.02) == expected
 
 
@@ -60,7 +60,7 @@ def test_comparison_is_inconclusive_when_an_arm_ran_once() -> None:
     assert compare([[0.03], [0.03]], [], 0.01).repeats_needed == 2
 
 
-def test_comparison_is_inconclusive_when_single_runs_overlap_and_the_test_could_have_told() -> None:
+def test_comparison_is_inconclusive_when_single_runs_overlap_and_the_test_has_power() -> None:
     base = [[level] for level in (0.989, 1.121, 0.963, 1.082, 0.973, 0.827)]
     found = compare(base, [[0.839], [0.843], [0.843]], 0.01)
     assert found.speedup is not None
@@ -71,7 +71,7 @@ def test_comparison_is_inconclusive_when_single_runs_overlap_and_the_test_could_
     assert compare([[1.0], [1.01], [0.9]], [[0.6], [0.61], [0.6]], 0.01).call == "improved"
 
 
-def test_comparison_says_how_many_repeats_would_settle_it_and_they_do() -> None:
+def test_comparison_names_the_number_of_repeats_that_decides_it() -> None:
     base, new = [[1.0], [1.03], [1.0], [1.03]], [[0.95], [0.98]]
     found = compare(base, new, 0.01)
     assert found.call == "inconclusive"
@@ -86,7 +86,7 @@ def test_comparison_says_how_many_repeats_would_settle_it_and_they_do() -> None:
     assert compare(grown_base, grown_new, 0.01).call == "improved"
 
 
-def test_no_change_is_never_said_of_more_than_five_percent_however_noisy_the_machine() -> None:
+def test_verdict_is_never_no_change_when_the_difference_exceeds_five_percent() -> None:
     assert call(interval(0.96, 1.049), 0.2) == "no_change"
     assert call(interval(0.96, 1.051), 0.2) == "inconclusive"
     assert call(interval(1.1, 1.19), 0.2) == "inconclusive"
@@ -96,7 +96,7 @@ def test_no_change_is_never_said_of_more_than_five_percent_however_noisy_the_mac
     assert found.reason == "1.10x lies within the noise (±20.0 %), so more repeats would not settle it"
 
 
-def test_no_number_of_repeats_is_told_when_the_ratio_lies_at_the_edge_of_the_band() -> None:
+def test_number_of_repeats_is_none_when_the_ratio_is_at_the_edge_of_the_band() -> None:
     base, new = [[1.0], [1.03]], [[1.0 / 1.02], [1.03 / 1.02]]
     assert repeats_needed(base, new, 0.02) is None
     assert "lies too near the edge of the noise (±2.0 %)" in compare(base, new, 0.02).reason

@@ -76,7 +76,7 @@ def test_runs_lists_sessions_and_traces_without_one_newest_first(tab: Open, tmp_
     assert [name for name, _ in told["views"]] == list(VIEWS)
 
 
-def test_runs_tells_sessions_of_one_folder_apart(tab: Open, tmp_path: Path) -> None:
+def test_runs_separates_sessions_of_one_folder(tab: Open, tmp_path: Path) -> None:
     save(starved(), tmp_path)
     other = msgspec.structs.replace(starved(), run=msgspec.structs.replace(starved().run, id="0123456789ab"))
     save(other, tmp_path)  # sets the first aside, under the id of its run
@@ -87,7 +87,7 @@ def test_runs_tells_sessions_of_one_folder_apart(tab: Open, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names are text")
-def test_runs_lists_what_lies_in_a_folder_whose_name_is_no_text(tab: Open, tmp_path: Path) -> None:
+def test_runs_lists_a_folder_when_its_name_is_not_utf8(tab: Open, tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     save(starved(), folder)
     trace_file(folder / "w.1.pt.trace.json")
@@ -96,7 +96,7 @@ def test_runs_lists_what_lies_in_a_folder_whose_name_is_no_text(tab: Open, tmp_p
     assert analyze(folder / "w.1.pt.trace.json").source == "w.1.pt.trace.json"
 
 
-def test_runs_leaves_out_traces_that_a_session_tells_of(tab: Open, tmp_path: Path) -> None:
+def test_runs_leaves_out_traces_of_a_session(tab: Open, tmp_path: Path) -> None:
     trace = analyze(trace_file(tmp_path / "w.1.pt.trace.json"))
     window = Window(first_step=3, n_steps=2, status="recorded", reason="", cost_s=0.1, file="w.1.pt.trace.json",
                     trace=trace)  # fmt: skip
@@ -138,7 +138,7 @@ def test_stamp_changes_with_the_session(tab: Open, tmp_path: Path, monkeypatch: 
     assert shown[0]["text"] != "something else"
 
 
-def test_a_log_directory_that_is_too_large_is_cut_and_said_to_be(
+def test_log_directory_is_cut_with_a_note_when_it_is_too_large(
     tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "_MOST_FOLDERS", 3)
@@ -156,7 +156,7 @@ def test_roots_are_those_of_logdir_and_logdir_spec_on_this_machine() -> None:
     assert roots_of(None, None) == []
 
 
-def test_is_active_when_sessions_or_traces_lie_in_the_log_directory(tab: Open, tmp_path: Path) -> None:
+def test_is_active_when_the_log_directory_has_sessions_or_traces(tab: Open, tmp_path: Path) -> None:
     assert not tab().plugin.is_active()
     (tmp_path / "events.out.tfevents.1").write_bytes(b"")
     assert not tab().plugin.is_active()
@@ -225,7 +225,7 @@ def test_every_figure_has_its_place_in_a_view(tab: Open, tmp_path: Path) -> None
     assert placed - {"trace_events"} == set(FIGURES) - {*SHOWN_AS_TABLES, "memory_before_oom"}
 
 
-def test_overview_tells_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
+def test_overview_shows_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
     session = starved()
     save(session, tmp_path)
     one = tab()
@@ -434,7 +434,7 @@ def test_diff_compares_two_sessions(tab: Open, tmp_path: Path) -> None:
     assert {"times", "finding-changes"} <= {block.get("key") for block in blocks}
 
 
-def test_diff_of_two_traces_puts_operators_beside_each_other(tab: Open, tmp_path: Path) -> None:
+def test_diff_of_two_traces_matches_operators(tab: Open, tmp_path: Path) -> None:
     trace_file(tmp_path / "a" / "h.1.pt.trace.json", 2)
     trace_file(tmp_path / "b" / "h.1.pt.trace.json", 3)
     blocks = parts(tab().ready("diff", base="a/traces", new="b/traces"))
@@ -444,7 +444,7 @@ def test_diff_of_two_traces_puts_operators_beside_each_other(tab: Open, tmp_path
     }  # fmt: skip
 
 
-def test_diff_of_a_run_with_itself_says_so(tab: Open, tmp_path: Path) -> None:
+def test_diff_has_a_note_when_both_runs_are_the_same(tab: Open, tmp_path: Path) -> None:
     save(starved(), tmp_path)
     one = tab()
     [run] = one.runs()
@@ -465,7 +465,7 @@ def test_a_trace_is_read_in_the_background(tab: Open, tmp_path: Path) -> None:
     assert told["host self"] == [0.1, 0.1, 0.1]
 
 
-def test_a_trace_that_cannot_be_read_is_told_and_the_others_are_shown(tab: Open, tmp_path: Path) -> None:
+def test_unreadable_trace_is_reported_and_the_others_are_shown(tab: Open, tmp_path: Path) -> None:
     trace_file(tmp_path / "a" / "host.1.pt.trace.json")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "host.1.pt.trace.json.gz").write_bytes(b"no gzip at all")
@@ -487,7 +487,7 @@ def test_a_changed_trace_is_read_again(tab: Open, tmp_path: Path) -> None:
     assert len(table(one.blocks("operators", run), "operators")["operator"]) == 4
 
 
-def test_traces_of_one_folder_stand_beside_each_other(tab: Open, tmp_path: Path) -> None:
+def test_traces_of_one_folder_are_listed_together(tab: Open, tmp_path: Path) -> None:
     for i in (1, 2):
         trace_file(tmp_path / f"host.{i}.pt.trace.json", i)
     one = tab()
@@ -498,7 +498,7 @@ def test_traces_of_one_folder_stand_beside_each_other(tab: Open, tmp_path: Path)
 
 @needs_shared_traces
 @pytest.mark.parametrize("name", sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz")))
-def test_views_of_a_real_trace_tell_what_the_reader_tells(tab: Open, tmp_path: Path, name: str) -> None:
+def test_views_of_a_real_trace_match_the_reader(tab: Open, tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.1.pt.trace.json.gz"
     shutil.copyfile(FOLDER / f"{name}.json.gz", path)
     record = analyze(path)
@@ -745,7 +745,7 @@ def test_timeline_keeps_the_longest_events_of_each_lane(tmp_path: Path) -> None:
     assert sum(event.name.startswith("ProfilerStep") for event in lane.events) == 2
 
 
-def test_perfetto_is_given_the_trace_as_it_lies_there(tab: Open, tmp_path: Path) -> None:
+def test_perfetto_gets_the_trace_unchanged(tab: Open, tmp_path: Path) -> None:
     path = trace_file(tmp_path / "host.1.pt.trace.json.gz")
     one = tab()
     [run] = one.runs()
@@ -777,13 +777,13 @@ def test_a_session_of_an_event_file_is_shown(tab: Open) -> None:
     assert one.blocks("overview", one.runs()[0])[0]["type"] == "verdict"
 
 
-def test_a_session_on_disk_stands_for_its_summary(tab: Open, tmp_path: Path) -> None:
+def test_session_on_disk_replaces_its_summary(tab: Open, tmp_path: Path) -> None:
     save(starved(), tmp_path / "exp")
     one = tab(provider=Provider(starved().to_json(), f"perfdoctor/{starved().run.id}"))
     assert one.runs() == ["exp/perf_session.json"]
 
 
-def test_a_summary_that_is_no_session_is_told(tab: Open) -> None:
+def test_invalid_summary_is_reported(tab: Open) -> None:
     one = tab(provider=Provider(b"{"))
     told = one.json("view", view="overview", run=one.runs()[0])
     assert told["state"] == "failed"

@@ -84,7 +84,7 @@ def test_tab_is_on_when_an_event_file_holds_a_session(board: Board, tmp_path: Pa
     assert has_scalars(client)
 
 
-def test_tab_is_on_when_a_session_lies_in_the_log_directory(board: Board, tmp_path: Path) -> None:
+def test_tab_is_active_when_a_session_is_in_the_log_directory(board: Board, tmp_path: Path) -> None:
     starved().save(tmp_path / "run")
     assert enabled(board(), "perfdoctor")
 
@@ -116,7 +116,7 @@ def test_other_tabs_work_when_a_route_raises(board: Board, monkeypatch: pytest.M
     assert has_scalars(client)
 
 
-def test_other_tabs_work_when_the_context_tells_nothing() -> None:
+def test_other_tabs_work_when_the_context_is_empty() -> None:
     plugin = PerfDoctorPlugin(base_plugin.TBContext())
     assert not plugin.is_active()
     assert Client(plugin.get_plugin_apps()["/*"]).get("/data/plugin/perfdoctor/runs").json["runs"] == []

@@ -34,7 +34,7 @@ JOB = {"rank": 0, "world_size": 4, "backend": "nccl"}
         ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "other"),
     ],
 )
-def test_kind_is_told_by_any_backends_name(name: str, kind: str) -> None:
+def test_kind_is_found_from_any_backends_name(name: str, kind: str) -> None:
     assert collective_kind(name) == kind
 
 
@@ -90,7 +90,7 @@ def test_kernels_own_arguments_count_where_the_host_side_has_none(tmp_path: Path
     assert row.bus_bytes_per_s == pytest.approx((4 << 20) * 0.75 / 1e-3)
 
 
-def test_all_gather_counts_what_each_rank_ends_with_and_its_group_is_told_by_both_sides(tmp_path: Path) -> None:
+def test_all_gather_counts_output_bytes_and_infers_the_group_size(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[1 << 21], [1 << 20], []], "Input type": ["float", "float", ""]}
     given = {"Input Dims": [[1 << 20]], "Input type": ["float"]}
     events = [
@@ -115,7 +115,7 @@ def test_exposed_is_what_no_other_kernel_hides(tmp_path: Path) -> None:
     assert found.small_per_step is None
 
 
-def test_sizes_of_one_row_lie_within_a_power_of_two(tmp_path: Path) -> None:
+def test_sizes_of_one_row_are_within_a_power_of_two(tmp_path: Path) -> None:
     events: list[Any] = []
     for i, n in enumerate((1000, 1023, 4096, 4097)):
         sizes = {"In msg nelems": n, "dtype": "Float", "Group size": 4}
@@ -140,7 +140,7 @@ def test_on_a_cpu_operators_hide_collectives_and_the_engine_around_them_does_not
     assert found.exposed_s == pytest.approx(300e-6)
 
 
-def test_the_step_that_waits_least_tells_what_the_exchange_itself_takes(tmp_path: Path) -> None:
+def test_exchange_time_is_that_of_the_step_that_waits_least(tmp_path: Path) -> None:
     def step(number: int, reduce_us: float) -> list[Any]:
         begin_us = 1000.0 * number
         return [
@@ -160,7 +160,7 @@ def test_gloos_all_reduce_is_called_what_was_asked_for(tmp_path: Path) -> None:
     assert (row.kind, row.mean_bytes, row.group_size) == ("reduce_scatter", 1024, 4)
 
 
-def test_sharded_traffic_is_told_by_phase_and_by_what_came_in_time(tmp_path: Path) -> None:
+def test_sharded_traffic_is_split_by_phase_and_overlap(tmp_path: Path) -> None:
     def gather(at_us: float, kernel: tuple[float, float], number: int) -> list[Any]:
         return asked("nccl:_all_gather_base", at_us, kernel, number, "ncclDevKernel_AllGather_RING_LL(x)")
 

@@ -66,7 +66,7 @@ def test_plain_training_is_read_without_stacks_or_device() -> None:
         assert step.categories["cpu_op"] > 0.2 * step.duration_s
 
 
-def test_forward_and_backward_are_told_apart_when_both_run_on_one_thread() -> None:
+def test_forward_and_backward_are_separate_when_both_run_on_one_thread() -> None:
     operators = {operator.name: operator for operator in said("cpu-plain.json.gz").operators}
     assert operators["aten::convolution_backward"].calls == 3
     assert operators["aten::conv2d"].host_total_s >= operators["aten::conv2d"].host_self_s

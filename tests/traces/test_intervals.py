@@ -46,7 +46,7 @@ def test_set_operations_equal_sets_of_moments(first: list[tuple[int, int]], seco
 
 
 @given(pairs, edges, edges)
-def test_clip_is_what_lies_in_a_window(first: list[tuple[int, int]], one: int, other: int) -> None:
+def test_clip_keeps_the_part_inside_a_window(first: list[tuple[int, int]], one: int, other: int) -> None:
     start, end = min(one, other), max(one, other)
     made, window = make(first), set(range(start, end))
     assert members(made.clip(start, end)) == moments(first) & window

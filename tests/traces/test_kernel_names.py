@@ -29,7 +29,7 @@ MATRICES = [
 
 
 @pytest.mark.parametrize(("name", "kind", "precision", "on_tensor_cores"), MATRICES)
-def test_matrix_kernels_are_told_by_name(name: str, kind: str, precision: str, on_tensor_cores: bool) -> None:
+def test_matrix_kernels_are_classified_by_name(name: str, kind: str, precision: str, on_tensor_cores: bool) -> None:
     assert (kernel_kind(name), kernel_precision(name), uses_tensor_cores(name)) == (kind, precision, on_tensor_cores)
 
 
@@ -51,12 +51,12 @@ def test_matrix_kernels_are_told_by_name(name: str, kind: str, precision: str, o
         ("my_own_kernel", "other"),
     ],
 )
-def test_other_kernels_are_told_by_name(name: str, kind: str) -> None:
+def test_other_kernels_are_classified_by_name(name: str, kind: str) -> None:
     assert kernel_kind(name) == kind
     assert not uses_tensor_cores(name)
 
 
-def test_layout_conversions_are_told_by_name() -> None:
+def test_layout_conversions_are_classified_by_name() -> None:
     assert converts_layout("void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>")
     assert converts_layout("batched_transpose_32x32_half")
     assert not converts_layout("volta_scudnn_128x32_nhwc_tn_v1")

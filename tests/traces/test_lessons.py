@@ -73,7 +73,7 @@ def test_waits_inside_copies_are_found_when_no_synchronizing_call_was_made() -> 
     assert said.sites[0].site == "aten::nonzero"
 
 
-def test_start_up_is_told_apart_when_a_trace_has_no_steps() -> None:
+def test_start_up_is_separate_when_a_trace_has_no_steps() -> None:
     alexnet = record("alexnet-critical-path-a100.json.gz")
     assert alexnet.startup is not None
     assert alexnet.startup.total_s > 0.85 * alexnet.span_s
@@ -100,7 +100,7 @@ def test_predicted_step_takes_the_longer_of_host_and_device_when_a_cause_goes() 
     assert sync.high_s == sync.step_s
 
 
-def test_era_is_told_by_category_names_when_no_version_is_given() -> None:
+def test_profiler_version_is_inferred_from_categories_when_none_is_given() -> None:
     assert record("resnet50-workers0-legacy.json.gz").era == "kineto-2021"
     assert record(WORKERS_0).era == "kineto-2021"
     assert record("owlv2-h100.json.gz").era == "kineto-2022"
@@ -153,7 +153,7 @@ def test_a_missing_device_side_is_named_when_there_are_no_kernels(file: str, wor
     assert not [each for each in said.what_if if each.cause in ("sync", "launch", "transfer")]
 
 
-def test_rank_and_world_are_read_when_the_trace_tells_them() -> None:
+def test_rank_and_world_size_are_read_when_the_trace_has_them() -> None:
     told = {file: (record(file).rank, record(file).world_size) for file in (
         "a100-8-ranks-mix.json.gz", "sampled-rank-1-of-128.json.gz", "cpu-only-rank34.json.gz", WORKERS_0
     )}  # fmt: skip
@@ -169,7 +169,7 @@ def test_device_is_named_when_several_are_listed() -> None:
     assert (record("ddp-resnet18-mi300.json.gz").device or device).kind == "rocm"
 
 
-def test_phases_are_found_when_nobody_annotated_them() -> None:
+def test_phases_are_found_when_they_are_not_annotated() -> None:
     for file in (WORKERS_0, "resnet50-workers0-legacy.json.gz", "v100-compute.json.gz", "a100-ddp-host-bound.json.gz"):
         phases = {phase.name: phase for phase in record(file).phases}
         kernels = sum(phase.n_kernels for phase in phases.values())

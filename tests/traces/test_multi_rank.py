@@ -60,7 +60,7 @@ def test_bandwidth_counts_from_the_last_arrival(tmp_path: Path) -> None:
     assert row.bus_bytes_per_s == pytest.approx(N_BYTES * 4 / 3 / (TRANSFER_US * 1e-6), rel=0.01)
 
 
-def test_each_trace_is_told_what_of_its_exposed_time_was_waiting(tmp_path: Path) -> None:
+def test_each_trace_has_the_waiting_part_of_its_exposed_time(tmp_path: Path) -> None:
     for rank in range(3):
         save(tmp_path, rank, 3, rank_events(rank, SLOW))
     records, _ = analyze_many([tmp_path])
@@ -126,13 +126,13 @@ def test_steps_that_only_one_rank_has_are_left_out(tmp_path: Path) -> None:
     assert compared(tmp_path).n_steps == 2
 
 
-def test_nothing_is_said_when_two_traces_are_of_different_runs(tmp_path: Path) -> None:
+def test_ranks_are_not_compared_when_two_traces_are_of_different_runs(tmp_path: Path) -> None:
     save(tmp_path, 0, 2, rank_events(0, [[1000.0, 3000.0]]))
     save(tmp_path, 1, 2, rank_events(1, [[1000.0, 3000.0]] * 2, **{"In msg nelems": 17}))
     assert "cannot be compared" in reason(analyze_many([tmp_path])[0])
 
 
-def test_nothing_is_said_when_collectives_do_not_end_together(tmp_path: Path) -> None:
+def test_ranks_are_not_compared_when_collectives_do_not_end_together(tmp_path: Path) -> None:
     save(tmp_path, 0, 2, rank_events(0, [[1000.0, 1000.0]]))
     shifted = rank_events(1, [[1000.0, 1000.0]])
     for one in shifted:  # each step at another time: no offset explains them
@@ -141,7 +141,7 @@ def test_nothing_is_said_when_collectives_do_not_end_together(tmp_path: Path) ->
     assert "end together" in reason(analyze_many([tmp_path])[0])
 
 
-def test_nothing_is_said_when_ranks_exchange_nothing(tmp_path: Path) -> None:
+def test_ranks_are_not_compared_when_they_exchange_nothing(tmp_path: Path) -> None:
     for rank in range(2):
         save(
             tmp_path, rank, 2, [event("user_annotation", "ProfilerStep#1", 0, 100), event("cpu_op", "aten::mm", 1, 50)]

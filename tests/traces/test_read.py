@@ -33,7 +33,7 @@ def test_same_columns_come_out_when_the_text_is_cut_anywhere(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("is_gzip", [False, True])
-def test_gzip_is_told_by_its_content_when_the_name_says_otherwise(tmp_path: Path, is_gzip: bool) -> None:
+def test_gzip_is_detected_by_content_when_the_name_differs(tmp_path: Path, is_gzip: bool) -> None:
     name = "trace.json" if is_gzip else "trace.json.gz"
     assert len(read(write(tmp_path / name, document(SMALL), is_gzip))) == len(SMALL)
 
@@ -44,7 +44,7 @@ def test_several_gzip_members_are_one_text(tmp_path: Path) -> None:
     assert len(read(write(tmp_path / "t.gz", parts))) == len(SMALL)
 
 
-def test_metadata_is_read_when_it_stands_behind_the_events(tmp_path: Path) -> None:
+def test_metadata_is_read_when_it_follows_the_events(tmp_path: Path) -> None:
     text = b'{"traceEvents": ' + json.dumps(SMALL).encode() + b', "distributedInfo": {"rank": 2, "world_size": 8}}'
     origin = read(write(tmp_path / "t.json", text)).origin
     assert (origin.rank, origin.world_size) == (2, 8)
@@ -126,7 +126,7 @@ def test_times_survive_to_the_nanosecond_when_they_are_text_integers_or_floats(t
         assert columns.durations[1] == 125
 
 
-def test_senseless_times_are_left_out_and_said_so(tmp_path: Path) -> None:
+def test_invalid_times_are_left_out_with_a_note(tmp_path: Path) -> None:
     bad = [
         event("cpu_op", "negative", 1500, -5),
         event("cpu_op", "no time", 1500, 5) | {"ts": None},
@@ -195,7 +195,7 @@ def test_arguments_are_ignored_when_they_are_not_what_they_should_be(tmp_path: P
     assert said.n_kernels == 2 + 5
 
 
-def test_a_small_step_is_told_apart(tmp_path: Path) -> None:
+def test_small_step_is_separate(tmp_path: Path) -> None:
     said = analyze_trace(read(write(tmp_path / "t.json", document(SMALL))))
     step = said.steps[0]
     microseconds = {name: round(seconds * 1e6, 3) for name, seconds in step.categories.items() if seconds}

@@ -141,7 +141,7 @@ def test_compiled_model_is_left_alone_with_a_reason(make_trainer: Make, monkeypa
     assert session.model_profile is None or session.model_profile.forward_flops is None
 
 
-def test_run_too_short_says_so(make_trainer: Make) -> None:
+def test_reason_is_recorded_when_the_run_is_too_short(make_trainer: Make) -> None:
     _, session = diagnosed(make_trainer, Net(), limit_train_batches=sampled_steps.COUNTED_STEP)
     assert session.model_profile is None
     assert "too short" in session.missing["model_profile"]
@@ -267,7 +267,7 @@ def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypat
     assert "ceilings=False" in doctor.session.missing["model_profile.ceilings"]
 
 
-def test_modules_can_be_copied_and_pickled_within_the_sampled_steps(make_trainer: Make) -> None:
+def test_modules_can_be_copied_and_pickled_within_sampled_steps(make_trainer: Make) -> None:
     class Copies(Net):
         def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
             loss = super().training_step(batch, batch_idx)

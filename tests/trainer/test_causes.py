@@ -135,7 +135,7 @@ def test_growth_is_named_when_workers_keep_samples(fitted: Callable[[str], Sessi
 
 
 @pytest.mark.clinic
-def test_nothing_is_said_of_the_data_when_it_comes_in_time(fitted: Callable[[str], Session]) -> None:
+def test_no_data_finding_is_reported_when_batches_are_in_time(fitted: Callable[[str], Session]) -> None:
     session = fitted("healthy")
     on_data = [f for f in session.findings if f.category == "data" and f.severity != "info" and f.code != "PD102"]
     assert [(f.code, f.summary) for f in on_data] == []

@@ -81,7 +81,7 @@ def test_users_pytorch_profiler_works_when_measured(make_trainer: Make, tmp_path
     assert "aten::" in (tmp_path / "fit-report.txt").read_text()
 
 
-def test_users_action_is_not_taken_for_a_fetch_when_it_ends_in_next(make_trainer: Make) -> None:
+def test_users_action_is_not_a_fetch_when_its_name_ends_in_next(make_trainer: Make) -> None:
     class Announces(Tiny):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             with self.trainer.profiler.profile("[Mine].token_next"):
@@ -251,7 +251,7 @@ def test_figures_are_rows_of_their_own_when_the_logger_is_hosted(make_trainer: M
 
 @pytest.mark.usefixtures("all_reports")
 @pytest.mark.parametrize("kind", [Rows, FixedColumns])
-def test_rows_are_the_same_as_without_doctor_when_the_logger_is_the_users(make_trainer: Make, kind: Any) -> None:
+def test_rows_are_unchanged_when_the_logger_is_the_users(make_trainer: Make, kind: Any) -> None:
     doctor = PerfDoctor(schedule=None)
     rows, without = rows_of(make_trainer, kind(), doctor), rows_of(make_trainer, kind())
     assert keys_by_row(rows) == keys_by_row(without)
@@ -293,7 +293,7 @@ def test_wandb_drops_no_row_of_the_users_when_figures_are_logged(make_trainer: M
 
 
 @pytest.mark.usefixtures("all_reports")
-def test_csv_file_has_the_same_columns_as_without_doctor(make_trainer: Make, tmp_path: Path) -> None:
+def test_csv_file_has_the_same_columns_as_without_perf_doctor(make_trainer: Make, tmp_path: Path) -> None:
     columns = []
     for i, callbacks in enumerate(([], [PerfDoctor()])):
         trainer = make_trainer(*callbacks, logger=CSVLogger(tmp_path / str(i)), log_every_n_steps=2, max_epochs=2)
@@ -384,7 +384,7 @@ class Copies(Callback):
                     self.copied += [copy.deepcopy(one), pickle.loads(pickle.dumps(one))]
 
 
-def test_doctor_and_loggers_can_be_copied_before_during_and_after_fit(make_trainer: Make, tmp_path: Path) -> None:
+def test_perf_doctor_and_loggers_can_be_copied_before_during_and_after_fit(make_trainer: Make, tmp_path: Path) -> None:
     doctor = pickle.loads(pickle.dumps(copy.deepcopy(PerfDoctor(select=["PD1"], out_dir=tmp_path / "out"))))
     assert doctor.select == ("PD1",)
     copies = Copies()

@@ -138,7 +138,7 @@ def test_module_counts_as_compiled_when_a_method_was_decorated():
 
 
 @pytest.mark.parametrize("first", [8, 9, 10])
-def test_functions_are_compiled_as_often_as_without_the_doctor(make_trainer, monkeypatch, first: int):
+def test_functions_are_compiled_as_often_as_without_perf_doctor(make_trainer, monkeypatch, first: int):
     monkeypatch.setattr(sampled_steps, "COUNTED_STEP", first)
     with torch._dynamo.config.patch(recompile_limit=3 * N_STEPS):
         make_trainer(PerfDoctor(reports=())).fit(Decorated(), DataLoader(Lengths(), batch_size=None))
@@ -181,7 +181,7 @@ def test_line_and_reason_are_named_when_a_break_in_a_loop_leaves_the_whole_funct
     assert "PD312" in codes(session)
 
 
-def test_function_is_told_when_torch_gave_it_up_in_the_first_steps(make_trainer, monkeypatch: pytest.MonkeyPatch):
+def test_function_is_reported_when_torch_stopped_compiling_it_early(make_trainer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compiler, "WARMUP_STEPS", N_STEPS)
     session = fitted(make_trainer, Compiled(dynamic=False), is_ragged=True)
     (finding,) = (finding for finding in session.findings if finding.code == "PD311")
@@ -214,7 +214,7 @@ def test_line_and_reason_are_named_when_the_graph_breaks(make_trainer):
     assert f"net ({HERE}:{graph_break.line})" in finding.summary
 
 
-def test_nothing_is_said_when_one_graph_serves_all_steps(make_trainer):
+def test_no_finding_is_reported_when_one_graph_serves_all_steps(make_trainer):
     session = fitted(make_trainer, Compiled())
     watch = watch_of(session)
     assert (watch.n_compiles, watch.recompiles, watch.graph_breaks) == (1, (), ())
@@ -222,7 +222,7 @@ def test_nothing_is_said_when_one_graph_serves_all_steps(make_trainer):
     assert "recompile them" in session.missing["model_profile.modules"]
 
 
-def test_nothing_is_said_when_a_second_size_becomes_dynamic(make_trainer):
+def test_no_finding_is_reported_when_a_second_size_becomes_dynamic(make_trainer):
     session = fitted(make_trainer, Compiled(dynamic=True), is_ragged=True)
     assert not {"PD311", "PD312"} & codes(session)
 
@@ -237,7 +237,7 @@ def test_there_is_no_record_when_nothing_is_compiled(make_trainer):
     assert session.missing["compiler"] == "nothing was compiled"
 
 
-def test_what_an_earlier_run_compiled_is_not_told_when_another_one_begins(make_trainer):
+def test_compilations_of_an_earlier_run_are_not_reported(make_trainer):
     model = Compiled(has_break=True)
     fitted(make_trainer, model)
     session = fitted(make_trainer, model)

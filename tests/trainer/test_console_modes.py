@@ -21,7 +21,7 @@ def shown_by(doctor: PerfDoctor, make_trainer: Make, capsys: pytest.CaptureFixtu
     return capsys.readouterr().out
 
 
-def test_console_shows_the_brief_report_unless_told_otherwise(
+def test_console_shows_the_brief_report_by_default(
     make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LIGHTNING_PERF_CONSOLE", raising=False)

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("case", list(CASES))
-def test_session_says_failed_and_error_is_the_users_when_something_raises(
+def test_session_is_failed_and_error_is_the_users_when_something_raises(
     make_trainer: Make, case: str, is_first: bool
 ) -> None:
     make_model, hook = CASES[case]
@@ -121,7 +121,7 @@ def test_incomplete_step_counts_as_none_when_the_step_raises(make_trainer: Make)
     assert sum(epoch.n_steps for epoch in doctor.session.epochs) == 5
 
 
-def test_session_says_interrupted_when_the_user_presses_ctrl_c(make_trainer: Make) -> None:
+def test_session_is_interrupted_when_the_user_presses_ctrl_c(make_trainer: Make) -> None:
     class Interrupted(FailsInStep):
         error = KeyboardInterrupt
 
@@ -149,7 +149,7 @@ def test_trainer_can_train_again_when_the_last_run_failed(make_trainer: Make) ->
     assert profiler is not None
 
 
-def test_second_doctor_stays_silent_when_there_are_two(
+def test_second_perf_doctor_is_inactive_when_there_are_two(
     make_trainer: Make, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = PerfDoctor(), PerfDoctor()

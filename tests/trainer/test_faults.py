@@ -267,7 +267,7 @@ def test_optimizer_of_manual_optimization_steps_when_watching_gradients_raises(
     assert [failure.probe for failure in doctor.session.probes_off] == ["gradients"]
 
 
-def test_saved_tensors_are_looked_at_no_more_when_memory_fails_within_a_step(
+def test_saved_tensors_are_not_observed_after_memory_fails_within_a_step(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In manual optimization, backward is inside training_step, which sampling covers."""

@@ -161,7 +161,7 @@ def test_finding_names_the_planted_line_when_it_takes_most_of_the_step(
     assert f"{HERE}:{line_of(fault)}" in found.summary
 
 
-def test_collection_is_told_with_its_line_when_the_step_asks_for_it(make_trainer: Make) -> None:
+def test_collection_is_reported_with_its_line_when_the_step_calls_it(make_trainer: Make) -> None:
     gc.collect()
     gc.freeze()  # what other tests left behind makes collections slow
     try:
@@ -230,7 +230,7 @@ def test_thread_and_switch_interval_are_as_before_when_the_run_ends_badly(
     assert sys.getswitchinterval() == usual
 
 
-def test_thread_ends_by_itself_when_no_hook_tells_that_the_run_is_over(make_trainer: Make) -> None:
+def test_thread_ends_by_itself_when_the_end_of_the_run_is_missed(make_trainer: Make) -> None:
     doctor = PerfDoctor(reports=())
     doctor.teardown = doctor.on_exception = lambda *_, **__: None  # type: ignore[method-assign]
     make_trainer(doctor).fit(Tiny(), loader(20))

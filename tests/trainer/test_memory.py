@@ -149,13 +149,13 @@ def test_growing_cache_is_found_and_named_when_workers_fill_it(make_trainer: Mak
 
 
 @pytest.mark.parametrize("keeps", ["noise", ""])
-def test_nobody_is_accused_when_memory_is_noisy_or_still(make_trainer: Make, keeps: str) -> None:
+def test_no_leak_is_reported_when_memory_is_noisy_or_constant(make_trainer: Make, keeps: str) -> None:
     session = fitted(make_trainer, LitModel(keeps))
     assert finding_of(session, "PD405") is None
     assert {g.where for g in session.memory.growth} - {"heap"} == {"host"}
 
 
-def test_training_is_bit_identical_when_its_memory_is_looked_at(make_trainer: Make) -> None:
+def test_training_is_bit_identical_when_its_memory_is_sampled(make_trainer: Make) -> None:
     def weights(*callbacks: Any) -> list[torch.Tensor]:
         torch.manual_seed(5)
         model = LitModel()
@@ -268,7 +268,7 @@ def test_post_mortem_is_on_screen_and_on_disk_when_memory_runs_out(
     assert "in training_step" in oom.code
 
 
-def test_worker_that_was_killed_is_told_as_such(make_trainer: Make, tmp_path: Path) -> None:
+def test_killed_worker_is_reported_as_killed(make_trainer: Make, tmp_path: Path) -> None:
     doctor = PerfDoctor(reports=["json"], out_dir=tmp_path, schedule=None)
     error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
     with pytest.raises(RuntimeError, match="killed by signal"):

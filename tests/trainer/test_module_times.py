@@ -136,7 +136,7 @@ class Stopwatch(Callback):
             self.seconds[name].append(time.perf_counter() - self.begin_s)
 
 
-def test_times_add_up_to_forward_and_backward_when_a_step_is_looked_at(make_trainer):
+def test_times_add_up_to_forward_and_backward_when_a_step_is_sampled(make_trainer):
     watch = Stopwatch()
     doctor = PerfDoctor(schedule=None, reports=(), memory=False, device_stats=False, arithmetic=False)
     make_trainer(doctor, watch).fit(Parts(scale=8.0), data())
@@ -149,7 +149,7 @@ def test_times_add_up_to_forward_and_backward_when_a_step_is_looked_at(make_trai
         assert 0.160 <= total <= 1.3 * sum(seconds) / 2
 
 
-def test_inner_modules_are_told_apart_when_the_depth_asks_for_them(make_trainer):
+def test_inner_modules_are_separate_when_the_depth_includes_them(make_trainer):
     modules = modules_of(fitted(make_trainer, Parts(scale=0.1), depth=2))
     assert modules["slow"].forward_s >= 0.001
     assert modules["slow.layer"].forward_s < modules["slow"].forward_s
@@ -218,7 +218,7 @@ def test_training_is_the_same_to_the_bit_when_modules_are_timed(make_trainer, is
     assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))
 
 
-def test_times_of_a_module_that_is_gone_since_are_told(make_trainer):
+def test_times_of_a_removed_module_are_reported(make_trainer):
     class Prunes(Parts):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             if batch_idx == N_STEPS - 1:

@@ -119,7 +119,7 @@ def test_step_is_counted_when_another_callback_fails_at_its_end(make_trainer: Ma
     assert doctor.session.run.n_steps == 31
 
 
-def test_state_key_is_the_classs_own_name_unless_it_says_another() -> None:
+def test_state_key_is_the_class_name_unless_overridden() -> None:
     class Renamed(PerfDoctor):
         state_key = "mine"
 

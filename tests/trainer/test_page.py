@@ -15,7 +15,7 @@ from .conftest import Make
 from .models import Tiny, loader
 
 
-def test_page_is_written_beside_the_session_at_the_end_of_a_run(make_trainer: Make, tmp_path: Path) -> None:
+def test_page_is_written_next_to_the_session_at_the_end_of_a_run(make_trainer: Make, tmp_path: Path) -> None:
     doctor = PerfDoctor(schedule=None, reports=["json", "html"], out_dir=tmp_path)
     trainer = make_trainer(doctor)
     trainer.fit(Tiny(), loader())
@@ -30,7 +30,7 @@ def test_no_page_is_written_unless_it_is_asked_for(make_trainer: Make, tmp_path:
     assert not list(tmp_path.rglob("*.html"))
 
 
-def test_page_that_fails_is_told_in_the_session_and_leaves_the_training_alone(
+def test_failed_page_is_recorded_and_does_not_affect_the_training(
     make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(session: object, name: str = "") -> str:

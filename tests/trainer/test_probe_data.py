@@ -326,7 +326,7 @@ def test_nothing_is_probed_when_another_rank_probes(probe_data: Any) -> None:
     assert looked.why_no_probe(Settings()) == "rank 0 probes"
 
 
-def test_nothing_is_probed_when_it_was_not_asked_for_or_nobody_waits(make_trainer: Make) -> None:
+def test_loader_is_not_probed_when_off_or_when_there_is_no_data_wait(make_trainer: Make) -> None:
     session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=False, reports=[]))
     assert session.loader_probe is None
     assert session.missing["loader_probe"] == "probe_data=False"

@@ -139,7 +139,7 @@ def test_no_rank_is_named_when_they_are_alike(pair: dict[str, Any], four: dict[s
     assert "none" not in four or found(four["none"]) == {}
 
 
-def test_flag_is_named_when_ddp_looks_for_unused_parameters_in_vain(pair: dict[str, Any]) -> None:
+def test_flag_is_named_when_ddp_searches_unused_parameters_in_vain(pair: dict[str, Any]) -> None:
     assert found(pair["unused"])["PD703"].prescriptions[0].trainer_flags == {"strategy": "ddp"}
 
 

@@ -112,7 +112,7 @@ class SlowAtEpochEnd(Callback):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_time_between_epochs_is_no_steps_wherever_the_doctor_stands(make_trainer: Make, is_first: bool) -> None:
+def test_time_between_epochs_is_in_no_step_at_any_callback_position(make_trainer: Make, is_first: bool) -> None:
     doctor = PerfDoctor(schedule=None)
     callbacks = [SlowAtEpochEnd(), doctor] if is_first else [doctor, SlowAtEpochEnd()]
     trainer = make_trainer(*callbacks, max_epochs=3)

@@ -102,7 +102,7 @@ def test_replay_is_a_reason_when_it_fails(make_trainer: Make, monkeypatch: pytes
     assert {result.reason for result in session.replay.results} == {"RuntimeError: broken"}
 
 
-def test_nothing_is_replayed_when_told_not_to(make_trainer: Make) -> None:
+def test_nothing_is_replayed_when_switched_off(make_trainer: Make) -> None:
     session = diagnosed(make_trainer, replay=False)
     assert session.replay is None
     assert session.missing["replay"] == "replay=False"

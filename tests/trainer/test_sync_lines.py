@@ -147,7 +147,7 @@ def test_line_is_named_when_it_makes_the_host_wait(make_trainer, fault, operator
 
 
 @pytest.mark.parametrize("fault", ["", "sometimes", "layers"])
-def test_nothing_is_said_when_no_line_of_the_users_waits(make_trainer, fault):
+def test_no_line_is_reported_when_no_user_line_waits(make_trainer, fault):
     session = fitted(make_trainer, Planted(fault))
     assert own_calls(session) == []
     assert session.sync_calls is not None
@@ -226,7 +226,7 @@ def test_loop_is_the_optimizers_when_its_step_takes_a_tensor_apart(make_trainer,
     assert f"step ({HERE}:" in finding.summary
 
 
-def test_loop_is_told_by_phase_when_two_of_them_share_it(make_trainer):
+def test_loop_is_reported_by_phase_when_two_phases_share_it(make_trainer):
     session = fitted(make_trainer, Shared(), Sharing())
     assert session.sync_calls is not None
     shares = {loop.phase: loop.share for loop in session.sync_calls.loops}
@@ -262,7 +262,7 @@ class Keeps(Callback):
 
 
 @pytest.mark.parametrize("fault", ["", "item", "mask", "loop", "print", "numpy"])
-def test_training_is_the_same_to_the_bit_when_steps_are_looked_at(make_trainer, fault, capsys):
+def test_training_is_bit_identical_when_steps_are_sampled(make_trainer, fault, capsys):
     def weights(*callbacks: Any) -> list[torch.Tensor]:
         torch.manual_seed(3)
         model = Planted(fault)
@@ -277,7 +277,7 @@ def test_training_is_the_same_to_the_bit_when_steps_are_looked_at(make_trainer, 
     assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))
 
 
-def test_nothing_stays_in_place_when_steps_were_looked_at(make_trainer):
+def test_everything_is_restored_when_steps_were_sampled(make_trainer):
     methods = {name: vars(torch.Tensor).get(name) for name in ("tolist", "numpy", "cpu")}
     prints = torch._tensor_str._str
     keeps, doctor = Keeps(), PerfDoctor(schedule=None, reports=())
@@ -291,7 +291,7 @@ def test_nothing_stays_in_place_when_steps_were_looked_at(make_trainer):
     assert_nothing_left(trainer, profiler)
 
 
-def test_nothing_stays_in_place_when_a_step_looked_at_raises(make_trainer):
+def test_everything_is_restored_when_a_sampled_step_raises(make_trainer):
     class Breaks(Planted):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if _get_current_dispatch_mode() is not None:
@@ -305,7 +305,7 @@ def test_nothing_stays_in_place_when_a_step_looked_at_raises(make_trainer):
     assert {name: vars(torch.Tensor).get(name) for name in methods} == methods
 
 
-def test_steps_looked_at_count_in_no_statistic_when_they_take_long(make_trainer):
+def test_sampled_steps_are_in_no_statistic_when_they_take_long(make_trainer):
     class Slow(Planted):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             time.sleep(0.3 if _get_current_dispatch_mode() is not None else 0.0)
@@ -328,7 +328,7 @@ def test_second_look_of_a_round_is_taken_where_the_first_was_cheap(make_trainer,
     assert [call.per_step for call in own_calls(session)] == [1]
 
 
-def test_no_step_is_looked_at_when_the_depth_is_none(make_trainer):
+def test_no_step_is_sampled_when_the_depth_is_none(make_trainer):
     doctor = PerfDoctor(schedule=None, reports=(), memory=False, module_depth=0)
     make_trainer(doctor).fit(Planted(), DataLoader(torch.randn(N_STEPS * BATCH, WIDTH), batch_size=BATCH))
     assert doctor.session is not None
@@ -336,7 +336,7 @@ def test_no_step_is_looked_at_when_the_depth_is_none(make_trainer):
     assert doctor.session.missing["sync_calls"] == "module_depth=0"
 
 
-def test_users_mode_goes_on_when_it_stands_above_ours(make_trainer):
+def test_users_dispatch_mode_continues_when_it_is_above_ours(make_trainer):
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counts(TorchDispatchMode):
@@ -378,7 +378,7 @@ def test_sampling_stops_with_one_warning_when_it_fails(make_trainer, monkeypatch
     ("module", "name", "probe"),
     [(sampled_steps, "sync_calls", "operators"), (session_builder, "assessed", "arithmetic")],
 )
-def test_session_keeps_the_rest_when_what_was_seen_cannot_be_told(make_trainer, monkeypatch, module, name, probe):
+def test_session_keeps_the_rest_when_samples_cannot_be_reported(make_trainer, monkeypatch, module, name, probe):
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ValueError("planted")
 
@@ -427,7 +427,9 @@ def test_attention_is_named_when_its_scores_are_written_out(make_trainer, how, n
         assert 0 < attention.share <= 1
 
 
-def test_lines_that_a_device_names_are_told_when_it_has_such_a_mode(make_trainer, monkeypatch: pytest.MonkeyPatch):
+def test_lines_from_device_warnings_are_reported_when_the_device_has_them(
+    make_trainer, monkeypatch: pytest.MonkeyPatch
+):
     class Warns(Planted):
         debug_mode = 0
 

@@ -361,7 +361,7 @@ def test_collecting_is_left_alone_before_the_first_value_is_logged(make_trainer:
     assert any(time.name == "metrics" for time in doctor.session.steady.named)
 
 
-def test_share_of_a_callback_is_of_the_training_when_the_doctor_takes_long_at_its_end(make_trainer, monkeypatch):
+def test_share_of_a_callback_excludes_perf_doctors_own_time_at_the_end(make_trainer, monkeypatch):
     """Waiting for a loader that is taken apart, say."""
     sleeps = Sleeps(callback=SLEEP_S)
     doctor = PerfDoctor(reports=[])

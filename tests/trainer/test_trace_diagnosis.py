@@ -105,7 +105,7 @@ def test_written_out_attention_is_found_when_stacks_are_not_recorded(make_traine
 
 
 @pytest.mark.parametrize("with_stack", [False, True])
-def test_trace_file_is_kept_under_the_name_that_the_old_tab_looks_for(make_trainer, tmp_path, with_stack):
+def test_trace_file_is_kept_under_the_name_that_the_old_tab_expects(make_trainer, tmp_path, with_stack):
     session = diagnosed(ItemLoop(), 64, make_trainer, tmp_path, with_stack=with_stack)
     (file,) = (tmp_path / "out").rglob("*.pt.trace.json.gz")
     assert file.name == Path(session.windows[0].file or "").name

@@ -77,7 +77,7 @@ def test_session_counts_all_steps_when_training_step_returns_none(make_trainer: 
     assert fitted(make_trainer, NoLoss()).run.n_steps == 8
 
 
-def test_session_leaves_out_the_step_when_on_train_batch_start_says_stop(make_trainer: Make) -> None:
+def test_session_leaves_out_the_step_when_on_train_batch_start_returns_stop(make_trainer: Make) -> None:
     session = fitted(make_trainer, StopsEarly(), max_epochs=2)
     assert session.run.n_steps == 10
     assert [epoch.n_steps for epoch in session.epochs] == [5, 5]

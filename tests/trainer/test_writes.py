@@ -87,9 +87,7 @@ def test_nothing_is_written_but_the_diagnosis_is_shown_when_the_disk_is_nearly_f
 
 
 @pytest.mark.usefixtures("nearly_full")
-def test_users_event_file_is_the_same_as_without_doctor_when_the_disk_is_nearly_full(
-    make_trainer: Make, tmp_path: Path
-) -> None:
+def test_users_event_file_is_unchanged_when_the_disk_is_nearly_full(make_trainer: Make, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags = []
@@ -207,7 +205,7 @@ def test_training_and_diagnosis_go_on_when_the_folder_cannot_be_made(
     assert "per step (p95" in capsys.readouterr().out
 
 
-def test_doctor_says_so_when_out_dir_is_a_file(tmp_path: Path) -> None:
+def test_warning_is_shown_when_out_dir_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     with pytest.raises(ConfigError, match="is a file: expected a folder"):
         PerfDoctor(out_dir=tmp_path / "file")

@@ -170,7 +170,7 @@ def test_refusal_ends_the_fit_with_its_reason_when_the_loader_is_derived() -> No
     assert left_behind(module.trainer, module) == {}
 
 
-def test_training_goes_on_with_its_own_loader_when_somebody_is_told_of_the_refusal() -> None:
+def test_training_continues_with_its_own_loader_when_a_treatment_is_rejected() -> None:
     class Derived(DataLoader):
         pass
 
@@ -224,7 +224,7 @@ def test_a_treatment_that_cannot_be_applied_keeps_no_other_from_it() -> None:
     assert module.log is own
 
 
-def test_environment_holds_what_must_stand_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_has_variables_needed_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
     assert environment(parse_all("threads=3,expandable-segments,compile")) == {
         "OMP_NUM_THREADS": "3",

@@ -78,7 +78,7 @@ def test_nothing_is_written_when_there_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_treatment_writes_what_the_diagnosis_says(path: Path) -> None:
+def test_treatment_code_matches_the_recommendation(path: Path) -> None:
     for case in yaml.safe_load(path.read_text()):
         session = diagnose(build_session(case.get("session")))
         for finding in session.findings:

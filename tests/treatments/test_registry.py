@@ -55,7 +55,7 @@ def test_every_treatment_that_a_rule_names_exists() -> None:
 
 
 @pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
-def test_each_says_what_it_is(treatment: object) -> None:
+def test_each_treatment_has_a_description(treatment: object) -> None:
     assert treatment.summary
     assert treatment.when.endswith(".")
     assert treatment.acts_on in ("step", "loop")

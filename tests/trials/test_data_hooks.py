@@ -64,7 +64,7 @@ def probed(folder: Path, loaders: Any, limit_s: float) -> LoaderProbe:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
-def test_costliest_of_several_loaders_is_told_and_what_the_others_cost(tmp_path: Path) -> None:
+def test_costliest_of_several_loaders_is_reported_with_the_cost_of_the_others(tmp_path: Path) -> None:
     quick, slow = DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)
     loaders = {"quick": quick, "slow": slow, "own": Own(Quick())}
     probe = probed(tmp_path, loaders, 6.0)
@@ -83,7 +83,7 @@ def test_time_is_kept_when_there_are_more_loaders_than_it_allows(tmp_path: Path)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
-def test_first_loader_is_told_when_lightning_tells_of_one_after_the_other(
+def test_first_loader_is_reported_when_lightning_loads_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams, "tap_train_loaders_ready", lambda *_: False)

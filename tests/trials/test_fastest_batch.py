@@ -47,7 +47,7 @@ def test_knee_is_the_smallest_size_within_five_percent_of_the_best() -> None:
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(951.0, 32), (949.0, 64)])
-def test_knee_tells_both_sides_of_its_tolerance(rate: float, expected: int) -> None:
+def test_knee_respects_both_sides_of_its_tolerance(rate: float, expected: int) -> None:
     points = [BatchPoint(batch_size=32, samples_per_s=rate), BatchPoint(batch_size=64, samples_per_s=1000.0)]
     choice = knee(points)
     assert choice == expected
@@ -151,7 +151,7 @@ def test_points_are_read_from_runs_as_multiples_of_the_batch_of_the_arm_below() 
     ("batch-size=64", False, ["batch-size=64"]),
     ("batch-size=x2", False, ["batch-size=x2"]),
 ])  # fmt: skip
-def test_fastest_batch_is_looked_for_when_a_batch_size_is_named_without_saying_which(
+def test_fastest_batch_is_searched_when_batch_size_has_no_value(
     tries: str, finds_batch: bool, candidates: list[str]
 ) -> None:
     choice = choose(starved(), checked_specs(tries, are_combined=False), semantics=False)

@@ -28,7 +28,7 @@ print(run_in_front(command, Job(mode="run", folder="job"))[0])
     ("code", "told"),
     [("pass", 0), ("raise SystemExit(9)", 9), ("import os; os.kill(os.getpid(), 11)", 128 + 11)],
 )
-def test_exit_code_is_told_as_a_shell_does(tmp_path: Path, code: str, told: int) -> None:
+def test_exit_code_is_reported_as_a_shell_does(tmp_path: Path, code: str, told: int) -> None:
     assert run_in_front([sys.executable, "-c", code], Job(mode="run", folder=str(tmp_path))) == (told, {"python"})
 
 

@@ -25,7 +25,7 @@ def test_arms_come_in_the_order_of_their_first_run_with_their_verdicts() -> None
     assert judgement.aa.value == pytest.approx(1.0, rel=0.01)
 
 
-def test_arm_tells_speedup_step_memory_and_p() -> None:
+def test_arm_has_speedup_step_memory_and_p() -> None:
     peaks = {"peak_host_bytes": 1000}
     runs = stage({**STEADY, "fast": [0.05, 0.0501, 0.05]}, **peaks)
     arm = judge(runs).arm("fast")
@@ -70,7 +70,7 @@ def test_arm_that_failed_once_is_failed_with_its_reason() -> None:
     assert arm.step_s is None
 
 
-def test_arm_without_a_steady_state_is_inconclusive_and_says_so() -> None:
+def test_arm_is_inconclusive_with_a_reason_when_it_has_no_steady_state() -> None:
     reason = "the steady state was not reached: the halves of the run differ"
     runs = stage(STEADY) + [run("a", repeat=i, position=6 + i, block_means_s=(), reason=reason) for i in range(3)]
     arm = judge(runs).arm("a")
@@ -115,7 +115,7 @@ def test_interrupted_runs_are_left_out() -> None:
     assert judge([*runs, cut]) == judge(runs)
 
 
-def test_one_repeat_gives_no_interval_and_says_how_many_are_needed() -> None:
+def test_one_repeat_has_no_interval_and_names_the_number_needed() -> None:
     arm = judge(stage({"baseline": [0.1], "baseline-again": [0.1], "a": [0.05]})).arm("a")
     assert arm is not None
     assert (arm.verdict, arm.speedup, arm.repeats_needed) == ("inconclusive", None, 1)
@@ -175,7 +175,7 @@ def test_nothing_is_judged_when_nothing_ran() -> None:
     assert judge([]) == ((), 0.01, None)
 
 
-def test_other_rounds_stand_in_when_too_many_runs_of_the_baseline_were_lost() -> None:
+def test_other_rounds_are_used_when_too_many_runs_of_the_baseline_were_lost() -> None:
     runs = stage(STEADY) + [run("a+b", 0.05, i, 6 + 2 * i, stage=1) for i in range(3)]
     runs += [run("baseline", repeat=3 + i, position=7 + 2 * i, stage=1, block_means_s=()) for i in range(3)]
     arm = judge(runs).arm("a+b")

@@ -88,7 +88,7 @@ def test_ladder_stacks_what_gained_in_the_order_of_the_gains() -> None:
     assert rungs[1].step_gain == rungs[1].speedup
 
 
-def test_each_stage_of_the_ladder_runs_the_new_arm_beside_the_baseline_and_the_rung_below() -> None:
+def test_each_stage_runs_the_new_arm_the_baseline_and_the_rung_below() -> None:
     lab = Lab({"a": 2.0, "b": 1.5}).finish()
     assert [r.arm for r in lab.runs if r.stage == 1] == ["baseline", "a", "a+b", "a+b", "a", "baseline"]
 
@@ -267,7 +267,7 @@ def searching(effects: dict[str, float], **others: object) -> Lab:
     return Lab(effects, plan)
 
 
-def test_fastest_batch_is_looked_for_on_top_of_the_rungs_kept_and_measured_as_the_last_rung() -> None:
+def test_fastest_batch_is_searched_after_the_kept_rungs_and_is_the_last_rung() -> None:
     lab = searching({"a": 1.5}).finish()
     searched = [r.arm for r in lab.runs if r.stage == -1]
     assert searched[:4] == [f"a+batch-size=x{times}" for times in (2, 4, 8, 16)]
@@ -288,7 +288,7 @@ def test_fastest_batch_is_found_below_what_runs_out_of_memory() -> None:
     assert best(rungs) == "a+batch-size=x4"
 
 
-def test_fastest_batch_is_looked_for_when_nothing_else_gained_and_kept_as_it_is_when_no_other_is_faster() -> None:
+def test_batch_size_is_unchanged_when_no_searched_size_is_faster() -> None:
     lab = searching({})
     lab.largest = 1
     lab.finish()
@@ -296,7 +296,7 @@ def test_fastest_batch_is_looked_for_when_nothing_else_gained_and_kept_as_it_is_
     assert best(ladder(lab.plan, lab.runs)) == "baseline"
 
 
-def test_fastest_batch_is_not_looked_for_unless_asked_for_or_where_a_size_is_kept_already() -> None:
+def test_fastest_batch_is_not_searched_when_not_requested_or_a_size_is_kept() -> None:
     lab = searching({"a": 1.5})
     lab.plan = msgspec.structs.replace(lab.plan, finds_batch=False)
     assert all("batch-size" not in r.arm for r in lab.finish().runs)

@@ -91,7 +91,7 @@ def test_losses_are_unknown_when_there_are_too_few_or_none() -> None:
     assert loss_parity([], REPEATED, "exact") == "unknown"
 
 
-def test_losses_are_compared_at_the_same_batches_when_arms_told_them_at_other_intervals() -> None:
+def test_losses_are_compared_at_the_same_batches_when_arms_log_at_other_intervals() -> None:
     assert loss_parity(runs(course()[::3], every=3), runs(course()[::2], every=2), "exact") == "identical"
 
 

@@ -120,7 +120,7 @@ def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
         ("import lightning.pytorch.trainer.trainer", "never built a Trainer"),
     ],
 )
-def test_error_says_what_was_seen_when_nothing_was_measured(work: Path, code: str, told: str) -> None:
+def test_error_has_the_output_when_nothing_was_measured(work: Path, code: str, told: str) -> None:
     put_stand_in(work)
     command = [sys.executable, "-c", code]
     ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
@@ -147,7 +147,7 @@ def test_command_ends_when_its_supervisor_is_killed(work: Path) -> None:
     assert parent.wait(timeout=60) != 0
 
 
-def test_what_a_run_before_left_in_the_folder_is_not_taken_for_this_one_s(work: Path) -> None:
+def test_session_of_an_earlier_run_in_the_folder_is_ignored(work: Path) -> None:
     job = Job(mode="trial", folder="job")
     Result(status="ok", n_steps=5).write(job.folder)
     note(job, "trainer")
@@ -156,6 +156,6 @@ def test_what_a_run_before_left_in_the_folder_is_not_taken_for_this_one_s(work: 
     assert "never imported Lightning's Trainer" in ended.failure
 
 
-def test_error_says_so_when_there_is_no_such_command(work: Path) -> None:
+def test_error_names_the_command_when_it_does_not_exist(work: Path) -> None:
     ended = run_kept(["no-such-command"], Job(mode="trial", folder="job"))
     assert "command not found" in explain(["no-such-command"], ended)

@@ -81,7 +81,7 @@ def looked(work: Path) -> Iterator[Callable[..., Notice]]:
         (f"exec env -u PYTHONPATH {PYTHON} train.py", "the command replaces PYTHONPATH"),
     ],
 )
-def test_notice_is_final_and_says_why_when_a_training_runs_without_lightning_perf(
+def test_notice_is_final_with_a_reason_when_a_training_runs_without_lightning_perf(
     looked: Callable[..., Notice], shell: str, why: str
 ) -> None:
     notice = looked("sh", "-c", shell)
@@ -182,7 +182,7 @@ def test_trial_and_data_are_one_error_when_the_training_cannot_be_reached(work: 
         data.probe_command(command, work / "data", 5.0)
 
 
-def test_command_that_prepares_data_is_told_of_once_and_goes_on(work: Path) -> None:
+def test_command_that_prepares_data_is_reported_once_and_continues(work: Path) -> None:
     told: list[str] = []
     code = f"import time\n{WAIT}"
     job = Job(mode="trial", folder="job")
@@ -197,7 +197,7 @@ def test_command_that_prepares_data_is_told_of_once_and_goes_on(work: Path) -> N
     assert "still waiting" in told[0]
 
 
-def test_nothing_is_told_when_lightning_was_imported(work: Path) -> None:
+def test_no_notice_is_shown_when_lightning_was_imported(work: Path) -> None:
     told: list[Notice] = []
     job = Job(mode="trial", folder=str(work / "job"))
     job.write()
@@ -207,7 +207,7 @@ def test_nothing_is_told_when_lightning_was_imported(work: Path) -> None:
     assert told == []
 
 
-def test_real_run_goes_on_and_says_why_when_its_training_cannot_be_reached(
+def test_real_run_continues_with_a_reason_when_its_training_cannot_be_reached(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(text: str) -> None:

@@ -65,7 +65,7 @@ def test_services_are_off_line_and_stay_off_where_they_were_off(
     assert told["WANDB_DIR"] == str(tmp_path)
 
 
-def test_code_says_what_ended_a_command() -> None:
+def test_exit_code_shows_what_ended_a_command() -> None:
     assert describe_code(3) == "it exited with 3"
     assert describe_code(-15) == "it was killed by signal 15"
     assert "memory runs out" in describe_code(-9)

@@ -115,7 +115,7 @@ def go(tmp_path: Path) -> Callable[..., trials.Outcome]:
     return run
 
 
-def test_ladder_keeps_what_gained_and_says_what_to_paste(machine: Machine, go: Any, tmp_path: Path) -> None:
+def test_ladder_keeps_improvements_and_prints_code_to_paste(machine: Machine, go: Any, tmp_path: Path) -> None:
     outcome = go("log-every-n=7", "loader-workers=4", "log-every-n=8")
     trial = outcome.trial
     verdicts = {arm.id: arm.verdict for arm in trial.arms}
@@ -130,7 +130,7 @@ def test_ladder_keeps_what_gained_and_says_what_to_paste(machine: Machine, go: A
     assert msgspec.json.decode((tmp_path / "out" / "trial.json").read_bytes())["best"] == "loader-workers=4"
 
 
-def test_every_run_has_the_same_steps_and_seed_and_no_doctor(machine: Machine, go: Any) -> None:
+def test_every_run_has_the_same_steps_and_seed_and_no_perf_doctor(machine: Machine, go: Any) -> None:
     trial = go("loader-workers=4").trial
     pilot, *runs = machine.made
     assert pilot.with_doctor
@@ -148,7 +148,7 @@ def test_checkpoints_and_logs_of_the_runs_are_not_kept(machine: Machine, go: Any
     assert not list(tmp_path.rglob(OUTPUTS))
 
 
-def test_arm_that_fails_is_told_with_its_reason_and_the_others_finish(machine: Machine, go: Any) -> None:
+def test_failed_arm_is_reported_with_its_reason_and_the_others_finish(machine: Machine, go: Any) -> None:
     machine.failing = {"log-every-n=7": "RuntimeError: no such kernel"}
     trial = go("log-every-n=7", "loader-workers=4").trial
     failed = next(arm for arm in trial.arms if arm.id == "log-every-n=7")

@@ -75,5 +75,5 @@ class Held:
         (type("Numbers", (Held,), {"__getitem__": lambda self, i: 7})(torch.randn(4, 2)), False),
     ],
 )
-def test_samples_are_rows_when_they_lie_in_the_datasets_memory(dataset: Any, expected: bool) -> None:
+def test_samples_are_rows_when_they_are_in_the_datasets_memory(dataset: Any, expected: bool) -> None:
     assert indexes_tensors(dataset, dataset[1]) is expected

@@ -56,7 +56,7 @@ def divides() -> float:
     ],
     ids=["nothing", "raises", "exits", "ends", "killed"],
 )
-def test_child_tells_what_it_knew_and_what_ended_it_when(act: Callable[[], object], trouble: str) -> None:
+def test_child_reports_its_results_and_what_ended_it_when(act: Callable[[], object], trouble: str) -> None:
     assert ended(knows_then(act)) == Ended(b"more", trouble)
 
 

@@ -27,7 +27,7 @@ def test_candidates_double_up_to_the_cores(cores: float, cpu_fraction: float, no
     assert candidates(cores, cpu_fraction, now) == expected
 
 
-def test_repeated_tells_a_slow_few_by_mean_and_maximum() -> None:
+def test_repeated_reports_few_slow_samples_by_mean_and_maximum() -> None:
     times = repeated([0.001] * 97 + [0.03] * 3)
     assert times is not None
     assert (times.n, times.p50_s, times.max_s) == (100, 0.001, 0.03)

@@ -53,7 +53,7 @@ def test_file_stays_as_it_is_when_the_training_writes_it(tmp_path: Path, mode: s
         assert path.read_text() == written
 
 
-def test_file_is_read_from_where_the_training_stands(tmp_path: Path) -> None:
+def test_file_is_read_from_the_position_of_the_training(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     path.write_bytes(b"0123456789")
     with path.open("rb", buffering=0) as file:

@@ -190,7 +190,7 @@ def probed(dataset: Acting, is_short: bool) -> str:
     return record.reason
 
 
-def test_writing_ends_a_probe_when_nobody_asked_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_ends_a_probe_when_it_is_automatic(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
     monkeypatch.setattr(stages._Stages, "_time_transport", lambda *_: None)
     writing = Acting(lambda folder: (folder / "cache").write_text("half"), folder)

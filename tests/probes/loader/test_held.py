@@ -296,7 +296,7 @@ def test_loader_is_probed_when_its_memory_map_is_for_reading(tmp_path: Path) -> 
     assert refused(Holding(np.memmap(tmp_path / "map", mode="c"))) == ""
 
 
-def test_no_code_of_the_users_runs_when_a_loader_is_looked_at() -> None:
+def test_no_user_code_runs_when_a_loader_is_inspected() -> None:
     class Watchful(Holding):
         def __getattribute__(self, name: str) -> Any:
             raise AssertionError(name)

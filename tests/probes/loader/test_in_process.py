@@ -209,7 +209,7 @@ def test_in_process_cost_works_on_a_copy_when_workers_are_spawned() -> None:
         (Killed(), "its process was killed by SIGKILL"),
     ],
 )
-def test_in_process_cost_says_why_when_the_dataset_fails(dataset: Dataset, reason: str) -> None:
+def test_in_process_cost_has_the_reason_when_the_dataset_fails(dataset: Dataset, reason: str) -> None:
     assert reason in str(measure(loader_of(dataset)))
 
 
@@ -343,7 +343,7 @@ def test_in_process_cost_refuses_with_a_reason_when_the_loader_cannot_be_measure
     cost.close()
 
 
-def test_in_process_cost_says_so_when_no_process_can_be_started(monkeypatch) -> None:
+def test_in_process_cost_has_the_reason_when_no_process_can_be_started(monkeypatch) -> None:
     def fork() -> int:
         raise BlockingIOError("resource temporarily unavailable")
 

@@ -50,7 +50,7 @@ def test_packages_count_when_no_line_of_the_users_was_seen() -> None:
     assert not lines.functions("getitem")[0].is_users
 
 
-def test_nothing_is_told_when_only_torchs_own_code_ran() -> None:
+def test_nothing_is_reported_when_only_torchs_own_code_ran() -> None:
     lines = seen(((SLEEP,), 1.0))
     assert lines.lines() == ()
     assert lines.functions("getitem") == ()

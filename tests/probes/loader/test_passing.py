@@ -42,7 +42,7 @@ def test_timing_stops_when_the_time_is_up() -> None:
     assert point.n_batches < 100
 
 
-def test_the_reason_is_told_when_batches_fail_or_are_none() -> None:
+def test_reason_is_reported_when_batches_fail_or_are_none() -> None:
     assert time_passing(Batches(4, fails_at=2), REFUSED, 5.0).reason.endswith("raised ValueError: no such file")
     assert time_passing(Batches(0), REFUSED, 5.0).reason.endswith("it has no batches")
     assert "too few batches" in time_passing(Batches(1), REFUSED, 5.0).missing["curve"]

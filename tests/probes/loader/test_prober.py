@@ -116,7 +116,7 @@ def test_probe_names_what_workers_wait_for_when_they_take_turns(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("even_samples")
-def test_step_is_measured_beside_computing_when_that_is_known() -> None:
+def test_step_is_measured_next_to_compute_when_that_is_known() -> None:
     record = measured(loader_of(planted.Waiting()), limit_s=6.0, load=(0.005, 1))
     assert record.load_threads == 1
     assert record.load_s is not None
@@ -161,7 +161,7 @@ def test_probe_names_the_collate_function_when_it_is_slow() -> None:
 
 
 @pytest.mark.usefixtures("even_samples")
-def test_probe_tells_transport_and_contents_when_a_batch_has_many_tensors() -> None:
+def test_probe_reports_transport_and_contents_when_a_batch_has_many_tensors() -> None:
     many = measured(loader_of(planted.ManyTensors()), 5.0, lambda record: record.transport is not None)
     one = measured(loader_of(planted.Plain()), 5.0, lambda record: record.transport is not None)
     assert many.transport is not None
@@ -189,7 +189,7 @@ def test_probe_tries_prefetch_factors_when_samples_are_bursty() -> None:
 
 @pytest.mark.clinic
 @pytest.mark.usefixtures("no_workers")
-def test_probe_tells_a_disturbed_machine_from_bursty_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_distinguishes_a_disturbed_machine_from_bursty_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "AGAIN_SHARE", 0.5)  # of the time that no worker needs here
     again = [probed(loader_of(dataset()), limit_s=6.0).slow_again for dataset in (planted.Bursty, planted.Disturbed)]
     assert None not in again
@@ -206,7 +206,7 @@ def test_growth_is_reported_only_when_it_exceeds_copied_interpreter_pages(kept_p
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_probe_tells_growth_when_samples_are_kept() -> None:
+def test_probe_reports_growth_when_samples_are_kept() -> None:
     # Long enough for all samples on a machine that gives each of them a tenth of a core.
     record = probed(loader_of(planted.Growing()), limit_s=30.0)
     assert record.rss_growth_bytes is not None, record.missing
@@ -217,7 +217,7 @@ def test_probe_tells_growth_when_samples_are_kept() -> None:
 @pytest.mark.parametrize(
     "dataset", [planted.Rows(), TensorDataset(torch.randn(N_SAMPLES, 8), torch.zeros(N_SAMPLES))], ids=["own", "torch"]
 )
-def test_probe_says_so_when_samples_are_rows_of_tensors_in_memory(dataset: Any) -> None:
+def test_probe_reports_rows_when_samples_are_rows_of_tensors_in_memory(dataset: Any) -> None:
     record = probed(loader_of(dataset), limit_s=2.0)
     assert record.indexes_tensors is True
     assert record.dataset_is_batched is False

@@ -20,7 +20,7 @@ USUAL_S, SLOW_S = 20e-6, 0.005
 
 
 @pytest.mark.parametrize(("n_slow", "expected"), [(0, False), (1, True), (ENOUGH_SLOW - 1, True), (ENOUGH_SLOW, False)])
-def test_more_samples_are_looked_at_when_only_few_of_them_were_slow(n_slow: int, expected: bool) -> None:
+def test_more_samples_are_timed_when_only_few_of_them_were_slow(n_slow: int, expected: bool) -> None:
     samples = Samples()
     samples.sample_s = [0.001] * 90 + [0.0051] * n_slow + [0.0049] * 5
     assert samples.n_slow() == n_slow
@@ -76,7 +76,7 @@ def pass_over(dataset: Timed) -> tuple[Pipeline, Samples]:
 @pytest.mark.parametrize(
     ("why", "least", "most"), [("computes", 0.99, 1.0), ("waits", 0.99, 1.0), ("disturbed", 0, 0.1)]
 )
-def test_slow_samples_are_told_from_a_disturbed_machine(clock: Clock, why, least: float, most: float) -> None:
+def test_slow_samples_are_distinguished_from_a_disturbed_machine(clock: Clock, why, least: float, most: float) -> None:
     pipeline, samples = pass_over(Timed(clock, why))
     again = samples.slow_again(pipeline, limit_s=10.0)
     assert again is not None

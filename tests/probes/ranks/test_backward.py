@@ -95,7 +95,7 @@ def test_error_of_a_clock_does_not_reach_the_users_backward() -> None:
     assert not steps.layer.weight._post_accumulate_grad_hooks
 
 
-def test_hooks_go_with_the_step_where_nobody_tells_that_backward_is_over() -> None:
+def test_hooks_are_removed_after_the_step_when_backward_does_not_announce_its_end() -> None:
     steps = Steps()
     while not steps.watch.batch_begins():
         pass

@@ -74,7 +74,7 @@ def test_late_rank_is_waited_for_within_the_limit() -> None:
     assert world.now_s == pytest.approx(0.5, abs=0.01)
 
 
-def test_rank_that_does_not_come_is_told_and_holds_nobody_up() -> None:
+def test_missing_rank_is_reported_and_delays_no_other() -> None:
     world = World(3)
     world.ranks[1].share(summary(1), 1.0)
     together = world.ranks[0].share(summary(0), 1.0)
@@ -83,7 +83,7 @@ def test_rank_that_does_not_come_is_told_and_holds_nobody_up() -> None:
     assert world.now_s == pytest.approx(1.0, abs=0.01)
 
 
-def test_earlier_figures_stand_in_when_a_rank_falls_silent() -> None:
+def test_earlier_figures_are_used_when_a_rank_stops_reporting() -> None:
     world = World(2)
     world.ranks[1].share(summary(1, 0.05), 1.0)
     world.ranks[0].share(summary(0), 1.0)
@@ -92,7 +92,7 @@ def test_earlier_figures_stand_in_when_a_rank_falls_silent() -> None:
     assert "earlier" in together.missing[0].reason
 
 
-def test_rank_that_measured_nothing_says_so() -> None:
+def test_rank_reports_the_reason_when_it_measured_nothing() -> None:
     world = World(2)
     assert world.ranks[1].share(None, 1.0) is None
     together = world.ranks[0].share(summary(0), 1.0)
@@ -100,7 +100,7 @@ def test_rank_that_measured_nothing_says_so() -> None:
     assert world.now_s == 0
 
 
-def test_rank_that_tells_nonsense_is_told_of() -> None:
+def test_rank_is_reported_when_its_figures_are_invalid() -> None:
     world = World(2)
     world.store.set("0/1", "{")
     together = world.ranks[0].share(summary(0), 1.0)

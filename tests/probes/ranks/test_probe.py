@@ -46,7 +46,7 @@ class FakeLoop:
         return ()
 
 
-def test_rank_that_an_error_ends_keeps_what_it_measured_and_asks_nobody() -> None:
+def test_rank_keeps_its_measurements_and_does_not_communicate_when_an_error_ends_it() -> None:
     probe = RankProbe(SimpleNamespace(world_size=3, global_rank=2, strategy=None))
     probe.end_alone(FakeLoop())
     assert [one.rank for one in probe.ranks.summaries] == [2]
@@ -73,7 +73,7 @@ def test_every_rank_takes_part_in_the_broadcast_when_the_first_cannot_tell_what_
     assert sent == [[]]
 
 
-def test_reason_is_told_when_waiting_is_not_known() -> None:
+def test_reason_is_reported_when_waiting_is_unknown() -> None:
     strategy = SimpleNamespace(model=nn.Linear(1, 1))
     probe = RankProbe(SimpleNamespace(world_size=2, global_rank=0, strategy=strategy))
     assert "none was reached" in probe.reasons()["ranks"]

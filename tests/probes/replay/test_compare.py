@@ -87,7 +87,7 @@ def test_comparison_keeps_to_its_time_when_rounds_do_not_agree():
     assert found.n_rounds <= MAX_ROUNDS
 
 
-def test_comparison_says_why_when_there_is_no_time_for_a_pass():
+def test_comparison_has_the_reason_when_there_is_no_time_for_a_pass():
     clock = FakeClock()
     found = compared([Work(clock, [1.0], [1.0]), Work(clock, [1.0], [1.0])], clock, limit_s=0.5)
     assert found.speedup is None

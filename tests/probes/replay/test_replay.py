@@ -51,7 +51,7 @@ def test_log_counts_calls_that_share_a_weight_when_a_layer_runs_often():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_function_computes_the_same_when_it_stands_for_a_convolution(transposed):
+def test_function_computes_the_same_when_it_replaces_a_convolution(transposed):
     kind = nn.ConvTranspose2d if transposed else nn.Conv2d
     model = kind(4, 6, 3, stride=2, padding=1, dilation=2, groups=2)
     function, args, kwargs = function_of(call_of(logged(model, torch.rand(2, 4, 9, 9)), "aten::convolution"))
@@ -123,7 +123,7 @@ def test_replay_converts_doubles_when_float32_is_asked():
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_replay_restores_the_threads_when_the_process_is_told_to_exit(monkeypatch, error):
+def test_replay_restores_the_threads_when_the_process_exits(monkeypatch, error):
     def interrupted(*args):
         torch.set_num_threads(3)
         raise error
@@ -138,7 +138,7 @@ def test_replay_restores_the_threads_when_the_process_is_told_to_exit(monkeypatc
     assert torch.equal(torch.get_rng_state(), stream)
 
 
-def test_replay_tells_the_reason_when_it_fails(monkeypatch):
+def test_replay_reports_the_reason_when_it_fails(monkeypatch):
     def broken(*args):
         raise RuntimeError("no such kernel\nmore")
 
@@ -296,7 +296,7 @@ def test_replay_is_a_reason_when_cuda_cannot_be_used():
     assert probe.record().results[0].reason
 
 
-def test_replay_says_what_is_missing_when_memory_is_short():
+def test_replay_reports_missing_memory_when_memory_is_short():
     class Full:
         def free_bytes(self):
             return 1000

@@ -222,7 +222,7 @@ def test_replay_leaves_everything_as_it_was_when_it_ran(treatment):
     assert result.speedup.low <= result.speedup.value <= result.speedup.high
 
 
-def test_replay_says_why_when_a_treatment_belongs_to_another_device():
+def test_replay_has_the_reason_when_a_treatment_is_for_another_device():
     model = convolutions()
     probe = probe_of(model)
     log = logged(model, torch.rand(4, 3, 8, 8))
