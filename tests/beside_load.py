@@ -1,4 +1,4 @@
-"""Runs a command while another process keeps a core busy: ``beside_load.py COMMAND…``."""
+"""Run a command while another process keeps a core busy: ``beside_load.py COMMAND…``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.forkserver import Forkserver
 
-# A shared machine may stand still in the middle of an example, and a submission must not hang on a lucky number: the
+# A shared machine may pause in the middle of an example, and results must not depend on a random seed: the
 # examples are the same in each run, but for those of `make torture`.
 settings.register_profile(
     "shared", deadline=None, derandomize="FUZZ" not in os.environ, suppress_health_check=[HealthCheck.too_slow]

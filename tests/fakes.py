@@ -6,7 +6,7 @@ from lightning_perf.probes.phase_memory import Allocator, AllocatorReading
 
 
 class FakeClock:
-    """A host clock that stands still until told otherwise; call it to read it."""
+    """A host clock that moves only when advanced; call it to read it."""
 
     def __init__(self, start_ns: int = 0) -> None:
         self.now = start_ns

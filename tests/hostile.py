@@ -252,7 +252,7 @@ def assert_harmless(form: str, text: str) -> None:
 
 
 def refusal_of(read: Callable[[], Any], error: type[Exception]) -> str | None:
-    """Return what the reader says where it refuses, which is one short line; None where it reads."""
+    """Return the one-line error of the reader; None if it reads the content."""
     try:
         read()
     except error as refusal:

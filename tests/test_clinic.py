@@ -1,4 +1,4 @@
-"""The clinic: causes are named, healthy trainings are left alone, and every case says what is known of it."""
+"""The clinic: causes are named, healthy trainings have no confident findings, and every case is fully described."""
 
 from __future__ import annotations
 

@@ -31,12 +31,12 @@ HEALTHY = clinic_case.Case("calm", "healthy", Path("calm.py"), "Nothing is wrong
 
 
 def outcome(*said: score.Said, **facts: Any) -> score.Outcome:
-    """A fault that PD504 names, unless said otherwise."""
+    """Return a case whose fault PD504 names by default."""
     return score.Outcome(**{"case": "a", "kind": "fault", "half": "score", "expect": ("PD504",), "said": said, **facts})
 
 
 def healthy(*said: score.Said, **facts: Any) -> score.Outcome:
-    """A healthy training of which so much was said."""
+    """Return a healthy case with these findings."""
     return outcome(*said, **{"case": "calm", "kind": "healthy", "expect": (), **facts})
 
 

@@ -1,4 +1,4 @@
-"""Every example runs and says what it promises. Gains are not asserted closely: other programs may hold the cores."""
+"""Every example runs and prints what it promises. Speedups are checked loosely: other programs may use the cores."""
 
 import importlib.util
 import json

@@ -75,7 +75,7 @@ def test_schema_holds_for_sessions(name: str) -> None:
 
 
 def mismatches(value, told, definitions, path):
-    """Where a value is not what a schema tells, for the words that these schemas use."""
+    """Return where a value does not match a schema, for the keywords that these schemas use."""
     if "$ref" in told:
         told = definitions[told["$ref"].rpartition("/")[2]]
     if "anyOf" in told:

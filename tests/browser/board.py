@@ -83,7 +83,7 @@ class SlowAfterBatch(Callback):
 
 
 def fit(folder: Path, name: str, n_batches: int = 40) -> Session:
-    """Trains on the CPU with PerfDoctor and the TensorBoard logger: starved, with a slow callback, and one window."""
+    """Train on the CPU with PerfDoctor and the TensorBoard logger: a slow loader, a slow callback and one window."""
     doctor = PerfDoctor(schedule=(12, 1, 3, 1), reports=("tensorboard", "json"), ceilings=False)
     trainer = Trainer(
         accelerator="cpu",

@@ -1,4 +1,4 @@
-"""The PERFDOCTOR tab as people meet it: a real TensorBoard over a real training, in a real browser."""
+"""The PERFDOCTOR tab in a real browser, with a real TensorBoard and a real training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lightning-perf run``: the user's training as it is, with PerfDoctor and treatments in it."""
+"""``lightning-perf run``: an unchanged training with PerfDoctor and treatments added."""
 
 from __future__ import annotations
 

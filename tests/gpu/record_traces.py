@@ -1,4 +1,4 @@
-"""Records traces and sessions of the trainings beside this file: ``python -m tests.gpu.record_traces``, on a GPU.
+"""Record traces and sessions of the trainings in this folder: ``python -m tests.gpu.record_traces``, on a GPU.
 
 They go to ``tests/traces/gpu/``, each with the settings it was made with; ``tests/traces/test_gpu_fixtures.py`` reads
 them on machines without a device.

@@ -92,7 +92,7 @@ def test_measuring_goes_on_when_a_device_that_was_far_behind_has_caught_up() -> 
     run.clock.resolved.clear()
     for _ in range(20):
         run.step(0.01, 0.01, 0.015)
-    # The first of them lies behind the fetches left out: no step by itself.
+    # The first follows the fetches that are left out, so it is no step.
     assert [step for step, _ in run.drain()] == [pytest.approx(0.025), *[pytest.approx(0.02)] * 18]
 
 

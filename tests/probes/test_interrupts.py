@@ -1,4 +1,4 @@
-"""Errors that a signal handler raised while code of PerfDoctor ran go on into the training."""
+"""Errors raised by a signal handler during PerfDoctor code propagate into the training."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Connector:
 
 
 class ValidationLoop:
-    """Runs what a test tells it to."""
+    """Run the function that a test sets."""
 
     def __init__(self) -> None:
         self.body: Any = None

@@ -80,7 +80,7 @@ class Training:
         self.loop.main.n_steps += 1
 
     def diagnosed(self, code: str) -> Any:
-        """What the rule says of it all."""
+        """Return the result of the rule."""
         assert self.errors == []
         run = Run(id="x", stage="fit", status="finished", started_at="", wall_s=1.0)
         session = Session(run=run, machine=Machine(os="", python=""), memory=self.probe.record())

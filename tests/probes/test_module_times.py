@@ -13,7 +13,7 @@ from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_tim
 
 
 class Device:
-    """Gets a millisecond older with each layer; the host's clock stands still."""
+    """A device clock that advances a millisecond per layer; the host clock does not move."""
 
     def __init__(self) -> None:
         self.ms = 0.0

@@ -20,7 +20,7 @@ BATCH = torch.zeros(4, 2)
 
 
 class Loop:
-    """Drives a probe as Lightning's loop does, on a clock that stands still otherwise."""
+    """Call a probe as Lightning's loop does, with a fake clock."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -245,7 +245,7 @@ def test_rows_kept_stay_bounded_when_the_run_is_long(monkeypatch: pytest.MonkeyP
 
 
 class Point:
-    """A batch of a kind that nobody knows."""
+    """A batch of an unknown type."""
 
 
 class Computed:

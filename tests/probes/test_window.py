@@ -49,7 +49,7 @@ def data(n: int = 200) -> DataLoader:
 
 @pytest.fixture
 def fit(tmp_path, monkeypatch):
-    """Trains ``n`` steps with a doctor and gives the session."""
+    """Train ``n`` steps with PerfDoctor and return the session."""
     monkeypatch.chdir(tmp_path)
 
     def run(doctor: PerfDoctor | None, n: int = 30, *others: Callback, **arguments: Any) -> Any:
@@ -218,7 +218,7 @@ def test_profiled_steps_stay_out_of_the_statistics_when_they_are_slow(fit, tmp_p
     # Six rows touch the window: its five steps, and the one in which it opened or closed.
     n_left_out = session.run.n_steps - steady.n_warmup_steps - steady.n_steps
     assert n_left_out <= 8
-    assert n_left_out >= 5 or steady.n_warmup_steps > 40  # on a busy machine the window may lie in the warm-up
+    assert n_left_out >= 5 or steady.n_warmup_steps > 40  # on a busy machine the window may be in the warm-up
     assert steady.phases["callbacks"].total_s < SLOW_S
     assert steady.step_s.p99 < SLOW_S
 
@@ -258,7 +258,7 @@ def test_window_opens_when_the_user_asks_for_it(fit, tmp_path):
 
 
 def windows_only(tmp_path: Path, schedule: Any) -> PerfDoctor:
-    """A doctor that nothing but windows makes attend to a step."""
+    """Return a PerfDoctor in which only windows need single steps."""
     off: dict[str, Any] = {"memory": False, "arithmetic": False, "module_depth": 0}
     return PerfDoctor(schedule=schedule, out_dir=tmp_path / "out", reports=("json",), **off)
 
@@ -320,7 +320,7 @@ def test_log_level_is_put_back_when_a_window_is_over(fit, tmp_path, monkeypatch,
 
 
 class FakeLoop:
-    """A loop whose step takes as long as a test says."""
+    """A loop whose step time a test sets."""
 
     def __init__(self, median_s: float = 0.01, wall_s: float = 1e6) -> None:
         self.trainer = SimpleNamespace(profiler=None)
@@ -400,7 +400,7 @@ def one_step(probe: WindowProbe) -> None:
 
 
 def ask(probe: WindowProbe) -> None:
-    """As ``PerfDoctor.profile_now`` does it."""
+    """Request a window as ``PerfDoctor.profile_now`` does."""
     probe.request()
     probe._loop.main.next_step = 0
 
@@ -495,7 +495,7 @@ def test_window_opens_when_the_request_file_appears(made, tmp_path, monkeypatch)
     run_steps(probe, 200)
     (tmp_path / REQUEST_FILE).touch()
     run_steps(probe, 200)
-    assert probe.windows == []  # not looked for at every step, nor more often than every two seconds
+    assert probe.windows == []  # checked not at every step, and at most every two seconds
     now[0] = 3.0
     run_steps(probe, 200)
     assert [window.reason for window in probe.windows] == [f"{REQUEST_FILE} was found"]

@@ -1,4 +1,4 @@
-"""Files beside a training: whole, with room left on the disk, and only regular ones."""
+"""Files written during a training: complete, with disk space left, and only regular files."""
 
 from __future__ import annotations
 

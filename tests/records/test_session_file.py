@@ -35,7 +35,7 @@ def document() -> dict[str, object]:
 
 
 def holds(new: object, old: object) -> bool:
-    """Whether a document still says all that an older one said; fields may have been added since."""
+    """Return whether a document contains everything of an older one; it may have more fields."""
     if isinstance(old, dict):
         return isinstance(new, dict) and all(key in new and holds(new[key], value) for key, value in old.items())
     if isinstance(old, list):

@@ -233,7 +233,7 @@ def test_code_of_recommendations_uses_no_library_that_a_script_may_lack() -> Non
     assert "added to those in use" not in text
 
 
-# -- 14: figures that nobody can use ----------------------------------------------------------------
+# -- 14: figures without use ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("largest", "shown"), [(567, True), (174_492_998, False)])
@@ -267,7 +267,7 @@ def test_no_output_mixes_signs_for_units_when_rules_speak() -> None:
     assert not re.search(r"\d ?us\b|×", text)
 
 
-# -- an epoch beside progress bars -----------------------------------------------------------------------
+# -- an epoch with progress bars -----------------------------------------------------------------------
 
 
 def slower_epoch() -> tuple[Session, Session]:

@@ -1,4 +1,4 @@
-"""The ranks beside one another: eight and a thousand."""
+"""Comparison of ranks: eight and a thousand."""
 
 from __future__ import annotations
 

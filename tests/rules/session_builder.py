@@ -1,4 +1,4 @@
-"""Makes a session from a compact description; what is not said is healthy.
+"""Build a session from a compact description; unspecified parts are healthy.
 
 Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; forward and backward fill up to 1),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
@@ -180,7 +180,7 @@ CPU_TRACE: dict[str, Any] = {
 
 
 def build_trace(description: dict[str, Any], is_cpu: bool = False) -> TraceRecord:
-    """The trace that a description stands for; ``n_steps: 0`` takes its steps away."""
+    """Return the trace of a description; ``n_steps: 0`` removes its steps."""
     rest = copy.deepcopy(description)
     document = _merged(copy.deepcopy(TRACE), CPU_TRACE) if is_cpu else copy.deepcopy(TRACE)
     if is_cpu:
@@ -219,7 +219,7 @@ def _critical_path(trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def build_session(description: dict[str, Any] | None = None) -> Session:
-    """The session that a description stands for."""
+    """Return the session of a description."""
     rest = copy.deepcopy(description or {})
     document = copy.deepcopy(HEALTHY)
     is_cpu = "cpu_trace" in rest

@@ -1,4 +1,4 @@
-"""What each rule says in each of its cases, word for word and with every figure, in a file of its own to be read.
+"""The result of each rule in each of its cases, with all texts and figures, in golden files for review.
 
 A figure, a threshold or a gain that changes shows there; whether it is right is for whoever reads it.
 """

@@ -94,7 +94,7 @@ SESSION = st.fixed_dictionaries(
 
 
 OUTSIDE_THE_SPAN = ("PD311", "PD320")
-"""Rules whose time lies in steps that are not in the span, so that they claim none of it."""
+"""Rules whose time is in steps outside the span, so that they claim none of it."""
 
 
 @settings(max_examples=100 * FUZZ, deadline=None, database=None, suppress_health_check=list(HealthCheck))

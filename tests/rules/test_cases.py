@@ -1,4 +1,4 @@
-"""Every rule against the cases that stand beside it, and what all rules have in common."""
+"""Every rule checked against its cases, and properties of all rules."""
 
 from __future__ import annotations
 

@@ -393,7 +393,7 @@ def test_finding_names_the_ranks_when_others_did_not_find_it(use_rules):
     everywhere = {rank: {"found": ["PD801 hot"]} for rank in range(1, 4)}
     (finding,) = diagnose(build_session({"rank_parts_ms": parts, "rank_facts": everywhere})).findings
     assert len(finding.evidence) == 1
-    (finding,) = diagnose(build_session({"rank_parts_ms": parts})).findings  # no rank told what it found
+    (finding,) = diagnose(build_session({"rank_parts_ms": parts})).findings  # no rank reported its findings
     assert len(finding.evidence) == 1
 
 

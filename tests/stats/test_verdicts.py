@@ -1,4 +1,4 @@
-"""What an interval says against the noise."""
+"""Verdicts from an interval and the noise."""
 
 from __future__ import annotations
 

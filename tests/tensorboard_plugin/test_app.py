@@ -452,7 +452,7 @@ def test_diff_has_a_note_when_both_runs_are_the_same(tab: Open, tmp_path: Path) 
     assert blocks[0]["kind"] == "problem"
 
 
-# -- traces of runs that nobody watched ------------------------------------------------------------
+# -- traces without a session ------------------------------------------------------------
 
 
 def test_a_trace_is_read_in_the_background(tab: Open, tmp_path: Path) -> None:
@@ -735,7 +735,7 @@ def test_without_perfetto_the_longest_events_of_a_trace_are_drawn(
     assert shown["steps and phases"]["x"] == [0.9, 0.9]
     assert shown["steps and phases"]["base"] == [0.0, 1.0]
     assert shown["operators"]["x"] == [0.05] * 6
-    assert set(shown["operators"]["y"]) == {shown["steps and phases"]["y"][0] + 1}  # below the step that they lie in
+    assert set(shown["operators"]["y"]) == {shown["steps and phases"]["y"][0] + 1}  # below the step that contains them
 
 
 def test_timeline_keeps_the_longest_events_of_each_lane(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def board(tmp_path: Path) -> Board:
 
 
 class _Flags:
-    """As TensorBoard's flags: what nobody set is None."""
+    """Fake TensorBoard flags; unset ones are None."""
 
     def __init__(self, **given: Any) -> None:
         self.__dict__.update({"path_prefix": "", "purge_orphaned_data": True, "samples_per_plugin": {}, **given})

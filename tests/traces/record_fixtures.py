@@ -1,4 +1,4 @@
-"""Records the small CPU traces beside this file: ``python tests/traces/record_fixtures.py``.
+"""Record the small CPU traces in this folder: ``python tests/traces/record_fixtures.py``.
 
 Run it again after a change to torch's profiler; what the traces must say is in test_fixtures.py.
 """
@@ -84,7 +84,7 @@ def train(model: torch.nn.Module, batch_shape: tuple[int, ...], with_stack: bool
 
 
 def save(name: str, document: dict[str, Any]) -> None:
-    """Writes a trace without what tells the machine, and without metadata events."""
+    """Write a trace without details of the machine and without metadata events."""
     document["traceEvents"] = [entry for entry in document["traceEvents"] if entry.get("ph") == "X"]
     for key in ("host_name", "traceName", "trace_id"):
         document.pop(key, None)

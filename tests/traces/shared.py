@@ -1,4 +1,4 @@
-"""Real traces that stand beside the repository, where they do."""
+"""Real traces next to the repository, if present."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def trace(file: str) -> Trace:
 
 @functools.lru_cache(maxsize=40)
 def record(file: str) -> TraceRecord:
-    """What one of them says."""
+    """Return the record of one of them."""
     return analyze_trace(trace(file))
 
 

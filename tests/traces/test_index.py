@@ -1,4 +1,4 @@
-"""Every real trace says what its row in the index says.
+"""Every real trace matches its row in the index.
 
 The index clips to the steps' windows on the host. So do these tests; where the reader follows the device instead, the
 golden figures are its measure (test_golden.py).

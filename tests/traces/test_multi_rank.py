@@ -92,7 +92,7 @@ def test_groups_of_some_ranks_are_matched_among_themselves(tmp_path: Path) -> No
     for rank in range(4):
         group = {"Process Group Ranks": "[0, 1]" if rank < 2 else "[2, 3]", "Group size": 2}
         save(tmp_path, rank, 4, rank_events(rank, [[1000.0, 4000.0, 1000.0, 2000.0]], **group))
-    # Those of the second pair end by themselves: what a rank of the first pair takes says nothing of them.
+    # Those of the second pair end independently of the ranks of the first pair.
     for rank in (2, 3):
         group = {"Process Group Ranks": "[2, 3]", "Group size": 2}
         save(tmp_path, rank, 4, rank_events(rank, [[0.0, 0.0, 1000.0, 2000.0]], **group))

@@ -1,4 +1,4 @@
-"""Compares a training with the same training under PerfDoctor, each run in a process of its own."""
+"""Compare a training with the same training under PerfDoctor, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.fuzzing import IS_TORTURE
 from .kinds import Kind
 
 _IGNORED = (
-    # Times and random names, which two bare runs differ in too.
+    # Times and random names, which also differ between two bare runs.
     r"\._last_val_time$",
     r"\._last_time_checked$",
     r"\._(start|end)_time\b",
     r"\.(start_t|last_print_t)$",
     r"\._renderable_cache\b",
     r"_ckpt_path$",
-    # Figures of PerfDoctor that were asked for: in progress bars and in what loggers write.
+    # Requested figures of PerfDoctor, in progress bars and loggers.
     r"_progress_bar\.(sp\b|postfix$)",
     r"\._metric_component\._metrics\['(perf|wait|data_wait)'\]$",
     r"\._experiment\.metrics_keys\b",

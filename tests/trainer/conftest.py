@@ -31,7 +31,7 @@ def _quiet_and_seeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Make:
-    """Makes a CPU Trainer that writes below ``tmp_path`` and shows nothing."""
+    """Return a function that creates a quiet CPU Trainer writing below ``tmp_path``."""
 
     def make(*callbacks: Any, **arguments: Any) -> Trainer:
         defaults: dict[str, Any] = {
@@ -52,7 +52,7 @@ def make_trainer(tmp_path: Path) -> Make:
 
 
 class Counted(Callback):
-    """Counts the steps that a Trainer really makes, where Lightning's versions differ."""
+    """Count the steps that a Trainer runs, which differ between Lightning versions."""
 
     def __init__(self) -> None:
         self.n_steps = 0
@@ -62,16 +62,16 @@ class Counted(Callback):
 
 
 def is_ours(value: Any) -> bool:
-    """Whether an object was made by the package under test."""
+    """Return whether an object comes from the package under test."""
     return type(value).__module__.startswith("lightning_perf") and not isinstance(value, PerfDoctor)
 
 
 def assert_nothing_left(trainer: Trainer, profiler: Any) -> None:
-    """Asserts that the Trainer and all that hangs on it is as it was before PerfDoctor came.
+    """Assert that the Trainer and its parts are as they were before PerfDoctor was added.
 
     Args:
-        trainer: After a run, however it ended.
-        profiler: Its profiler before the run.
+        trainer: The Trainer after a run, however it ended.
+        profiler: The profiler before the run.
     """
     assert trainer.profiler is profiler
     epoch_loop = trainer.fit_loop.epoch_loop
@@ -104,7 +104,7 @@ def assert_nothing_left(trainer: Trainer, profiler: Any) -> None:
 
 
 def assert_adds_up(session: Any) -> None:
-    """Asserts that a session's times are whole: phases make up their span, epochs and startup fit into the run."""
+    """Assert that a session's times add up: phases to their span, epochs and startup within the run."""
     for stage in (session.steady, session.validation):
         if stage is None:
             continue

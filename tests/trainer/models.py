@@ -1,4 +1,4 @@
-"""Tiny models and data that real Trainers run in these tests."""
+"""Tiny models and data for real Trainers in these tests."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def loader(n_batches: int = 8, sleeps: Sleeps = NO_SLEEPS, **arguments: Any) -> 
 
 
 def unsized_loader(n_batches: int = 8, sleeps: Sleeps = NO_SLEEPS) -> DataLoader:
-    """A loader whose length nobody knows."""
+    """Return a loader of unknown length."""
     return DataLoader(Stream(n_batches * BATCH_SIZE, sleeps), batch_size=BATCH_SIZE)
 
 

@@ -1,4 +1,4 @@
-"""PerfDoctor(apply=...): treatments between epochs, once a finding asked for them."""
+"""PerfDoctor(apply=...): treatments applied between epochs after a finding recommended them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_everything_is_put_back_when_the_training_fails_later(make_trainer: Make
 
 
 class Planted:
-    """Stands for an ``Applier``: writes down what is done to it."""
+    """A fake ``Applier`` that records its calls."""
 
     done: ClassVar[list[str]] = []
 
@@ -206,7 +206,7 @@ def test_constructor_refuses_what_cannot_be_applied_between_epochs(apply: Any, s
         PerfDoctor(apply=apply)
 
 
-# Which of the two ranks' diagnoses asks for workers hangs on the machine's cores: here the first rank's does.
+# The machine's cores decide which rank's diagnosis recommends workers; here it is the first rank's.
 SCRIPT = """
 import torch, warnings
 import lightning.pytorch as pl

@@ -63,7 +63,7 @@ def fitted(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 def first_of(session: Session, *codes: str) -> Finding:
     """Return the first finding on the data, which must be of one of these rules."""
     told = [(f.code, f.severity, f.summary) for f in session.findings]
-    # PD102 says, rightly, that other programs hold the cores of the machine that tests run on.
+    # PD102 may report, correctly, that other programs use the cores of the machine.
     on_data = [f for f in session.findings if f.category == "data" and f.severity != "info" and f.code != "PD102"]
     assert on_data, told
     assert on_data[0].code in codes, (told, session.loader_probe)
@@ -77,7 +77,7 @@ def test_function_is_named_with_its_line_when_it_makes_samples_slow(fitted: Call
     (finding,) = [finding for finding in session.findings if finding.code == cause.code]
     assert f"{cause.function.__name__} (" in finding.summary
     assert f"{_FILE.name}:" in finding.summary
-    # What the host is said to have done is the training's doing: the probe's own workers are none of its.
+    # Host figures are those of the training, without the probe's own workers.
     assert session.telemetry is not None
     assert session.telemetry.host is not None
     assert session.telemetry.host.workers_cpu_cores is None
@@ -96,7 +96,7 @@ def test_function_is_named_with_its_line_when_it_is_the_cause(fitted: Callable[[
     summary = first_of(session, cause.code, *quick).summary
     assert f"{cause.function.__name__} (" in summary
     assert f"{_FILE.name}:" in summary
-    # What the host is said to have done is the training's doing: the probe's own workers are none of its.
+    # Host figures are those of the training, without the probe's own workers.
     assert session.telemetry is not None
     assert session.telemetry.host is not None
     assert session.telemetry.host.workers_cpu_cores is None
@@ -130,7 +130,7 @@ def test_bursts_are_named_when_a_few_samples_are_slow(fitted: Callable[[str], Se
 
 @pytest.mark.clinic
 def test_growth_is_named_when_workers_keep_samples(fitted: Callable[[str], Session]) -> None:
-    # Its severity says how near the limit is; on a busy machine a wait for the same samples comes before it.
+    # Its severity depends on the distance to the limit; on a busy machine a data wait can come first.
     assert "PD113" in {finding.code for finding in fitted("memory-growth").findings}
 
 

@@ -1,4 +1,4 @@
-"""PerfDoctor beside the user's own profilers, loggers, bars and copies."""
+"""PerfDoctor together with the user's own profilers, loggers, progress bars and copies."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_report_is_printed_when_a_progress_bar_is_alive(
 
 
 class Copies(Callback):
-    """Copies all that hangs on the Trainer, in the middle of a step."""
+    """Copy the Trainer's parts in the middle of a step."""
 
     def __init__(self) -> None:
         self.copied: list[Any] = []

@@ -1,4 +1,4 @@
-"""Runs that end badly: the user gets the original error, the session says so, and everything is put back."""
+"""Runs that fail: the user gets the original error, the session records it, and everything is restored."""
 
 from __future__ import annotations
 

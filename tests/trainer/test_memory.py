@@ -30,7 +30,7 @@ BATCH, WIDTH, N_STEPS = 64, 64, 200
 
 
 class Samples(Dataset):
-    """Random samples; keeps what it gave out when told to."""
+    """Random samples; keeps those it returned if ``keep`` is set."""
 
     def __init__(self, n_batches: int = N_STEPS, is_cached: bool = False) -> None:
         self.n = n_batches * BATCH
@@ -77,7 +77,7 @@ class LitModel(LightningModule):
 
 @pytest.fixture(autouse=True)
 def _others_have_ended() -> None:
-    """Trainings of other tests are garbage in cycles; it does not go in the midst of this one."""
+    """Collect trainings of earlier tests, so that they are not freed during this one."""
     gc.collect()
 
 
@@ -86,7 +86,7 @@ def freed_memory() -> Iterator[None]:
     """The heap of a process that has done other things: a quarter of a GiB of free room below what is in use."""
     torch.ones(31 * 2**18)  # freed at once; glibc then lays blocks of up to this size into the heap
     room = [torch.ones(16_000) for _ in range(4096)]
-    on_top = torch.ones(16_000)  # what lies below is not given back
+    on_top = torch.ones(16_000)  # memory below it is not returned to the system
     del room
     yield
     del on_top

@@ -75,7 +75,7 @@ def test_steps_are_counted_when_a_subclass_keeps_batch_ends_to_itself(make_train
 
 
 class Holder(Callback):
-    """A user's callback that passes its hooks on to a doctor of its own."""
+    """A user callback that forwards its hooks to its own PerfDoctor."""
 
     def __init__(self, doctor: PerfDoctor) -> None:
         self.doctor = doctor

@@ -1,4 +1,4 @@
-"""``PerfDoctor(reports=["html"])``: a page at the end of each run, in no one's way."""
+"""``PerfDoctor(reports=["html"])``: a page at the end of each run."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class KillingProbes(Starving):
 
 
 class HangingProbes(KillingProbes):
-    """Hangs there instead."""
+    """Hang instead of failing."""
 
     def decode(self) -> None:
         Starving.decode(self)

@@ -103,7 +103,7 @@ def _forked(script: str) -> str:
 
 
 def _session_of(forkserver: Forkserver, script: Path) -> Any:
-    """Return what a script that reports once left beside it."""
+    """Return the output of a script that reports once."""
     done = forkserver.run(script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("PerfDoctor  ") == 1

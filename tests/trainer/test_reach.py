@@ -43,7 +43,7 @@ def test_profiler_copies_as_the_users_own_when_copied_during_a_run(make_trainer:
 
 
 class TunableTiny(Tiny):
-    """A model whose learning rate can be looked for."""
+    """A model whose learning rate can be tuned."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def test_everything_is_restored_when_another_callback_raises_in_on_exception(
     callbacks = (RaisesInOnException(), doctor) if is_first else (doctor, RaisesInOnException())
     trainer = make_trainer(*callbacks)
     profiler = trainer.profiler
-    with pytest.raises(KeyError) as error:  # kept while it is looked: its traceback holds the frames of the run
+    with pytest.raises(KeyError) as error:  # kept during the check: its traceback references the frames of the run
         trainer.fit(Fails(), loader())
     _assert_run_is_over(trainer, doctor, profiler)
     assert error.value is not None

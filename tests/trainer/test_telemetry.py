@@ -1,4 +1,4 @@
-"""Telemetry beside real trainings: planted faults are named, healthy ones are not, nothing is left behind."""
+"""Telemetry in real trainings: planted faults are named, healthy trainings have no finding, all is restored."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_no_thread_is_left_when_the_run_is_cut_short(make_trainer: Make, error: 
 
 
 class AsksWorkers(Dataset):
-    """Each sample says how many threads its worker has, by Python's count and by the kernel's."""
+    """Return the number of threads of the worker per sample, counted by Python and by the kernel."""
 
     def __len__(self) -> int:
         return 8

@@ -25,7 +25,7 @@ from .models import FetchesItself, Manual, Sleeps, Tiny, loader, unsized_loader
 N_STEPS = 12
 SLEEP_S = 0.05
 EXACT_S = max(0.02 * SLEEP_S, 0.0003)  # how exactly a sleep is found
-LONG_SLEEP_S = 0.1  # where more is done beside it, with caches that a sleep leaves cold
+LONG_SLEEP_S = 0.1  # with more work, and caches left cold by a sleep
 LEAK_S = SLEEP_S / 3  # what a sleep may add to other phases: after it caches are cold
 MAX_RUNS = 6  # other work on the machine only ever adds time: the least of several runs is what the loop itself takes
 
@@ -101,7 +101,7 @@ class SleepyFetches(FetchesItself, Sleepy):
 
 
 class KeepsRows(Callback):
-    """Reads what PerfDoctor measured of each single step, when the run is over."""
+    """Read PerfDoctor's figures of each step after the run."""
 
     def __init__(self, doctor: PerfDoctor) -> None:
         self.doctor = doctor

@@ -1,4 +1,4 @@
-"""PerfDoctor changes nothing of a training: kinds of training, each run without it and with it in several settings."""
+"""PerfDoctor does not change trainings of many kinds, each run without it and with several settings."""
 
 from __future__ import annotations
 

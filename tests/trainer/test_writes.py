@@ -1,4 +1,4 @@
-"""Files that PerfDoctor cannot or must not write cost the files alone, not the training or the diagnosis."""
+"""Files that PerfDoctor cannot or must not write are skipped, without effect on training or diagnosis."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ON_CPU = (
 
 
 def left_behind(trainer: Trainer, module: Any) -> dict[str, list[str]]:
-    """Objects of ours that hang on a Trainer after a run."""
+    """Return objects of the package that a Trainer references after a run."""
     owners = [trainer, trainer.strategy, trainer.fit_loop, module, *module.modules(), *trainer.optimizers]
     return {
         type(owner).__name__: names

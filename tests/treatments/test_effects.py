@@ -1,4 +1,4 @@
-"""Each treatment does what it says, in a real training."""
+"""Each treatment has its effect in a real training."""
 
 from __future__ import annotations
 

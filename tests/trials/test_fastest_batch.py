@@ -36,7 +36,7 @@ def search(
 
 
 def saturating(half: float) -> Callable[[int], float]:
-    """Throughput that rises towards 1,000 samples/s: a fixed cost a step beside one a sample."""
+    """Return throughput that approaches 1,000 samples/s: a fixed cost per step plus one per sample."""
     return lambda size: 1000 * size / (size + half)
 
 

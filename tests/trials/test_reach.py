@@ -213,7 +213,7 @@ def test_real_run_continues_with_a_reason_when_its_training_cannot_be_reached(
     def told(text: str) -> None:
         warn(text)
         process = re.match(r"process (\d+) .* has loaded torch", text)
-        if process is not None:  # otherwise it is still starting, and the line says that
+        if process is not None:  # otherwise it is still starting, as the line reports
             os.kill(int(process[1]), signal.SIGTERM)  # only now: the command went on until here
 
     monkeypatch.setattr("lightning_perf.trials.foreground.warn", told)

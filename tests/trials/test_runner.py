@@ -1,4 +1,4 @@
-"""What can be said of a command before it runs."""
+"""Checks of a command before it runs."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def measured(
 def left_since(before: dict[str, Any], patience_s: float = 5.0) -> dict[str, set[str]]:
     """Return by kind what ``traces_left`` lists now and did not before, and still lists after a while.
 
-    Shared memory of other processes on the machine, which nobody here left, goes within seconds.
+    Shared memory of other processes on the machine is released within seconds.
     """
     left = {kind: set(now) - set(before[kind]) for kind, now in traces_left().items()}
     end_s = time.monotonic() + patience_s

@@ -1,4 +1,4 @@
-"""A forked child: what it said and what ended it."""
+"""A forked child: its results and what ended it."""
 
 from __future__ import annotations
 

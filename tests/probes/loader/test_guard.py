@@ -36,7 +36,7 @@ Act = Callable[[Path], object]
 
 
 def guarded(act: Act, folder: Path, scratch: Path | None = None) -> tuple[bytes, str]:
-    """Return what a guarded child said of an act, and why it ended early."""
+    """Return the result of an act in a guarded child, and why the child ended early."""
 
     def work(say: Say) -> None:
         guard(say, scratch)

@@ -1,4 +1,4 @@
-"""What computes beside the workers does the same work in every step."""
+"""The load next to the workers does the same work in every step."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
 
 
-# -- what a probe tells ----------------------------------------------------------------------------------------------
+# -- results of a probe ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_workers")
@@ -93,7 +93,7 @@ def two_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def even_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stands still in some samples does not make them bursty, which takes time from the curve."""
+    """Pauses of the machine do not make samples bursty, which would reduce the time for the curve."""
     monkeypatch.setattr(stages, "_is_bursty", lambda *_: False)
 
 
@@ -361,7 +361,7 @@ def _probe_into(pipe: Any) -> None:
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )
 def test_probe_ends_with_a_clear_line_when_the_data_fails(dataset: Any, reason: str) -> None:
-    # What hangs is to end soon; the others need time until they fail: more of it on a busy machine.
+    # A short limit ends a hanging loader; the others need time until they fail, more on a busy machine.
     for limit_s in (2.0,) if isinstance(dataset, planted.Hanging) else (20.0, 60.0, 180.0):
         record = probed(in_order(dataset), limit_s=limit_s)
         if "it took longer than" not in record.reason:

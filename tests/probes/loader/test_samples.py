@@ -28,7 +28,7 @@ def test_more_samples_are_timed_when_only_few_of_them_were_slow(n_slow: int, exp
 
 
 class Clock:
-    """The time that a dataset says has passed, and how often it said that it waited."""
+    """A fake clock that a dataset advances, with the number of waits."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

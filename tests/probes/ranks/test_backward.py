@@ -22,7 +22,7 @@ def test_own_part_ends_with_the_last_gradient(device: bool) -> None:
 def test_a_device_that_is_behind_is_not_waited_for() -> None:
     steps = Steps(device=True)
     for _ in range(40):
-        steps.step(own_s=1.0, waiting_s=0.0)  # the host's clock stands still
+        steps.step(own_s=1.0, waiting_s=0.0)  # the host clock does not move
     assert steps.watch.own_s() is None
     steps.clock.advance(1000)
     assert steps.watch.own_s() == pytest.approx(1.0)

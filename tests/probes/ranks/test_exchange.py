@@ -1,4 +1,4 @@
-"""All ranks together by way of a store: nobody hangs, nobody is hung by another."""
+"""Exchange between ranks through a store: no rank blocks or is blocked by another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .made_up import summary
 
 
 class FakeStore:
-    """A store that waits for nobody, with the odd rank that never reports."""
+    """A store that never blocks, with some ranks that never report."""
 
     def __init__(self, is_extended: bool = True) -> None:
         self.values: dict[str, bytes] = {}
