@@ -30,7 +30,7 @@ BATCH, WIDTH, N_STEPS = 64, 64, 200
 
 
 class Samples(Dataset):
-    """Random samples; keeps those it returned if ``keep`` is set."""
+    """Random samples; kept in memory if ``is_cached``."""
 
     def __init__(self, n_batches: int = N_STEPS, is_cached: bool = False) -> None:
         self.n = n_batches * BATCH
@@ -83,7 +83,7 @@ def _others_have_ended() -> None:
 
 @pytest.fixture
 def freed_memory() -> Iterator[None]:
-    """The heap of a process that has done other things: a quarter of a GiB of free room below what is in use."""
+    """Leave a quarter of a GiB of free heap below memory in use, as after other work."""
     torch.ones(31 * 2**18)  # freed at once; glibc then lays blocks of up to this size into the heap
     room = [torch.ones(16_000) for _ in range(4096)]
     on_top = torch.ones(16_000)  # memory below it is not returned to the system
@@ -94,7 +94,7 @@ def freed_memory() -> Iterator[None]:
 
 
 def trim_heap() -> None:
-    """Gives back what was freed."""
+    """Return freed memory to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -24,7 +24,7 @@ def run(
     losses: tuple[float, ...] = LOSSES,
     **others: object,
 ) -> ArmRun:
-    """A run that ended well, its blocks around ``level`` seconds."""
+    """Return a successful run with blocks around ``level`` seconds."""
     fields = {"block_means_s": (level, 0.99 * level, 1.01 * level, 1.002 * level), "block_steps": 20, "n_steps": 100}
     return ArmRun(
         arm=arm, repeat=repeat, position=position, stage=stage, losses=losses, **({"status": "ok"} | fields | others)
@@ -32,7 +32,7 @@ def run(
 
 
 def stage(levels: Mapping[str, Sequence[float]], **others: object) -> list[ArmRun]:
-    """Mirrored rounds; one level a round for each arm."""
+    """Return mirrored rounds, with one level per round for each arm."""
     made: list[ArmRun] = []
     for number in range(max(map(len, levels.values()))):
         arms = list(levels)[:: 1 if number % 2 == 0 else -1]
@@ -43,7 +43,7 @@ def stage(levels: Mapping[str, Sequence[float]], **others: object) -> list[ArmRu
 
 
 class Lab:
-    """A machine on which treatments have known effects; makes the runs that the strategy asks for."""
+    """A simulated machine on which treatments have known effects."""
 
     def __init__(self, effects: Mapping[str, float], plan: Plan | None = None, noise: float = 0.002) -> None:
         self.effects = dict(effects)
@@ -52,12 +52,12 @@ class Lab:
         self.pairs: dict[frozenset[str], float] = {}
         self.plan = plan or Plan(candidates=tuple(Candidate(treatment=name) for name in effects))
         self.runs: list[ArmRun] = []
-        self.largest = 10**9  # times the batch size that memory holds; half of a step is a cost that no size changes
+        self.largest = 10**9  # multiple of the batch size that fits in memory; half of a step is a fixed cost
         self._noise = noise
         self._rng = np.random.default_rng(0)
 
     def make(self, planned: PlannedRun) -> ArmRun:
-        """One run, as it would have gone."""
+        """Return one simulated run."""
         place = {"repeat": planned.repeat, "position": planned.position, "stage": planned.stage}
         for treatment in planned.treatments:
             if treatment in self.failing:
@@ -73,7 +73,7 @@ class Lab:
         return run(planned.arm, level, losses=losses, samples_per_step=32.0 * times, **place)  # type: ignore[arg-type]
 
     def finish(self, at_most: int = 500) -> Lab:
-        """Runs the trial to its end."""
+        """Run the whole trial."""
         while planned := next_runs(self.plan, self.runs):
             self.runs += [self.make(each) for each in planned]
             assert len(self.runs) < at_most

@@ -1,4 +1,4 @@
-"""Trainings as users write them, as text: each test puts one into a folder of its own and runs it there."""
+"""Training scripts like those of users, as text; each test writes one into a folder and runs it there."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ if __name__ == "__main__":
 """
 )
 
-# LightningCLI reads its config file; jsonargparse looks at the signatures that were wrapped.
+# LightningCLI reads its config file; jsonargparse inspects wrapped signatures.
 CLI = (
     MODEL.format(package="lightning.pytorch")
     + """
@@ -101,7 +101,7 @@ trainer:
 data: {batch_size: 4}
 """
 
-# The other namespace, several loaders, manual optimization, a profiler and a logger that sends what it gets away.
+# The other namespace, several loaders, manual optimization, a profiler and a remote logger.
 MANUAL = (
     MODEL.format(package="pytorch_lightning")
     + """
@@ -187,18 +187,18 @@ if __name__ == "__main__":
 
 
 def put(folder: Path, **files: str) -> None:
-    """Writes files, named by their stem; those of Python get ``.py``."""
+    """Write files named by their stem; Python files get ``.py``."""
     for stem, text in files.items():
         (folder / (f"{stem}.yaml" if stem == "config" else f"{stem}.py")).write_text(text)
 
 
 def python(*arguments: str) -> list[str]:
-    """A command that this Python runs."""
+    """Return a command that runs with this Python."""
     return [sys.executable, *arguments]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """All files below a folder, with their content; what Python compiles aside."""
+    """Return all files below a folder with their content, without compiled Python."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -207,5 +207,5 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def environment() -> dict[str, str]:
-    """One thread a process."""
+    """Use one thread per process."""
     return {**os.environ, **ENVIRONMENT}

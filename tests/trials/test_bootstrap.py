@@ -1,4 +1,4 @@
-"""The way into a Python process; with a stand-in for Lightning, which starts in no time."""
+"""Injection into a Python process, with a fake Lightning that imports fast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_perf.trials.job import JOB_VARIABLE, Job, environment_for, read_e
 
 from . import scripts
 
-# The real module's name and the shape of its class; nothing else of Lightning is needed to get in.
+# The real module name and class shape are all that the injection needs.
 STAND_IN = """
 class Trainer:
     def __init__(self, *, max_epochs=None, precision=None, callbacks=None):
@@ -41,7 +41,7 @@ print("the rest of the script")
 
 
 def put_stand_in(folder: Path) -> None:
-    """Write a package with the name of Lightning, which is imported in no time."""
+    """Write a fake Lightning package that imports fast."""
     package = folder / "lightning" / "pytorch" / "trainer"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
@@ -70,7 +70,7 @@ def job_in(tmp_path: Path, **arguments: Any) -> tuple[Job, dict[str, str]]:
     return job, environment_for(job, job.write(), scripts.environment())
 
 
-def test_script_runs_as_ever_and_its_stages_are_noted(work: Path, tmp_path: Path) -> None:
+def test_script_runs_unchanged_and_its_stages_are_recorded(work: Path, tmp_path: Path) -> None:
     job, environment = job_in(tmp_path)
     plain, ours = run(work, scripts.environment()), run(work, environment)
     assert plain.returncode == 0, plain.stderr
@@ -79,7 +79,7 @@ def test_script_runs_as_ever_and_its_stages_are_noted(work: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("shadowed", [None, "import sys; sys.is_customized = True", "raise ValueError('broken')"])
-def test_process_loads_nothing_but_the_bootstrap_when_it_never_imports_lightning(
+def test_process_loads_only_the_bootstrap_when_it_never_imports_lightning(
     work: Path, tmp_path: Path, shadowed: str | None
 ) -> None:
     (work / "show.py").write_text("import sys\nprint(sorted(sys.modules))\nprint(sys.path)")
@@ -96,7 +96,7 @@ def test_process_loads_nothing_but_the_bootstrap_when_it_never_imports_lightning
     assert path == plain_path
 
 
-def test_own_sitecustomize_is_still_run_and_found(work: Path, tmp_path: Path) -> None:
+def test_own_sitecustomize_still_runs(work: Path, tmp_path: Path) -> None:
     (work / "own").mkdir()
     (work / "own" / "sitecustomize.py").write_text("import sys\nsys.is_customized = True\n")
     (work / "show.py").write_text("import sys, sitecustomize\nprint(sys.path, sys.is_customized, sitecustomize)")
@@ -106,7 +106,7 @@ def test_own_sitecustomize_is_still_run_and_found(work: Path, tmp_path: Path) ->
     assert run(work, plain, "show.py").stdout == run(work, ours, "show.py").stdout != ""
 
 
-def test_real_run_goes_on_without_us_when_something_of_ours_breaks(work: Path, tmp_path: Path) -> None:
+def test_run_continues_without_lightning_perf_when_its_code_raises(work: Path, tmp_path: Path) -> None:
     plain = run(work, scripts.environment())
     _, environment = job_in(tmp_path)
     Path(environment[JOB_VARIABLE]).write_text("not a job")
@@ -116,7 +116,7 @@ def test_real_run_goes_on_without_us_when_something_of_ours_breaks(work: Path, t
     assert broken.stderr.count("\n") == 1
 
 
-def test_real_run_goes_on_as_written_when_trainer_refuses_a_treatment(work: Path, tmp_path: Path) -> None:
+def test_run_continues_unchanged_when_trainer_rejects_a_treatment(work: Path, tmp_path: Path) -> None:
     _, environment = job_in(tmp_path, specs=("precision-bf16",))
     refused = run(work, environment)
     assert refused.returncode == 0
@@ -124,7 +124,7 @@ def test_real_run_goes_on_as_written_when_trainer_refuses_a_treatment(work: Path
     assert "Trainer refuses the treatment's arguments: ValueError: no such precision" in refused.stderr
 
 
-def test_measured_run_ends_at_once_when_something_of_ours_breaks(work: Path, tmp_path: Path) -> None:
+def test_measured_run_ends_at_once_when_code_of_lightning_perf_raises(work: Path, tmp_path: Path) -> None:
     job, environment = job_in(tmp_path, mode="trial")
     Path(environment[JOB_VARIABLE]).write_text("not a job")
     broken = run(work, environment)
@@ -133,7 +133,7 @@ def test_measured_run_ends_at_once_when_something_of_ours_breaks(work: Path, tmp
     assert "refused" in read_events(job.folder)
 
 
-def test_measured_run_ends_with_its_reason_when_a_mode_breaks(work: Path, tmp_path: Path) -> None:
+def test_measured_run_ends_with_the_reason_when_a_mode_raises(work: Path, tmp_path: Path) -> None:
     job, environment = job_in(tmp_path, mode="trial", specs=("no-such-treatment",))
     ended = run(work, environment)
     assert ended.returncode == 70

@@ -1,4 +1,4 @@
-"""What a step on one batch takes, as the probe of a loader has it."""
+"""Step time on one batch for the loader probe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNSTEADY = {"block_means_s": "the halves of the run differ"}
 
 
 def ended(**fields: Any) -> Ended:
-    """A run on one batch."""
+    """Return a run on one batch."""
     result = Result(status="ok", **fields)
     return Ended(code=0, reason="", wall_s=1.0, peak_bytes=0, result=result, events=frozenset(), log="")
 
@@ -24,7 +24,7 @@ def test_step_is_the_median_of_its_blocks_when_they_are_steady() -> None:
     assert _compute(steady) == (0.011, "training on one batch, 60 steps")
 
 
-def test_step_is_the_usual_one_when_the_run_was_not_steady() -> None:
+def test_step_is_the_median_of_all_steps_when_the_run_was_not_steady() -> None:
     step_s, basis = _compute(ended(n_steps=MIN_CEILING_STEPS, usual_step_s=0.012, missing=UNSTEADY))
     assert step_s == 0.012
     assert basis == f"training on one batch, {MIN_CEILING_STEPS} steps; the halves of the run differ"
@@ -36,5 +36,5 @@ def test_step_counts_for_each_batch_when_gradients_are_accumulated() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"n_steps": MIN_CEILING_STEPS - 1, "usual_step_s": 0.012}, {"n_steps": 50}])
-def test_step_is_not_known_when_there_were_few_of_them(fields: dict[str, Any]) -> None:
+def test_step_time_is_unknown_when_steps_are_few(fields: dict[str, Any]) -> None:
     assert _compute(ended(missing=UNSTEADY, **fields)) == (None, "not measured: the halves of the run differ")

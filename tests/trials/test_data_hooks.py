@@ -1,4 +1,4 @@
-"""The loaders that a script trains with: the costliest is probed; the ceiling is measured on one batch."""
+"""Loaders of a script: the costliest is probed; the ceiling is measured on one batch."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Slow(Quick):
 
 
 class Own(DataLoader):
-    """Refused: it may fetch elsewhere."""
+    """A rejected subclass, which may override fetching."""
 
 
 class Probes(DataProbeHooks, Callback):
-    """Probes the loaders of a fit and ends it."""
+    """Probe the loaders of a fit, then end it."""
 
 
 class Over(Exception):
-    """The probe is done."""
+    """Raised when the probe has finished."""
 
 
 def probed(folder: Path, loaders: Any, limit_s: float) -> LoaderProbe:
@@ -76,7 +76,7 @@ def test_costliest_of_several_loaders_is_reported_with_the_cost_of_the_others(tm
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
-def test_time_is_kept_when_there_are_more_loaders_than_it_allows(tmp_path: Path) -> None:
+def test_time_limit_is_kept_when_there_are_many_loaders(tmp_path: Path) -> None:
     probe = probed(tmp_path, [DataLoader(Slow(), batch_size=4), DataLoader(Quick(), batch_size=4)], 3.0)
     assert probe.index == 0
     assert "1: not probed, for want of time" in probe.missing["others"]
@@ -92,7 +92,7 @@ def test_first_loader_is_reported_when_lightning_loads_one_after_the_other(
     assert "this is the first of them" in probe.missing["others"]
 
 
-def test_one_batch_comes_again_and_again_with_containers_of_its_own() -> None:
+def test_one_batch_is_repeated_with_new_containers() -> None:
     class Wrapped(DataLoader):
         def __iter__(self):
             return ({"x": batch, "meta": ["name"]} for (batch,) in super().__iter__())

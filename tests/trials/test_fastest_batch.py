@@ -17,7 +17,7 @@ GIB = 2**30
 
 
 def measure(size: int, rate: Callable[[int], float], capacity: int | None, per_sample: int = GIB // 64) -> BatchPoint:
-    """What a machine would have shown."""
+    """Return points of a simulated machine."""
     peak = GIB + size * per_sample
     if capacity is not None and peak > capacity:
         return BatchPoint(batch_size=size, samples_per_s=None)
@@ -59,19 +59,19 @@ def test_largest_is_not_the_fastest_when_throughput_falls_again() -> None:
     assert choice == 64
 
 
-def test_knee_is_not_known_when_nothing_ran() -> None:
+def test_knee_is_unknown_when_nothing_ran() -> None:
     assert knee([]) is None
     assert knee([BatchPoint(batch_size=8, samples_per_s=None)]) is None
     assert next_size([BatchPoint(batch_size=8, samples_per_s=None)]) is None
 
 
-def test_of_several_measurements_at_one_size_the_median_counts() -> None:
+def test_median_counts_when_one_size_was_measured_several_times() -> None:
     larger = [BatchPoint(batch_size=8, samples_per_s=rate) for rate in (100.0, 900.0, 2000.0)]
     assert knee([BatchPoint(batch_size=4, samples_per_s=880.0), *larger]) == 4
     assert knee([BatchPoint(batch_size=4, samples_per_s=800.0), *larger]) == 8
 
 
-def test_search_doubles_while_it_pays_and_stops_at_the_knee() -> None:
+def test_search_doubles_while_throughput_grows_and_stops_at_the_knee() -> None:
     points = search(saturating(64))
     sizes = [point.batch_size for point in points]
     assert sizes[:5] == [8, 16, 32, 64, 128]
@@ -80,11 +80,11 @@ def test_search_doubles_while_it_pays_and_stops_at_the_knee() -> None:
     assert (chosen.samples_per_s or 0) >= (1 - TOLERANCE) * max(p.samples_per_s or 0 for p in points)
 
 
-def test_search_stops_at_once_when_a_larger_batch_gains_nothing() -> None:
+def test_search_stops_at_once_when_a_larger_batch_is_not_faster() -> None:
     assert [p.batch_size for p in search(lambda _: 1000.0)] == [8, 16]
 
 
-def test_search_never_asks_for_more_than_should_fit_when_the_capacity_is_known() -> None:
+def test_search_never_exceeds_the_memory_when_the_capacity_is_known() -> None:
     capacity = 3 * GIB
     points = search(saturating(500), capacity)
     assert all(point.samples_per_s is not None for point in points)
@@ -92,7 +92,7 @@ def test_search_never_asks_for_more_than_should_fit_when_the_capacity_is_known()
     assert max(p.batch_size for p in points) > 64
 
 
-def test_search_finds_its_way_down_when_a_size_runs_out_of_memory() -> None:
+def test_search_tries_smaller_sizes_when_one_runs_out_of_memory() -> None:
     points = search(saturating(500), capacity=3 * GIB, told=False)
     assert [p.batch_size for p in points if p.samples_per_s is None] == [256, 184]
     choice = knee(points)
@@ -100,7 +100,7 @@ def test_search_finds_its_way_down_when_a_size_runs_out_of_memory() -> None:
     assert choice < 256
 
 
-def test_sizes_keep_the_multiple_that_kernels_like() -> None:
+def test_sizes_are_multiples_that_suit_kernels() -> None:
     sizes = [point.batch_size for point in search(saturating(500), 3 * GIB, start=24)]
     assert all(size % 8 == 0 for size in sizes)
 

@@ -1,4 +1,4 @@
-"""A command in the foreground: its exit code is ours, its end is not left to chance."""
+"""A command in the foreground: its exit code is returned, and it always ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_exit_code_is_reported_as_a_shell_does(tmp_path: Path, code: str, told: 
     assert run_in_front([sys.executable, "-c", code], Job(mode="run", folder=str(tmp_path))) == (told, {"python"})
 
 
-def test_environment_is_handed_on(tmp_path: Path) -> None:
+def test_environment_is_passed_on(tmp_path: Path) -> None:
     code = "import os, sys; sys.exit(int(os.environ['ANSWER']))"
     job = Job(mode="run", folder=str(tmp_path))
     assert run_in_front([sys.executable, "-c", code], job, {"ANSWER": "42"})[0] == 42
@@ -44,7 +44,7 @@ def test_command_that_cannot_be_started_is_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_command_ends_with_us(tmp_path: Path, sent: signal.Signals) -> None:
+def test_command_ends_when_its_parent_ends(tmp_path: Path, sent: signal.Signals) -> None:
     if sent == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("only Linux tells a process of its parent's death")
     parent = subprocess.Popen(
@@ -82,6 +82,6 @@ print(seen.decode())
 """
 
 
-def test_the_terminal_s_interrupts_reach_the_command_where_it_is_in_the_foreground_whatever_its_input() -> None:
+def test_terminal_interrupts_reach_the_command_when_it_is_in_the_foreground() -> None:
     done = subprocess.run([sys.executable, "-c", IN_TERMINAL], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.split() == ["True", "False"], done.stderr

@@ -1,4 +1,4 @@
-"""What the runs of a trial say of each arm."""
+"""Verdicts on each arm from the runs of a trial."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trials.runs import run, stage
 STEADY = {"baseline": [0.100, 0.1002, 0.0999], "baseline-again": [0.1001, 0.1, 0.1002]}
 
 
-def test_arms_come_in_the_order_of_their_first_run_with_their_verdicts() -> None:
+def test_arms_are_in_the_order_of_their_first_run() -> None:
     judgement = judge(
         stage({**STEADY, "fast": [0.05, 0.0501, 0.05], "slow": [0.2, 0.201, 0.2], "decoy": [0.1, 0.1001, 0.1001]})
     )
@@ -44,13 +44,13 @@ def test_arm_has_speedup_step_memory_and_p() -> None:
     assert baseline.step_s is not None
 
 
-def test_peak_is_the_device_s_where_there_is_one_and_none_where_nothing_was_read() -> None:
+def test_peak_is_that_of_the_device_and_none_when_nothing_was_read() -> None:
     runs = [run("baseline", peak_device_bytes=n, peak_host_bytes=9) for n in (10, 30, 20)]
     assert judge(runs).arms[0].peak_bytes == 20
     assert judge([run("baseline")]).arms[0].peak_bytes is None
 
 
-def test_prediction_goes_to_the_treatment_alone_and_safety_to_the_least_safe() -> None:
+def test_prediction_is_of_a_single_treatment_and_safety_of_the_least_safe() -> None:
     expected = Gain(low=1.2, high=1.6, basis="made up")
     runs = stage({**STEADY, "a": [0.05] * 3, "a+b": [0.04] * 3})
     safety: dict[str, Safety] = {"a": "exact", "b": "numerics"}
@@ -60,7 +60,7 @@ def test_prediction_goes_to_the_treatment_alone_and_safety_to_the_least_safe() -
     assert (arms["a+b"].predicted, arms["a+b"].safety, arms["a+b"].treatments) == (None, "numerics", ("a", "b"))
 
 
-def test_arm_that_failed_once_is_failed_with_its_reason() -> None:
+def test_arm_is_failed_with_its_reason_when_one_run_failed() -> None:
     runs = stage({**STEADY, "a": [0.05] * 3})
     runs[-1] = msgspec.structs.replace(runs[-1], status="failed", reason="killed: 4 GiB of memory", block_means_s=())
     arm = judge(runs).arm(runs[-1].arm)
@@ -102,7 +102,7 @@ def test_baseline_is_not_failed_when_one_run_of_it_was_lost() -> None:
     assert verdicts["baseline-again"] != "failed"
 
 
-def test_machine_is_too_noisy_when_the_pair_differs_from_itself() -> None:
+def test_machine_is_too_noisy_when_the_a_a_pair_differs() -> None:
     arm = judge(stage({"baseline": [0.1, 0.1001, 0.1], "baseline-again": [0.15, 0.1501, 0.15]})).arm("baseline-again")
     assert arm is not None
     assert arm.verdict == "inconclusive"
@@ -137,7 +137,7 @@ def test_arms_are_compared_by_steps_when_only_a_short_last_batch_differs() -> No
     assert found.speedup.value == pytest.approx(1.0, rel=0.003)
 
 
-def test_arms_are_compared_by_batches_when_they_accumulate_otherwise() -> None:
+def test_arms_are_compared_by_batches_when_accumulation_differs() -> None:
     runs = stage(STEADY) + [run("accumulate=4", 0.2, i, 6 + i, batches_per_step=4) for i in range(3)]
     found = compare_arms(runs, ["baseline"], "accumulate=4", 0.01)
     assert found.speedup is not None
@@ -155,7 +155,7 @@ def test_other_batch_sizes_are_not_compared_when_samples_are_not_known() -> None
 
 def test_only_runs_of_the_same_rounds_are_compared() -> None:
     early = stage({"baseline": [0.1, 0.1, 0.1], "baseline-again": [0.1, 0.1, 0.1], "a": [0.05, 0.05]})
-    later = [run("baseline", 0.5, 3 + i, 20 + i, stage=1) for i in range(3)]  # the machine has slowed down since
+    later = [run("baseline", 0.5, 3 + i, 20 + i, stage=1) for i in range(3)]  # the machine has become slower
     found = compare_arms([*early, *later], ["baseline", "baseline-again"], "a", 0.01)
     assert found.speedup is not None
     assert found.speedup.value == pytest.approx(2.0)

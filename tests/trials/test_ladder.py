@@ -1,4 +1,4 @@
-"""The strategy of a trial: what runs next, what is kept, what is left out and why."""
+"""Strategy of a trial: the next runs, and which treatments are kept or left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def names(plan: Plan, runs: list) -> list[str]:  # type: ignore[type-arg]
     return [planned.arm for planned in next_runs(plan, runs)]
 
 
-def test_trial_begins_with_the_a_a_pair_alone_while_nothing_is_diagnosed() -> None:
+def test_trial_begins_with_only_the_a_a_pair_before_a_diagnosis() -> None:
     plan = Plan()
     assert names(plan, []) == ["baseline", "baseline-again"]
     assert names(plan, [run("baseline")]) == ["baseline-again"]
@@ -41,7 +41,7 @@ def test_rounds_are_mirrored_and_begin_with_the_pair() -> None:
     assert {planned.repeat for planned in next_runs(lab.plan, lab.runs)} == {1}
 
 
-def test_asking_again_after_each_run_gives_the_rest_of_the_same_round() -> None:
+def test_next_runs_are_the_rest_of_the_round_after_each_run() -> None:
     whole, piecewise = Lab({"a": 1.4, "b": 1.0, "c": 1.2}).finish(), Lab({"a": 1.4, "b": 1.0, "c": 1.2})
     while planned := next_runs(piecewise.plan, piecewise.runs):
         piecewise.runs.append(piecewise.make(planned[0]))
@@ -65,7 +65,7 @@ def test_ladder_of_a_trial_that_ends_early_keeps_the_best_measured_so_far() -> N
     assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("b", True), ("a", False), ("c", False)]
 
 
-def test_an_interrupted_run_is_made_again_under_a_name_of_its_own() -> None:
+def test_interrupted_run_is_repeated_under_a_new_name() -> None:
     lab = Lab({"a": 1.4})
     first, second, *_ = next_runs(lab.plan, [])
     lab.runs = [lab.make(first), msgspec.structs.replace(lab.make(second), status="interrupted")]
@@ -74,7 +74,7 @@ def test_an_interrupted_run_is_made_again_under_a_name_of_its_own() -> None:
     assert (again[0].repeat, again[0].position) == (1, 2)
 
 
-def test_ladder_stacks_what_gained_in_the_order_of_the_gains() -> None:
+def test_ladder_adds_improvements_in_order_of_their_speedup() -> None:
     lab = Lab({"small": 1.2, "large": 2.0, "middle": 1.5}).finish()
     rungs = ladder(lab.plan, lab.runs)
     assert [rung.arm for rung in rungs] == ["baseline", "large", "large+middle", "large+middle+small"]
@@ -100,7 +100,7 @@ def test_an_arm_stops_as_soon_as_its_verdict_is_clear() -> None:
     )
 
 
-def test_an_arm_gets_more_repeats_only_where_they_would_probably_settle_it() -> None:
+def test_arm_gets_more_repeats_only_when_they_would_probably_decide_it() -> None:
     noisy = Lab({"a": 1.0}, noise=0.012).finish()
     assert 3 <= max(Counter(r.arm for r in noisy.runs).values()) <= 6
     capped = Lab({"a": 1.0}, Plan(candidates=(Candidate(treatment="a"),), extra=0), noise=0.012).finish()
@@ -110,7 +110,7 @@ def test_an_arm_gets_more_repeats_only_where_they_would_probably_settle_it() -> 
 
 
 @pytest.mark.parametrize("lost", ["a", "baseline"])
-def test_a_run_that_never_was_steady_is_made_again_where_the_verdict_is_open(lost: str) -> None:
+def test_run_without_steady_state_is_repeated_when_the_verdict_is_open(lost: str) -> None:
     plan = Plan(candidates=(Candidate(treatment="a"),), repeats=3, extra=2)
     levels = {"baseline": (0.1, 0.102, 0.101), "baseline-again": (0.1, 0.1, 0.102), "a": (0.1, 0.06, 0.061)}
     made = [
@@ -118,16 +118,16 @@ def test_a_run_that_never_was_steady_is_made_again_where_the_verdict_is_open(los
         for number in range(3)
         for place, arm in enumerate(["baseline", "baseline-again", "a"][:: 1 if number % 2 == 0 else -1])
     ]
-    assert names(plan, made) == []  # such a spread would not be settled by two more
+    assert names(plan, made) == []  # two more runs would not decide it
     unsteady = [msgspec.structs.replace(r, block_means_s=()) if r.arm == lost and r.repeat == 1 else r for r in made]
     again = names(plan, unsteady)
     assert sorted(again) == ["a", "baseline", "baseline-again"]
     assert names(msgspec.structs.replace(plan, extra=0), unsteady) == []
 
 
-def test_a_rung_is_left_out_when_it_gains_nothing_on_top() -> None:
+def test_rung_is_left_out_when_it_adds_no_speedup() -> None:
     lab = Lab({"a": 2.0, "b": 1.5, "c": 1.3})
-    lab.pairs[frozenset("ab")] = 1 / 1.5  # both cure the same
+    lab.pairs[frozenset("ab")] = 1 / 1.5  # both fix the same fault
     rungs = ladder(lab.plan, lab.finish().runs)
     assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("a", True), ("b", False), ("c", True)]
     assert rungs[2].arm == "a+b"
@@ -135,7 +135,7 @@ def test_a_rung_is_left_out_when_it_gains_nothing_on_top() -> None:
     assert rungs[3].arm == "a+c"
 
 
-def test_what_gained_nothing_alone_is_tried_on_top_once_the_bottleneck_has_moved() -> None:
+def test_ineffective_treatment_is_tried_again_when_the_bottleneck_changed() -> None:
     expected = Gain(low=1.0, high=1.5, basis="made up")
     hidden = Candidate(treatment="hidden", predicted=expected)
     lab = Lab({"a": 2.0, "hidden": 1.0}, Plan(candidates=(hidden, Candidate(treatment="a"))))
@@ -145,7 +145,7 @@ def test_what_gained_nothing_alone_is_tried_on_top_once_the_bottleneck_has_moved
     assert rungs[2].predicted == expected
 
 
-def test_what_gained_nothing_alone_is_not_tried_again_while_the_bottleneck_is_where_it_was() -> None:
+def test_ineffective_treatment_is_not_tried_again_when_the_bottleneck_is_the_same() -> None:
     lab = Lab({"a": 1.06, "b": 1.0}).finish()
     rungs = ladder(lab.plan, lab.runs)
     assert [(rung.added, rung.is_kept, rung.reason) for rung in rungs[1:]] == [
@@ -163,7 +163,7 @@ def test_a_treatment_that_fails_is_left_out_with_its_error_and_the_others_finish
     assert best(rungs) == "a"
 
 
-def test_a_combination_that_fails_is_left_out_and_the_ladder_goes_on() -> None:
+def test_failed_combination_is_left_out_and_the_ladder_continues() -> None:
     lab = Lab({"a": 2.0, "b": 1.5, "c": 1.3})
     made = lab.make
     lab.make = lambda planned: (  # type: ignore[method-assign]
@@ -186,7 +186,7 @@ def test_trial_ends_when_the_baseline_fails() -> None:
     assert best(()) == "baseline"
 
 
-def test_a_lost_run_of_the_baseline_does_not_end_the_trial() -> None:
+def test_trial_continues_when_one_run_of_the_baseline_is_lost() -> None:
     lab = Lab({"a": 1.5})
     first = [lab.make(planned) for planned in next_runs(lab.plan, [])]
     lab.runs = [first[0], msgspec.structs.replace(first[1], status="failed", block_means_s=()), first[2]]
@@ -210,7 +210,7 @@ def test_treatments_that_conflict_are_not_combined() -> None:
     }  # fmt: skip
 
 
-def test_semantics_are_measured_alone_unless_asked_for() -> None:
+def test_semantics_treatments_are_not_combined_unless_named() -> None:
     candidates = (Candidate(treatment="batch-size=64", safety="semantics"), Candidate(treatment="a"))
     lab = Lab({"batch-size=64": 2.0, "a": 1.5}, Plan(candidates=candidates)).finish()
     rungs = ladder(lab.plan, [msgspec.structs.replace(r, samples_per_step=64.0) for r in lab.runs])
@@ -222,7 +222,7 @@ def test_semantics_are_measured_alone_unless_asked_for() -> None:
     )
 
 
-def test_a_treatment_whose_losses_diverge_is_not_kept_however_fast() -> None:
+def test_treatment_is_not_kept_when_its_losses_diverge() -> None:
     lab = Lab({"wild": 2.0, "a": 1.5})
     lab.losses["wild"] = tuple(3 * loss for loss in LOSSES)
     rungs = ladder(lab.plan, lab.finish().runs)
@@ -230,7 +230,7 @@ def test_a_treatment_whose_losses_diverge_is_not_kept_however_fast() -> None:
     assert {rung.added: rung.reason for rung in rungs}["wild"] == "its losses leave the baseline's"
 
 
-def test_a_combination_whose_losses_diverge_is_not_kept_though_its_parts_do_not() -> None:
+def test_combination_is_not_kept_when_only_its_losses_diverge() -> None:
     lab = Lab({"a": 2.0, "b": 1.5})
     made, wild = lab.make, {"losses": tuple(3 * loss for loss in LOSSES)}
     lab.make = lambda planned: msgspec.structs.replace(made(planned), **wild if planned.arm == "a+b" else {})  # type: ignore[method-assign]
@@ -241,7 +241,7 @@ def test_a_combination_whose_losses_diverge_is_not_kept_though_its_parts_do_not(
     )  # fmt: skip
 
 
-def test_nothing_is_combined_when_no_ladder_is_asked_for() -> None:
+def test_nothing_is_combined_when_the_ladder_is_off() -> None:
     lab = Lab({"a": 2.0, "b": 1.5})
     lab.plan = msgspec.structs.replace(lab.plan, has_ladder=False)
     rungs = ladder(lab.plan, lab.finish().runs)

@@ -1,4 +1,4 @@
-"""Whether an arm trains as the baseline does."""
+"""Comparison of an arm's losses with the baseline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N = 160
 
 
 def course(seed: int = 0, batch_noise: float = 0.1) -> NDArray[np.float64]:
-    """A falling loss with the noise of batches."""
+    """Return a falling loss with batch noise."""
     return 0.3 + 2.0 * np.exp(-np.arange(N) / 50) + batch_noise * np.random.default_rng(seed).normal(size=N)
 
 
@@ -43,7 +43,7 @@ def test_exact_arm_is_within_noise_when_batches_came_in_another_order() -> None:
     assert loss_parity(runs(course(seed=7)), REPEATED, "exact") == "within_noise"
 
 
-def test_numerics_may_round_as_bfloat16_does_and_exact_may_not() -> None:
+def test_bfloat16_rounding_is_within_noise_for_numerics_but_not_for_exact() -> None:
     smooth = course(batch_noise=0.0)
     rounded = smooth * (1 + 0.01 * np.sin(np.arange(N)) + 0.01)
     baseline = runs(smooth, smooth)
@@ -61,7 +61,7 @@ def test_numerics_may_round_as_bfloat16_does_and_exact_may_not() -> None:
         pytest.param(2.3 + 0 * course(), id="learns nothing"),
     ],
 )
-def test_losses_diverge_when_the_training_is_another_one(other: NDArray[np.float64], safety: Safety) -> None:
+def test_losses_diverge_when_the_training_differs(other: NDArray[np.float64], safety: Safety) -> None:
     assert loss_parity(runs(other, other), REPEATED, safety) == "diverged"
 
 
@@ -72,7 +72,7 @@ def test_envelope_is_as_wide_as_the_baseline_differs_from_itself() -> None:
     assert loss_parity(runs(smooth + 0.25), runs(smooth, smooth), "exact") == "diverged"
 
 
-def test_losses_need_not_fall_together_in_every_window() -> None:
+def test_losses_agree_when_single_windows_differ() -> None:
     spiked = course()
     spiked[40:44] += 5
     assert loss_parity(runs(spiked), REPEATED, "exact") == "within_noise"
@@ -95,7 +95,7 @@ def test_losses_are_compared_at_the_same_batches_when_arms_log_at_other_interval
     assert loss_parity(runs(course()[::3], every=3), runs(course()[::2], every=2), "exact") == "identical"
 
 
-def test_losses_are_unknown_when_the_baseline_s_are_no_numbers_and_diverged_when_only_the_arm_s_are() -> None:
+def test_losses_are_unknown_when_the_baseline_has_nan_and_diverged_when_only_the_arm_has() -> None:
     broken = course()
     broken[50] = math.nan
     assert loss_parity(runs(course()), runs(broken), "exact") == "unknown"

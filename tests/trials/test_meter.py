@@ -1,4 +1,4 @@
-"""What is counted and timed inside a training."""
+"""Counts and times inside a training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOARD_BYTES = 2**26
 
 
 class Net(LightningModule):
-    """Trains its layer, or nothing."""
+    """A layer that is trained or not."""
 
     def __init__(self, has_optimizer: bool = True) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(LightningModule):
 
 
 def metered(folder: Path, net: Net, steps: int, **arguments: Any) -> Result:
-    """What a training of some steps gives."""
+    """Return the result of a short training."""
     results: list[Result] = []
     meter = callback_class(MeterHooks, "lightning.pytorch")(
         Job(mode="trial", folder=str(folder), steps=steps), results.append
@@ -68,7 +68,7 @@ def hoard(is_there: Any, may_end: Any) -> None:
     del kept
 
 
-def test_peak_memory_holds_what_workers_take() -> None:
+def test_peak_memory_includes_workers() -> None:
     context = multiprocessing.get_context("fork")
     is_there, may_end = context.Event(), context.Event()
     worker = context.Process(target=hoard, args=(is_there, may_end), daemon=True)

@@ -1,4 +1,4 @@
-"""Where a measured training's files go."""
+"""Output folders of a measured training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_perf.trials.outputs import Outputs
 
 @pytest.mark.parametrize("out_dir", [None, "of the user"])
 def test_the_user_s_own_perf_doctor_writes_to_the_folder_of_the_trial(tmp_path: Path, out_dir: str | None) -> None:
-    doctor = PerfDoctor(out_dir=out_dir)  # also one that the module brings, of which nothing is known before `setup`
+    doctor = PerfDoctor(out_dir=out_dir)  # also a callback that the module adds, unknown before `setup`
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=[doctor])
     outputs = Outputs(tmp_path / OUTPUTS, "lightning.pytorch")
     for _ in range(2):
@@ -27,7 +27,7 @@ def test_the_user_s_own_perf_doctor_writes_to_the_folder_of_the_trial(tmp_path: 
 
 
 class Logger:
-    """What all loggers of a stand-in for Lightning derive from."""
+    """Base class of loggers in the fake Lightning."""
 
 
 class CSVLogger(Logger):
@@ -51,7 +51,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
     names["stand_in.loggers.logger"].__dict__.update(Logger=Logger)
     for name, module in names.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(CSVLogger, "__init__", CSVLogger.__init__)  # put back when the test is over
+    monkeypatch.setattr(CSVLogger, "__init__", CSVLogger.__init__)  # restored after the test
     monkeypatch.setattr(ServiceLogger, "experiment", ServiceLogger.experiment)
     return "stand_in"
 
@@ -62,7 +62,7 @@ def test_loggers_keep_to_the_folder_before_there_is_a_trainer(package: str, tmp_
     assert (logger._save_dir, logger._root_dir) == (str(tmp_path), str(tmp_path))
 
 
-def test_run_of_a_service_is_never_begun_and_takes_whatever_is_asked_of_it(package: str, tmp_path: Path) -> None:
+def test_run_of_a_hosted_logger_is_fake_and_accepts_every_call(package: str, tmp_path: Path) -> None:
     seams.redirect_loggers(str(tmp_path), package)
     run = ServiceLogger().experiment
     run.config.update({"lr": 0.1})

@@ -1,4 +1,4 @@
-"""From a diagnosis to what is tried."""
+"""Treatments to try, chosen from a diagnosis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_recommended_treatments_are_tried_with_the_best_first_and_their_values()
     assert choice.candidates[0].predicted == session.findings[1].gain
 
 
-def test_what_changes_the_training_itself_is_not_tried_unless_asked() -> None:
+def test_semantics_treatment_is_not_tried_unless_named() -> None:
     session = session_with(finding("PD601", 2.0, "val-less-often"))
     assert "--semantics" in choose(session, (), semantics=False).not_tried["val-less-often=2"]
     assert choose(session, (), semantics=True).candidates[0].safety == "semantics"
@@ -57,17 +57,17 @@ def test_recommended_treatment_is_reported_when_it_does_not_exist_or_apply() -> 
     assert "already" in not_tried["anomaly-off"]
 
 
-def test_named_treatment_is_tried_even_where_it_promises_nothing() -> None:
+def test_named_treatment_is_tried_without_a_predicted_speedup() -> None:
     choice = choose(session_with(), ("anomaly-off", "log-every-n=9"), semantics=False)
     assert [one.treatment for one in choice.candidates] == ["anomaly-off", "log-every-n=9"]
     assert choice.candidates[0].predicted is None
 
 
-def test_those_that_act_between_epochs_are_named() -> None:
+def test_treatments_with_effect_between_epochs_are_named() -> None:
     assert choose(session_with(), ("async-checkpoint", "anomaly-off"), semantics=False).on_loop == {"async-checkpoint"}
 
 
-def test_doses_are_checked_as_the_user_typed_them() -> None:
+def test_treatment_arguments_are_checked_as_typed() -> None:
     assert checked_specs(" loader-workers=4, precision-bf16,", are_combined=True) == (
         "loader-workers=4",
         "precision-bf16",

@@ -19,7 +19,7 @@ from lightning_perf.trials.runner import explain, run_kept
 
 from .test_bootstrap import put_stand_in
 
-# Starts processes that leave its group and its session, as loaders and launchers may, and never ends.
+# Starts processes that leave its process group and session, like loaders and launchers, and never ends.
 RESTLESS = """
 import subprocess, sys, time
 child = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -28,7 +28,7 @@ open("pids", "w").write(" ".join(str(one.pid) for one in started))
 time.sleep(600)
 """
 
-# As a loader's workers do: three see the memory that one has filled.
+# Like workers of a loader: three share the memory that one has filled.
 SHARING = """
 import os, time
 hoard = b"x" * 2**27
@@ -38,7 +38,7 @@ for _ in range(3):
 time.sleep(1.5)
 """
 
-# What lightning-perf does, alone in a process.
+# The part of lightning-perf under test, in a process of its own.
 RUNS = """
 import sys
 from lightning_perf.trials.job import Job
@@ -95,7 +95,7 @@ def test_all_processes_end_when_the_parent_is_signalled(work: Path, sent: signal
     assert said == ("interrupted\n" if sent == signal.SIGINT else "")
 
 
-def test_command_is_ended_when_it_takes_more_memory_than_it_may(work: Path) -> None:
+def test_command_is_ended_when_it_exceeds_the_memory_limit(work: Path) -> None:
     hog = "import time\nhoard = []\nfor _ in range(100):\n    hoard.append(b'x' * 2**24)\n    time.sleep(0.05)"
     limit = 200 * 2**20
     command = [sys.executable, "-c", hog]
@@ -127,12 +127,12 @@ def test_error_has_the_output_when_nothing_was_measured(work: Path, code: str, t
     assert told in explain(command, ended)
 
 
-def test_a_measured_command_is_not_kept_waiting_for_what_it_leaves_behind(work: Path) -> None:
+def test_measured_command_does_not_wait_for_leftover_processes(work: Path) -> None:
     leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     measured = leaves + "open('job/result.json', 'w').write('{\"status\": \"ok\"}')"
     ended = run_kept([sys.executable, "-c", measured], Job(mode="trial", folder="job"), time_limit_s=60)
     assert ended.failure == ""
-    assert ended.wall_s < _STRAGGLERS_S  # where nothing was measured, it waits for so long
+    assert ended.wall_s < _STRAGGLERS_S  # waits this long if nothing was measured
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")

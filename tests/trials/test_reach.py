@@ -1,4 +1,4 @@
-"""Commands that train without lightning-perf are noticed while they run; those that may yet come to it go on."""
+"""Commands that train without lightning-perf are noticed while they run; those that may still import it continue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .test_trial import Silent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows what another process has loaded")
 
-# Maps a file as the import of torch does, then trains for as long as a test lets it.
+# Maps a file as importing torch does, then runs until the test ends it.
 TRAINS = """
 import mmap, os, sys, time
 open("libtorch_cpu.so", "wb").write(bytes(4096))
@@ -94,7 +94,7 @@ def test_notice_is_final_with_a_reason_when_a_training_runs_without_lightning_pe
 def test_notice_is_final_when_the_program_is_frozen(looked: Callable[..., Notice], work: Path) -> None:
     frozen = work / "train-frozen"
     frozen.symlink_to(PYTHON)
-    notice = looked(str(frozen), "-E", "train.py")  # a frozen program reads no PYTHONPATH either
+    notice = looked(str(frozen), "-E", "train.py")  # a frozen program ignores PYTHONPATH too
     assert notice.is_final
     assert "it is not a Python interpreter that reads PYTHONPATH" in notice.text
 
