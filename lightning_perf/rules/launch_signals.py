@@ -131,7 +131,7 @@ def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators
 def _cost_s(reading: Reading, n_operators: int, host_s: float, site: CodeSite | None = None) -> float:
     """Return the cost of operators: a device's idle time, or their time and part of the gaps on a CPU."""
     trace = reading.trace
-    part = n_operators / trace.n_operators
+    part = n_operators / max(n_operators, trace.n_operators, 1)  # a trace may name sites only
     if trace.device is None:
         between_s = sum(step.categories.get("other", 0.0) for step in trace.windows)
         return min(host_s + part * between_s, reading.code_limit_s)

@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -33,6 +34,7 @@ _PARENTS_STREAMS: list[Any] = []
 GRACE_S = 0.5
 """Seconds that the user's code in the child has to end in order, before the child is killed."""
 
+_forking = threading.Lock()
 _HEADER = struct.Struct("<?Q")  # whether it is an error, and its size
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
@@ -126,10 +128,7 @@ class Child:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, _CHILD_SIGNALS)
-            with warnings.catch_warnings():
-                # Python warns of a fork beside threads; the class says why the risk is taken.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
+            pid = _fork()
             if pid == 0:
                 _run_child(notes, work, self._limit_s)
             # Known before signals are let in again: a Ctrl-C that waited must find what close() is to end.
@@ -238,6 +237,18 @@ class Child:
 def one_line(error: BaseException) -> str:
     """The error's type and message; safe where its own ``__str__`` raises."""
     return "".join(traceback.format_exception_only(type(error), error)).strip().replace("\n", " ")
+
+
+def _fork() -> int:
+    """Fork without the warning of Python 3.12 about other threads: the class says why the risk is taken.
+
+    The list of filters belongs to all threads: what one thread restores must not be what another one has changed.
+    """
+    if sys.version_info < (3, 12):
+        return os.fork()
+    with _forking, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _open_notes() -> int:
