@@ -125,7 +125,7 @@ def test_compiling_is_timed_apart_from_the_steps():
 def test_ladder_takes_the_first_recommendation():
     rungs = run_main("06_full_comparison", MAX_RUNGS=1)
 
-    assert rungs[0][0] == "as it was"
+    assert rungs[0][0] == "unchanged"
     assert re.match(r"PD\d+: ", rungs[1][0])
 
 

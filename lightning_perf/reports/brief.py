@@ -52,7 +52,7 @@ _BAR = 30
 _FIX, _SPEEDUP, _EFFORT = 38, 15, 10
 """Widths of the columns of fixes."""
 _MAX_CURVE = 3
-_RANKS_WAIT = "includes waiting for other ranks"
+_RANKS_WAIT = "of rank 0, includes waiting for other ranks"
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 
@@ -93,8 +93,10 @@ def _headline(session: Session) -> list[Line]:
 
 def _cautions(session: Session) -> Iterator[Line]:
     """Yield what makes the verdict doubtful; it belongs next to it."""
+    others = other_programs_fact(session)
     is_unsteady = any(finding.code == "PD902" for finding in session.findings)
-    text = other_programs_fact(session) or ("step time changed by over 10 % during the run" if is_unsteady else "")
+    changed = "step time changed by over 10 % during the run" if is_unsteady else ""
+    text = f"{others}; run again without them" if others else changed
     if text:
         yield Line(((" " * len(TITLE), ""), (f"caution: {text}", "yellow")))
 
@@ -109,18 +111,17 @@ def _facts(session: Session) -> Line:
         told.append(run.stage)
     told += [
         wording.count(run.n_steps, word) if run.stage != "data" else "",
-        wording.seconds(run.wall_s) + _paused(session),
+        wording.seconds(run.wall_s) + (_paused(session) or " in all"),
     ]
     if steady is not None:
         if steady.samples_per_s is not None:
             rate = f"{wording.number(round(steady.samples_per_s, 0 if steady.samples_per_s >= 10 else 2))} samples/s"
         p50, p95 = wording.seconds(steady.step_s.p50), wording.seconds(steady.step_s.p95)
-        is_same_unit = p50.split(" ")[-1] == p95.split(" ")[-1]
-        tail = f" (p95 {p95.split(' ')[0] if is_same_unit else p95})"
-        told += [rate, f"{p50} per {word}{tail}"]
+        tail = f" (p95 {p95})"
+        told += [rate, f"median {word} {p50}{tail}"]
     told += [f"{run.world_size} ranks" if run.world_size > 1 else "", _peak(session), machine]
     told = [wording.line(each, 60) for each in told if each]
-    for spare in (rate, machine, error, tail):  # the least important first
+    for spare in (rate, " in all", machine, error, tail, "peak ", "median "):  # the least important first
         if cell_len(" · ".join(told)) > MAX_WIDTH:
             told = [each.replace(spare, "") for each in told if each != spare]
     return Line(((wording.cut(" · ".join(told), MAX_WIDTH), QUIET),))
@@ -130,8 +131,8 @@ def _peak(session: Session) -> str:
     """Return the peak memory of the device that trains, of the host where there is none."""
     host, devices = session.memory.host_peak_rss_bytes, session.memory.devices
     if devices:
-        return f"memory {part_of(devices[0].peak_reserved_bytes, devices[0].total_bytes)}"
-    return f"memory {wording.size(host)}" if host is not None else ""
+        return f"peak memory {part_of(devices[0].peak_reserved_bytes, devices[0].total_bytes)}"
+    return f"peak memory {wording.size(host)}" if host is not None else ""
 
 
 def _paused(session: Session) -> str:
@@ -153,7 +154,7 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     notes = {"data_wait": idle, "backward": _RANKS_WAIT if session.verdict.code == "PD701" else ""}
     cells = [(row.name, row.share, notes.get(row.phase, "")) for row in shown]
     if rest:
-        names = ", ".join(row.name for row in rest[:3])
+        names = ", ".join([row.name for row in rest if row.phase != "other"][:3])
         cells.append(("rest", sum(row.share for row in rest), names))
     width = max(11, *(len(name) + 2 for name, _, _ in cells)) if cells else 0
     yield BLANK
@@ -186,10 +187,11 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
         return
     yield BLANK
     shown = groups[:n_shown]
-    head = f"fix (+{len(groups) - n_shown} more)" if len(groups) > n_shown else "fix"
+    notes = [f"+{len(groups) - n_shown} more"] if len(groups) > n_shown else []
     speedups = [_speedup(session, group[0]) for group in shown]
     if any(each.startswith("up to") for each in speedups):
-        head += ' · "up to": not measured'
+        notes.append('"up to" = not measured')
+    head = f"fix ({', '.join(notes)})" if notes else "fix"
     yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}cause", QUIET),))
     for i, (group, speedup) in enumerate(zip(shown, speedups, strict=True), start=1):
         first, fix = group[0], group[0].prescriptions[0]

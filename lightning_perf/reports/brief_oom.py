@@ -20,8 +20,8 @@ from .sections.post_mortem import WHERE, circumstances
 _MAX_FIXES = 3
 _MAX_PARTS = 3
 _BAR = 30
-_FIX = 52
-_FREES = 16
+_FIX = 53
+_FREES = 15
 _CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
 """Code that only sets arguments."""
 
@@ -77,14 +77,14 @@ def _fixes(finding: Finding | None) -> Iterator[Line]:
     fixes = finding.prescriptions[:_MAX_FIXES] if finding is not None else ()
     if not fixes:
         return
-    frees = "frees (modeled)" if any(each.frees_bytes for each in fixes) else ""
+    frees = "frees, modeled" if any(each.frees_bytes for each in fixes) else ""
     yield BLANK
-    head = "fix, in this order" if len(fixes) > 1 else "fix"
-    yield Line(((f"  {head:<{_FIX}} {frees:<{_FREES}}effort", QUIET),))
+    head = "fix: try in this order" if len(fixes) > 1 else "fix"
+    yield Line(((f"  {head:<{_FIX}}  {frees:<{_FREES}}effort", QUIET),))
     for i, fix in enumerate(fixes, start=1):
         text, *rest = textwrap.wrap(_fix_text(fix), _FIX, break_on_hyphens=False)[:2]
-        size = f"about {wording.size(fix.frees_bytes)}" if fix.frees_bytes else ""
-        yield Line(((f"{i} ", QUIET), (f"{text:<{_FIX}} {size:<{_FREES}}{fix.effort}", "")))
+        size = f"~{wording.size(fix.frees_bytes)}" if fix.frees_bytes else ""
+        yield Line(((f"{i} ", QUIET), (f"{text:<{_FIX}}  {size:<{_FREES}}{fix.effort}", "")))
         yield from (Line((("  " + each, ""),)) for each in rest)
 
 

@@ -15,7 +15,8 @@ _ARGUMENT = re.compile(r"\w+\(\.\.\., (\w+)=([\w.'\"-]+)\)")
 """Code that sets one simple argument."""
 _BREAK = re.compile(r"[;:] |, (?:else|or|if|so) ")
 _CLAUSE = re.compile(r"[;:,] | \(")
-_ASIDE = re.compile(r" \([^()]*\)")
+_ASIDE = re.compile(r" \((?![^() ]+:\d+\))[^()]*\)")
+"""Text in parentheses, unless it is a line of code: ``(train.py:31)``."""
 _SUBORDINATE = re.compile(r" (?:instead of|so that|if|while|because|rather than|unless) ")
 _SHORTEST_CLAUSE = 20
 _ARGUMENTS = 36

@@ -82,7 +82,7 @@ MIN_TELEMETRY_SAMPLES = _heuristic(3, "samples", "Fewer samples do not describe 
 MIN_CHANGE_POINTS = _heuristic(3, "samples", "On each side of a change: fewer have no meaningful median.")
 
 # Kernels and operators
-MATRIX_MIN_SHARE = _heuristic(0.40, "share of kernel time", "Below it, matrix products do not decide the step.")
+MATRIX_MIN_SHARE = _heuristic(0.40, "share of kernel time", "Below it, matrix multiplications do not decide the step.")
 TENSOR_CORE_MAX_FRACTION = _heuristic(
     0.05,
     "fraction",
@@ -99,7 +99,9 @@ AMPERE_CAPABILITY = _published(8.0, "capability", "The first whose Tensor Cores 
 HALF_ALIGNMENT = _published(8, "elements", "Alignment of 16-bit dimensions for Tensor Cores (16 bytes).", _MATRICES)
 BYTE_ALIGNMENT = _published(16, "elements", "Alignment of 8-bit dimensions for Tensor Cores (16 bytes).", _MATRICES)
 CONVOLUTION_MIN_SHARE = _heuristic(0.30, "share of kernel time", "Below it, convolutions do not decide the step.")
-HALF_MIN_FRACTION = _heuristic(0.5, "fraction", "Of matrix kernels: layouts matter where most of them run in 16 bit.")
+HALF_MIN_FRACTION = _heuristic(
+    0.5, "fraction", "Of matrix kernels: layouts matter where most of them run in 16-bit types."
+)
 OPTIMIZER_MIN_SHARE = _heuristic(0.08, "share", "With less, even an optimizer that takes no time gains little.")
 ELEMENTWISE_MIN_SHARE = _heuristic(0.40, "share of kernel time", "Below it, memory-bound kernels do not decide.")
 KIND_SHOWN_SHARE = _heuristic(0.01, "share of kernel time", "Kinds of kernels with less are not listed.")

@@ -84,7 +84,8 @@ def _healthy_of(outcomes: Sequence[RuleOutcome]) -> Verdict:
     failed = f"; {n_failed} {'rule' if n_failed == 1 else 'rules'} failed" if n_failed else ""
     n_ignored = sum(outcome.status == "ignored" for outcome in outcomes)
     among = f" by the {len(outcomes) - n_ignored} rules selected" if n_ignored else ""
-    text = f"healthy: nothing found{among} that would gain {LOW_SHARE:.0%} or more{failed}".replace("%", " %")
+    least = f"{LOW_SHARE:.0%}".replace("%", " %")
+    text = f"healthy: no change found{among} that would save {least} or more of the time{failed}"
     return Verdict(category="healthy", code=None, text=text)
 
 

@@ -264,7 +264,7 @@ def test_verdict_is_healthy_when_there_is_only_info():
     session = diagnose(build_session({"steady": {"is_steady": False}}))
     assert {finding.severity for finding in session.findings} == {"info"}
     assert (session.verdict.category, session.verdict.code) == ("healthy", None)
-    assert session.verdict.text == "healthy: nothing found that would gain 2 % or more"
+    assert session.verdict.text == "healthy: no change found that would save 2 % or more of the time"
 
 
 def test_verdict_mentions_when_rules_were_left_out():

@@ -156,7 +156,7 @@ def _slow_too(ranks: list[int]) -> str:
 
 def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescription:
     summaries = {
-        "data": f"speed up rank {worst.rank}'s loader: same disk and cores as the others, samples of even cost",
+        "data": f"check rank {worst.rank}'s disk and cores: its loader is slower, or its samples cost more",
         "compute": f"give rank {worst.rank} batches of the same size; check what else uses its device or cores",
         "host": f"run {worst.slowest_name or 'callbacks'} less often, or on all ranks in turn",
     }

@@ -38,10 +38,7 @@ def check(session: Session) -> Finding | None:
         evidence=tuple(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=(
             fix(
-                (
-                    f"move {worst.line.call or 'the work of this line'} out of the step, cache its result, "
-                    "or do it less often"
-                ),
+                f"move {worst.line.call or 'the work of this line'} out of the step, or do it less often",
                 "minutes",
                 code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
             ),
