@@ -60,12 +60,5 @@ def _more_workers(reading: Reading, compute_s: float) -> Prescription:
     batch_s = loader.total_s / max(loader.n, 1) if loader is not None else 0.0
     period_s = compute_s if reading.trace.steps else compute_s / max(loader.n if loader is not None else 1, 1)
     n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
-    arguments: dict[str, object] = {"num_workers": n_workers, "persistent_workers": True}
-    if reading.trace.device is not None:
-        arguments["pin_memory"] = True
-    asked = ", ".join(f"{key}={value}" for key, value in arguments.items())
-    return fix(
-        f"load in worker processes: at least {n_workers} more than now, if there are cores for them",
-        "one line",
-        code=f"DataLoader(..., {asked})  # in addition to those in use",
-    )
+    # No code: its values would be relative to settings that the trace does not hold.
+    return fix(f"add at least {n_workers} worker processes to the loader, if there are cores for them", "one line")

@@ -230,7 +230,7 @@ def test_code_of_recommendations_uses_no_library_that_a_script_may_lack() -> Non
     text = "".join(file.read_text(encoding="utf-8") for file in golden.glob("PD*.txt"))
     assert "num_workers" in text
     assert "cv2" not in text
-    assert "added to those in use" not in text
+    assert "those in use" not in text, "values to paste are final"
 
 
 # -- 14: figures without use ----------------------------------------------------------------
