@@ -18,6 +18,7 @@ import msgspec
 
 from .base import Record
 from .finding import Gain
+from .loader_probe import WorkerPoint
 from .memory import Growth
 from .steps import Distribution
 from .telemetry import Spread
@@ -91,6 +92,9 @@ _BY_NAME: dict[str, Bounds] = {
     "FigureChange.base": _ANY, "FigureChange.new": _ANY, "max_steps": _SIGNED_COUNT, "max_epochs": _SIGNED_COUNT,
     "ArmRun.stage": _SIGNED_COUNT, "numa_node": _SIGNED_COUNT, "process_numa_nodes": _SIGNED_COUNT,
     "line": _SIGNED_COUNT, "seed": Bounds(-(2**64), 2**64, "a seed"), "num_sanity_val_steps": _SIGNED_COUNT,
+    # At least one: figures are divided by these.
+    "StageTimes.n_steps": Bounds(1, 2**53, "a count of 1 or more"),
+    "HostPhase.n_effective": Bounds(1e-3, 2**53, "a positive number"),
     "forward_flops": _PLAIN, "backward_flops": _PLAIN, "recomputed_flops": _PLAIN, "flops": _PLAIN,
 }  # fmt: skip
 """By a field's name, with or without its record's: what the name's end does not say, and exceptions to it."""
@@ -116,6 +120,7 @@ _ORDERED: dict[type, tuple[str, str]] = {
     Gain: ("low", "high"),
     Interval: ("low", "high"),
     Growth: ("low_bytes_per_step", "high_bytes_per_step"),
+    WorkerPoint: ("low_s", "high_s"),
 }
 """Ends of intervals."""
 

@@ -82,6 +82,13 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
         ("telemetry.host.cpu_busy_fraction.max", 3.0, "Expected a share from 0 to 1.05, got 3"),
         ("telemetry.host.rss_bytes.p50", -1.0, "Expected bytes from 0 to"),
         ("findings.0.gain.low", 2.0, "Expected `low` <= `high`, got 2.0 and 0.5 - at `$.findings[0].gain`"),
+        ("loader_probe.curve.0.high_s", 0.0, "Expected `low_s` <= `high_s`, got"),
+        ("steady.n_steps", 0, "Expected a count of 1 or more from 1 to"),
+        (
+            "host_profile.phases." + next(iter(WHOLE["host_profile"]["phases"])) + ".n_effective",
+            0.0,
+            "Expected a positive number from 0.001 to",
+        ),
         ("findings.0.code", "PD\x1b[31m1", "Expected a code such as PD101, got 'PD1' - at `$.findings[0].code`"),
         ("outcomes.1.code", "<b>", "Expected a code such as PD101, got '<b>'"),
         ("run.id", "../../other", "Expected an id of at most 200 characters without slashes"),

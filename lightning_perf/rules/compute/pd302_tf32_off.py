@@ -28,7 +28,8 @@ def check(session: Session) -> Diagnosis | None:
     matrix_s = kernels.matrix_precisions.get("fp32", 0.0) if kernels is not None else 0.0
     if not has_tf32 or reading.share(matrix_s) < TRACE_MIN_SHARE:
         return None
-    on_path_s = matrix_s / kernels.matrix_s * kind_path_s(reading.trace, *MATRIX_KINDS) if kernels is not None else 0.0
+    all_s = kernels.matrix_s if kernels is not None else 0.0
+    on_path_s = matrix_s / all_s * kind_path_s(reading.trace, *MATRIX_KINDS) if all_s > 0 else 0.0
     if not reading.is_noticeable(on_path_s):
         return None
     return Diagnosis(
