@@ -92,7 +92,7 @@ _BY_NAME: dict[str, Bounds] = {
     "FigureChange.base": _ANY, "FigureChange.new": _ANY, "max_steps": _SIGNED_COUNT, "max_epochs": _SIGNED_COUNT,
     "ArmRun.stage": _SIGNED_COUNT, "numa_node": _SIGNED_COUNT, "process_numa_nodes": _SIGNED_COUNT,
     "line": _SIGNED_COUNT, "seed": Bounds(-(2**64), 2**64, "a seed"), "num_sanity_val_steps": _SIGNED_COUNT,
-    # At least one: figures are divided by these.
+    # Never 0, because rules and reports divide by them.
     "StageTimes.n_steps": Bounds(1, 2**53, "a count of 1 or more"),
     "HostPhase.n_effective": Bounds(1e-3, 2**53, "a positive number"),
     "forward_flops": _PLAIN, "backward_flops": _PLAIN, "recomputed_flops": _PLAIN, "flops": _PLAIN,
