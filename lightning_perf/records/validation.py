@@ -43,6 +43,7 @@ _SECONDS = Bounds(0.0, 1e9, "seconds")
 _RATIO = Bounds(0.0, 1e9, "a ratio")
 _PLAIN = Bounds(0.0, 1e18, "a number")
 _COUNT = Bounds(0, 2**53, "a count")
+_POSITIVE_COUNT = Bounds(1, 2**53, "a count of 1 or more")
 _BYTES = Bounds(0, 2**60, "bytes")
 _SIGNED_COUNT = Bounds(-(2**53), 2**53, "a number")
 _SIGNED_BYTES = Bounds(-(2**60), 2**60, "bytes")
@@ -93,7 +94,7 @@ _BY_NAME: dict[str, Bounds] = {
     "ArmRun.stage": _SIGNED_COUNT, "numa_node": _SIGNED_COUNT, "process_numa_nodes": _SIGNED_COUNT,
     "line": _SIGNED_COUNT, "seed": Bounds(-(2**64), 2**64, "a seed"), "num_sanity_val_steps": _SIGNED_COUNT,
     # Never 0, because rules and reports divide by them.
-    "StageTimes.n_steps": Bounds(1, 2**53, "a count of 1 or more"),
+    "StageTimes.n_steps": _POSITIVE_COUNT, "Generation.n": _POSITIVE_COUNT, "AskedCollection.n": _POSITIVE_COUNT,
     "HostPhase.n_effective": Bounds(1e-3, 2**53, "a positive number"),
     "forward_flops": _PLAIN, "backward_flops": _PLAIN, "recomputed_flops": _PLAIN, "flops": _PLAIN,
 }  # fmt: skip

@@ -84,6 +84,8 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
         ("findings.0.gain.low", 2.0, "Expected `low` <= `high`, got 2.0 and 0.5 - at `$.findings[0].gain`"),
         ("loader_probe.curve.0.high_s", 0.0, "Expected `low_s` <= `high_s`, got"),
         ("steady.n_steps", 0, "Expected a count of 1 or more from 1 to"),
+        ("collections.generations.0.n", 0, "Expected a count of 1 or more from 1 to"),
+        ("collections.asked.0.n", 0, "Expected a count of 1 or more from 1 to"),
         (
             "host_profile.phases." + next(iter(WHOLE["host_profile"]["phases"])) + ".n_effective",
             0.0,
