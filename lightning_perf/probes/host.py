@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from lightning_perf.cgroups import affine_cores, cgroup_folders, read_number, read_text
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import HostTelemetry
 
 from .processes import ScheduleClock, WorkerProcesses, read_bytes
@@ -320,7 +321,8 @@ def _disks_busy_s() -> dict[str, float]:
     """
     try:
         disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-    except (OSError, RuntimeError, psutil.Error):
+    except (OSError, RuntimeError, psutil.Error) as error:
+        raise_if_from_signal(error)
         return {}
     busy_ms = {name: getattr(disk, "busy_time", None) for name, disk in disks.items()}
     return {name: ms / 1e3 for name, ms in busy_ms.items() if ms is not None and not name.startswith(("loop", "ram"))}

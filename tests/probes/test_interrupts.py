@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
 from lightning_perf import interrupts
 from lightning_perf.interrupts import raise_if_from_signal, suppress
 from lightning_perf.probes import plain
+from lightning_perf.probes.host import HostReader
 from lightning_perf.seams import Undos, run_to_the_end
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")
@@ -90,6 +92,19 @@ def test_error_is_kept_when_a_function_is_given_a_number_and_another_frame() -> 
     with pytest.raises(Preempted) as raised:
         fails(signal.SIGUSR2, sys._getframe().f_back)
     raise_if_from_signal(raised.value)
+
+
+def test_error_of_a_signal_handler_passes_when_disks_are_read(
+    monkeypatch: pytest.MonkeyPatch, restored_handler: None
+) -> None:
+    def raise_runtime_error(*_: Any) -> None:  # of the type that torch's handler of SIGCHLD raises
+        raise RuntimeError("a worker was killed")
+
+    reader = HostReader()
+    signal.signal(signal.SIGUSR2, raise_runtime_error)
+    monkeypatch.setattr(psutil, "disk_io_counters", lambda **_: signal.raise_signal(signal.SIGUSR2))
+    with pytest.raises(RuntimeError, match="a worker was killed"):
+        reader.read(0.0)
 
 
 def test_undo_is_repeated_when_a_signal_handler_raises_within_it(restored_handler: None) -> None:
