@@ -83,6 +83,7 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
         ("telemetry.host.rss_bytes.p50", -1.0, "Expected bytes from 0 to"),
         ("findings.0.gain.low", 2.0, "Expected `low` <= `high`, got 2.0 and 0.5 - at `$.findings[0].gain`"),
         ("loader_probe.curve.0.high_s", 0.0, "Expected `low_s` <= `high_s`, got"),
+        ("steady.span_s", 0.0, "Expected seconds from 1e-05 to 1e+09, got 0"),
         ("steady.n_steps", 0, "Expected a count of 1 or more from 1 to"),
         ("collections.generations.0.n", 0, "Expected a count of 1 or more from 1 to"),
         ("collections.asked.0.n", 0, "Expected a count of 1 or more from 1 to"),

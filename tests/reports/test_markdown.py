@@ -76,6 +76,15 @@ def test_markdown_shows_the_outcome_of_each_rule_when_all_are_requested() -> Non
     assert "PD105" not in to_markdown(starved())
 
 
+def test_folded_heading_shows_no_image_when_a_name_contains_one() -> None:
+    session = starved()
+    finding = msgspec.structs.replace(session.findings[0], name="![x](https://e.example/x.png)")
+    text = to_markdown(msgspec.structs.replace(session, findings=(finding,)), is_folded=True)
+    heading = next(line for line in text.splitlines() if "<summary>" in line and "e.example" in line)
+    assert "[" not in heading
+    assert "![x](https://e.example/x.png)" in html.unescape(heading)
+
+
 @given(st.text(alphabet=st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1))
 def test_escaped_text_is_shown_unchanged_when_rendered(text: str) -> None:
     text = " ".join(text.split())

@@ -112,7 +112,8 @@ def _table(one: doc.Table) -> Iterator[str]:
 
 def _folded(title: str, parts: Sequence[str]) -> str:
     content = "\n\n".join(parts)
-    return f"<details><summary>{html.escape(title)}</summary>\n\n{content}\n\n</details>"
+    shown = html.escape(title).replace("[", "&#91;")  # no link or image, whether Markdown is read here or not
+    return f"<details><summary>{shown}</summary>\n\n{content}\n\n</details>"
 
 
 def _fenced(lines: Sequence[str], language: str = "python") -> str:
