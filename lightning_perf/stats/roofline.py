@@ -70,8 +70,11 @@ def bound_of(work: Least, seconds: float | None, n_operators: int) -> Bound | No
     if seconds is None or seconds <= 0 or found is None or work.compute_s is None or work.bandwidth_s is None:
         return None
     name, needed_s = found
-    if needed_s >= EXPLAINED_FRACTION * seconds:
-        return name
+    return name if needed_s >= EXPLAINED_FRACTION * seconds else _latency(seconds, n_operators)
+
+
+def _latency(seconds: float, n_operators: int) -> Bound | None:
+    """Return latency as the bound of unexplained time; None if the operators take too long for that."""
     return "latency" if seconds <= MAX_LATENCY_S * max(1, n_operators) else None
 
 
@@ -108,7 +111,7 @@ def advice(bound: Bound | None, precision: str, ceilings: Ceilings | None) -> st
     return {
         "bandwidth": "move fewer bytes: fuse (torch.compile), a smaller dtype, no copies between layouts",
         "launch": "fewer, larger operators: torch.compile, CUDA graphs, a larger batch",
-        "latency": "give each operator more work (a larger batch), or start fewer: no ceiling explains its time",
+        "latency": "use a larger batch, or fuse operators (torch.compile)",
     }[bound]
 
 
@@ -208,7 +211,7 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
             return None
         totals[found[0]] += found[1]
     if sum(totals.values()) < EXPLAINED_FRACTION * seconds:
-        return "latency"
+        return _latency(seconds, sum(module.n_operators or 0 for module in profile.modules))
     return max(totals, key=lambda name: totals[name])
 
 

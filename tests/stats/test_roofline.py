@@ -119,10 +119,11 @@ def test_modules_and_operators_get_their_bounds() -> None:
     assert found.bound == "compute"
 
 
-def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it() -> None:
+@pytest.mark.parametrize(("n_operators", "bound"), [(1_000, "latency"), (37, None)])  # 1 ms or 27 ms per operator
+def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it(n_operators: int, bound: str | None) -> None:
     module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
-                           forward_bytes=10**6, backward_bytes=0, n_operators=1)  # fmt: skip
-    assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == "latency"
+                           forward_bytes=10**6, backward_bytes=0, n_operators=n_operators)  # fmt: skip
+    assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == bound
 
 
 def test_bound_of_the_step_leaves_the_optimizer_out_when_modules_were_timed() -> None:
