@@ -65,6 +65,13 @@ def test_tables_keep_what_matters_when_there_is_little_room() -> None:
         assert {"FLOPs", "time", "bound"} <= heads
 
 
+def test_operator_table_says_that_modules_were_timed_in_other_steps_when_they_were() -> None:
+    timed = profile()
+    untimed = msgspec.structs.replace(timed, modules=timed.modules[:0])
+    assert "modules were timed in other steps" in model_rows.operator_table(timed).about
+    assert "modules" not in model_rows.operator_table(untimed).about
+
+
 def test_tables_leave_out_missing_measurements() -> None:
     plain = profile()
     bare = msgspec.structs.replace(

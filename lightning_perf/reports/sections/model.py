@@ -170,7 +170,9 @@ def operator_table(profile: ModelProfile) -> Table:
     ]  # fmt: skip
     heads: Heads = ("operator", Column("dtype", _WIDE), "calls", "FLOPs", "bytes", "FLOP/byte", "time",
              Column("FLOP/s", _WIDE), "bound")  # fmt: skip
-    about = "one sampled step, forward and backward; not the step that the table of modules was timed in"
+    about = "one sampled step, forward and backward"
+    if any(map(module_s, profile.modules)):
+        about += "; modules were timed in other steps, so their times differ"
     title = "Compute cost by operator"
     return table(heads, rows, title=title, about=about, key="counted-operators", n_brief=_MAX_OPERATORS, bars="time",
                  bar_room=PAGE)  # fmt: skip
