@@ -21,6 +21,7 @@ from lightning_perf.records import (
     Headroom,
     HostTelemetry,
     Interval,
+    ModelProfile,
     Overhead,
     Session,
     Spread,
@@ -172,8 +173,10 @@ def test_comparison_explains_why_its_times_differ_from_those_of_a_report() -> No
 # -- 8: what is shown is not missing ------------------------------------------------------------
 
 
-def test_model_is_not_listed_as_missing_when_it_is_shown() -> None:
-    session = msgspec.structs.replace(starved(), missing={"memory": "no", "ranks": "one process"})
+def test_figures_are_not_listed_as_missing_when_they_are_shown() -> None:
+    model = ModelProfile(class_name="Net", device="cpu", n_parameters=1, n_trainable=1, parameters_bytes=4)
+    reasons = {"memory": "no", "model_profile": "no", "ranks": "one process"}
+    session = msgspec.structs.replace(starved(), model_profile=model, missing=reasons)
     assert [what for what, _ in missing_rows(session)] == ["ranks"]
 
 
