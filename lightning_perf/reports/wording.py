@@ -67,13 +67,12 @@ def seconds(value: float | None) -> str:
 
 
 def seconds_column(values: Sequence[float | None]) -> list[str]:
-    """Durations in seconds that stand below one another: one unit, fit for the largest; empty for None."""
+    """Return durations in one unit, fit for the largest, with at most three significant digits; empty for None."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     largest = max(map(abs, finite), default=0.0)
     factor, unit = next((f, u) for limit, f, u in _UNITS if largest < limit)
-    decimals = 2 if largest * factor < 99.5 else 1
     return [
-        "" if value is None else f"{value * factor:.{decimals}f} {unit}" if math.isfinite(value) else NOT_TOLD
+        "" if value is None else f"{_rounded(value * factor)} {unit}" if math.isfinite(value) else NOT_TOLD
         for value in values
     ]
 
@@ -248,7 +247,10 @@ def _minutes(value: float) -> str:
 
 
 def _three_digits(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 0.01 else _rounded(value)
+
+
+def _rounded(value: float) -> str:
+    """Return a number with three significant digits, at most two of them decimals."""
     size = abs(value)
-    if size < 0.01:
-        return f"{value:.2g}"
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"

@@ -38,11 +38,11 @@ def test_seconds_are_shown_in_a_fitting_unit(value: float | None, said: str) -> 
     assert wording.seconds(value) == said
 
 
-def test_seconds_column_has_one_unit_fit_for_the_largest() -> None:
+def test_seconds_column_has_three_digits_and_one_unit_fit_for_the_largest() -> None:
     assert wording.seconds_column([6.64, 0.41, None, math.nan]) == ["6.64 s", "0.41 s", "", "n/a"]
-    assert wording.seconds_column([0.0166, 0.00086]) == ["16.60 ms", "0.86 ms"]
+    assert wording.seconds_column([0.1056, 0.0166, 0.00086, 1e-9]) == ["106 ms", "16.6 ms", "0.86 ms", "0.00 ms"]
     assert wording.seconds_column([]) == []
-    assert wording.seconds_column([36_000.0]) == ["10.00 h"]
+    assert wording.seconds_column([36_000.0]) == ["10.0 h"]
 
 
 @pytest.mark.parametrize(
