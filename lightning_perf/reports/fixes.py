@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.thresholds import LOW_SHARE
+from lightning_perf.rules.wording import is_negligible
 
 from . import wording
 from .sections.findings import ordered_findings
@@ -31,7 +31,7 @@ def fix_groups(session: Session) -> list[list[Finding]]:
     """
     groups: list[list[Finding]] = []
     for finding in ordered_findings(session):
-        if not finding.prescriptions or finding.severity == "info" or _is_negligible(finding):
+        if not finding.prescriptions or finding.severity == "info" or (finding.gain and is_negligible(finding.gain)):
             continue
         same = next((group for group in groups if _shares_time(session, group[0], finding)), None)
         if same is None:
@@ -141,10 +141,6 @@ def _now(fix: Prescription, session: Session, name: str) -> str:
     owner = trainer if hasattr(trainer, name) else train[0] if len(train) == 1 else None
     now = getattr(owner, name, None)
     return "" if now is None or repr(now) == _arguments(fix)[name] else repr(now)
-
-
-def _is_negligible(finding: Finding) -> bool:
-    return finding.gain is not None and finding.gain.high * (1 - LOW_SHARE) < 1
 
 
 def _shares_time(session: Session, one: Finding, other: Finding) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Evidence, Finding, Gain, Interval
 from lightning_perf.records.text import clean
-from lightning_perf.rules.wording import speedup
+from lightning_perf.rules.wording import is_negligible, speedup
 
 NOT_TOLD = "n/a"
 ELLIPSIS = "…"
@@ -116,8 +116,8 @@ def count(n: int, noun: str) -> str:
 
 
 def gain(value: Gain | None) -> str:
-    """Return the expected speedup: ``1.7–2.1x``, ``up to 2.1x`` if it may be none or was modeled; empty without one."""
-    if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)):
+    """Return the expected speedup: ``1.7–2.1x``, ``up to 2.1x`` if it may be none or was modeled; empty below 2 %."""
+    if value is None or not (math.isfinite(value.low) and math.isfinite(value.high)) or is_negligible(value):
         return ""
     return speedup(value)
 

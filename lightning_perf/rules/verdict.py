@@ -10,7 +10,7 @@ from .gain import is_measured
 from .loader_curve import predicted_steps
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
 from .trace_reading import is_blind
-from .wording import percent, speedup
+from .wording import is_negligible, percent, speedup
 
 QUALITY = "quality"
 
@@ -100,6 +100,6 @@ def expectation(gain: Gain) -> str:
 def _line(finding: Finding) -> str:
     headline = finding.summary.split(". ")[0].rstrip(".")
     advice = f": {finding.prescriptions[0].summary.rstrip('.')}" if finding.prescriptions else ""
-    notes = [expectation(finding.gain)] if finding.gain is not None and finding.gain.high >= 1.005 else []
+    notes = [expectation(finding.gain)] if finding.gain is not None and not is_negligible(finding.gain) else []
     notes += [] if is_measured(finding) else ["not measured"]
     return headline + advice + (f" ({', '.join(notes)})" if notes else "")

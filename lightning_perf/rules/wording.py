@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Gain
+from lightning_perf.rules.thresholds import LOW_SHARE
 
 
 def percent(fraction: float) -> str:
@@ -43,6 +44,11 @@ def speedup(gain: Gain) -> str:
         if low != high and (decimals == 2 or gain.high >= 1.5):
             return f"up to {high}x" if float(low) <= 1 or gain.method == "modeled" else f"{low}–{high}x"
     return f"up to {high}x" if gain.method == "modeled" and gain.high >= 1.005 else f"{high}x"
+
+
+def is_negligible(gain: Gain) -> bool:
+    """Return whether a fix would save less than 2 % at most: no report shows such a speedup."""
+    return gain.high * (1 - LOW_SHARE) < 1
 
 
 def place(function: str, site: str) -> str:

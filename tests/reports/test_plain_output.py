@@ -135,9 +135,11 @@ def test_findings_have_a_row_each_when_a_phase_is_long_enough_for_both() -> None
     assert len(fix_groups(with_findings(*halves))) == 2
 
 
-def test_fix_is_left_out_when_it_saves_less_than_two_percent() -> None:
+def test_fix_and_its_speedup_are_left_out_when_it_saves_less_than_two_percent() -> None:
     tiny = msgspec.structs.replace(LOGGING_EVERY_STEP, gain=Gain(low=1.0, high=1.004, basis=""))
-    assert [group[0].code for group in fix_groups(with_findings(STARVED_BY_LOADER, tiny))] == ["PD101"]
+    session = with_findings(STARVED_BY_LOADER, tiny)
+    assert [group[0].code for group in fix_groups(session)] == ["PD101"]
+    assert "1.00x" not in to_text(run_report(session))
 
 
 def test_high_finding_is_above_a_medium_one_when_neither_is_the_verdict() -> None:

@@ -8,6 +8,7 @@ from lightning_perf.records import SEVERITIES, Finding, Session
 from lightning_perf.reports.cells import Value
 from lightning_perf.reports.document import AnyPart, Diagnosis, Fix
 from lightning_perf.reports.wording import block, certainty, evidence_basis, evidence_value, gain, line
+from lightning_perf.rules.wording import is_negligible
 
 
 def ordered_findings(session: Session) -> list[Finding]:
@@ -50,7 +51,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
                 tuple(block(p.code)))
             for p in finding.prescriptions
         ),
-        basis=line(finding.gain.basis) if finding.gain is not None else "",
+        basis=line(finding.gain.basis) if finding.gain is not None and not is_negligible(finding.gain) else "",
         is_open=is_open,
     )  # fmt: skip
 
