@@ -22,8 +22,8 @@ def test_lines_are_listed_under_the_costliest_function_when_known() -> None:
     rows = function_facts(LoaderProbe(status="measured", functions=(AUGMENT, PAD), lines=lines))
     assert rows == [
         "Images.augment (me/images.py:31): 80 % of the time per sample",
-        "line 32: for x in image: (65 % of this function)",
-        "line 33: x = x * 0.5 (30 % of this function)",
+        "line 32, 65 % of this function: for x in image:",
+        "line 33, 30 % of this function: x = x * 0.5",
         "pad (me/images.py:60): 90 % of collate",
     ]
 

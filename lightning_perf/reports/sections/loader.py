@@ -117,8 +117,7 @@ def function_facts(probe: LoaderProbe) -> list[str]:
     told = [f"{line(function_place(f), 80)}: {share(blamed(f))} of {words[f.where]}" for f in shown]
     if told and shown[0] is probe.functions[0] and shown[0].where == "getitem":
         costly = sorted((each for each in probe.lines if each.share >= _MIN_LINE_SHARE), key=lambda each: -each.share)
-        lines = [f"{line(f'line {each.line}: {each.text}', 80)} ({share(each.share)} of this function)"
-                 for each in costly]  # fmt: skip
+        lines = [line(f"line {each.line}, {share(each.share)} of this function: {each.text}", 100) for each in costly]
         told[1:1] = lines[:_MAX_LINES]
     return told
 
