@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +43,13 @@ def test_command_line_page_is_what_the_generator_gives() -> None:
     assert (REFERENCE / "cli.md").read_text(encoding="utf-8") == generator("generate_cli").page(), (
         "run: make docs-rules"
     )
+
+
+def test_docs_say_that_installation_changes_the_progress_bar_when_rich_is_required() -> None:
+    page = (DOCS / "how-to" / "results.md").read_text(encoding="utf-8")
+    requires_rich = any(re.match(r"rich\b", each) for each in metadata.requires("lightning-perf") or ())
+    told = "It installs `rich`, and Lightning 2.6 uses `RichProgressBar`"
+    assert (told in " ".join(page.split())) is requires_rich
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -103,8 +103,9 @@ def test_page_shows_the_sessions_figures_when_opened_from_disk(
     assert steady is not None
     largest = max(steady.phases.values(), key=lambda phase: phase.share)
     assert wording.share(largest.share, decimals=1) in browser.find("#time table").text
-    bars = [bar.size["width"] for bar in browser.all("#time td.bar span")]
-    assert bars[0] == max(bars) > 0
+    bars = browser.all("#time td.bar span")
+    assert bars[0].size["width"] == max(bar.size["width"] for bar in bars) > 0
+    assert len({bar.location["x"] for bar in bars}) == 1
     epochs = plotted(browser, "epochs")
     heights = [sum(values) for values in zip(*(trace["y"] for trace in epochs), strict=True)]
     scale = 1.0 if max(epoch.wall_s for epoch in fitted.epochs) >= 1 else 1e3

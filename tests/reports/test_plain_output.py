@@ -36,13 +36,21 @@ from lightning_perf.reports.console import comparison_report, emit, run_report, 
 from lightning_perf.reports.fixes import fix_groups, fix_text
 from lightning_perf.reports.sections.about import missing_rows, overhead_fact
 from lightning_perf.reports.sections.memory import growth_text, headroom_fact
-from lightning_perf.rules.engine import diagnose
+from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
+from lightning_perf.treatments.registry import all_treatments
+from lightning_perf.trials.rounds import PlannedRun
 from reports.comparisons import alike
 from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_looked_at, starved
 from reports.test_console import Screen
 from reports.trials import climbed
+
+MIXED_SIGNS = re.compile(r"\d ?us\b|\d ?μs|\d×|\d-\d[\d.]*x")
+"""Other signs for what is written ``µs``, ``x`` and ``–``."""
+DURATION = re.compile(r"(?<![\d.,])((\d+(?:\.\d+)?) (?:ns|µs|ms|s))\b")
+REPORTS = [file for file in sorted((Path(__file__).parents[1] / "golden" / "reports").iterdir())
+           if "ascii" not in file.name]  # fmt: skip
 
 
 def spread(mean: float) -> Spread:
@@ -209,6 +217,18 @@ def test_trial_warns_once_when_the_second_baseline_run_differs(tmp_path: Path) -
     assert "Ctrl-C ends the trial" in stream.getvalue()
 
 
+def test_trial_promises_no_number_of_runs_when_results_decide_it(tmp_path: Path) -> None:
+    progress = Progress(tmp_path)
+    progress.console.file = stream = io.StringIO()
+    for about in (4, 1):
+        progress.running(
+            PlannedRun(arm="baseline", treatments=(), repeat=0, stage=0, position=5), about, noisy(*[0.25] * 5)
+        )
+    assert stream.getvalue().splitlines() == [
+        "run 6, 3 or more after it: baseline", "run 6, perhaps no more after it: baseline"
+    ]  # fmt: skip
+
+
 # -- 10: overhead -----------------------------------------------------------------------------------
 
 
@@ -269,7 +289,20 @@ def test_no_output_mixes_signs_for_units_when_rules_speak() -> None:
     )
     text = to_text(run_report(session, show_all=True))
     assert duration(3.2e-4) == wording.seconds(3.2e-4) == "320 µs"
-    assert not re.search(r"\d ?us\b|×", text)
+    assert not MIXED_SIGNS.search(text)
+
+
+def test_rules_and_treatments_mix_no_signs_for_units_when_they_are_explained() -> None:
+    texts = [text for rule in all_rules() for text in (rule.docs, rule.name)]
+    texts += [text for treatment in all_treatments() for text in (treatment.summary, treatment.when)]
+    assert [match[0] for text in texts if (match := MIXED_SIGNS.search(text))] == []
+
+
+@pytest.mark.parametrize("file", REPORTS, ids=lambda file: file.name)
+def test_report_has_one_sign_per_unit_and_three_digits_per_duration(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert not MIXED_SIGNS.search(text)
+    assert [told for told, number in DURATION.findall(text) if len(number.replace(".", "").lstrip("0")) > 3] == []
 
 
 # -- an epoch with progress bars -----------------------------------------------------------------------

@@ -25,11 +25,13 @@ def test_console_shows_the_brief_report_by_default(
     make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LIGHTNING_PERF_CONSOLE", raising=False)
-    lines = shown_by(PerfDoctor(schedule=None, out_dir=tmp_path), make_trainer, capsys).splitlines()
+    monkeypatch.chdir(tmp_path)
+    lines = shown_by(PerfDoctor(schedule=None, out_dir="seen"), make_trainer, capsys).splitlines()
     assert lines[0].startswith("PerfDoctor  ")
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) <= MAX_WIDTH
     assert not any("\x1b" in line for line in lines)
+    assert any("lightning-perf report seen --full" in line for line in lines)
 
 
 def test_console_shows_everything_when_full_is_asked_for(
