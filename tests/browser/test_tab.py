@@ -115,6 +115,7 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     drawn = [node.get_attribute("data-figure") for node in browser.all("[data-figure]")]
     assert {"epochs", "timeline"} <= set(drawn)
     assert len(browser.all('[data-figure="timeline"] .plot svg.main-svg')) > 0
+    assert len({bar.location["x"] for bar in browser.all("[data-table=phases] td.bar span")}) == 1
     browser.shot("tab-overview-light-1400")
     [trace] = [window.trace for window in session.windows if window.trace is not None]
     show(browser, "operators")
@@ -123,8 +124,10 @@ def test_each_view_shows_the_figures_of_the_session(browser: Browser, board: Boa
     browser.shot("tab-operators-light-1400")
     show(browser, "kernels")
     assert "Kernels are recorded on a GPU" in browser.find("main .note").text
-    assert "empty" in browser.find("#tab-kernels").get_attribute("class")
     show(browser, "memory")
+    kernels = browser.find("#tab-kernels")
+    assert float(kernels.value_of_css_property("opacity")) < 1
+    assert "schedule=" in kernels.get_attribute("title")
     assert session.memory.breakdown is not None
     assert numbers(browser, "holds", 4) == [row.n_bytes for row in memory_rows(session.memory.breakdown)]
     browser.shot("tab-memory-light-1400")

@@ -301,6 +301,7 @@ def test_view_without_content_names_the_argument_that_fills_it(tab: Open, tmp_pa
     assert {"operators", "kernels", "modules", "ranks", "trials", "trace"} <= set(empty)
     assert "overview" not in empty
     for view in ("operators", "trace"):
+        assert "schedule=" in empty[view]
         hint, code = one.blocks(view, run)
         assert hint["text"].startswith("No profiler window was recorded.")
         assert "schedule=" in code["lines"][0]
