@@ -208,6 +208,15 @@ def test_trial_reports_that_nothing_can_be_measured_when_the_baseline_varies() -
     assert "stop other programs, or use longer runs: --steps 100" in text
 
 
+def test_trial_reports_that_nothing_can_be_measured_when_no_baseline_run_is_steady() -> None:
+    trial = noisy(0.25, 0.25)
+    runs = tuple(msgspec.structs.replace(run, block_means_s=()) for run in trial.runs)
+    text = " ".join(to_text(trial_report(msgspec.structs.replace(trial, runs=runs))).split())
+    assert "Not measurable now: step times of the baseline change during each run; stop other programs" in text
+    one = msgspec.structs.replace(trial, runs=runs[:1])
+    assert "Not measurable now" not in to_text(trial_report(one))
+
+
 def test_trial_warns_once_when_the_second_baseline_run_differs(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     progress.console.file = stream = io.StringIO()

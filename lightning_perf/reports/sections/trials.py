@@ -115,14 +115,16 @@ def headline(trial: Trial) -> str:
 
 
 def baseline_noise(trial: Trial) -> str:
-    """Return that nothing can be measured and what to do, if runs of the baseline differ too much; else empty."""
-    means = [fmean(run.block_means_s) for run in trial.runs if run.arm in _PAIR and run.block_means_s]
-    if len(means) < 2 or max(means) <= _MAX_SPREAD * min(means):
+    """Return that nothing can be measured and what to do, if the baseline's step time varies too much; else empty."""
+    pair = [run for run in trial.runs if run.arm in _PAIR and run.status == "ok"]
+    means = [fmean(run.block_means_s) for run in pair if run.block_means_s]
+    if len(pair) >= 2 and not means:
+        what = "step times of the baseline change during each run"
+    elif len(means) >= 2 and max(means) > _MAX_SPREAD * min(means):
+        what = f"the baseline varies between {seconds(min(means))} and {seconds(max(means))} per step"
+    else:
         return ""
-    return (
-        f"Not measurable now: the baseline varies between {seconds(min(means))} and {seconds(max(means))} per step; "
-        f"stop other programs, or use longer runs: --steps {2 * trial.steps}"
-    )
+    return f"Not measurable now: {what}; stop other programs, or use longer runs: --steps {2 * trial.steps}"
 
 
 def trial_facts(trial: Trial) -> list[str]:
