@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import re
+import sys
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 
 from lightning_perf.records import SEVERITIES, AppliedTreatment, PhaseTime
-from lightning_perf.reports.console import emit, epoch_report, preflight_report, run_report, to_text
+from lightning_perf.reports.console import brief_report, emit, epoch_report, preflight_report, run_report, to_text
 from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
 from tests.golden_files import assert_golden
 
@@ -201,6 +203,48 @@ class Screen(io.StringIO):
                 line = part + line[len(part) :]
             shown.append(line.rstrip())
         return shown
+
+
+def in_notebook(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Make rich believe that this is a notebook; return what it displays there."""
+    shown: list[object] = []
+    display = ModuleType("IPython.display")
+    display.display = shown.append  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
+    assert Console().is_jupyter
+    return shown
+
+
+@pytest.mark.parametrize("has_rich_bar", [False, True])
+def test_emit_writes_plain_text_when_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_rich_bar: bool
+) -> None:
+    shown = in_notebook(monkeypatch)
+    emit(brief_report(starved()), console=Console() if has_rich_bar else None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("PerfDoctor  54 %")
+    assert max(map(len, lines)) <= 80
+    assert not any(re.search(r"[\x00-\x1f]", line) for line in lines)
+    assert shown == []
+
+
+def test_emit_starts_a_new_line_and_redraws_nothing_when_a_tqdm_bar_is_in_a_log_file() -> None:
+    log = io.StringIO()
+    with tqdm.tqdm(total=10, file=log, ncols=60, mininterval=0) as bar:
+        bar.update(3)
+        before = log.getvalue()
+        emit("the report", stream=log)
+        assert log.getvalue() == before + "\nthe report\n"
+
+
+def test_emit_starts_no_new_line_when_the_tqdm_bar_is_in_another_file() -> None:
+    log = io.StringIO()
+    with tqdm.tqdm(total=10, file=io.StringIO(), ncols=60, mininterval=0):
+        emit("the report", stream=log)
+    assert log.getvalue() == "the report\n"
 
 
 def test_emit_does_not_tear_a_live_tqdm_bar() -> None:

@@ -20,19 +20,20 @@ def emit(content: RenderableType, *, console: Console | None = None, stream: Tex
     Args:
         content: A report, another rich renderable, or text, which is never read as markup.
         console: The console of a live rich display (Lightning's ``RichProgressBar``), which makes room by itself.
-        stream: Where to write without a console; None for standard output. No colors unless it is a terminal.
+        stream: Where to write without a console; None for standard output. No colors and no control characters unless
+            it is a terminal; in notebooks, rich's own colors are unreadable on dark backgrounds.
     """
-    if console is not None:
+    if console is not None and not console.is_jupyter:
         # Uncropped: code to copy may be longer than the line.
         console.print(_renderable(content, console), crop=False)
         return
     out = stream if stream is not None else sys.stdout
     own = Console(file=out)
-    with _tqdm_aside(out):
-        if own.is_terminal or own.is_jupyter:
+    if own.is_terminal:
+        with _tqdm_aside(out):
             own.print(_renderable(content, own), crop=False)
-        else:
-            out.write(to_text(content, own.width, own.encoding))
+    else:
+        out.write("\n" * _has_open_line(out) + to_text(content, own.width, own.encoding))
 
 
 def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
@@ -57,9 +58,20 @@ def _renderable(content: RenderableType, console: Console) -> RenderableType:
 
 
 def _tqdm_aside(stream: Any) -> AbstractContextManager[Any]:
-    """Return a context that hides tqdm's bars; does nothing if tqdm was never imported."""
-    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
-    if tqdm is None or not getattr(tqdm, "_instances", None):
+    """Return a context that hides tqdm's bars; does nothing without any."""
+    bars = _tqdm_bars()
+    if not bars:
         return contextlib.nullcontext()
-    aside: AbstractContextManager[Any] = tqdm.external_write_mode(file=stream)
+    aside: AbstractContextManager[Any] = type(bars[0]).external_write_mode(file=stream)
     return aside
+
+
+def _has_open_line(stream: Any) -> bool:
+    """Return whether a tqdm bar was the last thing written to a file, which must not be redrawn there."""
+    return any(bar.fp == stream and not bar.gui for bar in _tqdm_bars())
+
+
+def _tqdm_bars() -> list[Any]:
+    """Return tqdm's live bars."""
+    tqdm = getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+    return list(getattr(tqdm, "_instances", ()))
