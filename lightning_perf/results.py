@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from lightning_perf.errors import PerfDoctorError
 from lightning_perf.records import Finding, Session, Verdict
 from lightning_perf.reports import console as console_report
+from lightning_perf.reports.render.html import to_fragment
+from lightning_perf.reports.session_document import session_document
 from lightning_perf.reports.text import report_text
 
 _BRIEF_WIDTH = 80
@@ -43,9 +45,10 @@ class Report:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str | None:
+    def _repr_html_(self) -> str:
         """Return what a notebook shows."""
-        return self.session._repr_html_()
+        place = self._place if self._is_full else None
+        return to_fragment(session_document(self.session, self._is_full, place))
 
 
 class Results:

@@ -137,7 +137,10 @@ def test_report_is_brief_and_complete_when_requested() -> None:
     assert len(brief.splitlines()) <= 15
     assert len(full.splitlines()) > 15
     assert repr(doctor.report()) == brief
-    assert "data wait" in texts_in(doctor.report()._repr_html_())
+    brief_html, full_html = (texts_in(doctor.report(full=full)._repr_html_()) for full in (False, True))
+    assert "data wait" in brief_html
+    assert "Not measured" not in brief_html
+    assert "Not measured" in full_html
 
 
 @pytest.mark.parametrize("name", SESSIONS)
