@@ -241,7 +241,8 @@ def test_every_view_and_section_fits_a_narrow_page_without_a_console_error(
 def test_diff_compares_with_the_previous_run_and_never_shows_an_older_run_as_new(
     browser: Browser, tmp_path: Path, session: Session
 ) -> None:
-    for day, name in ((3, "third"), (1, "first"), (2, "second")):  # written in this order
+    days = {"third": 3, "first": 1, "second": 2}
+    for name, day in days.items():  # written in this order
         changed = json.loads(session.to_json())
         changed["run"] |= {"id": name, "started_at": f"2026-01-0{day}T00:00:00Z"}
         (tmp_path / "logs" / name).mkdir(parents=True)
@@ -255,6 +256,7 @@ def test_diff_compares_with_the_previous_run_and_never_shows_an_older_run_as_new
             ("first", "second", ["first", "second"]),
         ):
             choose(browser, f"{run}/perf_session.json")
+            assert f"2026-01-0{days[run]} 00:00" in browser.find("#about").text
             show(browser, "diff")
             assert browser.find("#base").get_attribute("value") == f"{base}/perf_session.json"
             facts = browser.find("main .about").text

@@ -7,7 +7,7 @@ const POLL_MS = 5000;
 const READING_MS = 600;
 const DIFF = ['diff', 'Diff'];
 
-const state = {runs: [], views: [], run: null, base: null, view: 'overview', trace: null, empty: {}, asked: 0, drawn: ''};
+const state = {runs: [], views: [], run: null, base: null, view: 'overview', trace: null, empty: {}, search: [], asked: 0, drawn: ''};
 const page = {};
 
 export async function render() {
@@ -49,17 +49,15 @@ async function poll() {
   }
   const before = stamp();
   state.runs = told.runs;
+  state.search = [told.is_complete ? '' : 'still searching the log directory', told.is_cut ? 'the log directory has too many folders: some were not searched' : ''];
   state.views = [...told.views, DIFF];
   const known = (id) => state.runs.some((run) => run.id === id);
   if (!known(state.run)) state.run = state.runs[0]?.id ?? null;
   if (!known(state.base) || state.base === state.run) state.base = other();
   list(page.run, state.run);
   list(page.base, state.base);
+  about();
   tabs();
-  const one = state.runs.find((run) => run.id === state.run);
-  page.about.textContent = [one?.status, one?.started_at?.slice(0, 16).replace('T', ' '),
-    told.is_complete ? '' : 'still searching the log directory', told.is_cut ? 'the log directory has too many folders: some were not searched' : '',
-  ].filter(Boolean).join(' · ');
   if (!state.runs.length) {
     state.drawn = '';
     say(told.is_complete ? 'This log directory has no PerfDoctor sessions and no profiler traces yet. Add PerfDoctor() to the callbacks of the Trainer.'
@@ -101,6 +99,11 @@ function list(select, chosen) {
   if (chosen !== null) select.value = chosen;
 }
 
+function about() {
+  const one = state.runs.find((run) => run.id === state.run);
+  page.about.textContent = [one?.status, one?.started_at?.slice(0, 16).replace('T', ' '), ...state.search].filter(Boolean).join(' · ');
+}
+
 function tabs() {
   if (page.tabs.childElementCount !== state.views.length) {
     page.tabs.replaceChildren(...state.views.map(([name, title]) =>
@@ -132,6 +135,7 @@ function choose(change) {
   Object.assign(state, change);
   if (!state.isBaseChosen || state.base === state.run) state.base = other();
   if (state.base !== null) page.base.value = state.base;
+  about();
   tabs();
   show();
 }
