@@ -38,7 +38,7 @@ class Note(Part, frozen=True):
 
 
 class Facts(Part, frozen=True):
-    """Short facts for one line. The label is shown only in the tab."""
+    """Short facts for one line. The label is shown in the tab and in HTML."""
 
     items: tuple[str, ...]
     label: str = ""

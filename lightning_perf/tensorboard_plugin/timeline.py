@@ -117,7 +117,7 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
         bargap=0.1,
         dragmode="zoom",
         hovermode="closest",
-        xaxis={"title": {"text": f"time since the start of the trace ({unit}){rest}"}},
+        xaxis={"title": {"text": f"time ({unit}){rest}"}},
         yaxis=rows_axis(names),
     )
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from reports.sessions import hostile, starved
 from reports.test_html import everything
@@ -31,6 +32,14 @@ for (const e of document.querySelectorAll("h1, h2, h3, td, th, p, summary, figca
   found[isSvg ? style.fill : style.color] = e.textContent.slice(0, 40);
 }
 return found;
+"""
+
+LINES = """
+return [...document.querySelectorAll(arguments[0])].filter((cell) => cell.textContent).map((cell) => {
+  const text = document.createRange();
+  text.selectNodeContents(cell);
+  return text.getClientRects().length;
+});
 """
 
 
@@ -214,6 +223,28 @@ def test_every_text_has_enough_contrast_in_both_themes(browser: Browser, tmp_pat
             assert _contrast(color, ground) >= 4.5, (color, ground, text)
         browser.size(width, 4000)
         browser.shot(f"page-{width}-{'dark' if is_dark else 'light'}")
+
+
+def test_notebook_output_fits_a_narrow_cell(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "cell.html"
+    page.write_text(f"<!doctype html><meta charset=utf-8>{starved()._repr_html_()}", encoding="utf-8")
+    browser.size(480, 900)
+    browser.open(page)
+    browser.driver.execute_script("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert browser.driver.execute_script("return document.documentElement.scrollWidth") <= 480
+    assert set(browser.driver.execute_script(LINES, "td.r")) == {1}, "a number and its unit are on two lines"
+    browser.shot("notebook-480")
+
+
+def test_narrow_page_leaves_out_what_a_fix_does_not_have(browser: Browser, tmp_path: Path) -> None:
+    session = starved()
+    first, *others = session.findings
+    browser.size(NARROW, 900)
+    without_speedup = msgspec.structs.replace(first, gain=None)
+    show(browser, msgspec.structs.replace(session, findings=(without_speedup, *others)), tmp_path)
+    assert "speedup:\n" not in browser.find("#fixes").text
+    empty = [cell for cell in browser.all("#fixes td") if not cell.text]
+    assert not any(cell.is_displayed() for cell in empty)
 
 
 def test_print_shows_all_evidence_on_white(browser: Browser, tmp_path: Path) -> None:

@@ -231,6 +231,10 @@ def test_every_view_and_section_fits_a_narrow_page_without_a_console_error(
             summary.click()
         show(browser, view)
         assert browser.driver.execute_script("return document.documentElement.scrollWidth") <= width, view
+        wider = (
+            "return [...document.querySelectorAll('.scroll.plain')].filter((e) => e.scrollWidth > e.clientWidth).length"
+        )
+        assert browser.driver.execute_script(wider) == 0, "evidence has to be scrolled"
         browser.shot(f"tab-{view}-light-{width}")
     browser.find("#tab-diff").click()
     assert "only one run" in browser.find("main .note").text

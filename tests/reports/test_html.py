@@ -111,6 +111,7 @@ def test_figures_that_would_make_it_too_large_are_left_out_and_named(monkeypatch
     assert "ranks" not in page.data()["figures"]
     assert "timeline" in page.data()["figures"]
     assert "would make this file too large to be mailed" in page.text
+    assert page.text.count("Figures not shown") == 1  # one click shows them
 
 
 def test_page_shows_verdict_tables_and_findings_without_javascript() -> None:

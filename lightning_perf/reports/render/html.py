@@ -73,8 +73,7 @@ def to_fragment(document: Document) -> str:
 
 def _absent(left_out: dict[str, str]) -> list[Section]:
     rows = [(figures.FIGURES[name].title, wording.line(why, 300)) for name, why in left_out.items()]
-    absent = table(("figure", "reason"), rows, title="Figures not shown", is_folded=True)
-    return [section("figures", "Figures not shown", [absent])] if rows else []
+    return [section("figures", "Figures not shown", [table(("figure", "reason"), rows)])] if rows else []
 
 
 def _drawn(session: Session) -> tuple[dict[str, Any], dict[str, str]]:
