@@ -9,10 +9,11 @@ import typer
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Session, load_run
+from lightning_perf.reports import formats
 
 from .output import write, write_page
 
-FORMATS = ("console", "markdown", "html", "json")
+FORMATS = ("console", *formats.FORMATS)
 
 
 def report(
@@ -51,7 +52,7 @@ def report(
             return
         text = to_text(drawn)
     else:
-        text = _drawn(loaded, format_, show_all, session)
+        text = formats.draw(format_, loaded, show_all, str(session))
     if out is None and format_ == "html":
         write_page(text)
     else:
@@ -63,17 +64,3 @@ def _has_learned_of_ranks(session: Session) -> bool:
     outcome = next((one for one in session.outcomes if one.code == "PD701"), None)
     is_many = session.ranks is not None and len(session.ranks.summaries) > 1
     return is_many and outcome is not None and outcome.status == "skipped"
-
-
-def _drawn(session: Session, format_: str, show_all: bool, place: Path) -> str:
-    if format_ == "markdown":
-        from lightning_perf.reports.render.markdown import to_markdown
-
-        return to_markdown(session, show_all, is_folded=True)
-    if format_ == "html":
-        from lightning_perf.reports.render.html import to_page
-
-        return to_page(session, str(place))
-    from lightning_perf.reports.json import to_json
-
-    return to_json(session)

@@ -1,0 +1,11 @@
+"""Markdown for pull requests."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Session
+from lightning_perf.reports.render.markdown import to_markdown
+
+
+def draw(session: Session, show_all: bool, source: str) -> str:
+    """Return the report with long sections folded."""
+    return to_markdown(session, show_all, is_folded=True)
