@@ -46,9 +46,6 @@ docs: $(STAMP)
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py
-	$(BIN)/python docs/generate_thresholds.py
-	$(BIN)/python docs/generate_treatments.py
-	$(BIN)/python docs/generate_cli.py
 
 # For machines with an accelerator; on others, all of it is skipped.
 gpu-check: $(STAMP)

@@ -1,15 +1,10 @@
-"""Adds reference/session-schema.json and .md to the site, made from the records: a hook of mkdocs.
-
-python docs/generate_schema.py FOLDER writes them into a folder.
-"""
+"""The pages reference/session-schema.json and .md, from the records."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -115,17 +110,3 @@ def _type(told: dict[str, Any]) -> str:
         values = told.get("additionalProperties")
         return "object" + (f" of {_type(values)}" if values else "")
     return str(kind)
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Add both files to the site; called by mkdocs."""
-    from mkdocs.structure.files import File
-
-    for name, text in pages().items():
-        files.append(File.generated(config, f"reference/{name}", content=text))
-    return files
-
-
-if __name__ == "__main__":
-    for name, text in pages().items():
-        Path(sys.argv[1], name).write_text(text, encoding="utf-8")

@@ -1,7 +1,4 @@
-"""Write docs/reference/thresholds.md: the constants of the rules, with their sources.
-
-python docs/generate_thresholds.py
-"""
+"""The page reference/thresholds.md: the constants of the rules, with their sources."""
 
 from __future__ import annotations
 
@@ -11,11 +8,7 @@ from pathlib import Path
 
 from lightning_perf.rules import thresholds
 
-DOCS = Path(__file__).parent
-FILE = DOCS / "reference" / "thresholds.md"
 INTRODUCTION = """\
-<!-- Made by docs/generate_thresholds.py from lightning_perf/rules/thresholds.py; change it there. -->
-
 # Thresholds
 
 Each numeric constant that a [rule](../rules/index.md) uses. *Published*: the linked document names the value.
@@ -52,7 +45,3 @@ def _users() -> dict[str, list[str]]:
                 for each in node.names:
                     found.setdefault(each.name, []).append(user)
     return {name: sorted(each, key=lambda user: (user[0] != "[", user)) for name, each in found.items()}
-
-
-if __name__ == "__main__":
-    FILE.write_text(page(), encoding="utf-8")

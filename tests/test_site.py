@@ -63,7 +63,9 @@ def test_every_rule_has_its_page_on_the_site(site: Path) -> None:
         assert f'href="{rule.code}.html"' in index
 
 
-def test_schema_of_the_session_is_on_the_site(site: Path) -> None:
+def test_generated_pages_are_on_the_site(site: Path) -> None:
+    for name, text in (("cli", "--format"), ("thresholds", "MIN_STEPS"), ("treatments", "loader-workers")):
+        assert text in (site / "reference" / f"{name}.html").read_text(encoding="utf-8")
     assert "schema_version" in (site / "reference" / "session-schema.html").read_text(encoding="utf-8")
     assert '"$defs"' in (site / "reference" / "session-schema.json").read_text(encoding="utf-8")
 
