@@ -21,12 +21,20 @@ from tests.forkserver import Forkserver
 
 from .trainings import Items, Net, Treat, loader, train
 
-# Those that a CPU can show, but for what compiles.
-ON_CPU = (
-    "loader-workers=1", "precision-bf16", "matmul-precision-high", "cudnn-benchmark", "fused-optimizer", "accumulate",
-    "activation-checkpointing", "batch-size=8", "log-every-n=3", "anomaly-off", "async-checkpoint", "val-less-often",
-    "threads=1", "flush-denormal", "prog-bar-off",
-)  # fmt: skip
+NOT_ALONE_ON_CPU = {
+    "channels-last", "compile", "compile-regions", "ddp-bucket-view", "ddp-find-unused-off", "ddp-static-graph",
+    "expandable-segments", "loader-persistent", "loader-pin-memory", "loader-prefetch", "precision-fp16",
+    "progress-refresh",
+}  # fmt: skip
+"""Treatments that need a GPU, several ranks, workers, an image model or a compiler: tested elsewhere."""
+
+VALUES = {"loader-workers": "1", "batch-size": "8", "log-every-n": "3", "threads": "1"}
+
+ON_CPU = tuple(
+    f"{treatment.id}={VALUES[treatment.id]}" if treatment.id in VALUES else treatment.id
+    for treatment in all_treatments()
+    if treatment.id not in NOT_ALONE_ON_CPU
+)
 
 
 def left_behind(trainer: Trainer, module: Any) -> dict[str, list[str]]:
