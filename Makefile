@@ -41,8 +41,9 @@ pytest: $(STAMP)
 	$(PYTEST) -n 2 --dist worksteal
 
 # Build the site into build/site; it can be opened from disk. `make test` builds it too.
+# Without --quiet, which would hide the warnings from --strict.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-rules: $(STAMP)
 	$(BIN)/python docs/generate_rules.py

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env=environment)
     assert built.returncode == 0, built.stdout + built.stderr
