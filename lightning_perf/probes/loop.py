@@ -87,6 +87,9 @@ class LoopProbe(ActionSpans):
         if self.stage == "fit":
             is_tapped = seams.tap_validation(self.trainer, _Validation(self), self._undos)
             self._keep(is_tapped, "validation", "the validation loop of this Lightning was not found")
+            iterating = self._span("epoch_boundary", "train_dataloader", "loop", "iter")
+            is_tapped = seams.tap_epoch_iteration(self.trainer, iterating, self._undos)
+            self._keep(is_tapped, "steady.named.iter", "the start of an epoch's iteration was not found")
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
         """Time what manual optimization calls itself; call ``after_step`` with each optimizer that stepped."""

@@ -14,6 +14,7 @@ from .thresholds import (
     COMPUTES_MIN_FRACTION,
     LINE_MIN_SHARE,
     LOOKUP_MAX_S,
+    MANY,
     MIN_SLOW_SAMPLES,
     SAME_LINE_MIN_SHARE,
     SERIAL_MIN_PART,
@@ -24,6 +25,7 @@ from .thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
+from .user_lines import lines_of
 from .wording import percent, place, site_of
 
 
@@ -190,18 +192,35 @@ def restarting_loader(session: Session) -> LoaderSettings | None:
     return next((each for each in loaders_of(session) if each.num_workers and each.persistent_workers is False), None)
 
 
-def start_s(session: Session, stage: StageTimes) -> float:
-    """Return the seconds of the span in which epochs waited for workers that started again."""
+def first_waits_s(session: Session, stage: StageTimes) -> float:
+    """Return the seconds of the span by which first batches took longer than usual ones."""
     waits = start_waits(stage)
-    if not waits or restarting_loader(session) is None:
+    return min(n_boundaries(session) * fmean(waits), phase_s(stage, "epoch_boundary")) if waits else 0.0
+
+
+def iterator_s(session: Session, stage: StageTimes) -> float:
+    """Return the seconds in which iterators of later epochs were made, without the user's lines in them."""
+    timed_s = sum(time.total_s for time in stage.named if (time.phase, time.hook) == ("epoch_boundary", "iter"))
+    lines_s = sum(time.seconds for time in lines_of(session, "epoch_boundary"))
+    return max(0.0, min(timed_s, phase_s(stage, "epoch_boundary")) - lines_s)
+
+
+def start_s(session: Session, stage: StageTimes) -> float:
+    """Return the seconds of the span that workers took to end and start again, up to each epoch's first batch."""
+    if restarting_loader(session) is None:
         return 0.0
-    return min(n_boundaries(session) * fmean(waits), phase_s(stage, "epoch_boundary"))
+    return min(first_waits_s(session, stage) + iterator_s(session, stage), phase_s(stage, "epoch_boundary"))
 
 
 def n_boundaries(session: Session) -> int:
     """Return how often one epoch followed another."""
     n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
     return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # the session keeps the last epochs only
+
+
+def n_epochs_in_one(session: Session) -> int:
+    """Return how many epochs the advice to use longer ones puts into one."""
+    return min(MANY, max(1, n_boundaries(session)) + 1)
 
 
 def wait_evidence(feeding: Feeding, threshold: float = WAIT_MIN_SHARE) -> Evidence:

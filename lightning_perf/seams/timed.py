@@ -167,6 +167,14 @@ def tap_validation(trainer: Any, around: AbstractContextManager[Any], undos: Und
     return _tap_method(getattr(epoch_loop(trainer), "val_loop", None), "run", around, undos)
 
 
+def tap_epoch_iteration(trainer: Any, around: AbstractContextManager[Any], undos: Undos) -> bool:
+    """Enclose the call that makes each later epoch's iterator; return False if it is not found.
+
+    Workers that are not persistent end and start in it.
+    """
+    return _tap_method(epoch_loop(trainer), "on_run_start", around, undos)
+
+
 def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
     """Enclose ``strategy.backward``, which manual optimization calls without announcing an action."""
     return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)

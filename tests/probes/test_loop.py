@@ -81,11 +81,16 @@ class Bench:
             gradient_clip_val=1.0,
             datamodule=Data(),
             _logger_connector=Connector(),
-            fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(val_loop=self.validation)),
+            fit_loop=SimpleNamespace(
+                epoch_loop=SimpleNamespace(val_loop=self.validation, on_run_start=self.make_iterator)
+            ),
         )
         self.loop = LoopProbe(self.trainer, Module(), self.owner, stage, self.clock, unexpected)
         self.profiler = self.trainer.profiler
         self.loop.install()
+
+    def make_iterator(self, seconds: float) -> None:
+        self.clock.advance(seconds)
 
     def act(self, action: str, seconds: float) -> None:
         with self.trainer.profiler.profile(action):
@@ -177,6 +182,19 @@ def test_names_count_from_the_end_of_the_first_step() -> None:
     assert named.n_calls == 3
     assert named.total_s == pytest.approx(1.5)
     assert named.share == pytest.approx(1.5 / 1.8)
+
+
+def test_making_an_iterator_is_named_in_the_epoch_boundary_when_an_epoch_begins() -> None:
+    bench = Bench()
+    bench.step()
+    bench.loop.epoch_ends()
+    bench.clock.advance(1)
+    bench.trainer.fit_loop.epoch_loop.on_run_start(3)
+    bench.step()
+    (named,) = [time for time in bench.loop.named() if time.hook == "iter"]
+    assert (named.name, named.phase, named.total_s, named.n_calls) == ("train_dataloader", "epoch_boundary", 3, 1)
+    bench.loop.uninstall()
+    assert bench.trainer.fit_loop.epoch_loop.on_run_start == bench.make_iterator
 
 
 def test_validation_is_one_phase_of_training_and_a_stage_of_its_own() -> None:

@@ -6,12 +6,19 @@ from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_signals import in_process_of, n_boundaries, restarting_loader, start_s, start_waits
+from lightning_perf.rules.loader_signals import (
+    in_process_of,
+    iterator_s,
+    n_boundaries,
+    restarting_loader,
+    start_s,
+    start_waits,
+)
 from lightning_perf.rules.parts import fact, loader_fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, RESTART_MIN_S
-from lightning_perf.rules.timed import least_mean
+from lightning_perf.rules.timed import SPREAD, least_mean
 from lightning_perf.rules.wording import duration, number_of, percent
 
 
@@ -34,25 +41,27 @@ def check(session: Session) -> Finding | None:
     waits, n = start_waits(steady), n_boundaries(session)
     if not waits or n == 0:
         raise Skip("no epoch has been followed by another one yet")
-    spent_s = start_s(session, steady)
-    share, each_s = spent_s / steady.span_s, fmean(waits)
+    spent_s, iterator = start_s(session, steady), iterator_s(session, steady)
+    share, each_s = spent_s / steady.span_s, spent_s / n
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None
     made_s, _ = in_process_of(session, steady)
+    first_low_s = 0.0 if made_s is None else max(0.0, n * (least_mean(waits) - made_s))
     return timed_finding(
         steady,
         summary=(
             f"{percent(share)} of training time is spent starting {number_of(loader.num_workers or 0, 'worker')} "
-            f"again in every epoch: its first batch takes {duration(each_s)} longer than the others."
+            f"again in every epoch: {duration(each_s)} per epoch until its first batch."
         ),
         evidence=(
-            fact("share of the time waiting for first batches", share, "fraction", LOW_SHARE, n),
-            fact("first batch beyond a usual one", each_s, "s", RESTART_MIN_S, len(waits)),
+            fact("share of the time starting workers", share, "fraction", LOW_SHARE, n),
+            fact("starting workers, per epoch", each_s, "s", RESTART_MIN_S, n),
+            fact("first batch beyond a usual one", fmean(waits), "s", n=len(waits)),
             fact("persistent_workers", False),
         ),
         prescriptions=(_prescription(loader),),
         claims={"epoch_boundary": spent_s},  # it holds the wait for each first batch
-        low_s=0.0 if made_s is None else min(n * (least_mean(waits) - made_s), spent_s),
+        low_s=min(first_low_s + (1 - SPREAD) * iterator, spent_s),
         basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
     )
 

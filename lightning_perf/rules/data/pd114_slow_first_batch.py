@@ -6,12 +6,13 @@ import statistics
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_signals import start_waits
+from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_waits
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import FIRST_BATCH_MIN_RATIO, FIRST_BATCH_MIN_SHARE
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.timed import least_mean
+from lightning_perf.rules.wording import duration, number_of, percent
 
 
 @rule("PD114", "slow-first-batch")
@@ -31,7 +32,7 @@ def check(session: Session) -> Finding | None:
     share = first_s / statistics.median(epochs)
     if first_s < FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50 or share < FIRST_BATCH_MIN_SHARE:
         return None
-    is_unkept = bool(loader.num_workers) and not loader.persistent_workers
+    times, seconds = n_epochs_in_one(session), first_waits_s(session, steady)
     return timed_finding(
         steady,
         summary=(
@@ -44,13 +45,14 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "do the dataset's start-up work once, in its constructor"
-                + (", and keep its workers: persistent_workers=True" if is_unkept else ""),
+                f"do the dataset's start-up work once, in its constructor, or put {times} epochs into one",
                 "minutes",
-                code="DataLoader(..., persistent_workers=True)" if is_unkept else "",
+                "semantics",
+                code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
             ),
         ),
-        claims={"epoch_boundary": min(sum(waits), phase_s(steady, "epoch_boundary"))},
-        basis="at most the time by which first batches took longer than usual ones",
+        claims={"epoch_boundary": seconds},
+        low_s=(1 - 1 / times) * min(seconds, n_boundaries(session) * least_mean(waits)),
+        basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; at most one in {times} remains",
         confidence="medium",
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session, StageTimes
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.loader_signals import start_s
+from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_s
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, MANY, RELOAD_MIN_PART
+from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
 from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
@@ -22,10 +22,8 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
-    starting_s = start_s(session, steady)
-    seconds = phase_s(steady, "epoch_boundary") - starting_s
-    if starting_s >= seconds:
-        return None  # PD104
+    loading_s = max(first_waits_s(session, steady), start_s(session, steady))  # PD104 and PD114
+    seconds = phase_s(steady, "epoch_boundary") - loading_s
     share = seconds / steady.span_s
     if share < LOOP_MIN_SHARE:
         return None
@@ -33,8 +31,7 @@ def check(session: Session) -> Finding | None:
     if reloading is not None:
         return reloading
     n_steps = [epoch.n_steps for epoch in session.epochs]
-    n = max(1, max(len(session.epochs), session.run.n_epochs) - 1)  # the session keeps the last epochs only
-    times = min(MANY, n + 1)
+    n, times = max(1, n_boundaries(session)), n_epochs_in_one(session)
     return removal_finding(
         steady,
         summary=(
