@@ -54,15 +54,26 @@ class GarbagePauses:
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
+    def automatic_so_far_ns(self) -> int:
+        """Return nanoseconds in automatic collections, including one under way.
+
+        Other threads run as soon as a collection ends, before its end is counted here.
+        """
+        started_ns = self._started_ns
+        is_under_way = started_ns and self._site is None
+        return self.automatic_ns + (self._now_ns() - started_ns if is_under_way else 0)
+
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             if not self._is_counted():
                 self._started_ns = 0
                 return
-            self._started_ns = self._now_ns()
             self._site = self._asking(sys._getframe().f_back)
+            self._started_ns = self._now_ns()
         elif self._started_ns:
             passed = self._now_ns() - self._started_ns
+            if self._site is None:
+                self.automatic_ns += passed
             self._started_ns = 0
             self.total_ns += passed
             sums = self._generations.setdefault(info.get("generation", 2), [0, 0, 0])
@@ -71,7 +82,6 @@ class GarbagePauses:
             if self._site is None:
                 phase = self._phase()
                 self._automatic_by_phase[phase] = self._automatic_by_phase.get(phase, 0) + passed
-                self.automatic_ns += passed
                 sums[2] += passed
             else:
                 asked = self._asked.setdefault((self._site, self._phase()), [0, 0])

@@ -153,7 +153,7 @@ class Recorder:
             self.tried("host_lines", self._start_host_lines)
 
     def _start_host_lines(self) -> None:
-        self.host_lines = LineSampler(self.loop, lambda: self.pauses.automatic_ns)
+        self.host_lines = LineSampler(self.loop, self.pauses.automatic_so_far_ns)
         self.host_lines.start()
 
     def _start_compiler(self) -> None:

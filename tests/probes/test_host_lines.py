@@ -344,6 +344,17 @@ def test_collection_is_the_lines_when_it_asks_for_one():
     assert pauses.automatic_ns <= pauses.total_ns - round(asked[0].total_s * 1e9) + 1000
 
 
+def test_automatic_collection_counts_when_its_end_is_not_counted_yet(clock):
+    clock.ns = 1
+    pauses = GarbagePauses(clock)
+    pauses._on_collection("start", {"generation": 2})
+    clock.ns += 300_000_000
+    assert pauses.automatic_so_far_ns() == 0.3e9
+    pauses._on_collection("stop", {"generation": 2})
+    clock.ns += 100_000_000
+    assert pauses.automatic_so_far_ns() == pauses.automatic_ns == 0.3e9
+
+
 def test_collection_is_automatic_when_it_is_not_called():
     pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "backward")
     pauses.start()
