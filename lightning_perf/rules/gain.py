@@ -16,6 +16,9 @@ from .thresholds import MAX_RECOVERABLE_SHARE
 WHY_NOT_MEASURED = "why the speedup was not measured"
 """The metric of the evidence that gives the reason, in a finding without a gain."""
 
+AT_STAKE = "share of the time that the fix acts on"
+"""The metric of the evidence by which findings without a gain are compared."""
+
 
 def gain_from(
     steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str, method: Method = "modeled"

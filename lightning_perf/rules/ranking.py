@@ -8,6 +8,7 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
 
+from .gain import AT_STAKE
 from .rule import Rule
 from .severity import certain_speedup, possible_share, severity_of_gain
 from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MINUTES_WEIGHT
@@ -101,7 +102,15 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
     is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
     claimed_s = sum(symptom.claims.values())
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
-    return is_as_severe and is_as_sure and sum(cause.claims.values()) >= EXPLAINED_PART * claimed_s
+    explained_s = sum(cause.claims.values())
+    if not explained_s and not claimed_s:  # neither was measured
+        explained_s, claimed_s = _at_stake(cause), _at_stake(symptom)
+    return is_as_severe and is_as_sure and explained_s >= EXPLAINED_PART * claimed_s
+
+
+def _at_stake(finding: Finding) -> float:
+    """Return the share of the time that the fix of a finding without a gain acts on; 0 where it is not known."""
+    return next((float(one.value) for one in finding.evidence if one.metric == AT_STAKE), 0.0)
 
 
 def weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
@@ -145,7 +154,7 @@ def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, bool, 
         not (finding.severity == "low" and share >= HIGH_SHARE),
         gain is None,
         -(certain_speedup(gain) - 1.0 if gain is not None else 0.0) / _effort_of(finding),
-        -share / _effort_of(finding),
+        -(share if gain is not None or share else _at_stake(finding)) / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),
         finding.code,
     )

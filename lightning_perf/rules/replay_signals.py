@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
-from .gain import WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
+from .gain import AT_STAKE, WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
 from .parts import fact, unsigned_finding
 from .rule import Rule, Skip, rule
 from .signals import computing_s, is_cpu_run, steady_of
@@ -52,13 +52,16 @@ def replayed(session: Session, treatment: str) -> Replayed | None:
     return next((one for one in results if one.treatment == treatment), None)
 
 
-def replay_rule(code: str, name: str, *, preflight: Diagnose | None = None) -> Callable[[Diagnose], Rule]:
+def replay_rule(
+    code: str, name: str, *, preflight: Diagnose | None = None, explains: tuple[str, ...] = ()
+) -> Callable[[Diagnose], Rule]:
     """Declare a rule whose treatment is replayed on operators of one step, by decorating its diagnosis.
 
     Args:
         code: As for ``Rule``.
         name: As for ``Rule``.
         preflight: The diagnosis from settings alone; None for a rule that needs measurements.
+        explains: As for ``Rule``.
     """
 
     def declare(diagnose: Diagnose) -> Rule:
@@ -75,6 +78,7 @@ def replay_rule(code: str, name: str, *, preflight: Diagnose | None = None) -> C
             name,
             hypothesis=functools.partial(_hypothesis, diagnose),
             preflight=likely if preflight is not None else None,
+            explains=explains,
         )(check)
 
     return declare
@@ -160,10 +164,11 @@ def not_measured(
 ) -> Finding:
     """Return a finding without a gain, and with the command that measures it."""
     prescription = unapplied(diagnosis.prescription)
+    at_stake = (fact(AT_STAKE, diagnosis.at_stake, "fraction"),) if diagnosis.at_stake else ()
     return unsigned_finding(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
-        evidence=(*diagnosis.evidence, fact(WHY_NOT_MEASURED, reason)),
+        evidence=(*diagnosis.evidence, *at_stake, fact(WHY_NOT_MEASURED, reason)),
         prescriptions=(prescription,),
         confidence="low",
         claims=claims,

@@ -13,7 +13,8 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.records import Evidence, Finding, Gain, Prescription
 from lightning_perf.rules import engine
 from lightning_perf.rules.engine import all_rules, check_codes, diagnose, preflight
-from lightning_perf.rules.gain import WHY_NOT_MEASURED, is_measured
+from lightning_perf.rules.gain import AT_STAKE, WHY_NOT_MEASURED, is_measured
+from lightning_perf.rules.parts import fact
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.verdict import expectation
 
@@ -189,6 +190,21 @@ def test_cause_precedes_its_symptom_when_it_explains_most_of_it(use_rules, sever
     cause = _finding("PD107", severity=severity, claims={"data_wait": claimed_s}, gain=Gain(low=1, high=1.1, basis=""))
     use_rules(_rule("PD101", lambda _: symptom), _rule("PD107", lambda _: cause, explains=("PD101",)))
     assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
+@pytest.mark.parametrize(("share", "order"), [(0.4, ["PD309", "PD301"]), (0.2, ["PD301", "PD309"])])
+def test_cause_precedes_its_symptom_when_neither_was_measured(use_rules, share, order):
+    symptom = _finding("PD301", confidence="low", evidence=(fact(AT_STAKE, 0.6, "fraction"),))
+    cause = _finding("PD309", confidence="low", evidence=(fact(AT_STAKE, share, "fraction"),))
+    use_rules(_rule("PD301", lambda _: symptom), _rule("PD309", lambda _: cause, explains=("PD301",)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
+def test_unmeasured_findings_are_ordered_by_the_time_they_act_on_when_nothing_else_differs(use_rules):
+    shares = {"PD301": 0.2, "PD305": 0.5, "PD306": 0.3}
+    found = {code: _finding(code, evidence=(fact(AT_STAKE, share, "fraction"),)) for code, share in shares.items()}
+    use_rules(*(_rule(code, lambda _, it=finding: it) for code, finding in found.items()))
+    assert [finding.code for finding in diagnose(build_session()).findings] == ["PD305", "PD306", "PD301"]
 
 
 def test_alternative_stands_behind_another_cause_when_nothing_of_it_is_certain(use_rules):

@@ -13,7 +13,7 @@ from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place, site_of
 
 
-@replay_rule("PD309", "materialised-attention")
+@replay_rule("PD309", "materialised-attention", explains=("PD301", "PD302"))
 def check(session: Session) -> Diagnosis | None:
     """Report written-out attention unless a replay shows that fused attention is not faster."""
     return trace_or_live(session, _from_trace, _live)
@@ -55,7 +55,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
     )
     evidence = (found, reading.evidence("attention", spent_s))
     share = reading.share(spent_s)
-    return _diagnosed(share, site, _scores(attention), evidence, _prescription(), at_stake=share)
+    return _diagnosed(share, site, _scores(attention), evidence, _prescription())
 
 
 def _diagnosed(
@@ -64,7 +64,6 @@ def _diagnosed(
     scores: str,
     evidence: tuple[Evidence, ...],
     prescription: Prescription,
-    at_stake: float = 0.0,
 ) -> Diagnosis:
     return Diagnosis(
         f"{percent(share)} of the time is attention written out as matrix products and softmax: {site or 'the model'} "
@@ -73,7 +72,7 @@ def _diagnosed(
         prescription,
         "fused attention runs it",
         replayed_as="fused-attention",
-        at_stake=at_stake,
+        at_stake=share,
     )
 
 
