@@ -1,7 +1,7 @@
 """Anomaly detection was left on after a hunt for a NaN.
 ---
 expect: PD503
-half: score
+half: tune
 fast: true
 with:
 - anomaly-off

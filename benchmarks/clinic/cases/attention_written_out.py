@@ -1,7 +1,7 @@
 """Attention as softmax(q k) v over 384 positions, with the matrix of scores in memory.
 ---
 expect: PD309
-half: score
+half: tune
 fix:
   self.attend(query, key, value): nn.functional.scaled_dot_product_attention(query, key, value)
 """

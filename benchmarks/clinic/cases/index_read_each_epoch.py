@@ -3,7 +3,7 @@
 expect:
 - PD114
 - PD603
-half: score
+half: tune
 fix:
   time.sleep(0.15): pass
 """

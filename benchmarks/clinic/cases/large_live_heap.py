@@ -1,7 +1,7 @@
 """Each step makes many lists beside a large heap, and Python's collector visits all of it.
 ---
 expect: PD508
-half: score
+half: tune
 fix:
   "gc.collect()": "gc.freeze(), gc.set_threshold(1_000_000, 50, 100)"
 """

@@ -1,7 +1,7 @@
 """on_before_batch_transfer splits each text of the batch into words with a regular expression.
 ---
 expect: [PD511, PD504]
-half: score
+half: tune
 fix:
   "WORD.findall(text)": "text.split()"
 """

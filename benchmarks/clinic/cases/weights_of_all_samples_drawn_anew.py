@@ -3,7 +3,7 @@
 expect:
 - PD114
 - PD603
-half: score
+half: tune
 fix:
   keeps_order = False: keeps_order = True
 """

@@ -1,7 +1,7 @@
 """One worker that opens its archive first is started anew in each epoch.
 ---
 expect: PD104
-half: score
+half: tune
 cores: 2
 with:
 - loader-persistent

@@ -1,7 +1,7 @@
 """Workers take turns at one connection: each sample is fetched under a lock that all of them share.
 ---
 expect: PD115
-half: score
+half: tune
 cores: 2
 fix:
   "with self.lock": "if self.lock"

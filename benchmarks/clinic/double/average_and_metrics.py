@@ -2,6 +2,8 @@
 ---
 expect: PD504
 second: PD502
+also:
+  PD301: the same step in bf16, measured by a replay where the CPU has fast 16-bit products
 half: tune
 fix:
   trainer.global_step % 1: trainer.global_step % 25

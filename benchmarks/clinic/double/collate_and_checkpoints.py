@@ -4,7 +4,7 @@ expect: PD108
 second: PD602
 also:
   PD602: certain, whereas what a faster collate function leaves is not known
-half: score
+half: tune
 fix:
   collate_fn=by_number: collate_fn=torch.stack
 """
