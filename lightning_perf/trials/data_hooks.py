@@ -11,12 +11,12 @@ import msgspec
 import torch
 
 from lightning_perf import __version__, seams
-from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, time_passing, time_pinning
+from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
 from lightning_perf.probes.machine import local_world_size, read_machine
 from lightning_perf.probes.settings import read_settings
 from lightning_perf.records import LoaderProbe, Run, Session
 
-PASSING_SHARE = 0.4
+ITERATING_SHARE = 0.4
 """Fraction of the probe's time for a loader that cannot be copied and is only iterated."""
 MANY_BATCHES = 10**6
 """Length of the loader of one batch: no epoch ends within the measured steps."""
@@ -87,7 +87,7 @@ class DataProbeHooks:
         probe = probe or prober.poll()
         assert probe is not None
         if probe.status == "refused":
-            probe = time_passing(loader, probe, PASSING_SHARE * limit_s)
+            probe = iterate_loader(loader, probe, ITERATING_SHARE * limit_s)
         return time_pinning(probe, trainer.strategy.root_device)
 
     def _session(self, trainer: Any, pl_module: Any) -> Session:

@@ -75,7 +75,7 @@ def _probe_every_loader() -> None:
     """Lift the conditions on the run's time; those on what the loader holds stay."""
     prober = importlib.import_module("lightning_perf.probes.loader.prober")
     prober.MIN_LIMIT_S = _PROBE_LIMIT_S
-    prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, False)
+    prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, "full")
     watch = importlib.import_module("lightning_perf.probes.loader.watch")
     for name, value in _PROBE_CONSTANTS.items():
         setattr(watch, name, value)

@@ -187,7 +187,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "before_zero_grad": ("gradients", at(model.ZeroGradWatch, "before_zero_grad")),
     "gradients_summary": ("session", at(model.ZeroGradWatch, "summary")),
     "suspicious_loader": ("loader", at(loader.LoaderWatch, "_suspicious_loader")),
-    "stop": ("teardown", at(loader.InProcessCost, "close")),
+    "stop": ("teardown", at(loader.LoaderProber, "close")),
     "device_clock": ("device", at(recorder, "device_clock")),
     "event_record": ("device", events_fail_later("record")),
     "event_query": ("device", events_fail_later("query")),

@@ -1,64 +1,67 @@
-"""What is in a batch: bytes, tensors, objects; what could be narrower; whether samples are rows of held tensors."""
+"""Figures of batches and durations, for the record: what is in a batch; several durations in few numbers."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from lightning_perf.records.loader_probe import Repeated, WorkerPoint
+
 _MAX_DEPTH = 6
 _MAX_ITEMS = 10_000  # of one batch: more are counted as if they were like these
 _MAX_VALUES = 1_000_000  # of one field looked at for narrowness; evenly spread where it has more
 
+# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1; beyond the table about 2. A table, since
+# importing scipy into a training for one number takes longer than the number is worth.
+_T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
 
 class BatchContents:
-    """Describes batches, one after another.
-
-    Attributes:
-        n_bytes: Bytes of the tensors and arrays of the last batch.
-        n_tensors: Tensors and arrays in it.
-        n_objects: Other objects in it.
-        by_dtype: Bytes by dtype.
-        tensor_bytes: Bytes of each tensor.
-    """
+    """Contents of the last batch added, and which float fields were narrow in all batches."""
 
     def __init__(self) -> None:
-        self.n_bytes = self.n_tensors = self.n_objects = 0
-        self.by_dtype: Counter[str] = Counter()
-        self.tensor_bytes: list[int] = []
+        self._n_tensors = self._n_objects = 0
+        self._by_dtype: Counter[str] = Counter()
         self._float_fields: dict[tuple[Any, ...], tuple[int, bool]] = {}
 
     def add(self, batch: Any) -> None:
-        """Looks at one batch; only narrowness is remembered from those before."""
-        self.n_bytes = self.n_tensors = self.n_objects = 0
-        self.by_dtype.clear()
-        self.tensor_bytes.clear()
+        """Describe one batch; of those before, only narrowness is remembered."""
+        self._n_tensors = self._n_objects = 0
+        self._by_dtype.clear()
         for place, value in _leaves(batch):
             array = _as_array(value)
             if array is None:
-                self.n_objects += 1
+                self._n_objects += 1
                 continue
             name, n_bytes = _dtype_and_bytes(value)
-            self.n_tensors += 1
-            self.n_bytes += n_bytes
-            self.by_dtype[name] += n_bytes
-            self.tensor_bytes.append(n_bytes)
+            self._n_tensors += 1
+            self._by_dtype[name] += n_bytes
             if name.startswith(("float", "bfloat")):
                 was_narrow = self._float_fields.get(place, (0, True))[1]
                 self._float_fields[place] = (n_bytes, was_narrow and _fits_bytes(array))
 
-    @property
-    def narrow_bytes(self) -> int:
-        """Bytes a batch of float fields whose every value seen was made from a byte, as far as values can tell."""
-        return sum(n_bytes for n_bytes, is_narrow in self._float_fields.values() if is_narrow)
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of ``LoaderProbe`` that describe a batch."""
+        return {
+            "batch_bytes": self._by_dtype.total(),
+            "n_tensors": self._n_tensors,
+            "n_objects": self._n_objects,
+            "bytes_by_dtype": dict(self._by_dtype),
+            "narrow_bytes": sum(n_bytes for n_bytes, is_narrow in self._float_fields.values() if is_narrow),
+        }
 
 
 def indexes_tensors(dataset: Any, sample: Any) -> bool:
-    """Whether a sample is made of rows of tensors or arrays that the dataset holds.
+    """Return whether a sample is made of rows of tensors or arrays that the dataset holds.
 
     Every tensor or array of it must lie in the memory of one that is an attribute of the dataset, or of a dataset that
     it wraps. No property of the user's is run.
@@ -69,7 +72,7 @@ def indexes_tensors(dataset: Any, sample: Any) -> bool:
 
 
 def _leaves(value: Any, place: tuple[Any, ...] = (), depth: int = _MAX_DEPTH) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What a batch is made of, with where it stands; containers are given too, before what is in them."""
+    """Yield the values of a batch with their places; containers too, each before its items."""
     yield place, value
     if depth == 0 or isinstance(value, (str, bytes, torch.Tensor, np.ndarray)):
         return
@@ -86,7 +89,7 @@ def _leaves(value: Any, place: tuple[Any, ...] = (), depth: int = _MAX_DEPTH) ->
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
-    """Values of a tensor or array as numpy sees them; an empty array where it cannot; None for other objects."""
+    """Return a tensor or array as a numpy array, empty if it cannot be converted; None for other objects."""
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, torch.Tensor):
@@ -105,7 +108,7 @@ def _dtype_and_bytes(value: Any) -> tuple[str, int]:
 
 
 def _fits_bytes(array: np.ndarray[Any, Any]) -> bool:
-    """Whether every value is a whole number in 0…255, or one of k/255."""
+    """Return whether every value is a whole number in 0…255, or one of k/255."""
     if array.size == 0:
         return False
     flat = array.reshape(-1)
@@ -133,7 +136,7 @@ def _held(dataset: Any, depth: int = 4) -> Iterator[Any]:
 
 
 def _memory(value: Any) -> tuple[int, int] | None:
-    """First and past-the-last address of what a tensor or array keeps alive; None for others."""
+    """Return the first and the past-the-last address of a tensor's or array's memory; None for others."""
     if isinstance(value, torch.Tensor):
         try:
             storage = value.untyped_storage()
@@ -144,3 +147,41 @@ def _memory(value: Any) -> tuple[int, int] | None:
         begin = int(value.__array_interface__["data"][0])
         return begin, begin + value.nbytes
     return None
+
+
+def repeated(durations_s: Sequence[float]) -> Repeated | None:
+    """Return a summary of durations; None without any."""
+    if not durations_s:
+        return None
+    values = np.asarray(durations_s, dtype=np.float64)
+    p50, p95 = np.quantile(values, (0.5, 0.95))
+    return Repeated(
+        n=len(values), mean_s=float(values.mean()), p50_s=float(p50), p95_s=float(p95), max_s=float(values.max())
+    )
+
+
+def mean_interval(means: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of independent values by Student's t; of one value, the value itself."""
+    values = np.asarray(means, dtype=np.float64)
+    mean = float(values.mean())
+    if len(values) < 2:
+        return mean, mean
+    t = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else 2.0
+    reach = t * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return max(0.0, mean - reach), mean + reach
+
+
+def point_of(
+    batch_s: Sequence[float], num_workers: int, prefetch_factor: int | None, first_batch_s: float
+) -> WorkerPoint:
+    """Return the point of the curve for seconds per batch measured one by one."""
+    low, high = mean_interval(batch_s)
+    return WorkerPoint(
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+        batch_s=sum(batch_s) / len(batch_s),
+        low_s=low,
+        high_s=high,
+        first_batch_s=first_batch_s,
+        n_batches=len(batch_s),
+    )

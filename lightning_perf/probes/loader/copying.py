@@ -25,7 +25,7 @@ from .held import holds_device_tensors, refuses_held
 
 
 def refuses_copy(loader: Any) -> str | None:
-    """Why a loader cannot be probed on copies; None when it can. Iterates and changes nothing."""
+    """Return why a loader cannot be probed on copies; None when it can. Iterates and changes nothing."""
     if not sys.platform.startswith("linux"):
         return f"a process cannot be forked safely on {sys.platform}"
     if type(loader) is not DataLoader:
@@ -51,28 +51,19 @@ def refuses_unasked(loader: Any) -> str | None:
     return refuses_held(loader)
 
 
-def refuses_batches(loader: Any) -> str | None:
-    """Why whole batches of random samples cannot be made for a loader in a child; None when they can."""
-    if not sys.platform.startswith("linux"):
-        return f"a process cannot be forked safely on {sys.platform}"
-    if type(loader) is not DataLoader:
-        return f"{type(loader).__qualname__} is not a plain torch DataLoader"
+def refuses_batches(loader: DataLoader[Any]) -> str | None:
+    """Return why a few batches of random samples cannot be timed unasked, for a loader that can be copied; or None."""
     if loader.num_workers == 0:
         return "the loader has no workers: its own fetches are that cost"
-    dataset = loader.dataset
-    if isinstance(dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset):
         return "the dataset is an IterableDataset: samples cannot be taken by index"
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return "batch_size is None: the user's own (batch) sampler decides what a batch is"
-    if plain.length_of(dataset) == 0:  # as above
-        return "the dataset is empty"
-    if holds_device_tensors(dataset):
-        return "the dataset holds tensors on a device, which a forked process cannot use"
     return refuses_held(loader)
 
 
 def copies_dataset(loader: DataLoader[Any]) -> bool:
-    """Whether the loader's workers get a pickled copy of the dataset instead of being forked with it."""
+    """Return whether the loader's workers get a pickled copy of the dataset instead of being forked with it."""
     # allow_none: asking plainly would fix the default for good, and a later set_start_method would raise.
     context = loader.multiprocessing_context or multiprocessing
     method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
@@ -124,7 +115,7 @@ def _open_again(descriptor: int, nowhere: int) -> None:
 
 
 def forget_parents_processes(scratch: Path) -> None:
-    """Lets the child start workers of its own, whatever the parent is and has.
+    """Let the child start workers of its own, whatever the parent is and has.
 
     Args:
         scratch: A folder for what multiprocessing puts into files; the parent removes it.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import MAX_WORKERS, WAITING_REACH, WorkerPoint
 
+from .batch import mean_interval
 from .load import Load
-from .numbers import mean_interval
 from .pipeline import Pipeline, Refused
 
 KNEE = 0.95

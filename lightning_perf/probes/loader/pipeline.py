@@ -1,20 +1,26 @@
-"""A loader taken into its parts, in the child: what to fetch next, fetching it, collating it."""
+"""The parts of a loader, in the child: what to fetch next, fetching it, collating it, moving it out of a worker."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from .child import end_in_order
+from .child import end_in_order, one_line
 from .copying import copies_dataset
+
+_PAUSE_S = 0.003
+"""A replaying worker waits this long before each batch, so that the main process waits for it and none is queued."""
+MAX_BATCHES = 60
 
 
 class Refused(Exception):
@@ -80,6 +86,20 @@ class Pipeline:
             return self.fetch_many(call)
         return self.dataset[call]
 
+    def n_samples(self) -> int:
+        """Return the length of the dataset.
+
+        Raises:
+            Refused: It has none.
+        """
+        try:
+            n = len(self.dataset)
+        except Exception as error:
+            raise Refused(f"the dataset has no usable length: {one_line(error)}") from error
+        if n <= 0:
+            raise Refused("the dataset is empty")
+        return n
+
     def samples_in(self, call: Any, got: Any) -> int:
         """How many samples one call gave."""
         if self.fetch_many is not None or (self.makes_batches and isinstance(call, (list, tuple))):
@@ -87,10 +107,42 @@ class Pipeline:
         return max(1, leading_size(got)) if self.makes_batches else 1
 
     def batch_of(self, gotten: list[Any]) -> Any:
-        """The batch, from what the calls for one unit gave."""
-        if self.makes_batches:
-            return self.collate(gotten[0])
-        return self.collate(gotten[0] if self.fetch_many is not None else gotten)
+        """Return the batch, from what the calls for one unit gave."""
+        return self.collate(gotten[0] if self.is_batched else gotten)
+
+    def time_transport(self, gotten: list[Any], budget_s: float) -> tuple[list[float], float]:
+        """Return the seconds from the end of collating in a worker to the batch in the main process, batch by batch.
+
+        And the seconds that the worker took to start. One worker of torch's replays samples made before: the rest is
+        pickling, shared memory, the queue, and rebuilding the tensors.
+
+        Args:
+            gotten: What the dataset gave for one batch.
+            budget_s: When to stop, counted from the first batch.
+        """
+        loader = DataLoader(
+            _Replay(gotten),
+            batch_size=None,
+            num_workers=1,
+            prefetch_factor=1,
+            collate_fn=partial(_collate_and_stamp, self.collate, self.is_batched),
+            multiprocessing_context=self.context,
+        )
+        durations_s: list[float] = []
+        asked_s = time.perf_counter()
+        batches = iter(loader)
+        begin_s = None
+        for batch, made_s in batches:
+            now_s = time.perf_counter()  # one clock for all processes of a Linux machine
+            if begin_s is None:  # the first one starts threads and imports on both sides
+                begin_s = now_s
+            else:
+                durations_s.append(now_s - made_s)
+            del batch
+            if now_s - begin_s > budget_s:
+                break
+        del batches
+        return durations_s, (begin_s or asked_s) - asked_s
 
     def loader(self, num_workers: int, prefetch_factor: int | None) -> DataLoader[Any]:
         """A loader over the same parts with other workers; it goes on in the one stream of units."""
@@ -147,6 +199,26 @@ def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> N
     end_in_order()
     if worker_init is not None:
         worker_init(worker_id)
+
+
+class _Replay(Dataset[Any]):
+    """Return the same samples again and again, copied: what is in shared memory already would not move again."""
+
+    def __init__(self, gotten: list[Any]) -> None:
+        self._gotten = gotten
+
+    def __len__(self) -> int:
+        return MAX_BATCHES
+
+    def __getitem__(self, index: int) -> list[Any]:
+        gotten = copy.deepcopy(self._gotten)
+        time.sleep(_PAUSE_S)
+        return gotten
+
+
+def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, gotten: list[Any]) -> tuple[Any, float]:
+    """Collate as the loader does, and return the batch with the time at which that was done."""
+    return collate(gotten[0] if is_batched else gotten), time.perf_counter()
 
 
 class _Forever:

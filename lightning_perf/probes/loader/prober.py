@@ -1,4 +1,4 @@
-"""Measures a loader in a child process, on copies, within a time limit."""
+"""Measure a loader in a child process, on copies, within a time limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from lightning_perf.probes.machine import read_machine
-from lightning_perf.records.loader_probe import LoaderProbe
+from lightning_perf.records import LoaderProbe
 
 from .child import Child, Ended
-from .copying import refuses_copy
-from .stages import Note, Plan, probe
+from .copying import refuses_batches, refuses_copy
+from .stages import Extent, Note, Plan, probe
 
 _decode = msgspec.json.Decoder(Note).decode  # built once: building it in two threads at once crashes
 
@@ -27,10 +27,12 @@ LIMIT_S = 20.0
 """Default for when the child is killed; it plans to be done a little earlier."""
 MIN_LIMIT_S = 2.0
 """Starting workers and profiling take this long before they say anything."""
+BATCHES_LIMIT_S = 3.0
+"""Limit for timing a few batches."""
 
 
 class LoaderProber:
-    """Measures what a ``LoaderProbe`` holds, for one loader, beside whatever this process does.
+    """Prober of one loader at a time, beside whatever this process does.
 
     All of it happens in a forked child and its own workers: on copies of dataset, sampler, collate and generators, with
     open files of its own. This process's random states, samplers, files and iterators stay as they are. Data that
@@ -43,7 +45,7 @@ class LoaderProber:
         local_world_size: Ranks on this node, which share the cores.
         load: Seconds per step that the training computes, and on how many threads: the curve is also measured beside
             as much computing. None if unknown.
-        is_short: Measure only samples, their lines and the curve, with forked workers.
+        extent: What to measure.
     """
 
     def __init__(
@@ -51,60 +53,57 @@ class LoaderProber:
         limit_s: float = LIMIT_S,
         local_world_size: int = 1,
         load: tuple[float, int] | None = None,
-        is_short: bool = False,
+        extent: Extent = "full",
     ) -> None:
-        self._limit_s = limit_s if is_short else max(MIN_LIMIT_S, limit_s)
+        self._limit_s = max(MIN_LIMIT_S, limit_s) if extent == "full" else limit_s
         self._local_world_size = local_world_size
         self._load = load
-        self._is_short = is_short
+        self._extent = extent
         self._child = Child(self._limit_s)
         self._scratch: Path | None = None
-        self._result: LoaderProbe | None = None
         self._first = LoaderProbe(status="failed", reason="not started")
+        self._result: LoaderProbe | None = self._first
         self._started_s = 0.0
 
     def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
-        """Starts measuring.
+        """Start measuring; return None when the child runs, else the record that says why this loader is not probed.
 
         Args:
             loader: The loader; its iterators may be in use.
             stage: ``"train"``, ``"val"`` …
             index: Its position among the loaders of the stage.
-
-        Returns:
-            None when the child runs; else the record that says why this loader is not probed.
         """
         if self._child.is_alive:
             raise RuntimeError("start() was called while a probe runs; call close() before starting another")
+        is_plain = isinstance(loader, DataLoader)
         cores = read_machine().usable_cores / max(1, self._local_world_size)
         self._first = LoaderProbe(
             status="failed",
             stage=stage,
             index=index,
             usable_cores=cores,
-            num_workers=loader.num_workers if isinstance(loader, DataLoader) else None,
-            batch_size=loader.batch_size if isinstance(loader, DataLoader) else None,
+            num_workers=loader.num_workers if is_plain else None,
+            batch_size=loader.batch_size if is_plain else None,
             missing={"pin": "pinning needs the device, which a forked process cannot use"},
         )
         self._result = None
-        reason = refuses_copy(loader)
+        reason = refuses_copy(loader) or (refuses_batches(loader) if self._extent == "batches" else None)
         if reason is None:
             try:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.
                 self._scratch = Path(tempfile.mkdtemp(prefix="lperf"))
-                plan = Plan(self._limit_s, cores, self._scratch, self._load, self._is_short)
+                plan = Plan(self._limit_s, cores, self._scratch, self._load, self._extent)
                 self._child.start(partial(probe, loader, plan, self._first))
             except OSError as error:
                 self._remove_scratch()
                 reason = f"no child process could be started: {error}"
         if reason is not None:
             self._result = msgspec.structs.replace(self._first, status="refused", reason=reason)
-            return self._result
         self._started_s = time.monotonic()
-        return None
+        return self._result
 
     def poll(self) -> LoaderProbe | None:
-        """The record, or None while the child runs. Never blocks."""
+        """Return the record, or None while the child runs. Never blocks."""
         ended = self._child.poll()
         if self._result is None and ended is not None:
             self._result = self._record(ended)
@@ -127,7 +126,7 @@ class LoaderProber:
         return result
 
     def close(self) -> None:
-        """Ends a probe that still runs; leaves no process, descriptor, segment or file. May be called twice."""
+        """End a probe that still runs; leave no process, descriptor, segment or file. May be called twice."""
         self._child.close()
         self.poll()
         self._remove_scratch()
@@ -136,36 +135,31 @@ class LoaderProber:
         note: Note | None = None
         with contextlib.suppress(msgspec.MsgspecError):
             note = _decode(ended.said)
-        wall_s = time.monotonic() - self._started_s
         if note is None:
-            reason = ended.trouble or "its process ended without a word"
-            return msgspec.structs.replace(self._first, reason=reason, wall_s=wall_s)
-        _remove_segments(note.pids)
-        replace = msgspec.structs.replace
+            note = Note("", [], self._first)
+            reason = ended.trouble or "its process ended before it reported anything"
+        else:
+            reason = f"{ended.trouble} while {note.stage}" if ended.trouble else note.trouble
+        # Of workers that were killed; torch names shared memory by the id of the process that made it.
+        _remove_shared(*(f"torch_{pid}_*" for pid in note.pids))
         if note.refusal:
-            return replace(note.probe, status="refused", reason=note.refusal)
-        reason = note.trouble
-        if ended.trouble:
-            reason = f"{ended.trouble} while {note.stage}"
+            return msgspec.structs.replace(note.probe, status="refused", reason=note.refusal)
         if not reason:
-            return replace(note.probe, status="measured", reason="")
-        is_something_known = note.probe.getitem is not None
-        return replace(note.probe, status="partial" if is_something_known else "failed", reason=reason, wall_s=wall_s)
+            return msgspec.structs.replace(note.probe, status="measured", reason="")
+        status = "failed" if note.probe.getitem is None else "partial"
+        wall_s = time.monotonic() - self._started_s
+        return msgspec.structs.replace(note.probe, status=status, reason=reason, wall_s=wall_s)
 
     def _remove_scratch(self) -> None:
-        if self._scratch is None:
-            return
-        # Semaphores of workers that are spawned have names, which only their maker would remove.
-        for each in Path("/dev/shm").glob(f"sem.{self._scratch.name}-*"):
-            with contextlib.suppress(OSError):
-                each.unlink()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch = None
+        if self._scratch is not None:
+            # Semaphores of workers that are spawned have names, which only their maker would remove.
+            _remove_shared(f"sem.{self._scratch.name}-*")
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
 
 
-def _remove_segments(pids: Iterable[int]) -> None:
-    """Removes shared memory that a worker was killed over; torch names it by the id of the process that made it."""
-    for pid in pids:
-        for each in Path("/dev/shm").glob(f"torch_{pid}_*"):
+def _remove_shared(*patterns: str) -> None:
+    for pattern in patterns:
+        for path in Path("/dev/shm").glob(pattern):
             with contextlib.suppress(OSError):
-                each.unlink()
+                path.unlink()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import Any, NamedTuple
 
-from .batch import BatchContents, indexes_tensors
+from lightning_perf.stats.leak import fit_trend
+
+from .batch import BatchContents, indexes_tensors, repeated
 from .pipeline import Pipeline
 from .process import n_waits, queued_s
 
@@ -16,6 +19,8 @@ WORTH_ASKING_S = 200e-6
 """Samples that took longer are asked how long they queued for a core, which itself takes some 20 us."""
 MAX_ASKED_AGAIN = 20
 """Slow samples that are asked for a second time."""
+_MIN_GROWTH_BYTES = 16 * 2**20
+"""Less is not reported as growth: the child also copies pages of the interpreter when it first writes to them."""
 
 
 class _Long(NamedTuple):
@@ -61,7 +66,7 @@ class Samples:
         self._long: list[_Long] = []
 
     def make_batch(self, pipeline: Pipeline, unit: Any, late_s: float) -> None:
-        """Makes the samples of one batch and collates them; where the time is up, those made stand for the others."""
+        """Make the samples of one batch and collate them; once time is up, repeat those made for the rest."""
         gotten: list[Any] = []
         calls = pipeline.calls(unit)
         waits_before = n_waits()
@@ -103,17 +108,40 @@ class Samples:
             self.contents.add(batch)
         self.gotten = gotten
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of ``LoaderProbe`` that the pass measures, once there are samples."""
+        return {
+            "getitem": repeated(self.sample_s),
+            "n_slow": self.n_slow(),
+            "getitem_cpu_fraction": min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else None,
+            "batch_size": self.batch_size,
+            "indexes_tensors": self.indexes,
+            "collate": repeated(self.collate_s),
+            **self.contents.fields(),
+        }
+
+    def growth(self) -> float | str:
+        """Return the bytes per sample that are kept, 0 where memory does not climb steadily; or why that is unknown."""
+        if any(math.isnan(own) for _, own in self.readings):
+            return "the kernel does not tell what memory is a process's own"
+        warm = self.readings[len(self.readings) // 4 :]
+        trend = fit_trend([n for n, _ in warm], [own for _, own in warm])
+        if trend is None:
+            return f"{len(warm)} readings are too few to tell growth from noise"
+        grown_bytes = trend.slope * (warm[-1][0] - warm[0][0])
+        return trend.slope if trend.low > 0 and trend.is_steady and grown_bytes >= _MIN_GROWTH_BYTES else 0.0
+
     def n_slow(self) -> int:
-        """How many samples were slow."""
+        """Return how many samples were slow."""
         slow_s = SLOW_RATIO * statistics.median(self.sample_s)
         return sum(each_s > slow_s for each_s in self.sample_s)
 
     def has_few_slow(self) -> bool:
-        """Whether some samples were slow, but too few to tell a habit from chance: then more are looked at."""
+        """Return whether some samples were slow, but too few to tell a habit from chance."""
         return 0 < self.n_slow() < ENOUGH_SLOW
 
     def slow_again(self, pipeline: Pipeline, limit_s: float) -> float | None:
-        """Asks slow samples a second time: what a hypervisor takes from a process no kernel tells.
+        """Time slow samples a second time: CPU steal is not visible to the guest.
 
         One that waited did so for its data, which may lie in a cache by now; one that computes does it again.
 

@@ -6,31 +6,33 @@ import copy
 import gc
 import itertools
 import math
+import random
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from torch.utils.data import DataLoader
 
 from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
-from lightning_perf.stats.leak import fit_trend
 
+from .batch import point_of, repeated
 from .child import EndingError, Say, one_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
 from .guard import guard
 from .lines import BatchLines, WorkerLines, read_worker_lines
 from .load import Load
-from .numbers import repeated
 from .pipeline import Pipeline, Refused
 from .process import limit_memory, private_bytes, storage_bytes_read
 from .samples import Samples
-from .transport import time_transport
 
+BATCHES_S, MIN_BATCHES, MAX_BATCHES = 0.5, 3, 20
+"""Of timing a few batches: no further one is begun after this time, once there are enough; the child takes a core."""
 PLANNED_SHARE = 0.85
 """Of the limit: what the child plans to take; beyond the limit it is killed."""
 SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
@@ -50,12 +52,15 @@ AGAIN_SHARE = 0.05
 """Of the planned time: what asking slow samples a second time may take."""
 MEMORY_SHARE = 0.25
 """Of the memory free at the start: what the child may grow by before it stops."""
-_MIN_GROWTH_BYTES = 16 * 2**20
-"""Less is not reported as growth: the child also copies pages of the interpreter when it first writes to them."""
 _MAX_READINGS = 40
 _DRAWING_S, _MAX_DRAWN = 0.3, 4096
 _TELLING_S = 0.5
 _MIN_BURST_S = 1e-3  # batches made faster vary by what the system does meanwhile
+
+
+Extent = Literal["full", "short", "batches"]
+"""``"short"`` measures only samples, their lines and the curve, with forked workers; ``"batches"`` only the median time
+of a few batches of random samples. Both are what nobody asked for, and guarded (see ``guard``)."""
 
 
 class Plan(NamedTuple):
@@ -66,14 +71,14 @@ class Plan(NamedTuple):
         usable_cores: Cores of the probe.
         scratch: A folder that the parent removes.
         load: Seconds per step that the training computes, and on how many threads; None if unknown.
-        is_short: Whether to measure only samples, their lines and the curve, with forked workers.
+        extent: What to measure.
     """
 
     limit_s: float
     usable_cores: float
     scratch: Path
     load: tuple[float, int] | None = None
-    is_short: bool = False
+    extent: Extent = "full"
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -103,7 +108,7 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> 
     separate_descriptors(keep=(say.descriptor,))
     forget_parents_processes(plan.scratch)
     private_bytes(all_of_it=False)  # loads what reads it, before nothing may be loaded any more
-    if plan.is_short:
+    if plan.extent != "full":
         guard(say, plan.scratch)
     gc.enable()  # of what the child itself makes; all of the parent's is frozen
     _Stages(loader, plan, first, begin_s, say).run()
@@ -129,14 +134,12 @@ class _Stages:
     def run(self) -> None:
         try:
             self._tell()
-            pipeline = Pipeline(self._loader, forks=self._plan.is_short)
+            pipeline = Pipeline(self._loader, forks=self._plan.extent == "short")
             self._learn(method="spawn" if pipeline.is_pickled else "fork", dataset_is_batched=pipeline.is_batched)
-            pipeline.check_sharding()
-            samples = self._time_samples(pipeline)
-            self._sample_lines(pipeline, samples)
-            if not self._plan.is_short:
-                self._time_transport(pipeline, samples)
-            self._measure_curve(pipeline, samples)
+            if self._plan.extent == "batches":
+                self._time_batches(pipeline)
+            else:
+                self._measure(pipeline)
         except Refused as refusal:
             self._tell(refusal=str(refusal))
         except EndingError:
@@ -151,6 +154,28 @@ class _Stages:
         else:
             self._stage = "done"
             self._tell(trouble="" if self._probe.curve else self._missing.get("curve", ""))
+
+    def _measure(self, pipeline: Pipeline) -> None:
+        pipeline.check_sharding()
+        samples = self._time_samples(pipeline)
+        self._sample_lines(pipeline, samples)
+        if self._plan.extent == "full":
+            self._time_transport(pipeline, samples)
+        self._measure_curve(pipeline, samples)
+
+    def _time_batches(self, pipeline: Pipeline) -> None:
+        """Time a few batches of random samples: no sampler of the user's is asked."""
+        self._enter("making a batch")
+        n_samples, draw = pipeline.n_samples(), random.Random(0)
+        batch_s: list[float] = []
+        end_s = time.perf_counter() + BATCHES_S
+        while len(batch_s) < MIN_BATCHES or (len(batch_s) < MAX_BATCHES and time.perf_counter() < end_s):
+            unit = [draw.randrange(n_samples) for _ in range(min(pipeline.batch_size or 1, n_samples))]
+            begin_s = time.perf_counter()
+            pipeline.batch_of([pipeline.fetch(call) for call in pipeline.calls(unit)])
+            batch_s.append(time.perf_counter() - begin_s)
+        point = point_of(batch_s, 0, None, batch_s[0])
+        self._learn(curve=(msgspec.structs.replace(point, batch_s=statistics.median(batch_s)),))
 
     def _share(self, share: float) -> float:
         return share * PLANNED_SHARE * self._plan.limit_s
@@ -211,35 +236,11 @@ class _Stages:
             self._missing["read_bytes"] = "the kernel does not tell what a process reads"
         else:
             self._learn(read_bytes=(read_after - read_before) / max(1, samples.n_samples))
-        contents = samples.contents
-        self._learn(
-            getitem=repeated(samples.sample_s),
-            n_slow=samples.n_slow(),
-            getitem_cpu_fraction=min(1.0, samples.cpu_s / samples.wall_s) if samples.wall_s > 0 else None,
-            batch_size=samples.batch_size,
-            rss_growth_bytes=self._growth(samples),
-            indexes_tensors=samples.indexes,
-            collate=repeated(samples.collate_s),
-            batch_bytes=contents.n_bytes,
-            n_tensors=contents.n_tensors,
-            n_objects=contents.n_objects,
-            bytes_by_dtype=dict(contents.by_dtype),
-            narrow_bytes=contents.narrow_bytes,
-        )
-
-    def _growth(self, samples: Samples) -> float | None:
-        """Bytes a sample that are kept; 0 where memory does not climb steadily."""
+        growth = samples.growth()
         self._missing.pop("rss_growth_bytes", None)
-        if any(reading != reading for _, reading in samples.readings):
-            self._missing["rss_growth_bytes"] = "the kernel does not tell what memory is a process's own"
-            return None
-        warm = samples.readings[len(samples.readings) // 4 :]
-        trend = fit_trend([n for n, _ in warm], [own for _, own in warm])
-        if trend is None:
-            self._missing["rss_growth_bytes"] = f"{len(warm)} readings are too few to tell growth from noise"
-            return None
-        grown_bytes = trend.slope * (warm[-1][0] - warm[0][0])
-        return trend.slope if trend.low > 0 and trend.is_steady and grown_bytes >= _MIN_GROWTH_BYTES else 0.0
+        if isinstance(growth, str):
+            self._missing["rss_growth_bytes"] = growth
+        self._learn(rss_growth_bytes=None if isinstance(growth, str) else growth, **samples.fields())
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -280,7 +281,7 @@ class _Stages:
         except Exception as error:  # noqa: BLE001 - the user's objects; the reason is told
             self._missing["transport"] = f"samples cannot be copied: {one_line(error)}"
             return
-        durations_s, self._start_s = time_transport(pipeline, samples.gotten, self._share(TRANSPORT_SHARE))
+        durations_s, self._start_s = pipeline.time_transport(samples.gotten, self._share(TRANSPORT_SHARE))
         self._learn(transport=repeated(durations_s))
         samples.gotten = []
 
@@ -295,13 +296,13 @@ class _Stages:
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
         numbers = self._affordable(numbers)
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
-        is_bursty = not self._plan.is_short and _is_bursty(getitem, samples.batch_s)
+        is_bursty = self._plan.extent == "full" and _is_bursty(getitem, samples.batch_s)
         end_s = self._end_s - (self._share(PREFETCH_SHARE) if is_bursty else 0.0)
         does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTES
         if does_wait:
             end_s -= self._share(WORKER_LINES_SHARE)
         fewer: list[int] = []
-        if load is not None and self._plan.is_short:
+        if load is not None and self._plan.extent == "short":
             numbers, fewer = urgent_first(numbers, math.ceil(batch_s / max(load.seconds, 1e-6)))
         for points in measurement.climb(numbers, batch_s, end_s, fewer):
             self._learn(curve=points)

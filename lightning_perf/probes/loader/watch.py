@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,8 +12,7 @@ from lightning_perf.probes.machine import local_world_size
 from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Settings, StageTimes
 
 from .copying import refuses_unasked
-from .in_process import InProcessCost
-from .prober import LoaderProber
+from .prober import BATCHES_LIMIT_S, LoaderProber
 
 if TYPE_CHECKING:
     from lightning_perf.probes.loop import LoopProbe
@@ -60,8 +58,7 @@ class LoaderWatch:
         self._wants_probe = wants_probe
         self._set_telemetry_aside = set_telemetry_aside
         self._host = host
-        self._in_process: InProcessCost | None = None
-        self._in_process_result: float | str | None = None
+        self._batches: LoaderProber | None = None
         self._prober: LoaderProber | None = None
         self._reason = ""
 
@@ -79,27 +76,23 @@ class LoaderWatch:
             self._probe(settings, _PROBED_WAIT_SHARE)
         elif self._wants_probe == "auto" and is_last and self._can_probe_shortly():
             self._probe(settings, SHORT_WAIT_SHARE, SHORT_SHARE * self.loop.wall_ns() / 1e9)
-        if self._wants_probe is not True and self.probe is None and self._in_process_result is None:
-            self._time_in_process(settings, is_last)
+        if self._wants_probe is not True and self.probe is None:
+            self._time_batches(settings, is_last)
 
     def completed(self, fetch: Fetch | None) -> Fetch | None:
-        """The times of fetching, with what a batch costs in a process without workers, as far as that is known."""
+        """Return the times of fetching, with the cost of a batch in a process without workers where it is known."""
         if fetch is None:
             return None
-        batch_s, basis = None, None
-        if isinstance(self._in_process_result, float):
-            batch_s, basis = self._in_process_result, "batches made in a child process without workers"
-        elif self.probe is not None:
-            alone = next((point for point in self.probe.curve if point.num_workers == 0), None)
-            batch_s = None if alone is None else alone.batch_s
-            basis = "the loader without workers, in a child process"
-            if alone is None:
-                basis = f"not measured: {self.probe.reason}"
-        elif isinstance(self._in_process_result, str):
-            return msgspec.structs.replace(fetch, in_process_basis=self._in_process_result)
-        if basis is None:
-            return fetch
-        return msgspec.structs.replace(fetch, in_process_batch_s=batch_s, in_process_basis=basis)
+        reason = ""
+        for probe, basis in (
+            (self._batches and self._batches.poll(), "batches made in a child process without workers"),
+            (self.probe, "the loader without workers, in a child process"),
+        ):
+            alone = next((point for point in probe.curve if point.num_workers == 0), None) if probe else None
+            if alone is not None:
+                return msgspec.structs.replace(fetch, in_process_batch_s=alone.batch_s, in_process_basis=basis)
+            reason = f"not measured: {probe.reason}" if probe else reason
+        return msgspec.structs.replace(fetch, in_process_basis=reason) if reason else fetch
 
     def why_no_probe(self, settings: Settings) -> str:
         """Return why there is no record."""
@@ -120,29 +113,22 @@ class LoaderWatch:
     def close(self) -> None:
         """End what runs; calling it twice does no harm."""
         try:
-            if self._in_process is not None:
-                self._in_process.close()
+            if self._batches is not None:
+                self._batches.close()
         finally:
             if self._prober is not None:
                 self._prober.close()
                 self.probe = self._prober.poll()
 
-    def _time_in_process(self, settings: Settings, is_last: bool) -> None:
-        if self._in_process is None:
+    def _time_batches(self, settings: Settings, is_last: bool) -> None:
+        if self._batches is None:
             # Without workers the loader's own fetches are that cost.
             loader = self._suspicious_loader(settings, _SUSPICIOUS_WAIT_SHARE, needs_workers=True)
             if loader is None:
                 return
-            self._in_process = InProcessCost()
-            refusal = self._in_process.start(loader)
-            if refusal is not None:
-                self._in_process_result = refusal
-                return
-        patience_s = min(1.0, _PROBE_COST_SHARE * self.loop.wall_ns() / 1e9) if is_last else 0.0
-        until = time.monotonic() + patience_s
-        while (result := self._in_process.poll()) is None and time.monotonic() < until:
-            time.sleep(0.01)
-        self._in_process_result = result
+            self._batches = LoaderProber(BATCHES_LIMIT_S, extent="batches")
+            self._batches.start(loader)
+        self._batches.wait(min(1.0, _PROBE_COST_SHARE * self.loop.wall_ns() / 1e9) if is_last else 0.0)
 
     def _why_not_now(self) -> str:
         """Return why nothing is measured at this moment; empty where it can be."""
@@ -191,7 +177,7 @@ class LoaderWatch:
             self._reason = refuses_unasked(loader) or ""
             if self._reason:
                 return
-            prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, is_short=True)
+            prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, extent="short")
         self._prober = prober
         self._set_telemetry_aside(True)  # the probe's workers are not the training's
         try:
@@ -216,7 +202,7 @@ class LoaderWatch:
         return compute_s, max(1, round(min(most, busy)))
 
     def _suspicious_loader(self, settings: Settings, share: float, needs_workers: bool = False) -> Any:
-        """The training loader if the run waits for it, or for its start, for more than a share of its time; or None."""
+        """Return the training loader if waiting for it or its start takes more than a share of the time; or None."""
         loaders = [s for s in settings.loaders if s.stage == "train"]
         if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
             return None
@@ -230,7 +216,7 @@ class LoaderWatch:
 
 
 def _only_loader(loaders: Any) -> Any:
-    """The loader itself, where a Trainer was given a collection of one."""
+    """Return the loader itself, where a Trainer was given a collection of one."""
     while (items := plain.items_of(loaders)) is not None and len(items) == 1:
         loaders = items[0][1]
     return loaders

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_perf.probes.loader import stages
+from lightning_perf.probes.loader.batch import mean_interval, repeated
 from lightning_perf.probes.loader.curve import candidates
-from lightning_perf.probes.loader.numbers import mean_interval, repeated
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ class Acting(Plain):
 
 
 def probed(dataset: Acting, is_short: bool) -> str:
-    prober = LoaderProber(10.0, is_short=is_short)
+    prober = LoaderProber(10.0, extent="short" if is_short else "full")
     try:
         record = prober.start(DataLoader(dataset, batch_size=4)) or prober.wait()
     finally:
@@ -202,7 +202,7 @@ def test_writing_ends_a_probe_when_it_is_automatic(folder: Path, monkeypatch: py
 
 def test_batches_come_from_workers_when_the_child_is_guarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1])
-    prober = LoaderProber(30.0, is_short=True)
+    prober = LoaderProber(30.0, extent="short")
     try:
         record = prober.start(DataLoader(Plain(), batch_size=4)) or prober.wait()
     finally:

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from lightning_perf.probes.loader import LoaderProber, curve, stages
+from lightning_perf.probes.loader.samples import Samples
 from tests.fuzzing import thinned
 
 from . import planted
@@ -133,7 +133,7 @@ def test_short_probe_measures_samples_lines_and_workers_only(monkeypatch: pytest
     loader = loader_of(planted.Waiting(), num_workers=1, multiprocessing_context="spawn")
     # 32 ms per batch would need more than two workers.
     record = measured(
-        loader, 6.0, lambda record: 2 in [point.num_workers for point in record.curve], load=(0.005, 1), is_short=True
+        loader, 6.0, lambda record: 2 in [point.num_workers for point in record.curve], load=(0.005, 1), extent="short"
     )
     assert record.method == "fork"
     assert record.host_lines[0].call == "time.sleep"
@@ -199,10 +199,9 @@ def test_probe_distinguishes_a_disturbed_machine_from_bursty_samples(monkeypatch
 
 @pytest.mark.parametrize(("kept_per_sample", "growth"), [(4096, 0.0), (65536, 65536.0)])
 def test_growth_is_reported_only_when_it_exceeds_copied_interpreter_pages(kept_per_sample: int, growth: float) -> None:
-    readings = [(float(n), 1e9 + n * kept_per_sample) for n in range(0, 1000, 20)]
-    assert stages._Stages._growth(SimpleNamespace(_missing={}), SimpleNamespace(readings=readings)) == pytest.approx(
-        growth
-    )
+    samples = Samples()
+    samples.readings = [(float(n), 1e9 + n * kept_per_sample) for n in range(0, 1000, 20)]
+    assert samples.growth() == pytest.approx(growth)
 
 
 @pytest.mark.usefixtures("no_workers")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lightning_perf.probes.loader import time_passing, time_pinning
+from lightning_perf.probes.loader import iterate_loader, time_pinning
 from lightning_perf.records import LoaderProbe
 
 REFUSED = LoaderProbe(status="refused", reason="Batches is not a plain torch DataLoader")
@@ -26,7 +26,7 @@ class Batches:
 
 
 def test_batches_are_timed_and_described_when_they_pass() -> None:
-    probe = time_passing(Batches(20), REFUSED, 5.0)
+    probe = iterate_loader(Batches(20), REFUSED, 5.0)
     assert (probe.status, probe.reason) == ("refused", REFUSED.reason)
     (point,) = probe.curve
     assert (point.num_workers, point.n_batches) == (0, 19)
@@ -38,18 +38,18 @@ def test_batches_are_timed_and_described_when_they_pass() -> None:
 
 
 def test_timing_stops_when_the_time_is_up() -> None:
-    (point,) = time_passing(Batches(10**6), REFUSED, 0.1).curve
+    (point,) = iterate_loader(Batches(10**6), REFUSED, 0.1).curve
     assert point.n_batches < 100
 
 
 def test_reason_is_reported_when_batches_fail_or_are_none() -> None:
-    assert time_passing(Batches(4, fails_at=2), REFUSED, 5.0).reason.endswith("raised ValueError: no such file")
-    assert time_passing(Batches(0), REFUSED, 5.0).reason.endswith("it has no batches")
-    assert "too few batches" in time_passing(Batches(1), REFUSED, 5.0).missing["curve"]
+    assert iterate_loader(Batches(4, fails_at=2), REFUSED, 5.0).reason.endswith("raised ValueError: no such file")
+    assert iterate_loader(Batches(0), REFUSED, 5.0).reason.endswith("it has no batches")
+    assert "too few batches" in iterate_loader(Batches(1), REFUSED, 5.0).missing["curve"]
 
 
 def test_nothing_is_pinned_for_a_device_that_needs_none() -> None:
-    probe = time_pinning(time_passing(Batches(2), REFUSED, 5.0), torch.device("cpu"))
+    probe = time_pinning(iterate_loader(Batches(2), REFUSED, 5.0), torch.device("cpu"))
     assert probe.pin is None
     assert probe.missing["pin"] == "cpu needs no pinned memory"
     probe = time_pinning(REFUSED, torch.device("cuda"))

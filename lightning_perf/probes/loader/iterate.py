@@ -1,4 +1,4 @@
-"""Times a loader as it is: what is left where it cannot be taken apart."""
+"""Iterate a loader that cannot be copied, and pin batches, in this process."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ import msgspec
 import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records.loader_probe import LoaderProbe, WorkerPoint
+from lightning_perf.records import LoaderProbe
 
-from .batch import BatchContents
+from .batch import BatchContents, point_of, repeated
 from .child import one_line
-from .numbers import mean_interval, repeated
 
 _N_PINNED = 12
 
 
-def time_passing(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProbe:
-    """Iterates a loader, here and now, and adds what that shows to the record of its refusal.
+def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProbe:
+    """Iterate a loader in this process, and return the record of its refusal with what that measured.
 
     Only for a process that does not train afterwards: sampler, generators and files move on.
 
     Args:
         loader: Anything that yields batches.
         probe: Its record, ``refused``.
-        budget_s: When to stop; a batch that takes longer is waited for.
+        budget_s: Seconds after which no further batch is taken.
     """
-    num_workers = getattr(loader, "num_workers", None)
+    num_workers, prefetch = getattr(loader, "num_workers", None), getattr(loader, "prefetch_factor", None)
     contents = BatchContents()
     gaps_s: list[float] = []
     begin_s = time.perf_counter()
-    first_s = 0.0
     try:
         batches = iter(loader)
         contents.add(next(batches))
         last_s = time.perf_counter()
         first_s = last_s - begin_s
-        ahead = (num_workers or 0) * (getattr(loader, "prefetch_factor", None) or 0)
+        ahead = (num_workers or 0) * (prefetch or 0)
         for number, batch in enumerate(batches):
             now_s = time.perf_counter()
             if number >= ahead:  # those before were made while the workers started
@@ -54,51 +52,34 @@ def time_passing(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProb
         text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {one_line(error)}"
         return msgspec.structs.replace(probe, reason=f"{probe.reason}; {text}")
     missing = dict(probe.missing)
-    curve: tuple[WorkerPoint, ...] = ()
-    if gaps_s:
-        low, high = mean_interval(gaps_s)
-        curve = (
-            WorkerPoint(
-                num_workers=num_workers or 0,
-                prefetch_factor=getattr(loader, "prefetch_factor", None),
-                batch_s=sum(gaps_s) / len(gaps_s),
-                low_s=low,
-                high_s=high,
-                first_batch_s=first_s,
-                n_batches=len(gaps_s),
-            ),
-        )
-    else:
+    if not gaps_s:
         missing["curve"] = "it has too few batches to time those after its start"
     return msgspec.structs.replace(
         probe,
         wall_s=time.perf_counter() - begin_s,
         num_workers=num_workers,
-        batch_bytes=contents.n_bytes,
-        n_tensors=contents.n_tensors,
-        n_objects=contents.n_objects,
-        bytes_by_dtype=dict(contents.by_dtype),
-        narrow_bytes=contents.narrow_bytes,
+        **contents.fields(),
         first_batch_s=first_s,
-        curve=curve,
+        curve=(point_of(gaps_s, num_workers or 0, prefetch, first_s),) if gaps_s else (),
         missing=missing,
     )
 
 
 def time_pinning(probe: LoaderProbe, device: torch.device) -> LoaderProbe:
-    """Times the pinning of as many bytes in as many tensors as a batch has, in this process.
+    """Return the record with the time of pinning as many bytes in as many tensors as a batch has.
 
     Args:
         probe: The record; what a batch holds must be known.
-        device: That the training uses.
+        device: The device of the training.
     """
+    reason = "" if device.type == "cuda" else f"{device.type} needs no pinned memory"
+    if not reason and not (probe.batch_bytes and probe.n_tensors):
+        reason = "what a batch holds is not known"
+    if reason:
+        return msgspec.structs.replace(probe, missing={**probe.missing, "pin": reason})
     missing = {name: reason for name, reason in probe.missing.items() if name != "pin"}
-    if device.type != "cuda":
-        missing["pin"] = f"{device.type} needs no pinned memory"
-        return msgspec.structs.replace(probe, missing=missing)
-    if not probe.batch_bytes or not probe.n_tensors:
-        missing["pin"] = "what a batch holds is not known"
-        return msgspec.structs.replace(probe, missing=missing)
+    assert probe.batch_bytes
+    assert probe.n_tensors
     size = max(1, probe.batch_bytes // probe.n_tensors)
     tensors = [torch.zeros(size, dtype=torch.uint8) for _ in range(probe.n_tensors)]
     durations_s: list[float] = []

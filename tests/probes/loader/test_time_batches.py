@@ -1,4 +1,4 @@
-"""What one batch costs without workers: measured in a child that leaves nothing behind."""
+"""A few batches are timed without workers, in a child that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from lightning_perf.probes.loader import InProcessCost
+from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.records import LoaderProbe
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
@@ -95,21 +96,23 @@ def loader_of(dataset: Dataset, **arguments: object) -> DataLoader:
     return DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork", **arguments})
 
 
-def wait_for(cost: InProcessCost) -> float | str:
-    for _ in range(6000):
-        if (result := cost.poll()) is not None:
-            return result
-        time.sleep(0.005)
-    raise AssertionError("the child neither ended nor was killed")
+def prober_of_batches(limit_s: float = 60.0) -> LoaderProber:
+    return LoaderProber(limit_s, extent="batches")
+
+
+def measured(record: LoaderProbe | None) -> float | str:
+    """Return the seconds of a batch, or why they are not known."""
+    assert record is not None
+    return record.curve[0].batch_s if record.curve else record.reason
 
 
 def measure(loader: DataLoader, limit_s: float = 60.0) -> float | str:
-    cost = InProcessCost(limit_s=limit_s)
+    prober = prober_of_batches(limit_s)
     try:
-        assert cost.start(loader) is None
-        return wait_for(cost)
+        assert prober.start(loader) is None
+        return measured(prober.wait())
     finally:
-        cost.close()
+        prober.close()
 
 
 def open_descriptors() -> list[str]:
@@ -150,7 +153,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
-def test_in_process_cost_uses_one_thread_when_the_parent_uses_more() -> None:
+def test_batches_timing_uses_one_thread_when_the_parent_uses_more() -> None:
     class Counting(Items):
         def __getitem__(self, index: int) -> torch.Tensor:
             assert torch.get_num_threads() == 1
@@ -164,23 +167,23 @@ def test_in_process_cost_uses_one_thread_when_the_parent_uses_more() -> None:
         torch.set_num_threads(n_threads)
 
 
-def test_in_process_cost_covers_every_sample_of_a_batch_when_samples_are_slow() -> None:
+def test_batches_timing_covers_every_sample_of_a_batch_when_samples_are_slow() -> None:
     seconds = measure(loader_of(Slow()))
     assert isinstance(seconds, float)
     assert 4 * 0.02 <= seconds < 4 * 0.02 * 10
 
 
-def test_in_process_cost_is_small_when_samples_are_cheap() -> None:
+def test_batches_timing_is_small_when_samples_are_cheap() -> None:
     seconds = measure(loader_of(Items()))
     assert isinstance(seconds, float)
     assert 0 < seconds < 0.02
 
 
-def test_in_process_cost_asks_no_sampler_when_the_user_gave_one() -> None:
+def test_batches_timing_asks_no_sampler_when_the_user_gave_one() -> None:
     assert isinstance(measure(loader_of(Items(), sampler=Forbidden(Items()))), float)
 
 
-def test_in_process_cost_fetches_as_torch_does_when_the_dataset_gives_many_at_once() -> None:
+def test_batches_timing_fetches_as_torch_does_when_the_dataset_gives_many_at_once() -> None:
     class Many(Items):
         def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
             assert len(indices) == 4
@@ -192,7 +195,7 @@ def test_in_process_cost_fetches_as_torch_does_when_the_dataset_gives_many_at_on
     assert isinstance(measure(loader_of(Many())), float)
 
 
-def test_in_process_cost_works_on_a_copy_when_workers_are_spawned() -> None:
+def test_batches_timing_works_on_a_copy_when_workers_are_spawned() -> None:
     class Unpicklable(Items):  # a local class: cannot be found by name
         pass
 
@@ -209,24 +212,24 @@ def test_in_process_cost_works_on_a_copy_when_workers_are_spawned() -> None:
         (Killed(), "its process was killed by SIGKILL"),
     ],
 )
-def test_in_process_cost_has_the_reason_when_the_dataset_fails(dataset: Dataset, reason: str) -> None:
+def test_batches_timing_has_the_reason_when_the_dataset_fails(dataset: Dataset, reason: str) -> None:
     assert reason in str(measure(loader_of(dataset)))
 
 
-def test_in_process_cost_kills_its_child_when_the_dataset_hangs() -> None:
-    assert measure(loader_of(Hanging()), limit_s=0.2) == "not measured: it took longer than 0.2 s"
+def test_batches_timing_kills_its_child_when_the_dataset_hangs() -> None:
+    assert measure(loader_of(Hanging()), limit_s=0.2) == "it took longer than 0.2 s while making a batch"
 
 
-def test_in_process_cost_leaves_no_child_when_closed_early_and_twice() -> None:
-    cost = InProcessCost()
-    assert cost.start(loader_of(Hanging())) is None
-    assert cost.poll() is None
-    cost.close()
-    cost.close()
-    assert cost.poll() == "not measured: ended before it was done"
+def test_batches_timing_leaves_no_child_when_closed_early_and_twice() -> None:
+    prober = prober_of_batches()
+    assert prober.start(loader_of(Hanging())) is None
+    assert prober.poll() is None
+    prober.close()
+    prober.close()
+    assert str(measured(prober.poll())).startswith("ended before it was done")
 
 
-def test_in_process_cost_ends_when_the_dataset_is_about_to_write(tmp_path: Path) -> None:
+def test_batches_timing_ends_when_the_dataset_is_about_to_write(tmp_path: Path) -> None:
     class Writing(Items):
         def __getitem__(self, index: int) -> torch.Tensor:
             (tmp_path / "cache").write_text("half")
@@ -236,7 +239,7 @@ def test_in_process_cost_ends_when_the_dataset_is_about_to_write(tmp_path: Path)
     assert not (tmp_path / "cache").exists()
 
 
-def test_in_process_cost_reads_from_a_place_of_its_own_when_the_training_has_the_file_open() -> None:
+def test_batches_timing_reads_from_a_place_of_its_own_when_the_training_has_the_file_open() -> None:
     with open(__file__, "rb", buffering=0) as file:
         number = file.fileno()
 
@@ -249,21 +252,21 @@ def test_in_process_cost_reads_from_a_place_of_its_own_when_the_training_has_the
         assert file.tell() == 0
 
 
-def test_in_process_cost_is_refused_when_the_dataset_holds_a_lock_of_all_processes() -> None:
+def test_batches_timing_is_refused_when_the_dataset_holds_a_lock_of_all_processes() -> None:
     class Locking(Items):
         def __init__(self) -> None:
             self.cache = {"locks": [multiprocessing.Lock()]}
 
-    assert "multiprocessing.synchronize.Lock" in str(InProcessCost().start(loader_of(Locking())))
+    assert "multiprocessing.synchronize.Lock" in str(measured(prober_of_batches().start(loader_of(Locking()))))
 
 
-def test_in_process_cost_ends_with_its_parent_when_that_is_killed() -> None:
+def test_batches_timing_ends_with_its_parent_when_that_is_killed() -> None:
     script = """
 import os, signal
-from tests.probes.loader.test_in_process import Hanging, InProcessCost, loader_of
-cost = InProcessCost(limit_s=600.0)
-assert cost.start(loader_of(Hanging())) is None
-print(cost._child._pid, flush=True)
+from tests.probes.loader.test_time_batches import Hanging, loader_of, prober_of_batches
+prober = prober_of_batches(600.0)
+assert prober.start(loader_of(Hanging())) is None
+print(prober._child._pid, flush=True)
 __import__("time").sleep(0.5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -274,7 +277,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert ends(int(done.stdout)), "the child outlived its parent"
 
 
-def test_in_process_cost_keeps_the_parents_random_state_and_output_when_samples_are_random_and_noisy(capfd) -> None:
+def test_batches_timing_keeps_the_parents_random_state_and_output_when_samples_are_random_and_noisy(capfd) -> None:
     def states() -> tuple[object, ...]:
         return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
 
@@ -290,7 +293,7 @@ def test_in_process_cost_keeps_the_parents_random_state_and_output_when_samples_
     assert (out, err) == ("mine", "")
 
 
-def test_in_process_cost_runs_no_exit_handler_of_the_parent_when_the_child_ends(tmp_path) -> None:
+def test_batches_timing_runs_no_exit_handler_of_the_parent_when_the_child_ends(tmp_path) -> None:
     import atexit
 
     mark = tmp_path / "ran"
@@ -303,7 +306,7 @@ def test_in_process_cost_runs_no_exit_handler_of_the_parent_when_the_child_ends(
         atexit.unregister(mark.write_text)
 
 
-def test_in_process_cost_survives_an_interrupt_when_it_reaches_the_child() -> None:
+def test_batches_timing_survives_an_interrupt_when_it_reaches_the_child() -> None:
     class Interrupted(Items):
         def __getitem__(self, index: int) -> torch.Tensor:
             os.kill(os.getpid(), signal.SIGINT)
@@ -312,7 +315,7 @@ def test_in_process_cost_survives_an_interrupt_when_it_reaches_the_child() -> No
     assert isinstance(measure(loader_of(Interrupted())), float)
 
 
-def test_in_process_cost_has_a_reason_when_the_dataset_has_no_usable_length() -> None:
+def test_batches_timing_has_a_reason_when_the_dataset_has_no_usable_length() -> None:
     assert "no usable length: TypeError: not known" in str(measure(loader_of(Unsized(), sampler=[0, 1])))
 
 
@@ -333,32 +336,32 @@ def test_in_process_cost_has_a_reason_when_the_dataset_has_no_usable_length() ->
         ),
     ],
 )
-def test_in_process_cost_refuses_with_a_reason_when_the_loader_cannot_be_measured(loader: object, reason: str) -> None:
-    cost = InProcessCost()
-    said = cost.start(loader)
-    assert said is not None
-    assert reason in said
-    assert said.startswith("not measured: ")
-    assert cost.poll() == said
-    cost.close()
+def test_batches_timing_refuses_with_a_reason_when_the_loader_cannot_be_measured(loader: object, reason: str) -> None:
+    prober = prober_of_batches()
+    record = prober.start(loader)
+    assert record is not None
+    assert record.status == "refused"
+    assert reason in record.reason
+    assert prober.poll() is record
+    prober.close()
 
 
-def test_in_process_cost_has_the_reason_when_no_process_can_be_started(monkeypatch) -> None:
+def test_batches_timing_has_the_reason_when_no_process_can_be_started(monkeypatch) -> None:
     def fork() -> int:
         raise BlockingIOError("resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", fork)
-    cost = InProcessCost()
-    assert "no child process could be started" in str(cost.start(loader_of(Items())))
-    cost.close()
+    prober = prober_of_batches()
+    assert "no child process could be started" in str(prober.start(loader_of(Items())))
+    prober.close()
 
 
-def test_in_process_cost_refuses_a_second_start_when_one_runs() -> None:
-    cost = InProcessCost()
-    cost.start(loader_of(Hanging()))
+def test_batches_timing_refuses_a_second_start_when_one_runs() -> None:
+    prober = prober_of_batches()
+    prober.start(loader_of(Hanging()))
     with pytest.raises(RuntimeError, match="close"):
-        cost.start(loader_of(Items()))
-    cost.close()
-    assert cost.start(loader_of(Items())) is None
-    assert isinstance(wait_for(cost), float)
-    cost.close()
+        prober.start(loader_of(Items()))
+    prober.close()
+    assert prober.start(loader_of(Items())) is None
+    assert isinstance(measured(prober.wait()), float)
+    prober.close()
