@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copyreg
 import dis
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import ItemsView, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
@@ -30,6 +31,10 @@ _KNOWN_STANDARD = frozenset(
     )
 )  # fmt: skip
 """Modules of Python whose types in C hold nothing that is shared."""
+_CONSTRUCTING = frozenset(("__class__", "__init__", "__new__", "type"))
+"""Names by which code makes an instance of a class that it does not name."""
+_NO_CONSTRUCTORS = ("abc", "builtins", "torch", "torchaudio", "torchvision", "typing")
+"""Packages whose datasets make no further instances of the classes that derive from them."""
 _SHARING = ("torch._C._distributed", "torch.distributed", "torch.multiprocessing", "pyarrow._", "pyarrow.plasma")
 _SHARING_STANDARD = frozenset(("_ctypes", "_multiprocessing", "_posixshmem", "ctypes", "mmap", "multiprocessing"))
 """Modules of Python that reach memory, semaphores or functions in C by name, of which no audit hook is told."""
@@ -49,10 +54,57 @@ _OF_INTERPRETER = _of_interpreter()
 _SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 
 
+def bases_of(kind: type) -> tuple[type, ...]:
+    """Return a class and its bases, in the order in which attributes are looked up."""
+    mro: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    return mro
+
+
+def defined_in(kind: type) -> ItemsView[str, Any]:
+    """Return the names and values that a class itself defines."""
+    namespace: types.MappingProxyType[str, Any] = type.__dict__["__dict__"].__get__(kind)
+    return namespace.items()
+
+
+@functools.cache
+def is_copied_without_init(kind: type) -> bool:
+    """Return whether a forked or pickled instance of a class is one whose ``__init__`` never runs again by itself.
+
+    A class that says how to pickle it, class methods, dataclasses and bases of other packages may call it.
+    """
+    if kind in copyreg.dispatch_table or any(
+        plain.class_attribute(kind, name) is not vars(object)[name] for name in ("__reduce__", "__reduce_ex__")
+    ):
+        return False
+    for base in bases_of(kind):
+        if not is_users(base) and module_of(base).partition(".")[0] not in _NO_CONSTRUCTORS:
+            return False
+        for name, value in defined_in(base):
+            if name in ("__dataclass_fields__", "__attrs_attrs__") or (type(value) is classmethod and name[:2] != "__"):
+                return False
+    return True
+
+
+def constructs_unnamed(value: Any) -> bool:
+    """Return whether a value is a function of the user's that may make instances of a class it does not name."""
+    if type(value) is not types.FunctionType or owner_of(value.__code__.co_filename) != USER:
+        return False
+    calls = _CONSTRUCTING - ({"__init__"} if value.__code__.co_name == "__init__" else set())  # that of a base
+    return any(not calls.isdisjoint((*code.co_names, *code.co_consts)) for code in _codes(value.__code__))
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a function's code and that of the functions inside it."""
+    yield code
+    for inner in code.co_consts:
+        if type(inner) is types.CodeType:
+            yield from _codes(inner)
+
+
 @functools.cache
 def is_native(kind: type) -> bool:
     """Return whether a class is written in C: Python classes define functions instead of these."""
-    for name, value in type.__dict__["__dict__"].__get__(kind).items():
+    for name, value in defined_in(kind):
         is_slot = type(value) in _SLOTS
         is_slot |= type(value) is types.GetSetDescriptorType and name not in ("__dict__", "__weakref__")
         if is_slot and value.__objclass__ is kind:
@@ -90,10 +142,7 @@ def inside_function(function: types.FunctionType) -> Iterator[Any]:
     yield from function.__closure__ or ()
     if owner_of(function.__code__.co_filename) != USER:
         return
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        codes += [each for each in code.co_consts if type(each) is types.CodeType]
+    for code in _codes(function.__code__):
         named = [dict.get(function.__globals__, name) for name in code.co_names]
         imported = [step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
         named += [sys.modules.get(name) for name in imported]
@@ -128,7 +177,7 @@ class CodeReached:
         if kind is types.FunctionType:
             return self._refuses_module(str(value.__module__))
         if plain.is_a(value, type):
-            return next(filter(None, map(self._refuses_class, type.__dict__["__mro__"].__get__(value))), None)
+            return next(filter(None, map(self._refuses_class, bases_of(value))), None)
         return None
 
     def _refuses_class(self, kind: type) -> str | None:

@@ -16,10 +16,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from lightning_perf.probes import plain
 
-from .code_reached import CodeReached, inside_function, is_interpreters, is_known, is_native, is_users, module_of
+from .code_reached import (
+    CodeReached,
+    bases_of,
+    constructs_unnamed,
+    defined_in,
+    inside_function,
+    is_copied_without_init,
+    is_interpreters,
+    is_known,
+    is_native,
+    is_users,
+    module_of,
+)
 
 _PARTS = ("dataset", "collate_fn", "sampler", "batch_sampler", "worker_init_fn", "generator")
 _MAX_VALUES = 20_000
@@ -29,8 +42,9 @@ _DATA = (type(None), bool, int, float, complex, str, bytes, bytearray, range, sl
 _PLAIN_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OPAQUE = (logging.Logger, weakref.ref, io.BytesIO, io.StringIO)
 """Not followed: what these write or hold does not leave the child's memory."""
-_NOT_FOLLOWED = (*_OPAQUE, np.ndarray, np.generic, types.ModuleType)
-"""Of a module, names in code say what is used."""
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_NOT_FOLLOWED = (*_OPAQUE, *_DESCRIPTORS, np.ndarray, np.generic, types.ModuleType)
+"""Of a module, names in code say what is used; descriptors in C hold nothing but their class."""
 _SHARING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _SHARING_MODULES = ("multiprocessing", "subprocess", "socket", "ctypes")
 
@@ -70,21 +84,41 @@ class _TooMuchError(Exception):
 def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield what is held, objects before plain containers: the latter may be millions of a kind."""
     objects, containers = deque(roots), deque[tuple[str, Any]]()
+    existing = deque[tuple[str, Any]]()  # classes whose __init__ runs only if some code makes further instances
+    makes_instances = False
     seen: set[int] = set()
     kept: list[Any] = []  # an id is another object's once the object is gone
-    while objects or containers:
+    while objects or containers or (makes_instances and existing):
         if len(seen) >= _MAX_VALUES:
-            if objects:
+            if objects or (makes_instances and existing):
                 raise _TooMuchError
             return
-        part, value = (objects or containers).popleft()
+        part, value = (objects or containers or existing).popleft()
         if type(value) in _DATA or id(value) in seen:
             continue
         seen.add(id(value))
         kept.append(value)
-        yield part, value
+        if type(value) is _Existing:
+            existing.append((part, value.kind))
+            yield part, value.kind
+        else:
+            makes_instances = makes_instances or constructs_unnamed(value)
+            yield part, value
         for inner in _inside(value):
             (containers if type(inner) in _PLAIN_CONTAINERS else objects).append((part, inner))
+
+
+class _Existing:
+    """The class of a dataset that exists: all that it defines can run in a copy, except ``__init__``."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+
+@functools.cache  # one for each class, as what was seen is known by its id
+def _class_of(kind: type) -> _Existing | type:
+    """Return a dataset's class, without its ``__init__`` where no copy runs that."""
+    return _Existing(kind) if is_copied_without_init(kind) else kind
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -118,22 +152,24 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from gc.get_referents(value)  # an iterator's container, what a function in C is bound to
     elif plain.is_a(value, type):
         yield from _of_class(value)
+    elif kind is _Existing:
+        yield from _of_class(value.kind, without="__init__")
     else:
         yield from plain.attributes(value).values()
-        yield kind
+        yield _class_of(kind) if plain.is_a(value, Dataset) else kind
         yield from _slots(value)
 
 
-def _of_class(kind: type) -> Iterator[Any]:
+def _of_class(kind: type, without: str = "") -> Iterator[Any]:
     """Yield what a class of the user's, and such classes among its bases, define."""
-    for base in type.__dict__["__mro__"].__get__(kind):
+    for base in bases_of(kind):
         if is_users(base):
-            yield from type.__dict__["__dict__"].__get__(base).values()
+            yield from (value for name, value in defined_in(base) if name != without)
 
 
 def _slots(value: Any) -> Iterator[Any]:
-    for base in type.__dict__["__mro__"].__get__(type(value)):
-        for defined in () if is_native(base) else type.__dict__["__dict__"].__get__(base).values():
+    for base in bases_of(type(value)):
+        for _, defined in () if is_native(base) else defined_in(base):
             if type(defined) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):
                     yield defined.__get__(value)
@@ -171,7 +207,7 @@ def _refuses(value: Any, shared: list[range]) -> str | None:
         return "data in writable shared memory or a writable memory map" if is_shared else None
     if plain.is_a(value, _OPAQUE):
         return None
-    for base in type.__dict__["__mro__"].__get__(kind):
+    for base in bases_of(kind):
         module = module_of(base)
         is_unknown = is_native(base) and not is_interpreters(base) and not is_known(module)
         if base in _SHARING or module.partition(".")[0] in _SHARING_MODULES or is_unknown:

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import types
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -195,6 +195,95 @@ def test_loader_is_refused_when_its_code_calls_code_in_c_that_is_not_known(
 ) -> None:
     monkeypatch.setitem(sys.modules, "planted", PLANTED)
     assert f"the dataset calls {reason}" in refused(Holding([make()]), num_workers=num_workers)
+
+
+class Counted(Holding):
+    """Calls code in C that is not known, but only as it is made."""
+
+    def __init__(self) -> None:
+        super().__init__(psutil.cpu_count())
+
+
+class WithPlace(Counted):
+    """Is unpickled by calling the class."""
+
+    def __reduce__(self) -> Any:
+        return Counted, ()
+
+
+class WithFactory(Counted):
+    """Has another way to make one."""
+
+    @classmethod
+    def again(cls) -> Counted:
+        return cls()
+
+
+class ByType(Counted):
+    """Makes further instances without naming the class."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(len(type(self)()))
+
+
+class ByClassAttribute(Counted):
+    """Makes further instances without naming the class."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(len(getattr(self, "__class__")()))  # noqa: B009 - found as a string
+
+
+class ByName(Counted):
+    """Makes further instances in a function inside of a method."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(len((lambda: ByName())()))
+
+
+class CallingInit(Counted):
+    """Runs its ``__init__`` again."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.__init__()  # type: ignore[misc]
+        return torch.zeros(1)
+
+
+class InList(Counted, list):
+    """Has a base in C that is pickled as objects are."""
+
+
+class InOrder(Counted, OrderedDict):
+    """Has a base in C that is pickled by calling the class."""
+
+    def __init__(self) -> None:
+        OrderedDict.__init__(self)
+        self.value = psutil.cpu_count()
+
+
+@pytest.mark.parametrize("make", [Counted, InList, lambda: Subset(Counted(), [0]), lambda: Holding([Counted()])])
+def test_loader_is_probed_when_only_init_of_its_dataset_calls_code_in_c_that_is_not_known(
+    make: Callable[[], Any],
+) -> None:
+    assert refused(make()) == ""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        WithPlace,
+        WithFactory,
+        ByType,
+        ByClassAttribute,
+        ByName,
+        CallingInit,
+        InOrder,
+        lambda: Holding([Counted(), Counted]),
+        lambda: Holding([Counted(), lambda: Counted()]),
+        lambda: Holding([Counted(), lambda value: type(value)()]),
+    ],
+)
+def test_loader_is_refused_when_a_copy_may_run_init_of_its_dataset_again(make: Callable[[], Any]) -> None:
+    assert "the dataset calls code in C of psutil" in refused(make())
 
 
 def test_loader_is_refused_when_a_type_in_c_claims_to_be_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
