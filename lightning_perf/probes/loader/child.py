@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import signal
-import struct
 import sys
 import tempfile
 import threading
@@ -35,28 +34,22 @@ GRACE_S = 0.5
 """Seconds that the user's code in the child has to end in order, before the child is killed."""
 
 _forking = threading.Lock()
-_HEADER = struct.Struct("<?Q")  # whether it is an error, and its size
+_RESULT, _ERROR = b"+", b"-"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-class Say:
-    """What the child calls with all that it knows so far; the last call is the one that counts.
+class Say(NamedTuple):
+    """Reports all that the child knows so far, or its error; the last report of each kind counts.
 
     Attributes:
-        descriptor: Of the notes, which the child must not close.
+        descriptor: Descriptor of the notes, which the child must not close.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    descriptor: int
 
     def __call__(self, content: bytes, is_error: bool = False) -> None:
-        """Says it.
-
-        Args:
-            content: What is known; or what went wrong, which leaves what was known as it is.
-            is_error: Whether it is the latter.
-        """
-        content = _HEADER.pack(is_error, len(content)) + content
+        """Append a report to the notes, on one line: newlines become spaces."""
+        content = (_ERROR if is_error else _RESULT) + content.replace(b"\n", b" ") + b"\n"
         while content:
             content = content[os.write(self.descriptor, content) :]
 
@@ -65,8 +58,8 @@ class Ended(NamedTuple):
     """How a child ended.
 
     Attributes:
-        said: Its last word; empty when it said nothing.
-        trouble: Why it did not come to its own end; empty when it did.
+        said: Its last results; empty without any.
+        trouble: Why it did not finish; empty when it did.
     """
 
     said: bytes
@@ -95,11 +88,7 @@ class Child:
     """
 
     def __init__(self, limit_s: float) -> None:
-        """Nothing runs until ``start``.
-
-        Args:
-            limit_s: Seconds after which the child is killed, and all that it started with it.
-        """
+        """Set the seconds after which the child is killed, with all that it started. ``start`` starts it."""
         self._limit_s = limit_s
         self._pid: int | None = None
         self._notes: int | None = None
@@ -109,14 +98,11 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process is there that was not seen to end."""
+        """Return whether there is a process that was not seen to end."""
         return self._pid is not None
 
     def start(self, work: Callable[[Say], None]) -> None:
-        """Forks.
-
-        Args:
-            work: What the child runs; should it raise, that is told as its trouble.
+        """Fork a child that runs ``work``; what that raises is reported as its trouble.
 
         Raises:
             OSError: No process, no memory or no descriptor to be had.
@@ -213,20 +199,11 @@ class Child:
                 kill(self._pid, number)
 
     def _last_words(self) -> tuple[bytes, str]:
-        """What the child knew in the end, and what made it end; empty where there is none."""
+        """Return what the child last reported as its results and as its error; empty where there is none."""
         assert self._notes is not None
-        place, word, error = 0, b"", ""
-        while len(header := os.pread(self._notes, _HEADER.size, place)) == _HEADER.size:
-            is_error, size = _HEADER.unpack(header)
-            content = os.pread(self._notes, size, place + _HEADER.size)
-            if len(content) < size:  # it was killed while it spoke
-                break
-            if is_error:
-                error = content.decode("utf-8", "replace")
-            else:
-                word = content
-            place += _HEADER.size + size
-        return word, error
+        reports = os.pread(self._notes, os.fstat(self._notes).st_size, 0).split(b"\n")[:-1]  # one cut off has no end
+        last = {report[:1]: report[1:] for report in reports}
+        return last.get(_RESULT, b""), last.get(_ERROR, b"").decode("utf-8", "replace")
 
     def _close_notes(self) -> None:
         if self._notes is not None:
@@ -235,7 +212,7 @@ class Child:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's type and message; safe where its own ``__str__`` raises."""
+    """Return the error's type and message; safe where its own ``__str__`` raises."""
     return "".join(traceback.format_exception_only(type(error), error)).strip().replace("\n", " ")
 
 
@@ -252,7 +229,7 @@ def _fork() -> int:
 
 
 def _open_notes() -> int:
-    """A file without a name: it is gone with its last descriptor, and writing to it never blocks."""
+    """Open a file without a name: it is gone with its last descriptor, and writing to it never blocks."""
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             return os.memfd_create("lightning-perf")
@@ -305,7 +282,7 @@ def _ignore_signals() -> None:
 
 
 def _leave_parent_alone(limit_s: float) -> None:
-    """Cuts the child off from the parent's group, signals, streams, logs and garbage, and limits its life."""
+    """Cut the child off from the parent's group, signals, streams, logs and garbage, and limit its life."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)

@@ -24,6 +24,7 @@ _MIN_VISIT_SHARE = 0.08  # of the time for the whole curve, where that is short
 _LEAST_BLOCKS = 3
 _LOADED_SHARE = 0.6  # of a visit: computing beside the workers
 _MIN_PREFETCH_VISIT_S = 0.1
+_END = object()
 _SHM_SHARE = 0.5  # of what is free in /dev/shm: a training that runs beside needs the rest
 
 
@@ -85,9 +86,9 @@ class _Visits:
 
 
 class CurveMeasurement:
-    """Measures points of the curve: once upwards until more workers bring no more, then once more downwards.
+    """Measurement of the curve: once upwards until more workers bring no more, then once more downwards.
 
-    What drifts meanwhile (clocks, caches, a training beside) then falls on all points alike.
+    Drift meanwhile (clocks, caches, a training beside) then affects all points alike.
 
     Args:
         pipeline: The loader's parts.
@@ -112,7 +113,7 @@ class CurveMeasurement:
     def climb(
         self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
     ) -> Iterator[tuple[WorkerPoint, ...]]:
-        """Measures; yields the points up to now after each visit.
+        """Measure; yield the points up to now after each visit.
 
         Args:
             candidates: Numbers of workers, ascending.
@@ -147,7 +148,7 @@ class CurveMeasurement:
             yield self.points()
 
     def vary_prefetch(self, num_workers: int, factors: list[int], batch_s: float, until_s: float) -> None:
-        """Measures one number of workers with several prefetch factors, up and down."""
+        """Measure one number of workers with several prefetch factors, up and down."""
         settings = [Setting(num_workers, factor) for factor in factors]
         order = [*settings, *reversed(settings)]
         for index, setting in enumerate(order):
@@ -157,7 +158,7 @@ class CurveMeasurement:
             self._visit(setting, min(_MAX_VISIT_S, left_s / (len(order) - index)))
 
     def points(self, num_workers: int | None = None) -> tuple[WorkerPoint, ...]:
-        """The curve at the loader's own prefetch factor; or all prefetch factors at one number of workers."""
+        """Return the curve at the loader's own prefetch factor, or all prefetch factors at one number of workers."""
         chosen = [
             (setting, visits)
             for setting, visits in sorted(self._visits.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0))
@@ -199,7 +200,7 @@ class CurveMeasurement:
         return True
 
     def _first_batch_s(self, setting: Setting, batch_s: float) -> float:
-        """About how long the first batch will take: as before, or by the workers that were started before."""
+        """Return about how long the first batch will take: as before, or by the workers that were started before."""
         seen = self._visits.get(setting)
         if seen is not None and seen.first_batch_s:
             return seen.first_batch_s[-1]
@@ -291,7 +292,7 @@ def _taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | No
 
 
 def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> list[int]:
-    """Numbers of workers to try: 0, 1, 2, 4 … up to the cores, beyond where samples wait, and the number in use."""
+    """Return numbers of workers to try: 0, 1, 2, 4 … up to the cores, beyond where samples wait; and the one in use."""
     cores = max(1, int(usable_cores))
     reach = cores * WAITING_REACH if cpu_fraction is not None and cpu_fraction < COMPUTES else cores
     numbers, n = {0, cores, reach}, 1
@@ -317,11 +318,8 @@ def urgent_first(numbers: list[int], needed: int) -> tuple[list[int], list[int]]
 
 
 def _take(batches: Iterator[Any]) -> bool:
-    """Whether there was another batch, which is dropped."""
-    for batch in batches:
-        del batch
-        return True
-    return False
+    """Take and drop a batch; return whether there was one."""
+    return next(batches, _END) is not _END
 
 
 def _free_shm_bytes() -> float:

@@ -156,7 +156,7 @@ def _inside(value: Any) -> Iterator[Any]:
         yield from _of_class(value.kind, without="__init__")
     else:
         yield from plain.attributes(value).values()
-        yield _class_of(kind) if plain.is_a(value, Dataset) else kind
+        yield _class_of(kind) if plain.is_a(value, Dataset) else kind  # type: ignore[arg-type]
         yield from _slots(value)
 
 

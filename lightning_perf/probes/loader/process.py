@@ -1,4 +1,4 @@
-"""What the kernel tells of this process: memory of its own, reading, queueing; and the memory it may take."""
+"""Kernel counters of this process: its own memory, reads, queueing; and the limit of its memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.cgroups import free_bytes
 
 
 def storage_bytes_read() -> int | None:
-    """Bytes that this process has caused to be read from storage."""
+    """Return the bytes that this process has read from storage; None where the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
@@ -20,14 +20,14 @@ def storage_bytes_read() -> int | None:
 
 
 def queued_s() -> float:
-    """Seconds that this thread stood ready while others had its core; 0 where the kernel does not tell."""
+    """Return the seconds that this thread was ready while others had its core; 0 where the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     return 0.0
 
 
 def n_waits() -> int:
-    """How often this thread gave up its core to wait for something; 0 where the kernel does not tell."""
+    """Return how often this thread gave up its core to wait for something; 0 where the kernel does not tell."""
     import resource  # there is none on Windows, where nothing is probed
 
     who = getattr(resource, "RUSAGE_THREAD", None)
@@ -35,50 +35,40 @@ def n_waits() -> int:
 
 
 def private_bytes(all_of_it: bool) -> float:
-    """Memory that is this process's own, without what it has given back; NaN where the kernel does not tell.
+    """Return the memory that is this process's own, without what it freed; NaN where the kernel does not tell.
 
     Args:
         all_of_it: With the pages that it shared with its parent until it wrote to them: reading Python objects counts
             as writing, since it counts references. Beside a parent that goes on writing this cannot be told, because
             pages that the parent copies away become the child's own; then only what it allocated counts.
     """
-    _trim()
+    _trimmer()(0)
     try:
-        if all_of_it:
-            text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii", errors="replace")
-            return float(_kilobytes(text, "Private_Dirty:") * 1024)
-        return float(
-            _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "RssAnon:") * 1024
-        )
+        return float(_bytes_of("smaps_rollup", "Private_Dirty:") if all_of_it else _bytes_of("status", "RssAnon:"))
     except (OSError, ValueError, IndexError):
         return float("nan")
 
 
 @functools.cache
-def _trimmer() -> Callable[[int], int] | None:
-    with contextlib.suppress(OSError, AttributeError):
+def _trimmer() -> Callable[[int], int]:
+    """Return what gives freed memory back to the kernel: fragments would otherwise look like growth."""
+    try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim  # glibc's alone
-        return trim
-    return None
-
-
-def _trim() -> None:
-    """Gives freed memory back to the kernel, which fragments would otherwise let look like growth."""
-    trim = _trimmer()
-    if trim is not None:
-        trim(0)
+    except (OSError, AttributeError):
+        return int
+    return trim
 
 
 def limit_memory(share: float) -> None:
-    """Lets this process, and each that it starts, take so much of the memory that is free now, and no more."""
+    """Limit this process, and each that it starts, to a share of the memory that is free now."""
     import resource  # there is none on Windows, where nothing is probed
 
     with contextlib.suppress(OSError, ValueError, IndexError):
-        now = _kilobytes(Path("/proc/self/status").read_text(encoding="ascii", errors="replace"), "VmData:") * 1024
-        limit = int(now + share * free_bytes())
+        limit = int(_bytes_of("status", "VmData:") + share * free_bytes())
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
 
 
-def _kilobytes(text: str, field: str) -> int:
-    return int(text[text.index(field) :].split(maxsplit=2)[1])
+def _bytes_of(file: str, field: str) -> int:
+    text = Path("/proc/self", file).read_text(encoding="ascii", errors="replace")
+    return int(text[text.index(field) :].split(maxsplit=2)[1]) * 1024

@@ -1,4 +1,4 @@
-"""The stages of a probe, in its child process. The record is sent after each of them."""
+"""Run the stages of a probe in its child process, and report the record after each of them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _TooMuchMemory(Exception):
 
 
 def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> None:
-    """The child's work.
+    """Measure a loader, as the child's work.
 
     Args:
         loader: The loader, as the child has it after the fork.
@@ -247,7 +247,7 @@ class _Stages:
     def _sample_lines(self, pipeline: Pipeline, samples: Samples) -> None:
         """Find the functions and lines that take the time of making and of collating samples."""
         self._enter("sampling the lines of __getitem__")
-        calls = _Calls(pipeline, min(_DRAWING_S, self._share(LINES_SHARE) / 4))
+        calls = _drawn_calls(pipeline, min(_DRAWING_S, self._share(LINES_SHARE) / 4))
         making, collating = BatchLines(), BatchLines()
         getitem, collate = self._probe.getitem, self._probe.collate
         assert getitem is not None
@@ -366,21 +366,16 @@ def _repeat(work: Callable[[], Any], seconds: float) -> None:
         work()
 
 
-class _Calls:
-    """Calls of the dataset, one at a time, drawn beforehand: the sampler's time is not the dataset's."""
-
-    def __init__(self, pipeline: Pipeline, seconds: float) -> None:
-        self._fetch = pipeline.fetch
-        drawn: list[Any] = []
-        end_s = time.perf_counter() + seconds
-        for unit in pipeline.units:
-            drawn += pipeline.calls(unit)
-            if len(drawn) >= _MAX_DRAWN or time.perf_counter() > end_s:
-                break
-        self._calls = itertools.cycle(drawn)
-
-    def __call__(self) -> Any:
-        return self._fetch(next(self._calls))
+def _drawn_calls(pipeline: Pipeline, seconds: float) -> Callable[[], Any]:
+    """Return a function that calls the dataset once, with what was drawn before: sampling takes time of its own."""
+    drawn: list[Any] = []
+    end_s = time.perf_counter() + seconds
+    for unit in pipeline.units:
+        drawn += pipeline.calls(unit)
+        if len(drawn) >= _MAX_DRAWN or time.perf_counter() > end_s:
+            break
+    calls = itertools.cycle(drawn)
+    return lambda: pipeline.fetch(next(calls))
 
 
 def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:

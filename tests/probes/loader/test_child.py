@@ -60,6 +60,23 @@ def test_child_reports_its_results_and_what_ended_it_when(act: Callable[[], obje
     assert ended(knows_then(act)) == Ended(b"more", trouble)
 
 
+def test_reports_stay_apart_when_they_contain_newlines() -> None:
+    def work(say: Say) -> None:
+        say(b"two\nlines")
+        say(b"no such\n-file", is_error=True)
+
+    assert ended(work) == Ended(b"two lines", "no such -file")
+
+
+def test_last_whole_report_counts_when_the_child_is_killed_in_the_middle_of_one() -> None:
+    def work(say: Say) -> None:
+        say(b"whole")
+        os.write(say.descriptor, b"+cut o")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(work) == Ended(b"whole", "its process was killed by SIGKILL")
+
+
 def test_child_ends_with_an_error_code_when_even_telling_fails() -> None:
     def work(say: Say) -> None:
         os.close(say.descriptor)
