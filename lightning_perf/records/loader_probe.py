@@ -184,3 +184,13 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     compute_s: float | None = None
     compute_basis: str = "not measured"
     missing: dict[str, str] = {}
+
+    def point_at(self, num_workers: int | None) -> WorkerPoint | None:
+        """Return the point of the curve with so many workers; None where it was not tried."""
+        return next((point for point in self.curve if point.num_workers == num_workers), None)
+
+    def made_s(self) -> float | None:
+        """Return the seconds to make a batch's samples and collate them; None if they were not timed."""
+        if self.getitem is None or not self.batch_size:
+            return None
+        return self.getitem.mean_s * self.batch_size + (self.collate.mean_s if self.collate is not None else 0.0)

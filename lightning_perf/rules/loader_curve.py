@@ -191,17 +191,10 @@ def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
     )
 
 
-def point_at(probe: LoaderProbe, num_workers: int) -> WorkerPoint | None:
-    """Return the point of the probe's curve with so many workers; None where it was not tried."""
-    return next((point for point in probe.curve if point.num_workers == num_workers), None)
-
-
 def delivered_batch_s(probe: LoaderProbe) -> float | None:
     """Return the seconds of a batch in one process without workers; None where the probe does not say."""
-    point = point_at(probe, 0)
-    alone = point.batch_s if point is not None else None
-    if alone is None and probe.getitem is not None and probe.batch_size:
-        alone = probe.getitem.mean_s * probe.batch_size + (probe.collate.mean_s if probe.collate is not None else 0.0)
+    point = probe.point_at(0)
+    alone = point.batch_s if point is not None else probe.made_s()
     return alone if alone is not None and 0 < alone < math.inf else None
 
 
@@ -226,7 +219,7 @@ def predicted_steps(session: Session) -> StageTimes | None:
     if batch_s is None:
         return None
     n_now = probe.num_workers or 0
-    point = point_at(probe, n_now)
+    point = probe.point_at(n_now)
     now = (
         bound(session, batch_s, probe.compute_s, n_now)
         if point is None
@@ -303,7 +296,7 @@ def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: f
     if point.num_workers == 0:
         low_s, step_s, high_s = (compute_s + each for each in (point.low_s, point.batch_s, point.high_s))
     else:
-        alone = (point_at(probe, 0) or point).batch_s
+        alone = (probe.point_at(0) or point).batch_s
         take_s = TRANSPORT_LOW_S if point.take_s is None else point.take_s
         low_s = max(compute_s + min(take_s, TRANSPORT_LOW_S), point.low_s)
         step_s = max(compute_s + take_s, point.batch_s)

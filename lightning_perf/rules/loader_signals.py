@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, HotLine, LoaderProbe, LoaderSettings, Session, StageTimes
 
-from .loader_curve import Feeding, point_at
+from .loader_curve import Feeding
 from .signals import loaders_of, phase_s
 from .thresholds import (
     BURST_MIN_SHARE,
@@ -175,7 +175,7 @@ def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, st
     fetch, probe = stage.fetch, session.loader_probe
     if fetch is not None and fetch.in_process_batch_s is not None:
         return fetch.in_process_batch_s, fetch.in_process_basis
-    alone = point_at(probe, 0) if probe is not None else None
+    alone = probe.point_at(0) if probe is not None else None
     if alone is not None:
         return alone.batch_s, "loader probe"
     return None, fetch.in_process_basis if fetch is not None else "no fetch was seen"

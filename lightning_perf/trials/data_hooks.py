@@ -115,14 +115,8 @@ class DataProbeHooks:
 
 def batch_cost_s(probe: LoaderProbe) -> float | None:
     """Return the seconds between batches with the loader's own workers, else with the fewest; None if unknown."""
-    now = next((point for point in probe.curve if point.num_workers == probe.num_workers), None)
-    if now is not None:
-        return now.batch_s
-    if probe.curve:
-        return probe.curve[0].batch_s
-    if probe.getitem is None or not probe.batch_size:
-        return None
-    return probe.getitem.mean_s * probe.batch_size + (probe.collate.mean_s if probe.collate is not None else 0.0)
+    point = probe.point_at(probe.num_workers) or next(iter(probe.curve), None)
+    return probe.made_s() if point is None else point.batch_s
 
 
 def _in_words(probe: LoaderProbe) -> str:

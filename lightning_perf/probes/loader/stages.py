@@ -287,9 +287,9 @@ class _Stages:
 
     def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("running the loader with different numbers of workers")
-        getitem, collate = self._probe.getitem, self._probe.collate
+        getitem, batch_s = self._probe.getitem, self._probe.made_s()
         assert getitem is not None
-        batch_s = getitem.mean_s * (samples.batch_size or 1) + (collate.mean_s if collate is not None else 0.0)
+        assert batch_s is not None
         load = self._load()
         self._tell()
         measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend, load)
@@ -311,7 +311,7 @@ class _Stages:
             self._sample_workers(pipeline, batch_s)
         if measurement.stopped:
             self._missing["curve"] = measurement.stopped
-        now = next((point for point in self._probe.curve if point.num_workers == pipeline.num_workers), None)
+        now = self._probe.point_at(pipeline.num_workers)
         if now is not None:
             self._learn(first_batch_s=now.first_batch_s)
         else:

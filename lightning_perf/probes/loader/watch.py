@@ -88,7 +88,7 @@ class LoaderWatch:
             (self._batches and self._batches.poll(), "batches made in a child process without workers"),
             (self.probe, "the loader without workers, in a child process"),
         ):
-            alone = next((point for point in probe.curve if point.num_workers == 0), None) if probe else None
+            alone = probe.point_at(0) if probe else None
             if alone is not None:
                 return msgspec.structs.replace(fetch, in_process_batch_s=alone.batch_s, in_process_basis=basis)
             reason = f"not measured: {probe.reason}" if probe else reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import Feeding, feeding_of, point_at, run_spread, saved_by
+from lightning_perf.rules.loader_curve import Feeding, feeding_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
 from lightning_perf.rules.machine_signals import told
 from lightning_perf.rules.parts import fact, fix, without_workers
@@ -76,7 +76,7 @@ def _packed_s(feeding: Feeding) -> float:
     known how many remain; and where workers are too slow, taking a batch is hidden behind their work.
     """
     probe, plan = feeding.probe, feeding.plan
-    point = point_at(probe, plan.n_now)
+    point = probe.point_at(plan.n_now)
     if point is None or not point.take_s or probe.transport is None or (probe.n_tensors or 0) < TRANSPORT_MIN_TENSORS:
         return 0.0
     if (feeding.batch_s + probe.transport.p50_s) / plan.n_now > plan.compute_s + point.take_s:
