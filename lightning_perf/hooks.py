@@ -12,6 +12,7 @@ from typing import Any
 from lightning_perf import arguments
 from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
+from lightning_perf.probes.window import WindowProbe
 from lightning_perf.records import Session
 from lightning_perf.results import Results
 from lightning_perf.rules.engine import check_codes
@@ -118,9 +119,9 @@ class DoctorHooks(Results):
 
     def profile_now(self) -> None:
         """Open a profiler window at the next step; does nothing if windows are off, or outside a run."""
-        windows = self._run.windows() if self._run is not None else None
+        windows = self._probes.find(WindowProbe)
         if windows is not None:
-            windows.request()
+            self._probes.call("windows", windows.request)
             self._probes.observe_next_step()
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -157,13 +158,13 @@ class DoctorHooks(Results):
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Read the settings if validation is all there is; within a fit, close an open profiler window."""
-        run = self._run
-        if run is None or run.recorder is None:
+        context = self._probes.context
+        if context is None or self._run is None:
             return
-        if run.recorder.stage != "fit":
-            run.loops_ready()
-        elif (windows := run.windows()) is not None:
-            self._probes.call("windows", windows.validation_begins)
+        if context.stage != "fit":
+            self._run.loops_ready()
+        else:
+            self._probes.notify("validation_begins")
             self._probes.observe_next_step()
 
     on_test_start = on_validation_start
@@ -179,8 +180,8 @@ class DoctorHooks(Results):
         main = loop.main
         if batch_idx == 0 or main.n_steps >= loop.next_instrumented_step or main.is_in_batch:
             self._probes.step_begins(loop, batch)
-            if batch_idx == 0 and self._run is not None:
-                self._run.epoch_begins(batch)
+            if batch_idx == 0:
+                self._probes.notify("first_batch", batch)
             return
         try:
             main.batch_begins(batch)
@@ -202,21 +203,18 @@ class DoctorHooks(Results):
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Watch the gradients of the first steps: are they cleared?"""
-        run = self._run
-        if run is not None and run.watches_gradients:
-            run.before_backward()
+        if self._probes.watches_backward:
+            self._probes.notify("before_backward")
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Likewise, and what this rank waited for others."""
-        run = self._run
-        if run is not None and run.watches_gradients:
-            run.after_backward()
+        if self._probes.watches_backward:
+            self._probes.notify("after_backward")
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Likewise."""
-        run = self._run
-        if run is not None and run.watches_gradients:
-            run.before_zero_grad(optimizer)
+        if self._probes.watches_backward:
+            self._probes.notify("before_zero_grad", optimizer)
 
     # -- batches of validation, testing and prediction ----------------------------------------------------------------
 
@@ -224,25 +222,25 @@ class DoctorHooks(Results):
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Begin a batch of validation, testing or prediction."""
-        run = self._run
-        if self._probes.loop is None or run is None or run.recorder is None:
+        loop = self._probes.loop
+        if loop is None:
             return
         try:
-            run.recorder.evaluation_begins(batch)
+            loop.evaluation_begins(batch)
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             self._probes.switch_off("steps", error)
-        if run.recorder.stage != "fit" and (windows := run.windows()) is not None:
-            self._probes.call("windows", windows.batch_begins, batch)
+        if loop.stage != "fit":
+            self._probes.notify("evaluation_begins", batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """End it."""
-        run = self._run
-        if self._probes.loop is None or run is None or run.recorder is None:
+        loop = self._probes.loop
+        if loop is None:
             return
         try:
-            run.recorder.evaluation_ends(outputs)
+            loop.evaluation_ends(outputs)
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             self._probes.switch_off("steps", error)
 
@@ -253,9 +251,8 @@ class DoctorHooks(Results):
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the last batch of validation, testing or prediction; what follows is no batch's time."""
-        run = self._run
-        if self._probes.loop is not None and run is not None and run.recorder is not None:
-            self._probes.call("steps", run.recorder.evaluation_epoch_ends)
+        if self._probes.loop is not None:
+            self._probes.call("steps", self._probes.loop.evaluation_epoch_ends)
 
     on_test_epoch_end = on_validation_epoch_end
     on_predict_epoch_end = on_validation_epoch_end

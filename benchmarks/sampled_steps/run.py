@@ -82,8 +82,8 @@ class Model(LightningModule):
 
 
 def _kind(doctor: Any) -> str:
-    recorder = getattr(getattr(doctor, "_run", None), "recorder", None)
-    listener = recorder.loop.timeline.phase_listener if recorder is not None else None
+    loop = doctor._probes.loop
+    listener = loop.timeline.phase_listener if loop is not None else None
     name = type(getattr(listener, "_open", None) or listener).__name__
     return PLAIN if listener is None else KINDS.get(name, name)
 

@@ -21,7 +21,7 @@ def main(seconds: float = 30.0) -> int:
     probe = open_telemetry(device, now_ns=time.perf_counter_ns, start_ns=time.perf_counter_ns(), step=lambda: 1)
     probe.start()
     time.sleep(seconds)
-    probe.stop()
+    probe.close()
     record = probe.record()
     fraction = record.sampler_core_fraction or 0.0
     n_samples = record.host.n_samples if record.host is not None else 0

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,15 @@ from typing import Any
 import msgspec
 import torch
 
-from lightning_perf.records import Ceilings
+from lightning_perf.records import Ceilings, Session
 from lightning_perf.records.files import read_regular, require_room, write_whole
+from lightning_perf.stats.datasheets import datasheet_of
+from lightning_perf.stats.roofline import assessed
 
+from .base import Probe, RunContext
 from .machine import device_name, read_device, read_machine
 from .replay.state import matmul_precision
+from .sampled_steps import SampledSteps
 
 _decode = msgspec.json.Decoder(Ceilings).decode  # built once: building it in two threads at once crashes
 
@@ -160,22 +164,42 @@ def measure(
     )
 
 
-class CeilingsProbe:
+class CeilingsProbe(Probe):
     """The ceilings of the device that one run trains on: looked up, or measured after its last step.
 
-    ``may_measure`` allows measuring; ``wall_s`` returns the seconds of the run so far.
+    ``may_measure`` allows measuring; ``wall_s`` returns the seconds of the run so far. ``sampled`` counts a step's
+    operations; None where they are not counted.
     """
 
-    def __init__(self, trainer: Any, wall_s: Callable[[], float], may_measure: bool = True) -> None:
-        self.missing: dict[str, str] = {}
+    name = "ceilings"
+    field = "model_profile"
+    stages = ("fit",)
+    after = ("steps", "sampled_steps")
+
+    def __init__(
+        self,
+        trainer: Any,
+        wall_s: Callable[[], float],
+        may_measure: bool = True,
+        sampled: SampledSteps | None = None,
+    ) -> None:
+        self.missing = {}
+        self._sampled = sampled
         self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
         self._device: torch.device = trainer.strategy.root_device
         self._found: Ceilings | None = None
         self._is_looked_up = False
 
-    def run_ends(self) -> None:
-        """Measure the device if that was never done and the run was long enough."""
-        if not self._may_measure or self.record() is not None:
+    @classmethod
+    def open(cls, run: RunContext) -> CeilingsProbe:
+        """Assess what is counted in a fit."""
+        sampled = run.probes.find(SampledSteps) if run.options.arithmetic else None
+        return cls(run.trainer, lambda: run.loop.wall_ns() / 1e9, run.options.ceilings, sampled)
+
+    def training_ends(self) -> None:
+        """Measure the device if its ceilings are of use, were never measured, and the run was long enough."""
+        is_counted = self._sampled is not None and self._sampled.profile is not None
+        if not is_counted or self._trainer.fast_dev_run or not self._may_measure or self.ceilings() is not None:
             return
         wall_s = self._wall_s()
         if self._trainer.world_size > 1:
@@ -190,7 +214,33 @@ class CeilingsProbe:
         if reason:
             self.missing["model_profile.ceilings"] = reason
 
-    def record(self) -> Ceilings | None:
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the counted operations, assessed against the device's ceilings and the steady step."""
+        profile, steady, measured = session.model_profile, session.steady, None
+        if self._sampled is not None and self._sampled.profile is not None:
+            measured = self.ceilings()
+        if profile is None:
+            return {}
+        chip = next((datasheet_of(each.name) for each in session.machine.devices), None)
+        timed = () if steady is None else (steady.step_s, steady.n_steps, True)
+        found = assessed(profile, measured, chip, *timed)
+        if measured is not None and found.ceilings is None:  # implausible: the next run measures again
+            self.missing["model_profile.ceilings"] = found.missing["ceilings"]
+            forget(self._device)
+        return {"model_profile": found}
+
+    def reasons(self) -> Mapping[str, str]:
+        """Return why figures are None, by their path in the session."""
+        sampled, why = self._sampled, "no step was counted: the run was too short"
+        if sampled is None:
+            why = "arithmetic=False, or counting failed; see probes_off"
+        elif sampled.profile is not None:
+            return self.missing
+        else:
+            why = sampled.missing.get("model_profile", why)
+        return {"model_profile": why, **self.missing}
+
+    def ceilings(self) -> Ceilings | None:
         """Return the device's ceilings; None where they are unknown."""
         if not self._is_looked_up:
             self._is_looked_up = True

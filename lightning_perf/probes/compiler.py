@@ -14,6 +14,7 @@ from typing import Any
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import CompilerWatch, GraphBreak, Recompile
 
+from .base import Probe, RunContext
 from .code_lines import USER, Place, owner_of
 
 WARMUP_STEPS = 10
@@ -36,8 +37,13 @@ def has_compiled() -> bool:
     return utils is not None and bool(getattr(utils, "counters", {}).get("frames"))
 
 
-class CompilerProbe:
+class CompilerProbe(Probe):
     """Follows the compiler. Calls ``leave_out`` in steps that compile, to exclude them from statistics."""
+
+    name = "compiler"
+    field, reason = "compiler", "nothing was compiled"
+    stages = ("fit",)
+    after = ("steps",)
 
     def __init__(self, now_ns: Callable[[], int], leave_out: Callable[[], None], step: Callable[[], int]) -> None:
         self.compile_ns = 0
@@ -54,8 +60,20 @@ class CompilerProbe:
         self._breaks: list[Any] = []
         self._counted_before: dict[str, int] = {}
         self._has_begun = False
-        self.error: Exception | None = None
-        """An error in a callback of dynamo, to be reported; None normally."""
+
+    @classmethod
+    def open(cls, run: RunContext) -> CompilerProbe:
+        """Follow what a fit compiles."""
+        main = run.loop.main
+        return cls(run.now_ns, main.leave_out, step=lambda: main.n_steps)
+
+    def start(self) -> None:
+        """Start, if dynamo is imported already."""
+        self.begin()
+
+    def loops_ready(self, run: RunContext) -> None:
+        """Start, if dynamo was imported meanwhile."""
+        self.begin()
 
     def begin(self) -> None:
         """Start, ignoring earlier compilations. Does nothing until dynamo is imported."""
@@ -116,7 +134,7 @@ class CompilerProbe:
             self._began_ns = self._now_ns()
             self._leave_out()
             self._compiled_steps.add(self._step)
-        except Exception as error:  # noqa: BLE001 - the recorder reports it; the user's function is compiled all the same
+        except Exception as error:  # noqa: BLE001 - reported with the session; the user's function is compiled all the same
             raise_if_from_signal(error)
             self.error, self._began_ns = error, None
 

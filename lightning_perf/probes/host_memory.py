@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -120,6 +121,21 @@ def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) 
         limit_basis=basis,
         swapped_bytes=_swapped_bytes((os.getpid(), *worker_pids), root),
     )
+
+
+def with_highest(now: HostMemory, before: HostMemory) -> HostMemory:
+    """Return a reading with the highest of what goes up and down."""
+    return msgspec.structs.replace(
+        now,
+        used_bytes=_highest(before.used_bytes, now.used_bytes),
+        swapped_bytes=_highest(before.swapped_bytes, now.swapped_bytes),
+        workers_rss_bytes=max(before.workers_rss_bytes, now.workers_rss_bytes),
+        n_workers=max(before.n_workers, now.n_workers),
+    )
+
+
+def _highest(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)
 
 
 def peak_rss_bytes() -> int | None:

@@ -10,8 +10,9 @@ from typing import Any
 from lightning_perf import seams
 from lightning_perf.records import PHASES, NamedTime
 
+from . import plain
 from .action_spans import ActionSpans
-from .clock import DeviceClock
+from .clock import DeviceClock, DeviceEvent
 from .processes import FetchWatch
 from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
 from .stage import StageProbe
@@ -20,8 +21,8 @@ REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
 """Names of the times in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
 whether to end: in both a rank waits for the others."""
 
-
 _MAX_NAMES = 32
+_CHECKED_OUTPUTS = 3
 
 
 class LoopProbe(ActionSpans):
@@ -58,6 +59,9 @@ class LoopProbe(ActionSpans):
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self.on_record_end: Callable[[], None] | None = None
         """Called where a sampled step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""
+        self.outputs_have_graph: bool | None = None
+        """Whether outputs of evaluation batches have an autograd graph; None before the first."""
+        self._n_outputs_checked = 0
         self._is_foreign_fetch = False
         self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
         self._is_between = True  # between epochs, or before the first
@@ -214,14 +218,35 @@ class LoopProbe(ActionSpans):
         """End the run; a step that is under way does not count."""
         self.epoch_ends()
 
-    def validation_begins(self, batch: Any) -> None:
-        """Handle ``on_validation_batch_start`` inside fit."""
+    def evaluation_begins(self, batch: Any) -> None:
+        """Handle the start of a batch of validation, testing or prediction."""
+        if self.stage != "fit":
+            self.batch_begins(batch)
+            return
         if self._is_validation_between:
             self._begin_validation_batches()
         self.validation.batch_begins(batch)
 
-    def validation_epoch_ends(self) -> None:
-        """End the batches of validation inside fit."""
+    def evaluation_ends(self, outputs: Any) -> None:
+        """Handle the end of such a batch; check whether the first ones kept an autograd graph."""
+        if self.stage == "fit":
+            self.validation.batch_ends()
+        else:
+            self.batch_ends()
+        if self._n_outputs_checked < _CHECKED_OUTPUTS and not self.trainer.sanity_checking:
+            self._n_outputs_checked += 1
+            tensors = plain.tensors_in(outputs, depth=3, in_objects=False)
+            has_graph = any(plain.field(tensor, "grad_fn") is not None for tensor in tensors)
+            self.outputs_have_graph = bool(self.outputs_have_graph) or has_graph
+
+    def evaluation_epoch_ends(self) -> None:
+        """End the batches of validation, testing or prediction."""
+        if self.stage == "fit":
+            self._validation_epoch_ends()
+        else:
+            self.epoch_ends()
+
+    def _validation_epoch_ends(self) -> None:
         self.validation.epoch_ends()
         self.timeline.set_base("epoch_boundary")
         self._is_validation_between = True
@@ -295,6 +320,11 @@ class LoopProbe(ActionSpans):
             return elapsed_s
         return elapsed_s + max(0.0, total - self.main.n_steps) * step_ns / 1e9
 
+    def make_event(self) -> Callable[[], DeviceEvent] | None:
+        """Return a function that makes an event of the device's clock; None without such a clock."""
+        clock = self.main.device_clock
+        return None if clock is None else clock.make_event
+
     def wall_ns(self) -> int:
         """Return nanoseconds since the start of the run."""
         return self.timeline.charge() - self.timeline.start_ns
@@ -351,7 +381,7 @@ class _Validation:
             if self._outer is None:
                 return
             outer_record, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
-            loop.validation_epoch_ends()
+            loop._validation_epoch_ends()
             timeline.swap_record(outer_record)
             total_ns = timeline.last_ns - start_ns
             checkpoint_ns = loop.checkpoint_ns() - checkpoint_before_ns

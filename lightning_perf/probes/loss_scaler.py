@@ -7,36 +7,51 @@ from typing import Any
 from lightning_perf.records import LossScaler
 from lightning_perf.seams import remove_hook
 
+from .base import Probe, RunContext
+
 WARMUP_STEPS = 50
 """Optimizer steps in which a scaler halves its first scale until gradients are finite: up to some dozen skips."""
 
 
-class ScalerProbe:
+class ScalerProbe(Probe):
     """Counts the optimizer steps that were requested and made; the others were skipped.
 
     Counting does not wait for a device. The scale is on it, and is read only between epochs.
     """
 
+    name = "loss_scaler"
+    field, reason = "loss_scaler", "this training has no loss scaler"
+    stages = ("fit",)
+    after = ("steps",)
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._scaler: Any = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
-        self.is_there = self._scaler is not None and bool(self._scaler.is_enabled())
+        self._scaler: Any = None
+        self.is_there = False
         self._n_made = 0
-        self._first_asked = trainer.global_step
+        self._first_asked = 0
         self._warmup: tuple[int, int] | None = None  # asked and skipped in it
         self._first_scale: float | None = None
         self._scale: float | None = None
         self._hooked: list[Any] = []  # the optimizers with a hook of ours
         self._hook = self._made  # one object, by which it is found again
 
-    def start(self) -> None:
+    @classmethod
+    def open(cls, run: RunContext) -> ScalerProbe:
+        """Follow the scaler of a fit, if it has one."""
+        return cls(run.trainer)
+
+    def loops_ready(self, run: RunContext) -> None:
         """Start counting steps."""
+        self._scaler = getattr(getattr(self._trainer, "precision_plugin", None), "scaler", None)
+        self.is_there = self._scaler is not None and bool(self._scaler.is_enabled())
+        self._first_asked = self._trainer.global_step
         if not self.is_there:
             return
         self._hooked = list(self._trainer.optimizers)
         for optimizer in self._hooked:
             optimizer.register_step_post_hook(self._hook)
-        self.read_scale()
+        self.epoch_ends()
 
     def _made(self, *args: Any, **kwargs: Any) -> None:
         asked = self._trainer.global_step - self._first_asked
@@ -44,7 +59,7 @@ class ScalerProbe:
             self._warmup = (asked, max(0, asked - self._n_made))
         self._n_made += 1
 
-    def read_scale(self) -> None:
+    def epoch_ends(self) -> None:
         """Read the scale, which waits for the device: only between epochs."""
         if not self.is_there:
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from lightning_perf.records import (
 )
 
 from . import oom, plain
+from .base import Probe, RunContext
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
 from .compiler import has_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
 from .history import AllocationHistory, history_of, read_history
-from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory
+from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
 from .loop import LoopProbe
 from .model import is_compiled
 from .phase_memory import Allocator, PhaseReadings, allocator_of
@@ -47,11 +49,15 @@ PHASES_BY_PART = {"training_step": "forward", "zero_grad": "zero_grad", "backwar
 """Without ``optimizer_step``, which ends with the step."""
 
 
-class MemoryProbe:
+class MemoryProbe(Probe):
     """Reads memory during one run. Made in the Trainer's ``setup``.
 
     ``on_fail`` is called with the first error; nothing is read from then on. ``allocator`` replaces torch's in tests.
+    Snapshots are written to ``folder`` unless it is None.
     """
+
+    name = field = "memory"
+    after = ("steps",)
 
     def __init__(
         self,
@@ -62,16 +68,13 @@ class MemoryProbe:
         on_fail: Callable[[Exception], None],
         allocator: Allocator | None = None,
         wants_history: bool = False,
+        folder: Path | None = None,
     ) -> None:
-        self.missing: dict[str, str] = {}
-        self.sampling_ns = 0
-        """Spent reading memory in sampled steps and for the trend."""
-        self.outside_ns = 0
-        """Spent in single steps besides, outside PerfDoctor's own hooks."""
+        self.missing = {}
         self._once_ns = 0
         self._is_closed = False
         self.is_off = False
-        self._trainer, self._module, self._loop = trainer, pl_module, loop
+        self._trainer, self._module, self._loop, self._folder = trainer, pl_module, loop, folder
         self._now_ns, self._on_fail = now_ns, on_fail
         self._device = trainer.strategy.root_device
         reason = ""
@@ -114,6 +117,15 @@ class MemoryProbe:
         self._next_host_ns = 0
         self._oom: OutOfMemory | None = None
 
+    @classmethod
+    def open(cls, run: RunContext) -> MemoryProbe | None:
+        """Read memory, unless ``memory=False``."""
+        if not run.options.memory:
+            run.missing["memory"] = "memory=False"
+            return None
+        fail, history = partial(run.probes.switch_off, "memory"), run.options.memory_snapshot
+        return cls(run.trainer, run.pl_module, run.loop, run.now_ns, fail, None, history, run.folder)
+
     # -- the loop's events --------------------------------------------------------------------------------------------
 
     @property
@@ -121,20 +133,20 @@ class MemoryProbe:
         """Index of the next step that this probe must observe."""
         return min(self._next_sample, self._growth.next_step)
 
-    def batch_begins(self, batch: Any) -> None:
+    def step_begins(self, batch: Any) -> None:
         """Handle the start of a step whose batch is on the device."""
         step = self._loop.main.n_steps
         if step >= self.next_step and not self.is_off:
             begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
             self._guarded(self._observe, step, batch)
-            self.sampling_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
+            self.step_cost_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
 
-    def batch_ends(self) -> None:
+    def step_ends(self) -> None:
         """Handle the end of a step."""
         if self._is_sampling:
             begin = self._now_ns()
             self._guarded(self._sample_ends)
-            self.sampling_ns += self._now_ns() - begin
+            self.step_cost_ns += self._now_ns() - begin
 
     def _observe(self, step: int, batch: Any) -> None:
         if step >= self._growth.next_step:
@@ -193,7 +205,7 @@ class MemoryProbe:
         if phase is not None:
             begin = self._now_ns()
             self._guarded(self._part_ends, phase)
-            self.sampling_ns += self._now_ns() - begin
+            self.step_cost_ns += self._now_ns() - begin
 
     def _part_ends(self, phase: str) -> None:
         self._phases.read(phase)
@@ -209,7 +221,7 @@ class MemoryProbe:
             return
         saved = self._saved
         if saved is not None:
-            self.outside_ns += saved.cost_ns
+            self.cost_ns += saved.cost_ns
             if saved.n_tensors == 0 and not saved.failure:
                 saved.failure = "the sampled step ran no forward pass with gradients"
         record = with_gradients(memory.record(saved), self._gradients)
@@ -219,27 +231,16 @@ class MemoryProbe:
         """Read the host's memory in full; too slow for every step."""
         self._workers.refresh()
         now = read_host_memory(self._workers.pids)
-        before = self._host
-        if before is not None:  # the highest of what goes up and down
-            now = msgspec.structs.replace(
-                now,
-                used_bytes=_highest(before.used_bytes, now.used_bytes),
-                swapped_bytes=_highest(before.swapped_bytes, now.swapped_bytes),
-                workers_rss_bytes=max(before.workers_rss_bytes, now.workers_rss_bytes),
-                n_workers=max(before.n_workers, now.n_workers),
-            )
-        self._host = now
+        self._host = now if self._host is None else with_highest(now, self._host)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def out_of_memory(self, error: BaseException, folder: Path | None) -> OutOfMemory | None:
-        """Return what is known when memory ran out; None if ``error`` is another error.
-
-        A snapshot of the history of allocations is written to ``folder`` unless it is None.
-        """
-        where = oom.recognise(error)
-        if where is None:
-            return None
+    def run_ends(self, error: BaseException | None) -> None:
+        """Keep what is known when memory ran out in a fit, with a snapshot of the history of allocations."""
+        where = None if error is None else oom.recognise(error)
+        if error is None or where is None or self._loop.stage != "fit":
+            return
+        folder = self._folder
         readings = self._growth.readings[self._main_place(where)]
         named = oom.names_in(self._module, self._trainer.optimizers)
         record = msgspec.structs.replace(
@@ -256,19 +257,22 @@ class MemoryProbe:
             name = f"memory_snapshot{_rank_of(self._trainer)}.pickle"
             self._history.write(snapshot, folder / name)
             self._oom = msgspec.structs.replace(record, snapshot_file=name)
-        return self._oom
 
     def _main_place(self, where: str) -> str:
         if where == "device" and self._allocator is not None:
             return self._allocator.device
         return WORKERS if where == "worker" and self._growth.readings[WORKERS].steps else "host"
 
-    def run_ends(self, folder: Path | None) -> None:
-        """Take the last readings while workers and loaders may still exist; write the history to ``folder``."""
+    def training_ends(self) -> None:
+        """Take the last readings while workers and loaders may still exist; write the history."""
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
-        if self._history is not None and folder is not None:
-            self._history.write(self._history.read(), folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
+        if self._history is not None and self._folder is not None:
+            self._history.write(self._history.read(), self._folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
+
+    def abandon(self) -> None:
+        """Read nothing more."""
+        self.is_off = True
 
     def close(self) -> None:
         """Restore everything. Can be called twice."""
@@ -385,7 +389,3 @@ _WORKERS_BASIS = "containers of the dataset in this process; workers fill their 
 def _rank_of(trainer: Any) -> str:
     """Return the part of a file name that tells ranks apart: all write to one folder."""
     return f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
-
-
-def _highest(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)

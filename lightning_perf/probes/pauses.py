@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
+from typing import Any
 
-from lightning_perf.records import AskedCollection, Collections, Generation
+import msgspec
 
+from lightning_perf.records import AskedCollection, Collections, Generation, Session
+
+from .base import Probe, RunContext
 from .code_lines import LIGHTNING, USER, owner_of
+from .host_lines import current_phase
 from .host_lines.calls import OwnCode, shown_file
+from .spans import OWN
 
 _COUNT_SHARE = 0.01
 """Of the time, what collections must take before objects are counted, which takes as long as a small collection."""
@@ -19,23 +25,28 @@ _MAX_ASKED = 8
 Site = tuple[CodeType, int]
 
 
-class GarbagePauses:
+class GarbagePauses(Probe):
     """Adds up the time of collections, through ``gc.callbacks``.
 
-    ``is_counted`` is called when a collection starts; collections before what is measured do not count.
+    ``is_counted`` is called when a collection starts; collections before what is measured do not count. ``counted_s``
+    returns the seconds in which they did.
     """
+
+    name = "collections"
+    after = ("steps",)
 
     def __init__(
         self,
         now_ns: Callable[[], int],
         is_counted: Callable[[], bool] = lambda: True,
         phase: Callable[[], str] = lambda: "other",
+        counted_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.total_ns = 0
         self.automatic_ns = 0
         self._now_ns = now_ns
         self._is_counted = is_counted
-        self._phase = phase
+        self._phase, self._counted_s = phase, counted_s
         self._automatic_by_phase: dict[str, int] = {}
         self._started_ns = 0
         self._site: Site | None = None
@@ -45,11 +56,25 @@ class GarbagePauses:
         self._n_objects: int | None = None
         self._counted_at_ns = 0  # collections had taken so long when objects were counted
 
+    @classmethod
+    def open(cls, run: RunContext) -> GarbagePauses:
+        """Count from the end of the first step on, without PerfDoctor's own hooks."""
+        loop = run.loop
+
+        def is_training_time() -> bool:
+            return loop.first_step_end_ns is not None and loop.timeline.current.phase != OWN
+
+        def stepping_s() -> float:
+            first_ns = loop.first_step_end_ns
+            return 0.0 if first_ns is None else (loop.timeline.charge() - first_ns) / 1e9
+
+        return cls(run.now_ns, is_training_time, lambda: current_phase(loop), stepping_s)
+
     def start(self) -> None:
         """Start listening."""
         gc.callbacks.append(self._on_collection)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop listening. Can be called twice."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
@@ -108,10 +133,18 @@ class GarbagePauses:
             outer = outer.f_back
         return site
 
-    def record(self, span_s: float) -> Collections | None:
-        """Return the collections in ``span_s`` seconds; None before the first."""
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the collections, and their time in the steady state."""
+        steady = session.steady
+        if steady is not None:
+            steady = msgspec.structs.replace(steady, gc_s=self.total_ns / 1e9)
+        return {"collections": self.record(), "steady": steady}
+
+    def record(self) -> Collections | None:
+        """Return the collections; None before the first."""
         if not self._generations:
             return None
+        span_s = self._counted_s()
         if self.total_ns > max(_COUNT_SHARE * span_s * 1e9, 2 * self._counted_at_ns):
             self._counted_at_ns = self.total_ns
             self._n_objects = len(gc.get_objects())

@@ -1,17 +1,37 @@
-"""The probes of one run as a set: an error switches only its own probe off, and observed steps are scheduled."""
+"""The probes of one run: opens and calls them, isolates their errors, schedules observed steps, makes the session."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
+import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Any, Literal, TypeVar
 
+import msgspec
+
+from lightning_perf import __version__
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import ProbeFailure
+from lightning_perf.records import Overhead, ProbeFailure, Run, Session
 
+from .base import Probe, RunContext, all_probes
 from .clock import NEVER
 from .loop import LoopProbe
+from .spans import span_cost_ns
+from .telemetry import with_cost
+
+Status = Literal["running", "finished", "interrupted", "failed"]
+AnyProbe = TypeVar("AnyProbe", bound=Probe)
+
+BUDGET_US = 20.0
+"""Cost per step that measuring may have, beyond what Lightning charges for any callback."""
+
+BACKWARD_EVENTS = ("before_backward", "after_backward", "before_zero_grad")
+
+_EXPENSIVE_SHARE = 0.02  # of the median step: back off if measuring costs more than this and the budget
+_FAILED = "measuring failed; see probes_off"
 
 _log = logging.getLogger("lightning_perf")
 
@@ -19,66 +39,93 @@ _ESSENTIAL = ("setup", "steps")
 """Without these nothing can be measured."""
 
 
-class StepProbe(Protocol):
-    """A probe that observes single steps; if it has a method ``batch_ends()``, that is called at their ends."""
-
-    @property
-    def next_step(self) -> int:
-        """Index of the next step that this probe must observe; `NEVER` if none."""
-
-    def batch_begins(self, batch: Any) -> None:
-        """Handle the start of a step that this probe asked for."""
-
-
 class ProbeSet:
-    """Calls the probes of one run.
+    """Opens, calls, records and closes the probes of one run. An error switches only the probe off that raised it.
 
     Attributes:
+        context: The run; None before it.
         loop: Times all steps; None before the run, and after measuring has failed.
         failures: Probes and reports that raised and are off for the rest of the run, by name.
+        watches_backward: Whether a probe handles one of ``BACKWARD_EVENTS``.
     """
 
     def __init__(self) -> None:
+        self.context: RunContext | None = None
         self.loop: LoopProbe | None = None
         self.failures: dict[str, ProbeFailure] = {}
-        self._main_loop: LoopProbe | None = None  # kept for the number of the step
-        self._observers: dict[str, StepProbe] = {}
+        self.watches_backward = False
+        self._probes: dict[str, Probe] = {}  # those that are off too: they give what they measured before
+        self._observers: dict[str, Probe] = {}
         self._at_end: dict[str, Callable[[], None]] = {}
-        self._on_removal: dict[str, Callable[[], None]] = {}
+        self._handlers: dict[str, dict[str, Callable[..., None]]] = {}  # by event and probe
         self._begun: dict[str, None] = {}  # probes that observe the step under way; ordered
         self._is_step_requested = False
         self._known_causes: set[str] = set()  # of failures: each is worth one warning
+        self._span_cost_ns = 0.0
+        self._run: Run | None = None
 
-    def start(self, loop: LoopProbe, give_up: Callable[[], None]) -> None:
-        """Begin to time steps.
+    # -- opening and closing ------------------------------------------------------------------------------------------
 
-        Args:
-            loop: Times them.
-            give_up: Called once measuring has failed; restores everything.
-        """
-        self.loop = self._main_loop = loop
-        self._on_removal["measuring"] = give_up
+    def begin(self, context: RunContext) -> None:
+        """Begin a run, in the Trainer's ``setup``."""
+        stage, now = context.stage, time.gmtime()
+        self._span_cost_ns = span_cost_ns(context.now_ns)
+        self._run = Run(
+            id=f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{stage}-{uuid.uuid4().hex[:8]}",
+            stage=stage,
+            status="running",
+            started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+            wall_s=0.0,
+            lightning_perf=__version__,
+        )
+        self.context, self.loop = context, context.loop
 
-    def add(self, name: str, probe: StepProbe | None, close: Callable[[], None] | None = None) -> None:
-        """Let a probe observe steps; None adds nothing.
+    def open_all(self) -> None:
+        """Open the probes of the stage; stop where one fails without which nothing can be measured."""
+        context = self.context
+        assert context is not None
+        for kind in all_probes():
+            if self.loop is not None and context.stage in kind.stages:
+                probe = self.call(kind.name, kind.open, context)
+                if probe is not None:
+                    self.add(probe)
+                    self.call(kind.name, probe.start)
+                elif kind.name in self.failures and kind.field:
+                    context.missing.setdefault(kind.field, _FAILED)
 
-        Args:
-            name: Its name in `failures` and in messages.
-            probe: The probe. Probes are called in the order in which they were added.
-            close: Restores what the probe patched; called if the probe is switched off.
-        """
-        if probe is None or name in self.failures:
-            return
-        self._observers[name] = probe
-        at_end = getattr(probe, "batch_ends", None)
-        if at_end is not None:
-            self._at_end[name] = at_end
-        if close is not None:
-            self._on_removal[name] = close
+    def add(self, probe: Probe) -> None:
+        """Add a probe. Probes are called in the order in which they were added."""
+        kind, name = type(probe), probe.name
+        self._probes[name] = probe
+        if _overrides(kind, "next_step"):
+            self._observers[name] = probe
+        if _overrides(kind, "step_ends"):
+            self._at_end[name] = probe.step_ends
+        for event in _EVENTS:
+            if _overrides(kind, event):
+                self._handlers[event] = {**self._handlers.get(event, {}), name: getattr(probe, event)}
+        self._note_backward()
 
-    def is_observing(self, name: str) -> bool:
-        """Return whether a probe was added and is not switched off."""
-        return name in self._observers
+    def find(self, kind: type[AnyProbe]) -> AnyProbe | None:
+        """Return the probe of a class, even if it is off; None if it was not opened."""
+        probe = self._probes.get(kind.name)
+        return probe if isinstance(probe, kind) else None
+
+    def close(self) -> None:
+        """Restore everything, last first. Can be called again, and then completes a call that an interrupt ended."""
+        with ExitStack() as stack:  # calls all of them, whatever they raise
+            for name, probe in self._probes.items():
+                stack.callback(self.call, f"{name} teardown", probe.close)
+
+    def _give_up(self) -> None:
+        """Restore everything after measuring failed; keep what was measured."""
+        self.loop = None
+        for name in self._probes:
+            self._silence(name)
+        self.close()
+        if self.context is not None:
+            self.context.missing["steady"] = _FAILED
+            self.call("teardown", self.context.loop.freeze)
 
     # -- steps that more than the clock observes ----------------------------------------------------------------------
 
@@ -92,7 +139,7 @@ class ProbeSet:
             probe = self._observers.get(name)  # a failure of another probe may have removed it
             if probe is not None and probe.next_step <= loop.main.n_steps:
                 self._begun[name] = None
-                self.call(name, probe.batch_begins, batch)
+                self.call(name, probe.step_begins, batch)
 
     def step_ends(self, loop: LoopProbe, batch: Any) -> None:
         """End such a step and schedule the next one."""
@@ -114,6 +161,36 @@ class ProbeSet:
         if self.loop is not None:
             self.loop.next_instrumented_step = 0
 
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def notify(self, event: str, *args: Any) -> None:
+        """Call the probes that handle an event of `Probe`."""
+        for name, handler in self._handlers.get(event, {}).items():
+            self.call(name, handler, *args)
+
+    def leave_backward(self, probe: Probe) -> None:
+        """Notify a probe of backward passes no more; once none is left to notify, do not time these hooks either."""
+        for event in BACKWARD_EVENTS:
+            self._forget_handler(event, probe.name)
+        self._note_backward()
+        if self.loop is not None and not self.watches_backward:
+            self.call("steps", self.loop.leave_own_hooks_untimed, [f"on_{event}" for event in BACKWARD_EVENTS])
+
+    def _note_backward(self) -> None:
+        self.watches_backward = any(self._handlers.get(event) for event in BACKWARD_EVENTS)
+
+    def _forget_handler(self, event: str, name: str) -> None:
+        # A new dict: the old one may be iterated over.
+        self._handlers[event] = {one: call for one, call in self._handlers.get(event, {}).items() if one != name}
+
+    def _silence(self, name: str) -> None:
+        """Call none of a probe's handlers of steps and events any more."""
+        self._observers.pop(name, None)
+        self._at_end.pop(name, None)
+        for event in _EVENTS:
+            self._forget_handler(event, name)
+        self._note_backward()
+
     # -- errors -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -122,6 +199,14 @@ class ProbeSet:
             return None
         try:
             return function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - reported by switch_off
+            self.switch_off(name, error)
+            return None
+
+    def tried(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of a probe, even if it is off, as for what it measured before."""
+        try:
+            return function(*args)
         except Exception as error:  # noqa: BLE001 - reported by switch_off
             self.switch_off(name, error)
             return None
@@ -137,7 +222,7 @@ class ProbeSet:
         raise_if_from_signal(error)
         if name in self.failures:
             return
-        step = self._main_loop.main.n_steps if self._main_loop is not None else 0
+        step = self.context.loop.main.n_steps if self.context is not None else 0
         failure = ProbeFailure(probe=name, error=f"{type(error).__name__}: {error}", step=step)
         cause = _cause_of(error)
         is_news = cause not in self._known_causes
@@ -148,19 +233,82 @@ class ProbeSet:
         )
         level = logging.WARNING if is_news else logging.DEBUG
         _log.log(level, "%s", warning or usual, exc_info=_log.isEnabledFor(logging.DEBUG))
-        removed: tuple[str, ...] = (name,)
         if name in _ESSENTIAL:
-            self.loop = None
-            removed = (*self._observers, "measuring")
-        for each in removed:
-            self._remove(each)
+            self._give_up()
+        elif name in self._probes:
+            self._silence(name)
+            self.call(f"{name} teardown", self._probes[name].abandon)
 
-    def _remove(self, name: str) -> None:
-        self._observers.pop(name, None)
-        self._at_end.pop(name, None)
-        close = self._on_removal.pop(name, None)
-        if close is not None:
-            self.call("teardown" if name == "measuring" else f"{name} teardown", close)
+    # -- the session --------------------------------------------------------------------------------------------------
+
+    def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
+        """Return the session so far; ``error`` is what ended the run. A probe that raises costs its own part only."""
+        context = self.context
+        assert context is not None
+        assert self._run is not None
+        session = Session(run=self._run, machine=context.machine)
+        missing: dict[str, str] = {}
+        for name, probe in tuple(self._probes.items()):
+            session = self.tried(name, _with_part, session, probe, missing) or session
+            if probe.error is not None:
+                self.switch_off(name, probe.error)
+        for kind in all_probes():
+            if kind.reason and getattr(session, kind.field) is None:
+                missing.setdefault(kind.field, kind.reason)
+        wall_s, cause = context.wall_s(), None if error is None else type(error).__name__  # after everything above
+        return msgspec.structs.replace(
+            session,
+            run=msgspec.structs.replace(session.run, status=status, wall_s=wall_s, error=cause),
+            telemetry=self.tried("cost", with_cost, session, context.rates, wall_s),
+            overhead=self.tried("overhead", self.overhead, wall_s),
+            missing={**missing, **context.missing},
+        )
+
+    def overhead(self, wall_s: float) -> Overhead:
+        """Return what measuring costs."""
+        assert self.context is not None
+        loop = self.context.loop
+        stepping_ns, reporting_ns = loop.own_ns()
+        reporting_ns += sum(probe.cost_ns for probe in self._probes.values())
+        n_steps = loop.main.n_steps
+        spans_ns = loop.n_spans() * self._span_cost_ns
+        # The median, to ignore steps in which another program ran during a hook; few steps are observed.
+        per_step_ns = loop.main.own_median_ns() + spans_ns / max(1, n_steps + loop.validation.n_steps)
+        per_step_ns += sum(probe.step_cost_ns for probe in self._probes.values()) / max(1, n_steps)
+        return Overhead(
+            per_step_us=per_step_ns / 1e3,
+            reporting_s=reporting_ns / 1e9,
+            share=(stepping_ns + reporting_ns + spans_ns) / 1e9 / wall_s if wall_s > 0 else 0.0,
+            budget_us=BUDGET_US,
+            backed_off=tuple(loop.backed_off),
+        )
+
+    def keep_to_budget(self) -> None:
+        """Reduce instrumentation when its overhead exceeds the budget."""
+        if self.context is None:
+            return
+        loop = self.context.loop
+        step_ns = loop.main.recent_median_ns()
+        per_step_us = self.overhead(loop.wall_ns() / 1e9).per_step_us
+        is_expensive = step_ns is not None and per_step_us > max(BUDGET_US, _EXPENSIVE_SHARE * step_ns / 1e3)
+        if is_expensive and not loop.backed_off:
+            loop.back_off()
+
+
+_EVENTS = (
+    "loops_ready", "first_batch", *BACKWARD_EVENTS, "after_step", "validation_begins", "evaluation_begins",
+    "epoch_ends", "before_report", "training_ends", "run_ends",
+)  # fmt: skip
+
+
+def _overrides(kind: type[Probe], name: str) -> bool:
+    return getattr(kind, name) is not getattr(Probe, name)
+
+
+def _with_part(session: Session, probe: Probe, missing: dict[str, str]) -> Session:
+    session = msgspec.structs.replace(session, **probe.part(session))
+    missing.update(probe.reasons())
+    return session
 
 
 def _cause_of(error: Exception) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from lightning_perf.records import ModelProfile, SyncCalls
+from lightning_perf.records import ModelProfile, Session, SyncCalls
 
+from .base import Probe, RunContext
 from .clock import NEVER, DeviceEvent
 from .code_lines import CodeLines, Place
 from .compiler import has_compiled
@@ -22,7 +23,7 @@ from .flops import ArithmeticCounter
 from .loop import LoopProbe
 from .machine import device_name
 from .model import is_compiled
-from .module_times import ModuleTime, ModuleTimes, mean_times
+from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
 from .plain import batch_size
@@ -113,7 +114,7 @@ class DeviceWarnings(StepTracer):
         return show
 
 
-class SampledSteps:
+class SampledSteps(Probe):
     """The sampled steps of one run.
 
     Args:
@@ -127,6 +128,11 @@ class SampledSteps:
         make_event: Makes an event of the device's clock; None without one.
     """
 
+    name = "sampled_steps"
+    field, reason = "sync_calls", f"no step was sampled: the first one is step {ROUNDS[0] + 1} of a fit"
+    stages = ("fit",)
+    after = ("memory", "windows")  # which take the step if they observe the same one
+
     def __init__(
         self,
         trainer: Any,
@@ -139,9 +145,7 @@ class SampledSteps:
         counts_operations: bool = True,
         make_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
-        self.missing: dict[str, str] = {}
-        self.cost_ns = 0
-        """What tracing has cost the sampled steps, as far as known."""
+        self.missing = {}
         self.profile: ModelProfile | None = None
         """Of the step whose operations were counted; None before it."""
         self.call_log: CallLog | None = None
@@ -168,6 +172,23 @@ class SampledSteps:
         self._unresolved: list[ModuleTimes] = []
         self._warned: dict[Place, int] | None = None
 
+    @classmethod
+    def open(cls, run: RunContext) -> SampledSteps:
+        """Sample steps of a fit."""
+        options = run.options
+        if not options.module_depth:
+            run.missing["sync_calls"] = "module_depth=0"
+        return cls(
+            run.trainer,
+            run.pl_module,
+            run.loop,
+            run.now_ns,
+            run.probes.switch_off,
+            depth=options.module_depth,
+            counts_operations=options.arithmetic,
+            make_event=run.loop.make_event(),
+        )
+
     # -- the loop's events --------------------------------------------------------------------------------------------
 
     @property
@@ -177,7 +198,7 @@ class SampledSteps:
             return 0
         return min(COUNTED_STEP, self._next_round) if self._attempts_left else self._next_round
 
-    def batch_begins(self, batch: Any = None) -> None:
+    def step_begins(self, batch: Any = None) -> None:
         """Start to trace the step if it is due."""
         if self._loop.main.n_steps >= self.next_step:
             self._guarded(self._begin, batch)
@@ -329,6 +350,24 @@ class SampledSteps:
             self._stop()
 
     # -- results ---------------------------------------------------------------------------------------------
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return what the sampled steps called, and the counted operations with the modules' times."""
+        return {
+            "sync_calls": self._tried("operators", self.sync_calls),
+            "model_profile": self._tried("modules", self._timed_profile) or self.profile,
+        }
+
+    def _tried(self, kind: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception as error:  # noqa: BLE001 - reported
+            self._on_fail(kind, error)
+            return None
+
+    def _timed_profile(self) -> ModelProfile | None:
+        times = self.module_times()
+        return self.profile if times is None else with_times(self.profile, self._module, self._device, times)
 
     def sync_calls(self) -> SyncCalls | None:
         """Return what the sampled steps called; None before the first."""

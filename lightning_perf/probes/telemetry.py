@@ -18,12 +18,14 @@ import msgspec
 
 from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
-from lightning_perf.records import DatasetDisk, Telemetry
+from lightning_perf.records import DatasetDisk, Session, Telemetry
 
 from . import plain
+from .base import Probe, RunContext
 from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
 from .gpu import GpuReader, open_gpu
 from .host import HostReader
+from .loop import LoopProbe
 from .processes import FetchWatch
 from .series import Course
 
@@ -46,12 +48,15 @@ _ON_COURSE = {
 _log = logging.getLogger("lightning_perf")
 
 
-class TelemetryProbe:
+class TelemetryProbe(Probe):
     """One run's telemetry. Made and started in the training thread.
 
     ``host`` or ``gpu`` is None if it cannot be read. ``step`` returns the number of finished steps; samples count from
     the first on. ``hz`` is the rate after the first seconds.
     """
+
+    name = field = "telemetry"
+    after = ("steps",)
 
     def __init__(
         self,
@@ -65,8 +70,6 @@ class TelemetryProbe:
         hz: float = DEFAULT_HZ,
     ) -> None:
         self.missing: dict[str, str] = {}
-        self.error: Exception | None = None
-        """What ended the sampling; None normally."""
         self.fetch_watch = FetchWatch(now_ns)
         self._host, self._gpu, self._packages = host, gpu, packages
         self._now_ns, self._start_ns, self._step = now_ns, start_ns, step
@@ -82,8 +85,22 @@ class TelemetryProbe:
         self._cpu_s = self._ran_s = 0.0
         self._is_closed = False
         self._is_aside = self._was_aside = False
+        self._loop: LoopProbe | None = None  # samples its fetches with ``fetch_watch``
 
     # -- the run's events ------------------------------------------------------------
+
+    @classmethod
+    def open(cls, run: RunContext) -> TelemetryProbe | None:
+        """Open device and host, unless ``device_stats=False``."""
+        if not run.options.device_stats:
+            run.missing["telemetry"] = "device_stats=False"
+            return None
+        loop, device = run.loop, run.trainer.strategy.root_device
+        probe = open_telemetry(
+            device, now_ns=run.now_ns, start_ns=loop.timeline.start_ns, step=lambda: loop.main.n_steps
+        )
+        probe._loop, loop.fetch_watch = loop, probe.fetch_watch
+        return probe
 
     def start(self) -> None:
         """Begin to sample."""
@@ -91,8 +108,10 @@ class TelemetryProbe:
         self._thread = threading.Thread(target=self._run, name="lightning-perf telemetry", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Take a last sample and stop. Can be called twice."""
+        if self._loop is not None:
+            self._loop.fetch_watch = None
         self._stopping.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -116,8 +135,11 @@ class TelemetryProbe:
         """Record the size of the first training batch."""
         self._batch_bytes = sum(_tensor_bytes(batch)) or None
 
-    def dataset_known(self, dataset: Any) -> None:
+    def loops_ready(self, run: RunContext) -> None:
         """Find the disk of the training dataset."""
+        dataset = plain.stored(run.trainer.train_dataloader, "dataset") if run.stage == "fit" else None
+        if dataset is None:
+            return
         self._disk_of = dataset_disk(dataset)
         if self._disk_of is None:
             self.missing["telemetry.host.dataset_disk"] = "the dataset has no attribute with an existing path"
@@ -130,8 +152,10 @@ class TelemetryProbe:
         self._is_aside = is_aside
         self._was_aside = True
 
-    def epoch_ended(self, samples: int | None) -> None:
-        """Count the energy of a training epoch; ``samples`` is None if unknown."""
+    def epoch_ends(self) -> None:
+        """Count the energy of a training epoch."""
+        epochs = self._loop.main.epochs_so_far() if self._loop is not None else ()
+        samples = epochs[-1].samples if epochs else None
         with self._lock:
             self._ledger.epoch_ended(samples)
 
@@ -212,7 +236,7 @@ class TelemetryProbe:
                 timeline=self._course.records(),
             )
 
-    def all_missing(self) -> dict[str, str]:
+    def reasons(self) -> dict[str, str]:
         """Return why figures are None, by their path in the session."""
         missing = dict(self.missing)
         if self._gpu is not None:
@@ -256,8 +280,10 @@ def open_telemetry(device: Any, *, now_ns: Callable[[], int], start_ns: int, ste
     return probe
 
 
-def with_cost(telemetry: Telemetry | None, rates: Rates, wall_s: float, epoch_s: float | None) -> Telemetry | None:
-    """Return the telemetry with the run's cost by the user's rates; unchanged without rates."""
+def with_cost(session: Session, rates: Rates, wall_s: float) -> Telemetry | None:
+    """Return a session's telemetry with the run's cost by the user's rates; unchanged without rates."""
+    telemetry, epochs = session.telemetry, session.epochs
+    epoch_s = sum(epoch.wall_s for epoch in epochs) / len(epochs) if epochs else None
     cost = cost_of(telemetry.energy if telemetry is not None else None, rates, wall_s, epoch_s)
     return telemetry if cost is None else msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
 

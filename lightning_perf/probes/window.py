@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +13,9 @@ import msgspec
 
 from lightning_perf import seams
 from lightning_perf.interrupts import error_text, raise_if_from_signal
-from lightning_perf.records import TraceRecord, Window
+from lightning_perf.records import Session, TraceRecord, Window
 
+from .base import Probe, RunContext
 from .clock import NEVER
 from .loop import LoopProbe
 from .profiler_recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
@@ -38,13 +40,16 @@ _REQUEST_CHECK_S = 2.0
 _MAX_TRACES = 64  # windows with a trace in memory, so that an endless schedule does not fill it
 
 
-class WindowProbe:
+class WindowProbe(Probe):
     """Opens and closes windows, and reads what they recorded.
 
     It needs few steps between windows; only the profiler itself synchronizes, at a window's edges. Steps inside a
     window count in no statistic. ``is_worth_keeping`` returns whether the trace of an automatic window is worth its
     disk space. ``on_no_files`` is called with the error after which trace files are no longer written.
     """
+
+    name = "windows"
+    after = ("steps", "memory")
 
     def __init__(
         self,
@@ -84,6 +89,22 @@ class WindowProbe:
             self._next_check = options.skip_first + (options.wait or 0)
         self._planned_at = self._next_check
 
+    @classmethod
+    def open(cls, run: RunContext) -> WindowProbe | None:
+        """Allow windows, if the options select this rank and stage."""
+        options, trainer = run.window_options, run.trainer
+        if options is None or run.folder is None or run.stage not in options.stages:
+            return None
+        rank, device, probes = trainer.global_rank, trainer.strategy.root_device, run.probes
+        if options.ranks != "all" and rank not in options.ranks:
+            return None
+        no_files = partial(probes.switch_off, "traces")
+        return cls(options, run.loop, device, rank, run.folder, run.is_worth_keeping, no_files)
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the windows."""
+        return {"windows": tuple(self.windows)}
+
     def request(self) -> None:
         """Open a window at the next step."""
         self._is_requested = True
@@ -99,12 +120,14 @@ class WindowProbe:
         """Number of finished steps."""
         return self._loop.main.n_steps
 
-    def batch_begins(self, batch: Any = None) -> None:
+    def step_begins(self, batch: Any = None) -> None:
         """Advance an open window, or open one, before the step runs."""
         if self._recording is not None:
             self._advance(self._recording)
         if self._recording is None and self._step >= self._next_check:
             self._check()
+
+    evaluation_begins = step_begins
 
     def validation_begins(self) -> None:
         """End an open window: what follows belongs to no step.
@@ -132,8 +155,12 @@ class WindowProbe:
         else:
             self._next_median = 0
 
-    def close(self, error: BaseException | None = None) -> None:
-        """End the run; an open window stays incomplete. ``error`` is what ended the run, None if it ended well."""
+    def close(self) -> None:
+        """Close an open window. Can be called twice."""
+        self.run_ends(None)
+
+    def run_ends(self, error: BaseException | None) -> None:
+        """Close an open window, which stays incomplete; ``error`` is what ended the run."""
         try:
             if error is None and self._recording is not None and self._recording.is_in_last_step:
                 self._advance(self._recording)

@@ -224,7 +224,7 @@ def line_sampler(clock: Clock) -> LineSampler:
 def test_late_sample_covers_the_delay_when_a_call_held_the_gil(line_sampler, clock):
     clock.late_ns = 200_000_000
     line_sampler.burst()
-    profile = line_sampler.record(None)
+    profile = line_sampler.profile(None)
     assert profile.n_samples == 1
     assert profile.sampled_s == pytest.approx(0.2 + sampler.PAUSE_S, rel=0.01)
     assert profile.phases["forward"].lines[0].function == "helper"
@@ -232,10 +232,10 @@ def test_late_sample_covers_the_delay_when_a_call_held_the_gil(line_sampler, clo
 
 def test_slow_step_is_separate_when_it_lasts_three_times_the_median(line_sampler, clock):
     line_sampler.burst()
-    assert line_sampler.record(None).slow_steps == {}
+    assert line_sampler.profile(None).slow_steps == {}
     line_sampler._loop.timeline.phase_ns = [3_000_000_000]
     line_sampler.burst()
-    profile = line_sampler.record(None)
+    profile = line_sampler.profile(None)
     assert profile.slow_steps["forward"].lines[0].function == "helper"
     assert profile.slow_steps["forward"].n_samples < profile.n_samples
 
@@ -243,7 +243,7 @@ def test_slow_step_is_separate_when_it_lasts_three_times_the_median(line_sampler
 def test_step_is_not_sampled_when_something_of_ours_slows_it(line_sampler):
     line_sampler._loop.main.is_left_out = True
     line_sampler.burst()
-    assert line_sampler.record(None) is None
+    assert line_sampler.profile(None) is None
 
 
 def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, clock):
@@ -337,8 +337,8 @@ def test_collection_is_the_lines_when_it_asks_for_one():
     try:
         collects()
     finally:
-        pauses.stop()
-    record = pauses.record(1.0)
+        pauses.close()
+    record = pauses.record()
     asked = [one for one in record.asked if one.function == "collects"]
     assert [(one.n, one.phase, one.line) for one in asked] == [(1, "forward", collects.__code__.co_firstlineno + 1)]
     assert pauses.automatic_ns <= pauses.total_ns - round(asked[0].total_s * 1e9) + 1000
@@ -361,8 +361,8 @@ def test_collection_is_automatic_when_it_is_not_called():
     try:
         keep = [[i] for i in range(5000)]
     finally:
-        pauses.stop()
-    record = pauses.record(1.0)
+        pauses.close()
+    record = pauses.record()
     assert keep
     assert record.asked == ()
     assert set(record.automatic_by_phase_s) == {"backward"}
@@ -370,12 +370,12 @@ def test_collection_is_automatic_when_it_is_not_called():
 
 def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
     counted = []
-    pauses = GarbagePauses(time.perf_counter_ns)
+    pauses = GarbagePauses(time.perf_counter_ns, counted_s=lambda: 1.0)
     pauses._generations[2] = [1, 10**9, 10**9]
     pauses.total_ns = 10**9
     monkeypatch.setattr(gc, "get_objects", lambda: counted.append(1) or [1, 2])
-    assert [pauses.record(1.0).n_objects for _ in range(3)] == [2, 2, 2]
+    assert [pauses.record().n_objects for _ in range(3)] == [2, 2, 2]
     assert len(counted) == 1
     pauses.total_ns = 3 * 10**9
-    pauses.record(3.0)
+    pauses.record()
     assert len(counted) == 2

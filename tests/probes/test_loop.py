@@ -204,7 +204,7 @@ def test_validation_is_one_phase_of_training_and_a_stage_of_its_own() -> None:
         bench.clock.advance(1)  # the loop starts
         for _ in range(3):
             bench.fetch(0.2, "val")
-            bench.loop.validation_begins(None)
+            bench.loop.evaluation_begins(None)
             bench.act("[Strategy]Single.validation_step", 0.4)
             bench.loop.validation.batch_ends()
         bench.loop.validation_epoch_ends()

@@ -27,7 +27,7 @@ class Loop:
     """A fake loop probe."""
 
     def __init__(self) -> None:
-        self.owner = None
+        self.owner, self.stage = None, "fit"
         self.listener: Any = None
         self.n_left_out = 0
         self.main = SimpleNamespace(leave_out=self._leave_out, n_steps=0)
@@ -42,7 +42,13 @@ class Loop:
 class Training:
     """A training on a fake device, whose allocator gets the tensors of each step."""
 
-    def __init__(self, total_bytes: int = 16 * GIB, world_size: int = 1, wants_history: bool = False) -> None:
+    def __init__(
+        self,
+        total_bytes: int = 16 * GIB,
+        world_size: int = 1,
+        wants_history: bool = False,
+        folder: Path | None = None,
+    ) -> None:
         self.module = nn.Linear(8, 8)
         self.device = FakeAllocator(total_bytes=total_bytes)
         self.loop = Loop()
@@ -61,10 +67,11 @@ class Training:
             self.errors.append,
             self.device,  # type: ignore[arg-type]
             wants_history=wants_history,
+            folder=folder,
         )
 
     def step(self, samples: int, activations: int, fixed: int = 0, fragmented: int = 0, kept: int = 0) -> None:
-        self.probe.batch_begins(torch.zeros(samples, 8))
+        self.probe.step_begins(torch.zeros(samples, 8))
         listener = self.loop.listener
         if listener is not None:
             listener.enters("training_step")
@@ -76,7 +83,7 @@ class Training:
                 self.device.free(activations - kept)
             if listener is not None:
                 listener.leaves(name)
-        self.probe.batch_ends()
+        self.probe.step_ends()
         self.loop.main.n_steps += 1
 
     def diagnosed(self, code: str) -> Any:
@@ -184,7 +191,7 @@ def test_oom_is_reported_with_phase_and_request_when_the_device_is_full(tmp_path
     with pytest.raises(MemoryError):
         training.step(4, 17 * GIB)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
-    assert training.probe.out_of_memory(error, tmp_path) is not None
+    training.probe.run_ends(error)
     finding = training.diagnosed("PD408")
     assert finding.severity == "high"
     assert "2 GiB" in finding.summary
@@ -312,6 +319,6 @@ def test_each_rank_writes_a_history_of_its_own(
 ) -> None:
     history = AllocationHistory(FakeCudaMemory())
     monkeypatch.setattr("lightning_perf.probes.memory.history_of", lambda _: (history, ""))
-    probe = Training(world_size=world_size, wants_history=True).probe
-    probe.run_ends(tmp_path)
+    probe = Training(world_size=world_size, wants_history=True, folder=tmp_path).probe
+    probe.training_ends()
     assert [file.name for file in tmp_path.iterdir()] == [name]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.model import N_WATCHED_STEPS, ZeroGradWatch, read_model, read_optimizer
+from lightning_perf.probes.gradients import N_WATCHED_STEPS, ZeroGradWatch
+from lightning_perf.probes.model import read_model, read_optimizer
 
 
 def groups(records: object) -> dict[str, tuple[int, int]]:

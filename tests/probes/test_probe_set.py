@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.probe_set import ProbeSet
 
@@ -17,6 +18,10 @@ class FakeLoop:
         self.main = SimpleNamespace(n_steps=0, is_in_batch=False)
         self.next_instrumented_step = 0
         self.is_instrumented_step = False
+        self.is_frozen = False
+
+    def freeze(self) -> None:
+        self.is_frozen = True
 
     def batch_begins(self, batch: Any) -> None:
         self.main.is_in_batch = True
@@ -26,7 +31,7 @@ class FakeLoop:
         self.main.n_steps += 1
 
 
-class FakeProbe:
+class FakeProbe(Probe):
     """A probe that observes the given steps and raises at one of them."""
 
     def __init__(self, *steps: int, fails_at: int = -1) -> None:
@@ -38,26 +43,29 @@ class FakeProbe:
     def next_step(self) -> int:
         return self.steps[0] if self.steps else NEVER
 
-    def batch_begins(self, batch: Any) -> None:
+    def step_begins(self, batch: Any) -> None:
         if batch == self.fails_at:
             raise ValueError(f"planted at {batch}")
         self.begun.append(batch)
         self.steps.pop(0)
 
-    def batch_ends(self) -> None:
+    def step_ends(self) -> None:
         self.n_ended += 1
 
     def close(self) -> None:
         self.n_closed += 1
 
+    abandon = close
 
-def made(**probes: FakeProbe) -> tuple[ProbeSet, FakeLoop, list[str]]:
-    loop, given_up = FakeLoop(), []
+
+def made(**probes: FakeProbe) -> tuple[ProbeSet, FakeLoop]:
+    loop: Any = FakeLoop()
     found = ProbeSet()
-    found.start(loop, lambda: given_up.append("given up"))  # type: ignore[arg-type]
+    found.loop, found.context = loop, SimpleNamespace(loop=loop, missing={})  # type: ignore[assignment]
     for name, probe in probes.items():
-        found.add(name, probe, probe.close)
-    return found, loop, given_up
+        probe.name = name  # type: ignore[misc]
+        found.add(probe)
+    return found, loop
 
 
 def train(probes: ProbeSet, loop: FakeLoop, n_steps: int) -> list[int]:
@@ -77,7 +85,7 @@ def train(probes: ProbeSet, loop: FakeLoop, n_steps: int) -> list[int]:
 
 def test_only_steps_that_a_probe_asks_for_are_observed() -> None:
     first, second = FakeProbe(3, 7), FakeProbe(7, 9)
-    probes, loop, _ = made(first=first, second=second)
+    probes, loop = made(first=first, second=second)
     assert train(probes, loop, 20) == [0, 3, 7, 9]
     assert (first.begun, second.begun) == ([3, 7], [7, 9])
     assert (first.n_ended, second.n_ended) == (2, 2)
@@ -86,39 +94,39 @@ def test_only_steps_that_a_probe_asks_for_are_observed() -> None:
 
 def test_next_step_is_observed_when_that_is_asked_for_within_an_observed_step() -> None:
     class Asks(FakeProbe):
-        def batch_ends(self) -> None:
+        def step_ends(self) -> None:
             probes.observe_next_step()
 
-    probes, loop, _ = made(asks=Asks(3, 100))
+    probes, loop = made(asks=Asks(3, 100))
     assert train(probes, loop, 20) == [0, 3, 4]
 
 
 def test_probe_that_fails_is_closed_and_called_no_more_while_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     broken, sound = FakeProbe(2, 4, 6, fails_at=4), FakeProbe(2, 4, 6)
-    probes, loop, given_up = made(broken=broken, sound=sound)
+    probes, loop = made(broken=broken, sound=sound)
     with caplog.at_level(logging.WARNING, logger="lightning_perf"):
         train(probes, loop, 10)
     assert (broken.begun, broken.n_ended, broken.n_closed) == ([2], 1, 1)
     assert sound.begun == [2, 4, 6]
-    assert not probes.is_observing("broken")
+    assert probes.loop is loop
     assert probes.failures["broken"].step == 4
     assert probes.failures["broken"].error == "ValueError: planted at 4"
     assert [record.getMessage().count("'broken'") for record in caplog.records] == [1]
-    assert given_up == []
 
 
 def test_everything_is_given_up_when_steps_cannot_be_timed() -> None:
     one, other = FakeProbe(1), FakeProbe(5)
-    probes, loop, given_up = made(one=one, other=other)
+    probes, loop = made(one=one, other=other)
     probes.switch_off("steps", RuntimeError("planted"))
     assert probes.loop is None
     assert (one.n_closed, other.n_closed) == (1, 1)
-    assert given_up == ["given up"]
+    assert loop.is_frozen
+    assert probes.context.missing == {"steady": "measuring failed; see probes_off"}  # type: ignore[union-attr]
     assert train(probes, loop, 3) == []
 
 
 def test_same_cause_is_logged_once_and_recorded_for_each_probe(caplog: pytest.LogCaptureFixture) -> None:
-    probes, _, _ = made()
+    probes, _ = made()
     with caplog.at_level(logging.WARNING, logger="lightning_perf"):
         for name in ("json", "html"):
             probes.switch_off(name, OSError(28, "No space left on device", f"/{name}"))
@@ -127,7 +135,7 @@ def test_same_cause_is_logged_once_and_recorded_for_each_probe(caplog: pytest.Lo
 
 
 def test_call_gives_the_result_and_none_once_the_probe_is_off() -> None:
-    probes, _, _ = made()
+    probes, _ = made()
     assert probes.call("sum", sum, (1, 2)) == 3
     assert probes.call("sum", int, "no number") is None
     assert probes.call("sum", sum, (1, 2)) is None

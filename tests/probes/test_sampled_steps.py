@@ -49,7 +49,7 @@ class Fit:
         before = self.n_left_out
         batch = torch.ones(3, 2)
         if self.loop.main.n_steps >= self.probe.next_step:
-            self.probe.batch_begins(batch)
+            self.probe.step_begins(batch)
         loss = torch.zeros(())
         for name in ("training_step", "backward"):
             if self.loop.timeline.phase_listener is not None:
@@ -107,7 +107,7 @@ def test_tracer_is_closed_at_the_next_step_when_a_users_mode_was_above_it() -> N
     fit = Fit(counts_operations=False)
     fit.until(ROUNDS[0] + 1)
     users = PassiveMode()
-    fit.probe.batch_begins()  # traces operators
+    fit.probe.step_begins()  # traces operators
     users.__enter__()
     fit.loop.main.n_steps += 1
     fit.loop.on_record_end()
@@ -121,7 +121,7 @@ def test_tracer_is_closed_at_the_next_step_when_a_users_mode_was_above_it() -> N
 def test_nothing_is_sampled_after_the_end() -> None:
     fit = Fit()
     fit.until(COUNTED_STEP)
-    fit.probe.batch_begins(torch.ones(3, 2))
+    fit.probe.step_begins(torch.ones(3, 2))
     fit.probe.close()
     assert (fit.probe.next_step, fit.loop.timeline.phase_listener, fit.loop.on_record_end) == (NEVER, None, None)
     assert current_mode() is None

@@ -1,10 +1,10 @@
-"""What the recorder makes of the start of a run."""
+"""How the time to the first step is divided."""
 
 from __future__ import annotations
 
 import pytest
 
-from lightning_perf.probes.session_builder import startup_parts
+from lightning_perf.probes.steps import startup_parts
 from lightning_perf.records import PHASES, Distribution, PhaseTime, StageTimes
 from lightning_perf.rules.loop import pd604_slow_start
 

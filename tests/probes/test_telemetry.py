@@ -59,8 +59,8 @@ def test_energy_is_integrated_within_one_percent_when_there_is_no_counter() -> N
     assert energy.gpu_j == pytest.approx(1200.0, rel=0.01)
     assert energy.gpu_basis == "integrated power"
     assert energy.cpu_j is None
-    assert run.probe.all_missing()["telemetry.energy.cpu_j"] == "no RAPL"
-    assert "NotSupported" in run.probe.all_missing()["telemetry.devices.cuda:0.energy"]
+    assert run.probe.reasons()["telemetry.energy.cpu_j"] == "no RAPL"
+    assert "NotSupported" in run.probe.reasons()["telemetry.devices.cuda:0.energy"]
 
 
 def test_samples_do_not_count_while_something_of_ours_takes_the_cores() -> None:
@@ -88,7 +88,7 @@ def test_reason_is_reported_when_the_device_is_lost_during_the_run() -> None:
     for i in range(1, 4):
         run.sample(float(i), 1)
     assert run.probe.record().devices[0].n_samples == 1
-    assert "GpuIsLost" in run.probe.all_missing()["telemetry.devices.cuda:0"]
+    assert "GpuIsLost" in run.probe.reasons()["telemetry.devices.cuda:0"]
 
 
 def test_thread_ends_when_stopped_and_stopping_twice_does_no_harm() -> None:
@@ -96,9 +96,9 @@ def test_thread_ends_when_stopped_and_stopping_twice_does_no_harm() -> None:
     run.probe.start()
     assert len(telemetry_threads()) == 1
     assert telemetry_threads()[0].daemon
-    run.probe.stop()
+    run.probe.close()
     assert telemetry_threads() == []
-    run.probe.stop()
+    run.probe.close()
 
 
 def test_error_is_kept_and_the_thread_ends_when_a_reader_raises() -> None:
@@ -113,7 +113,7 @@ def test_error_is_kept_and_the_thread_ends_when_a_reader_raises() -> None:
     run = Scripted(hz=10.0, host=SimpleNamespace(read=read, add=lambda *_: None, close=lambda: None))
     run.probe.start()
     assert begun.wait(10)
-    run.probe.stop()
+    run.probe.close()
     assert isinstance(run.probe.error, RuntimeError)
     assert telemetry_threads() == []
 
@@ -124,8 +124,8 @@ def test_readers_are_let_go_when_the_run_ends() -> None:
     nvml.nvmlInit()
     run = Scripted(reader)
     run.probe.start()
-    run.probe.stop()
-    run.probe.stop()
+    run.probe.close()
+    run.probe.close()
     assert nvml.users == 0
 
 

@@ -392,7 +392,7 @@ def one_step(probe: WindowProbe) -> None:
     """Notify the probe as PerfDoctor does: only of steps it requests, asking for the next one after each."""
     main = probe._loop.main
     if main.n_steps >= main.next_step:
-        probe.batch_begins()
+        probe.step_begins()
         main.n_steps += 1
         main.next_step = probe.next_step
     else:

@@ -16,7 +16,20 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, run
-from lightning_perf.probes import loader, loop, model, pauses, recorder, saved_tensors, session_builder, spans, stage
+from lightning_perf.probes import (
+    gradients,
+    loader,
+    loop,
+    memory,
+    pauses,
+    run_settings,
+    saved_tensors,
+    spans,
+    stage,
+    steps,
+    telemetry,
+    window,
+)
 from lightning_perf.probes.clock import DeviceClock
 from lightning_perf.records import Session, load
 from lightning_perf.reports import console, tensorboard
@@ -123,7 +136,7 @@ def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         device = FakeDevice(FakeClock())
-        patch.setattr(recorder, "device_clock", lambda _, on_fail: (DeviceClock(device.event, "fake", on_fail), ""))
+        patch.setattr(steps, "device_clock", lambda _, on_fail: (DeviceClock(device.event, "fake", on_fail), ""))
         works = getattr(FakeEvent, method)
         calls = []
 
@@ -163,32 +176,33 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "epoch_begins": ("steps", at(stage.StageProbe, "epoch_begins")),
     "span_for": ("steps", at(loop.LoopProbe, "_span_for")),
     "swap_record": ("steps", at(spans.Timeline, "swap_record")),
-    "install": ("setup", at(loop.LoopProbe, "install")),
-    "pauses": ("setup", at(pauses.GarbagePauses, "start")),
-    "tap_logging": ("setup", at(loop.seams, "tap_logging")),
+    "install": ("steps", at(loop.LoopProbe, "install")),
+    "pauses": ("collections", at(pauses.GarbagePauses, "start")),
+    "tap_logging": ("steps", at(loop.seams, "tap_logging")),
     "first value logged": ("steps", collecting_cannot_be_timed),
-    "tap_validation": ("setup", at(loop.seams, "tap_validation")),
-    "stage_times": ("session", at(stage.StageProbe, "stage_times")),
-    "named": ("session", at(loop.LoopProbe, "named")),
-    "own_ns": ("session", at(loop.LoopProbe, "own_ns")),
-    "session": ("session", at(recorder.Recorder, "session")),
-    "machine": ("machine", at(recorder, "read_machine")),
-    "settings": ("settings", at(recorder, "read_settings")),
-    "step_logging": ("session", at(session_builder, "read_step_logging")),
-    "memory": ("memory", at(recorder, "MemoryProbe")),
-    "memory at a step": ("memory", at(recorder.MemoryProbe, "_observe")),
-    "memory as a step begins": ("memory", at(recorder.MemoryProbe, "batch_begins")),
-    "memory as a step ends": ("memory", at(recorder.MemoryProbe, "batch_ends")),
-    "a part of a sampled step begins": ("steps", at(recorder.MemoryProbe, "enters")),
-    "a part of a sampled step ends": ("steps", at(recorder.MemoryProbe, "leaves")),
-    "window at a step": ("windows", at(recorder.WindowProbe, "batch_begins")),
-    "before_backward": ("gradients", at(model.ZeroGradWatch, "before_backward")),
-    "after_backward": ("gradients", at(model.ZeroGradWatch, "after_backward")),
-    "before_zero_grad": ("gradients", at(model.ZeroGradWatch, "before_zero_grad")),
-    "gradients_summary": ("session", at(model.ZeroGradWatch, "summary")),
+    "tap_validation": ("steps", at(loop.seams, "tap_validation")),
+    "stage_times": ("steps", at(stage.StageProbe, "stage_times")),
+    "named": ("steps", at(loop.LoopProbe, "named")),
+    "own_ns": ("overhead", at(loop.LoopProbe, "own_ns")),
+    "part": ("settings", at(run_settings.SettingsProbe, "part")),
+    "reasons": ("telemetry", at(telemetry.TelemetryProbe, "reasons")),
+    "machine": ("machine", at(run, "read_machine")),
+    "settings": ("settings", at(run_settings, "read_settings")),
+    "step_logging": ("settings", at(run_settings, "read_step_logging")),
+    "memory": ("memory", at(memory.MemoryProbe, "open")),
+    "memory at a step": ("memory", at(memory.MemoryProbe, "_observe")),
+    "memory as a step begins": ("memory", at(memory.MemoryProbe, "step_begins")),
+    "memory as a step ends": ("memory", at(memory.MemoryProbe, "step_ends")),
+    "a part of a sampled step begins": ("steps", at(memory.MemoryProbe, "enters")),
+    "a part of a sampled step ends": ("steps", at(memory.MemoryProbe, "leaves")),
+    "window at a step": ("windows", at(window.WindowProbe, "step_begins")),
+    "before_backward": ("gradients", at(gradients.ZeroGradWatch, "before_backward")),
+    "after_backward": ("gradients", at(gradients.ZeroGradWatch, "after_backward")),
+    "before_zero_grad": ("gradients", at(gradients.ZeroGradWatch, "before_zero_grad")),
+    "gradients_summary": ("gradients", at(gradients.ZeroGradWatch, "summary")),
     "suspicious_loader": ("loader", at(loader.LoaderWatch, "_suspicious_loader")),
-    "stop": ("teardown", at(loader.LoaderProber, "close")),
-    "device_clock": ("device", at(recorder, "device_clock")),
+    "stop": ("loader teardown", at(loader.LoaderProber, "close")),
+    "device_clock": ("device", at(steps, "device_clock")),
     "event_record": ("device", events_fail_later("record")),
     "event_query": ("device", events_fail_later("query")),
     "event_elapsed": ("device", events_fail_later("elapsed_time")),
@@ -256,7 +270,7 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
 def test_optimizer_of_manual_optimization_steps_when_watching_gradients_raises(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(model.ZeroGradWatch, "after_step", raises)
+    monkeypatch.setattr(gradients.ZeroGradWatch, "after_step", raises)
     doctor = PerfDoctor(schedule=None, reports=["json"])
     trainer = make_trainer(doctor)
     with caplog.at_level(logging.WARNING):
@@ -274,7 +288,7 @@ def test_saved_tensors_are_not_observed_after_memory_fails_within_a_step(
     seen: list[int] = []
     failed_at: list[int] = []
     trainer = make_trainer(PerfDoctor(schedule=None, reports=[]), max_epochs=4)
-    works, reads = saved_tensors.SavedTensors._pack, recorder.MemoryProbe._part_ends
+    works, reads = saved_tensors.SavedTensors._pack, memory.MemoryProbe._part_ends
 
     def pack(self: Any, tensor: torch.Tensor) -> torch.Tensor:
         seen.append(trainer.global_step)
@@ -287,7 +301,7 @@ def test_saved_tensors_are_not_observed_after_memory_fails_within_a_step(
         reads(self, phase)
 
     monkeypatch.setattr(saved_tensors.SavedTensors, "_pack", pack)
-    monkeypatch.setattr(recorder.MemoryProbe, "_part_ends", edge)
+    monkeypatch.setattr(memory.MemoryProbe, "_part_ends", edge)
     trainer.fit(Manual(), DataLoader(Augmented(), batch_size=2))
     (step,) = failed_at
     assert max(seen) == step < trainer.global_step - 1

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.host_lines import sampler
+from lightning_perf.probes.host_lines import LineSampler, sampler
 from lightning_perf.records import Session
 
 from .conftest import Make
@@ -47,7 +47,7 @@ class StopWhenSampled(Callback):
         self.began_s = time.monotonic()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        lines = self.doctor._run.recorder.host_lines
+        lines = self.doctor._probes.find(LineSampler)
         if lines._n >= ENOUGH or time.monotonic() - self.began_s > MAX_S:
             trainer.should_stop = True
 

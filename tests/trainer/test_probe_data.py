@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from lightning_perf import ConfigError, PerfDoctor
 from lightning_perf.probes.loader import LoaderProber, stages, watch
 from lightning_perf.probes.loader.guard import landlock_version
-from lightning_perf.records import Session, Settings
+from lightning_perf.records import Session
 
 from .conftest import Make
 from .models import N_FEATURES, Tiny
@@ -321,9 +321,9 @@ def test_nothing_is_probed_when_another_rank_probes(probe_data: Any) -> None:
     asked: list[Any] = []
     loop: Any = SimpleNamespace(wall_ns=lambda: asked.append(1), main=SimpleNamespace(stage_times=asked))
     looked = watch.LoaderWatch(trainer, loop, probe_data, lambda _: None)
-    looked.epoch_ended(Settings(), is_last=True)
+    looked.before_report(is_last=True)
     assert asked == []
-    assert looked.why_no_probe(Settings()) == "rank 0 probes"
+    assert looked.reasons() == {"loader_probe": "rank 0 probes"}
 
 
 def test_loader_is_not_probed_when_off_or_when_there_is_no_data_wait(make_trainer: Make) -> None:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import sampled_steps, session_builder
+from lightning_perf.probes import ceilings, sampled_steps
 from lightning_perf.records import Session, SyncCall
 
 from .conftest import Make, assert_nothing_left
@@ -376,7 +376,7 @@ def test_sampling_stops_with_one_warning_when_it_fails(make_trainer, monkeypatch
 
 @pytest.mark.parametrize(
     ("module", "name", "probe"),
-    [(sampled_steps, "sync_calls", "operators"), (session_builder, "assessed", "arithmetic")],
+    [(sampled_steps, "sync_calls", "operators"), (ceilings, "assessed", "ceilings")],
 )
 def test_session_keeps_the_rest_when_samples_cannot_be_reported(make_trainer, monkeypatch, module, name, probe):
     def broken(*args: Any, **kwargs: Any) -> None:

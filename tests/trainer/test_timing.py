@@ -365,7 +365,7 @@ def test_share_of_a_callback_excludes_perf_doctors_own_time_at_the_end(make_trai
     """Waiting for a loader that is taken apart, say."""
     sleeps = Sleeps(callback=SLEEP_S)
     doctor = PerfDoctor(reports=[])
-    monkeypatch.setattr(LoaderWatch, "epoch_ended", lambda *_: sleep(4 * N_STEPS * SLEEP_S))
+    monkeypatch.setattr(LoaderWatch, "before_report", lambda *_: sleep(4 * N_STEPS * SLEEP_S))
     make_trainer(SleepyCallback(sleeps), doctor).fit(Tiny(), loader(N_STEPS))
     (found,) = (time for time in doctor.session.steady.named if time.name == "SleepyCallback")
     assert found.share > 0.5  # of the training; of all until the end a fifth

@@ -22,13 +22,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
+from typing import Any
 
+from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.spans import OWN
 from lightning_perf.probes.step_aggregator import SLOW_FACTOR
-from lightning_perf.records import STEP_PHASES, HostProfile, StageTimes
+from lightning_perf.records import STEP_PHASES, HostProfile, Session, StageTimes
 
 from .profile import PhaseSamples, ProfileBuilder
 from .stacks import StackReader
@@ -52,12 +54,16 @@ _lowered: list[float] = []
 """The usual switch interval while it is lowered; a process forked meanwhile restores it."""
 
 
-class LineSampler:
+class LineSampler(Probe):
     """The samples of one run. Made and started in the training thread.
 
     ``paused_ns`` returns nanoseconds in automatic garbage collections so far; the other functions are replaced in
     tests.
     """
+
+    name = "host_lines"
+    field, reason = "host_profile", "the run was too short to sample its lines, or sampling failed"
+    after = ("steps", "collections")
 
     def __init__(
         self,
@@ -68,8 +74,6 @@ class LineSampler:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.missing: dict[str, str] = {}
-        self.error: Exception | None = None
-        """What ended the sampling; None normally."""
         self.cost_ns = 0
         self._loop, self._paused_ns = loop, paused_ns
         self._now_ns, self._frames, self._sleep = now_ns, frames, sleep
@@ -90,6 +94,17 @@ class LineSampler:
 
     # -- the run's events ---------------------------------------------------------------------------------------------
 
+    @classmethod
+    def open(cls, run: RunContext) -> LineSampler | None:
+        """Sample the training thread, unless ``host_lines=False``."""
+        from lightning_perf.probes.pauses import GarbagePauses  # which needs this package
+
+        if not run.options.host_lines:
+            run.missing["host_profile"] = "host_lines=False"
+            return None
+        pauses = run.probes.find(GarbagePauses)
+        return cls(run.loop) if pauses is None else cls(run.loop, pauses.automatic_so_far_ns)
+
     def start(self) -> None:
         """Begin to sample, unless this interpreter has no global lock."""
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -100,7 +115,7 @@ class LineSampler:
         self._thread = threading.Thread(target=_run, args=target, name="lightning-perf host lines", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop. Can be called twice."""
         self._stopping.set()
         thread, self._thread = self._thread, None
@@ -178,7 +193,11 @@ class LineSampler:
 
     # -- results ---------------------------------------------------------------------------------------------
 
-    def record(self, steady: StageTimes | None) -> HostProfile | None:
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the lines, as shares of the steady state."""
+        return {"host_profile": self.profile(session.steady)}
+
+    def profile(self, steady: StageTimes | None) -> HostProfile | None:
         """Return what is known now; None before the first sample."""
         with self._lock:
             if self._steps is None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from lightning_perf.probes import plain
+from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.machine import local_world_size
-from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Settings, StageTimes
+from lightning_perf.probes.telemetry import TelemetryProbe
+from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Session, Settings, StageTimes
 
 from .copying import refuses_unasked
 from .prober import BATCHES_LIMIT_S, LoaderProber
@@ -29,7 +31,7 @@ SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
 """Less time measures nothing: shorter runs are not probed. More makes the curve little more exact."""
 
 
-class LoaderWatch:
+class LoaderWatch(Probe):
     """Times a few batches of a suspicious training loader, or probes it; in a child process either way.
 
     Args:
@@ -39,10 +41,14 @@ class LoaderWatch:
             that waits; False: only a few batches are timed.
         set_telemetry_aside: Told when processes of the probe begin and cease to run beside the training's own.
         host: Returns what was sampled of the host so far; None for nothing.
+        settings: Returns the run's settings, with its loaders.
 
     Attributes:
         probe: The record; None before it is measured, and where it is not.
     """
+
+    name = "loader"
+    after = ("steps", "settings", "telemetry")
 
     def __init__(
         self,
@@ -51,6 +57,7 @@ class LoaderWatch:
         wants_probe: bool | Literal["auto"],
         set_telemetry_aside: Callable[[bool], None],
         host: Callable[[], HostTelemetry | None] = lambda: None,
+        settings: Callable[[], Settings] = Settings,
     ) -> None:
         self.trainer = trainer
         self.loop = loop
@@ -58,17 +65,22 @@ class LoaderWatch:
         self._wants_probe = wants_probe
         self._set_telemetry_aside = set_telemetry_aside
         self._host = host
+        self._settings = settings
         self._batches: LoaderProber | None = None
         self._prober: LoaderProber | None = None
         self._reason = ""
 
-    def epoch_ended(self, settings: Settings, is_last: bool) -> None:
-        """Measure what there is reason to measure.
+    @classmethod
+    def open(cls, run: RunContext) -> LoaderWatch:
+        """Watch the training loader."""
+        telemetry = run.probes.find(TelemetryProbe)
+        host = (lambda: None) if telemetry is None else (lambda: telemetry.record().host)
+        set_aside = (lambda _: None) if telemetry is None else telemetry.set_aside
+        return cls(run.trainer, run.loop, run.probe_data, set_aside, host, lambda: run.settings)
 
-        Args:
-            settings: Of the run, with its loaders.
-            is_last: Whether the run is over: an answer is then waited for.
-        """
+    def before_report(self, is_last: bool) -> None:
+        """Measure what there is reason to measure; at the end of a run, wait for the result."""
+        settings = self._settings()
         self._reason = self._why_not_now()
         if self._reason:
             return
@@ -79,10 +91,19 @@ class LoaderWatch:
         if self._wants_probe is not True and self.probe is None:
             self._time_batches(settings, is_last)
 
-    def completed(self, fetch: Fetch | None) -> Fetch | None:
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the record, and what a batch costs without workers in the steady state."""
+        steady = session.steady
+        if steady is not None and steady.fetch is not None:
+            steady = msgspec.structs.replace(steady, fetch=self._completed(steady.fetch))
+        return {"loader_probe": self.probe, "steady": steady}
+
+    def reasons(self) -> Mapping[str, str]:
+        """Return why there is no record."""
+        return {} if self.probe is not None else {"loader_probe": self._why_no_probe(self._settings())}
+
+    def _completed(self, fetch: Fetch) -> Fetch:
         """Return the times of fetching, with the cost of a batch in a process without workers where it is known."""
-        if fetch is None:
-            return None
         reason = ""
         for probe, basis in (
             (self._batches and self._batches.poll(), "batches made in a child process without workers"),
@@ -94,7 +115,7 @@ class LoaderWatch:
             reason = f"not measured: {probe.reason}" if probe else reason
         return msgspec.structs.replace(fetch, in_process_basis=reason) if reason else fetch
 
-    def why_no_probe(self, settings: Settings) -> str:
+    def _why_no_probe(self, settings: Settings) -> str:
         """Return why there is no record."""
         if self._wants_probe is False:
             return "probe_data=False"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf import seams
+from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.loop import BROADCASTING, REDUCING, LoopProbe
@@ -36,12 +37,14 @@ RUN_LIMIT_S = 10.0
 """The same at the end of the run."""
 
 
-class RankProbe:
+class RankProbe(Probe):
     """This rank's part in the report about all ranks. Every rank makes one in the Trainer's ``setup``."""
+
+    name = field = "ranks"
 
     def __init__(self, trainer: Any) -> None:
         self.ranks: Ranks | None = None
-        self.missing = "one rank"
+        self._why_unknown = "one rank"  # what this rank waits for
         self._watch: BackwardWatch | None = None
         self._undos = seams.Undos()
         self._is_closed = False
@@ -49,11 +52,12 @@ class RankProbe:
         self._trainer = trainer
         self._exchange = open_exchange(trainer)
 
-    def loops_ready(self, loop: LoopProbe) -> None:
-        """Start once the model is wrapped for its strategy."""
-        clock = loop.main.device_clock
-        make_event = clock.make_event if clock is not None else None
-        self._watch, self.missing = backward_watch(self._trainer, loop.timeline, make_event)
+    def loops_ready(self, run: RunContext) -> None:
+        """Start once the model of a fit is wrapped for its strategy."""
+        if run.stage != "fit":
+            return
+        loop = run.loop
+        self._watch, self._why_unknown = backward_watch(self._trainer, loop.timeline, loop.make_event())
         self._exchanges_in_forward = exchanges_in_forward(self._trainer)
         if self._watch is not None and self._watch.is_on_device:
             seams.tap_sigterm_broadcast(self._trainer, MarkedBroadcast(self._watch), self._undos)
@@ -63,7 +67,7 @@ class RankProbe:
         """Index of the next step that this probe must observe: each, so that ranks sample the same ones, or none."""
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
-    def batch_begins(self, batch: Any = None) -> None:
+    def step_begins(self, batch: Any) -> None:
         """Handle the start of a step."""
         if self._watch is not None and not self._is_closed:
             self._watch.batch_begins()
@@ -78,11 +82,15 @@ class RankProbe:
         if self._watch is not None:
             self._watch.after_backward()
 
+    def record(self) -> Ranks | None:
+        """Return all ranks together; None before the first time."""
+        return self.ranks
+
     def reasons(self) -> dict[str, str]:
         """Return why figures are missing, by their path in the session."""
         if self.ranks is None:
             return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
-        return {"ranks.summaries.waiting_s": self.missing} if self._watch is None else {}
+        return {"ranks.summaries.waiting_s": self._why_unknown} if self._watch is None else {}
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -90,6 +98,8 @@ class RankProbe:
         if self._watch is not None:
             self._watch.stop()
         self._undos.close()
+
+    abandon = close
 
     def summary(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> RankSummary | None:
         """Return this rank's summary, with the findings of its last diagnosis."""

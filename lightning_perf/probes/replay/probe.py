@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import DeviceEvent
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
@@ -36,11 +37,16 @@ _ZEROING = "zero-grad-none"
 _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to three states
 
 
-class ReplayProbe:
+class ReplayProbe(Probe):
     """The replays of one run, on rank 0. Other ranks wait for it at their next collective, up to the budget.
 
     ``make_event`` is None on a CPU; ``room`` replaces the memory to replay in.
     """
+
+    name = "replay"
+    field, reason = "replay", "replay=False"
+    stages = ("fit",)
+    after = ("sampled_steps",)
 
     def __init__(
         self,
@@ -63,6 +69,12 @@ class ReplayProbe:
         self._results: dict[str, Replayed] = {}
         self._log: CallLog | None = None
         self._budget_s = LEAST_S
+
+    @classmethod
+    def open(cls, run: RunContext) -> ReplayProbe | None:
+        """Replay, unless ``replay=False``, or ``arithmetic=False``: no operators are known then."""
+        is_wanted = run.options.arithmetic and run.options.replay
+        return cls(run.trainer, run.now_ns, run.loop.make_event()) if is_wanted else None
 
     def answer(self, hypotheses: Iterable[Hypothesis], log: CallLog | None, trained_s: float) -> bool:
         """Replay what is not answered yet, largest first, within the budget; return whether something was replayed.

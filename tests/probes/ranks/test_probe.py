@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from lightning_perf import PerfDoctor
+from lightning_perf.probes.base import Probe
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.ranks import RankProbe
 from lightning_perf.records import NamedTime, StageTimes, together
@@ -17,17 +18,20 @@ from lightning_perf.run import DoctorRun
 from .made_up import steady, summary
 
 
-class FakeProbe:
+class FakeProbe(Probe):
+    name = "ranks"
     is_closed = False
 
     def close(self) -> None:
         self.is_closed = True
 
+    abandon = close
+
 
 @pytest.mark.parametrize("probe", ["ranks", "steps", "setup"])
 def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: str) -> None:
     probes, ranks = ProbeSet(), FakeProbe()
-    probes.add("ranks", ranks, ranks.close)
+    probes.add(ranks)
     probes.switch_off(probe, ValueError("planted"))
     assert ranks.is_closed
 
@@ -78,5 +82,6 @@ def test_reason_is_reported_when_waiting_is_unknown() -> None:
     probe = RankProbe(SimpleNamespace(world_size=2, global_rank=0, strategy=strategy))
     assert "none was reached" in probe.reasons()["ranks"]
     probe.ranks = together((summary(0),), 2)
-    probe.loops_ready(SimpleNamespace(main=SimpleNamespace(device_clock=None), timeline=None))
+    loop = SimpleNamespace(make_event=lambda: None, timeline=None)
+    probe.loops_ready(SimpleNamespace(stage="fit", loop=loop))
     assert "not at the end of backward" in probe.reasons()["ranks.summaries.waiting_s"]

@@ -1,0 +1,195 @@
+"""What a probe is: it measures one thing during a run, and gives its part of the session.
+
+A probe is a subclass of `Probe` in a module or package of this folder, found by where it lies (``all_probes``).
+``ProbeSet`` opens it, calls it, isolates its errors, and puts its part into the session.
+"""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from lightning_perf import probes
+from lightning_perf.records import Machine, Session, Settings, TraceRecord
+
+from .clock import NEVER
+
+if TYPE_CHECKING:
+    from lightning_perf.options import DoctorOptions
+
+    from .energy import Rates
+    from .loop import LoopProbe
+    from .probe_set import ProbeSet
+    from .profiler_recording import WindowOptions
+
+STAGES = ("fit", "validate", "test", "predict")
+
+
+@dataclass(kw_only=True)
+class RunContext:
+    """One run, as its probes see it.
+
+    Attributes:
+        stage: One of ``STAGES``.
+        loop: Times all steps.
+        now_ns: The host's clock.
+        probes: All probes of the run.
+        folder: For files; None if none may be written.
+        window_options: Of profiler windows; None if none may open.
+        is_worth_keeping: Returns whether an automatic window's trace is worth its disk space.
+        probe_data: Whether the training loader is measured in a child process.
+        rates: The user's rates for energy and time.
+        settings: Known once the loops are ready.
+        machine: What the run runs on.
+        missing: Why figures are None by the user's options, by their path in the session.
+    """
+
+    trainer: Any
+    pl_module: Any
+    stage: str
+    options: DoctorOptions
+    loop: LoopProbe
+    now_ns: Callable[[], int]
+    probes: ProbeSet
+    folder: Path | None
+    window_options: WindowOptions | None
+    is_worth_keeping: Callable[[TraceRecord], bool]
+    probe_data: bool | Literal["auto"]
+    rates: Rates
+    machine: Machine
+    settings: Settings = field(default_factory=Settings)
+    missing: dict[str, str] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.monotonic)
+
+    def wall_s(self) -> float:
+        """Return the wall time by the clock of the phases, so that they add up to it."""
+        is_frozen = self.loop.timeline.is_frozen
+        return time.monotonic() - self.started_s if is_frozen else self.loop.wall_ns() / 1e9
+
+
+class Probe:
+    """One measurement of a run. Every method does nothing unless a subclass overrides it.
+
+    Attributes:
+        name: In ``probes_off``, in messages, and in ``after``.
+        field: The field of the session that ``record`` fills; empty if `part` is overridden.
+        reason: Why that field is None, unless ``reasons`` says otherwise.
+        stages: In which the probe is opened.
+        after: Names of the probes that are opened and recorded before this one.
+        error: What ended a measurement in another thread, or where it must not be raised; None normally.
+        step_cost_ns: Time spent in observed steps, within PerfDoctor's own hooks.
+        cost_ns: Time spent outside these hooks.
+        missing: Why figures are None, by their path in the session.
+    """
+
+    name: ClassVar[str]
+    field: ClassVar[str] = ""
+    reason: ClassVar[str] = ""
+    stages: ClassVar[tuple[str, ...]] = STAGES
+    after: ClassVar[tuple[str, ...]] = ()
+    error: Exception | None = None
+    step_cost_ns: int = 0
+    cost_ns: int = 0
+    missing: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, run: RunContext) -> Probe | None:
+        """Return the probe of a run, or None where it cannot or may not measure; note why in ``run.missing``."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Begin to measure."""
+
+    def close(self) -> None:
+        """Restore everything that was changed. Can be called twice."""
+
+    def abandon(self) -> None:
+        """Handle being switched off, perhaps in the middle of a step: restore what can be restored there."""
+
+    # -- single steps -------------------------------------------------------------------------------------------------
+
+    @property
+    def next_step(self) -> int:
+        """Index of the next step that this probe must observe."""
+        return NEVER
+
+    def step_begins(self, batch: Any) -> None:
+        """Handle the start of a step that this probe asked for."""
+
+    def step_ends(self) -> None:
+        """Handle the end of such a step."""
+
+    # -- events: `ProbeSet.notify` calls the probes that override them ------------------------------------------------
+
+    def loops_ready(self, run: RunContext) -> None:
+        """Loaders, model and optimizers exist, and the checkpoint is loaded."""
+
+    def first_batch(self, batch: Any) -> None:
+        """Handle the first batch of a training epoch."""
+
+    def before_backward(self) -> None:
+        """Handle the start of a backward pass."""
+
+    def after_backward(self) -> None:
+        """Handle the end of a backward pass."""
+
+    def before_zero_grad(self, optimizer: Any) -> None:
+        """Handle Lightning's clearing of gradients."""
+
+    def after_step(self, optimizer: Any) -> None:
+        """Handle the end of ``optimizer.step`` in manual optimization."""
+
+    def validation_begins(self) -> None:
+        """Handle the start of validation within a fit."""
+
+    def evaluation_begins(self, batch: Any) -> None:
+        """Handle the start of a batch of a stage other than fit."""
+
+    def epoch_ends(self) -> None:
+        """Read what is recorded once per training epoch."""
+
+    def before_report(self, is_last: bool) -> None:
+        """Measure what takes a pause, before a report of a fit; ``is_last`` in ``on_train_end``."""
+
+    def training_ends(self) -> None:
+        """Take last measurements while workers and loaders may still exist."""
+
+    def run_ends(self, error: BaseException | None) -> None:
+        """Handle the end of the run; ``error`` is what ended it, None if it ended well."""
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def record(self) -> Any:
+        """Return the record for ``field``; None if it is unknown."""
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return this probe's fields of the session, which already holds those of the probes in ``after``."""
+        return {self.field: self.record()} if self.field else {}
+
+    def reasons(self) -> Mapping[str, str]:
+        """Return why figures are None, by their path in the session. Called after `part`."""
+        return self.missing
+
+
+@functools.cache
+def all_probes() -> tuple[type[Probe], ...]:
+    """Return the probes of the modules and packages in this folder, each after those that it needs.
+
+    The probe of the ranks is none of them: its collective calls are made even where opening the others fails.
+    """
+    names = sorted(f"{probes.__name__}.{module.name}" for module in pkgutil.iter_modules(probes.__path__))
+    values = (value for name in names for value in vars(importlib.import_module(name)).values())
+    kinds = {
+        value.name: value
+        for value in values
+        if isinstance(value, type) and issubclass(value, Probe) and "open" in vars(value) and value is not Probe
+    }
+    order = graphlib.TopologicalSorter({name: kind.after for name, kind in kinds.items()})
+    return tuple(kinds[name] for name in order.static_order())

@@ -1,0 +1,176 @@
+"""Watch whether gradients are cleared between the steps of each optimizer, and how.
+
+No value of a tensor is read, so nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from lightning_perf.records import Session
+
+from . import plain
+from .base import Probe, RunContext
+from .model import parameters_of, unwrap
+
+N_WATCHED_STEPS = 20
+"""A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
+
+
+class _Watched:
+    """The state of one optimizer's gradients: unknown, ``stale`` since a step, or ``dirty`` (added to)."""
+
+    def __init__(self) -> None:
+        self.parameter: torch.Tensor | None = None
+        self.seen: tuple[int, int] | None = None
+        self.state = "unknown"
+        self.has_stepped = False
+        self.keeps_tensors: bool | None = None
+        self.n_steps = 0
+        self.n_zero_grads = 0
+        self.n_judged = 0
+        self.n_uncleared = 0
+
+    @property
+    def is_done(self) -> bool:
+        return max(self.n_steps, self.n_zero_grads) >= N_WATCHED_STEPS
+
+    def remember(self, optimizer: Any) -> None:
+        """Mark the current gradients as used; the first parameter with a gradient represents all."""
+        self.parameter = next((p for p in parameters_of(optimizer) if plain.gradient_of(p) is not None), None)
+        self.seen = _identity(self.parameter)
+        self.state = "unknown" if self.parameter is None else "stale"
+
+    def before_backward(self) -> None:
+        if self.parameter is None or self.state not in ("stale", "dirty"):
+            return
+        now = _identity(self.parameter)
+        if now == self.seen:
+            return
+        self.state = "cleared"
+        self.keeps_tensors = now is not None
+
+    def after_backward(self) -> None:
+        now = _identity(self.parameter)
+        if self.state in ("stale", "dirty") and now != self.seen:
+            self.state, self.seen = "dirty", now
+
+
+class ZeroGradWatch(Probe):
+    """Watches whether gradients are cleared between the steps of each optimizer, and how.
+
+    It compares identity and version counter of one gradient per optimizer. Gradients used by a step are stale; a
+    backward pass that adds to them makes them dirty; a change before a backward pass means that they were cleared. An
+    optimizer that steps on dirty gradients did not clear them. Adding to stale gradients alone is correct: in
+    adversarial training one network's pass adds to the other's gradients, which are cleared later.
+
+    Each optimizer is watched for ``N_WATCHED_STEPS`` steps. Steps between which no backward pass was reported are not
+    judged.
+    """
+
+    name = "gradients"
+    stages = ("fit",)
+    after = ("settings",)
+
+    def __init__(self, context: RunContext | None = None) -> None:
+        self._context = context
+        self._optimizers: dict[int, tuple[Any, _Watched]] = {}
+
+    @classmethod
+    def open(cls, run: RunContext) -> ZeroGradWatch:
+        """Watch the first steps of a fit."""
+        return cls(run)
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the settings, with what was seen of each optimizer."""
+        settings, replace = session.settings, msgspec.structs.replace
+        model, optimizers = settings.model, [] if self._context is None else self._context.trainer.optimizers
+        if model is None or len(model.optimizers) != len(optimizers):
+            return {}
+        pairs = zip(model.optimizers, optimizers, strict=True)
+        seen = tuple(replace(one, **self.summary(optimizer)) for one, optimizer in pairs)
+        return {"settings": replace(settings, model=replace(model, optimizers=seen))}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every optimizer seen was watched long enough; False before the first."""
+        return bool(self._optimizers) and all(watched.is_done for _, watched in self._optimizers.values())
+
+    @property
+    def n_optimizers(self) -> int:
+        """The number of optimizers seen so far."""
+        return len(self._optimizers)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Handle the end of ``optimizer.step``, before anything can clear its gradients."""
+        optimizer, watched = self._entry(optimizer)
+        if watched.is_done:
+            return
+        if watched.has_stepped and watched.state in ("cleared", "dirty"):
+            watched.n_judged += 1
+            watched.n_uncleared += watched.state == "dirty"
+        watched.has_stepped = True
+        watched.n_steps += 1
+        watched.remember(optimizer)
+        self._release(watched)
+
+    def before_backward(self) -> None:
+        """Handle the start of a backward pass."""
+        for watched in self._active():
+            watched.before_backward()
+
+    def after_backward(self) -> None:
+        """Handle the end of a backward pass, before gradients are clipped or unscaled."""
+        if self.is_done:
+            self._leave()
+        for watched in self._active():
+            watched.after_backward()
+
+    def _leave(self) -> None:
+        """Watch no more, unless another optimizer may come."""
+        if self._context is not None and len(self._optimizers) >= len(self._context.trainer.optimizers):
+            self._context.probes.leave_backward(self)
+
+    def before_zero_grad(self, optimizer: Any | None = None) -> None:
+        """Handle Lightning's clearing of gradients; None means all optimizers seen."""
+        entries = list(self._optimizers.values()) if optimizer is None else [self._entry(optimizer)]
+        for each, watched in entries:
+            if watched.is_done:
+                continue
+            watched.n_zero_grads += 1
+            if watched.state != "stale":
+                # Without a notification of steps, these are the gradients that the last step used.
+                watched.remember(each)
+            self._release(watched)
+
+    def summary(self, optimizer: Any) -> dict[str, Any]:
+        """Return the watched fields of ``OptimizerSettings``; None for what was not seen."""
+        _, watched = self._optimizers.get(id(unwrap(optimizer)), (None, _Watched()))
+        return {
+            "zero_grad_keeps_tensors": watched.keeps_tensors,
+            "steps_without_zero_grad": watched.n_uncleared if watched.n_judged else None,
+            "n_steps_watched": watched.n_judged,
+        }
+
+    def _entry(self, optimizer: Any) -> tuple[Any, _Watched]:
+        optimizer = unwrap(optimizer)
+        # Holding the optimizer keeps its id from being given to another.
+        return self._optimizers.setdefault(id(optimizer), (optimizer, _Watched()))
+
+    def _active(self) -> Iterator[_Watched]:
+        return (watched for _, watched in self._optimizers.values() if not watched.is_done)
+
+    @staticmethod
+    def _release(watched: _Watched) -> None:
+        if watched.is_done:
+            watched.parameter = None
+
+
+def _identity(parameter: torch.Tensor | None) -> tuple[int, int] | None:
+    """Return which gradient a parameter has and how often it was written in place; None without one."""
+    gradient = None if parameter is None else plain.gradient_of(parameter)
+    return None if gradient is None else (id(gradient), plain.field(gradient, "_version"))

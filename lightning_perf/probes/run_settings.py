@@ -1,0 +1,56 @@
+"""The settings of a run: read once the loops are ready, completed by what only steps can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from lightning_perf.records import Session
+
+from .base import Probe, RunContext
+from .settings import read_settings, read_step_logging
+
+
+class SettingsProbe(Probe):
+    """Reads the settings of the Trainer, its loaders, the model and torch."""
+
+    name = "settings"
+    after = ("steps",)
+
+    def __init__(self, run: RunContext) -> None:
+        self.missing = {}
+        self._context = run
+        self._saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
+
+    @classmethod
+    def open(cls, run: RunContext) -> SettingsProbe:
+        """Read the settings of any run."""
+        return cls(run)
+
+    def loops_ready(self, run: RunContext) -> None:
+        """Read the settings."""
+        run.settings, missing = read_settings(run.trainer, run.pl_module)
+        self.missing.update(missing)
+
+    def epoch_ends(self) -> None:
+        """Look for a setting that the training may change."""
+        self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the settings, completed by what only steps could show."""
+        context, replace = self._context, msgspec.structs.replace
+        settings = context.settings
+        prog_bar_metrics, sync_dist_on_step = read_step_logging(context.trainer)
+        if prog_bar_metrics is not None:
+            for name in ("prog_bar_metrics", "sync_dist_on_step"):
+                self.missing.pop(f"settings.trainer.{name}", None)
+        trainer = replace(settings.trainer, prog_bar_metrics=prog_bar_metrics, sync_dist_on_step=sync_dist_on_step)
+        if self._saw_anomaly_detection:
+            trainer = replace(trainer, is_anomaly_detection_on=True)
+        model = settings.model
+        if model is not None:
+            model = replace(model, eval_outputs_have_graph=context.loop.outputs_have_graph)
+        return {"settings": replace(settings, trainer=trainer, model=model)}

@@ -1,0 +1,136 @@
+"""The steps of a run: times them, and gives the run, its epochs, steady state and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lightning_perf.records import PHASES, STEP_PHASES, Run, Session, StageTimes
+
+from .base import Probe, RunContext
+from .clock import device_clock, now_ns
+from .loop import LoopProbe
+
+if TYPE_CHECKING:
+    from .probe_set import ProbeSet
+
+
+def open_loop(
+    trainer: Any, pl_module: Any, owner: Any, stage: str, probes: ProbeSet, wants_device: bool
+) -> tuple[LoopProbe, dict[str, str]]:
+    """Return what times all steps, and why it does not time the device.
+
+    Args:
+        trainer: The Trainer.
+        pl_module: Its module.
+        owner: The callback that measures; its own time is kept apart.
+        stage: Of the run.
+        probes: Is told what fails.
+        wants_device: Whether the device's clock is used.
+    """
+    clock, reason = None, "device_stats=False"
+    if wants_device:
+        on_fail = partial(probes.switch_off, "device")
+        found = probes.call("device", device_clock, trainer.strategy.root_device, on_fail)
+        clock, reason = found or (None, "reading the device's clock failed")
+    loop = LoopProbe(trainer, pl_module, owner, stage, now_ns, partial(probes.switch_off, "steps"), clock)
+    return loop, {} if clock is not None else {"steady.device": reason}
+
+
+class StepsProbe(Probe):
+    """Times all steps, through the `LoopProbe` that the other probes share."""
+
+    name = "steps"
+
+    def __init__(self, run: RunContext) -> None:
+        self._context, self._trainer, self._loop = run, run.trainer, run.loop
+        self._is_fit = run.stage == "fit"
+        self._first_global_step = run.trainer.global_step
+
+    @classmethod
+    def open(cls, run: RunContext) -> StepsProbe:
+        """Time the run's steps."""
+        return cls(run)
+
+    def start(self) -> None:
+        """Install spans and hooks."""
+        self._loop.install()
+
+    def loops_ready(self, run: RunContext) -> None:
+        """Count from the checkpoint on, and time what manual optimization calls itself."""
+        self._first_global_step = self._trainer.global_step
+        if self._is_fit:
+            self._loop.optimizers_ready(partial(run.probes.notify, "after_step"))
+
+    def run_ends(self, error: BaseException | None) -> None:
+        """End the run; a step that is under way does not count."""
+        self._loop.run_ends()
+
+    def close(self) -> None:
+        """Remove spans and hooks."""
+        self._loop.uninstall()
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        """Return the run, its epochs, steady state and validation."""
+        steady = self._steady()
+        return {
+            "run": self._run(session.run, steady),
+            "steady": steady,
+            "epochs": self._loop.main.epochs_so_far() if self._is_fit else (),
+            "validation": self._loop.validation.stage_times() if self._is_fit else None,
+        }
+
+    def reasons(self) -> Mapping[str, str]:
+        """Return why figures are None, by their path in the session."""
+        return {**self.missing, **self._loop.missing}
+
+    def _run(self, run: Run, steady: StageTimes | None) -> Run:
+        loop, trainer = self._loop, self._trainer
+        first_end_ns = loop.first_step_end_ns
+        return msgspec.structs.replace(
+            run,
+            n_steps=loop.main.n_steps,
+            n_epochs=loop.main.n_epochs() if self._is_fit else 0,
+            n_optimizer_steps=trainer.global_step - self._first_global_step if self._is_fit else None,
+            time_to_first_step_s=None if first_end_ns is None else (first_end_ns - loop.timeline.start_ns) / 1e9,
+            startup=startup_parts(loop.startup_ns, loop.sanity_ns, loop.main.first_step_ns, steady),
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+        )
+
+    def _steady(self) -> StageTimes | None:
+        main = self._loop.main
+        steady, self.missing = main.stage_times(), {}
+        if steady is None:
+            self.missing["steady"] = f"{main.n_steps} steps: too few to separate warm-up from steady state"
+            return None
+        device = main.device_times()
+        if device is None:
+            self.missing["steady.device"] = "no step was resolved on the device yet"
+        return msgspec.structs.replace(steady, named=self._loop.named(), device=device)
+
+
+def startup_parts(
+    startup_ns: dict[str, int], sanity_ns: int, first_step_ns: tuple[int, ...] | None, steady: StageTimes | None
+) -> dict[str, float]:
+    """Return seconds by part of the time to the end of the first step: ``Run.startup``.
+
+    ``startup_ns`` is the time before the first fetch by phase, ``sanity_ns`` its part in the sanity validation. While
+    the usual step is unknown, the whole first step counts.
+    """
+    parts = {name: ns / 1e9 for name, ns in startup_ns.items()}
+    parts["other"] = parts.pop("startup", 0.0) - sanity_ns / 1e9 + parts.pop("other", 0.0)
+    parts["sanity_validation"] = sanity_ns / 1e9
+    if first_step_ns is not None:
+        phases_s = {name: ns / 1e9 for name, ns in zip(PHASES, first_step_ns, strict=True)}
+        wait_s = phases_s["data_wait"]
+        rest_s = sum(phases_s[name] for name in STEP_PHASES) - wait_s
+        fetch = None if steady is None else steady.phases.get("data_wait")
+        usual_wait_s = (fetch.p50_s or 0.0) if fetch is not None else 0.0
+        usual_s = 0.0 if steady is None else steady.step_s.p50
+        parts["loader_start"] = wait_s - usual_wait_s
+        parts["first_step"] = rest_s - max(0.0, usual_s - usual_wait_s)
+    return {name: value for name, value in parts.items() if value > 0}
