@@ -243,10 +243,23 @@ class ProbeSet:
 
     def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """Return the session so far; ``error`` is what ended the run. A probe that raises costs its own part only."""
-        context = self.context
+        context, run = self.context, self._run
         assert context is not None
-        assert self._run is not None
-        session = Session(run=self._run, machine=context.machine)
+        assert run is not None
+        missing = {"steady": "the session could not be put together; see probes_off"}
+        bare = Session(run=run, machine=context.machine, missing=missing)
+        session = self.tried("session", self._with_parts, bare) or bare
+        wall_s, cause = context.wall_s(), None if error is None else type(error).__name__  # after everything above
+        return msgspec.structs.replace(
+            session,
+            run=msgspec.structs.replace(session.run, status=status, wall_s=wall_s, error=cause),
+            telemetry=self.tried("cost", with_cost, session, context.rates, wall_s),
+            overhead=self.tried("overhead", self.overhead, wall_s),
+            missing={**session.missing, **context.missing},
+        )
+
+    def _with_parts(self, session: Session) -> Session:
+        """Return the session with the parts of all probes, and why figures are missing."""
         missing: dict[str, str] = {}
         for name, probe in tuple(self._probes.items()):
             session = self.tried(name, _with_part, session, probe, missing) or session
@@ -255,14 +268,7 @@ class ProbeSet:
         for kind in all_probes():
             if kind.reason and getattr(session, kind.field) is None:
                 missing.setdefault(kind.field, kind.reason)
-        wall_s, cause = context.wall_s(), None if error is None else type(error).__name__  # after everything above
-        return msgspec.structs.replace(
-            session,
-            run=msgspec.structs.replace(session.run, status=status, wall_s=wall_s, error=cause),
-            telemetry=self.tried("cost", with_cost, session, context.rates, wall_s),
-            overhead=self.tried("overhead", self.overhead, wall_s),
-            missing={**missing, **context.missing},
-        )
+        return msgspec.structs.replace(session, missing=missing)
 
     def overhead(self, wall_s: float) -> Overhead:
         """Return what measuring costs."""

@@ -207,7 +207,7 @@ def test_validation_is_one_phase_of_training_and_a_stage_of_its_own() -> None:
             bench.loop.evaluation_begins(None)
             bench.act("[Strategy]Single.validation_step", 0.4)
             bench.loop.validation.batch_ends()
-        bench.loop.validation_epoch_ends()
+        bench.loop.evaluation_epoch_ends()
         bench.clock.advance(2)  # the loop ends
         bench.act(f"[Callback]{bench.callbacks[2].state_key}.on_validation_end", 5)
 

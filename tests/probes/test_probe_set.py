@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.probes.base import Probe
+from lightning_perf.probes.base import STAGES, Probe, RunContext, all_probes
 from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.energy import Rates
 from lightning_perf.probes.probe_set import ProbeSet
+from lightning_perf.records import Machine, Replay, Session
 
 
 class FakeLoop:
@@ -139,3 +141,110 @@ def test_call_gives_the_result_and_none_once_the_probe_is_off() -> None:
     assert probes.call("sum", sum, (1, 2)) == 3
     assert probes.call("sum", int, "no number") is None
     assert probes.call("sum", sum, (1, 2)) is None
+
+
+def test_each_probe_follows_those_that_it_needs() -> None:
+    names = [kind.name for kind in all_probes()]
+    assert len(names) == len(set(names)) > 10
+    for kind in all_probes():
+        assert all(names.index(needed) < names.index(kind.name) for needed in kind.after)
+        assert set(kind.stages) <= set(STAGES)
+        assert not kind.field or kind.field in Session.__struct_fields__
+
+
+class Toy(Probe):
+    """What a new probe looks like: it fills a field of the session, or says why it cannot."""
+
+    name, field, reason = "toy", "collections", "nothing was collected"
+    stages = ("fit",)
+    value: Any = None
+
+    @classmethod
+    def open(cls, run: RunContext) -> Probe:
+        return cls()
+
+    def record(self) -> Any:
+        return self.value
+
+
+class Later(Toy):
+    name, field, reason = "later", "replay", "nothing was replayed"
+    after = ("toy",)
+    value = Replay(operators_s=None, n_operators=0, results=(), took_s=0.0, budget_s=0.0)
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, stage: str = "fit") -> ProbeSet:
+    monkeypatch.setattr("lightning_perf.probes.probe_set.all_probes", lambda: (Toy, Later))
+    loop = FakeLoop()
+    loop.main.own_median_ns = lambda: 0.0
+    measured = {"own_ns": lambda: (0, 0), "n_spans": lambda: 0, "validation": loop.main, "backed_off": ()}
+    vars(loop).update(measured)
+    context = SimpleNamespace(
+        stage=stage, loop=loop, now_ns=lambda: 0, missing={}, machine=Machine(os="", python=""),
+        wall_s=lambda: 1.0, rates=Rates(),
+    )  # fmt: skip
+    probes = ProbeSet()
+    probes.begin(context)  # type: ignore[arg-type]
+    probes.open_all()
+    return probes
+
+
+def test_session_has_what_a_probe_records_and_its_reason_without() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        session = opened(patch).session("finished")
+    assert session.run.status == "finished"
+    assert session.replay == Later.value
+    assert session.missing == {"collections": "nothing was collected"}
+    assert session.probes_off == ()
+
+
+@pytest.mark.parametrize("method", ["part", "reasons", "record"])
+def test_session_keeps_the_parts_of_others_when_a_probe_cannot_give_its_own(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("planted")
+
+    probes = opened(monkeypatch)
+    monkeypatch.setattr(Toy, method, fails)
+    monkeypatch.setattr(Later, method, getattr(Probe, method) if method != "record" else lambda self: self.value)
+    session = probes.session()
+    assert session.replay == Later.value
+    assert list(probes.failures) == ["toy"]
+
+
+def test_reason_is_the_failure_when_a_probe_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: RunContext) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Toy, "open", fails)
+    monkeypatch.setattr(Later, "open", classmethod(lambda cls, run: cls()))
+    session = opened(monkeypatch).session()
+    assert session.missing == {"collections": "measuring failed; see probes_off"}
+    assert session.replay == Later.value
+
+
+def test_probe_is_not_opened_in_other_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = opened(monkeypatch, stage="test")
+    assert probes.find(Toy) is None
+    assert probes.session().missing == {"collections": "nothing was collected", "replay": "nothing was replayed"}
+
+
+def test_backward_is_watched_until_the_last_probe_leaves() -> None:
+    class Watches(FakeProbe):
+        n = 0
+
+        def before_backward(self) -> None:
+            self.n += 1
+
+    one, other = Watches(), Watches()
+    probes, loop = made(one=one, other=other)
+    untimed: list[Any] = []
+    loop.leave_own_hooks_untimed = untimed.extend  # type: ignore[attr-defined]
+    for leaving in (one, other):
+        probes.notify("before_backward")
+        probes.leave_backward(leaving)
+        assert probes.watches_backward == (leaving is one)
+    probes.notify("before_backward")
+    assert (one.n, other.n) == (1, 2)
+    assert untimed == ["on_before_backward", "on_after_backward", "on_before_zero_grad"]
