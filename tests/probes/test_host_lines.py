@@ -379,3 +379,26 @@ def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
     pauses.total_ns = 3 * 10**9
     pauses.record()
     assert len(counted) == 2
+
+
+def test_thread_is_joined_when_an_interrupt_ended_the_first_attempt(monkeypatch):
+    own = LineSampler(Loop())  # type: ignore[arg-type]
+    own.start()
+    thread = own._thread
+    assert thread is not None
+
+    joined: list[int] = []
+    join = thread.join
+
+    def interrupted_once(timeout_s: float) -> None:
+        joined.append(1)
+        if len(joined) == 1:
+            raise KeyboardInterrupt
+        join(timeout_s)
+
+    monkeypatch.setattr(thread, "join", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        own.close()
+    own.close()
+    assert len(joined) == 2
+    assert not thread.is_alive()

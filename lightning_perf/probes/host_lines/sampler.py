@@ -16,6 +16,7 @@ line that called it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
@@ -118,9 +119,11 @@ class LineSampler(Probe):
     def close(self) -> None:
         """Stop. Can be called twice."""
         self._stopping.set()
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_JOIN_S)
+            with contextlib.suppress(RuntimeError):  # an interrupt came before it was started
+                thread.join(_JOIN_S)
+        self._thread = None  # not before: an interrupt may have ended the join
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
