@@ -231,14 +231,11 @@ class CeilingsProbe(Probe):
 
     def reasons(self) -> Mapping[str, str]:
         """Return why figures are None, by their path in the session."""
-        sampled, why = self._sampled, "no step was counted: the run was too short"
-        if sampled is None:
-            why = "arithmetic=False, or counting failed; see probes_off"
-        elif sampled.profile is not None:
+        if self._sampled is None:
+            return {"model_profile": "arithmetic=False, or counting failed; see probes_off", **self.missing}
+        if self._sampled.profile is not None:
             return self.missing
-        else:
-            why = sampled.missing.get("model_profile", why)
-        return {"model_profile": why, **self.missing}
+        return {"model_profile": "no step was counted: the run was too short", **self._sampled.missing, **self.missing}
 
     def ceilings(self) -> Ceilings | None:
         """Return the device's ceilings; None where they are unknown."""
