@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.spans import FetchSpan, NullSpan, Span, Timeline
-from lightning_perf.probes.stage import RECORDS_BEFORE_FOLDING, StageProbe
+from lightning_perf.probes.stage import RECORDS_BEFORE_AGGREGATION, StageProbe
 
 _REPEATS = 20_000
 _ROUNDS = 7
@@ -91,14 +91,14 @@ def _aggregation_us() -> float:
     taken_ns = []
     probe = StageProbe(Timeline(now_ns, _raise))
     for _ in range(20):
-        for _ in range(RECORDS_BEFORE_FOLDING):
+        for _ in range(RECORDS_BEFORE_AGGREGATION):
             probe.fetch_begins()
             probe.batch_begins(None)
             probe.is_in_batch = False
         start = time.perf_counter_ns()
-        probe.fold()
+        probe.aggregate()
         taken_ns.append(time.perf_counter_ns() - start)
-    return statistics.median(taken_ns) / RECORDS_BEFORE_FOLDING / 1e3
+    return statistics.median(taken_ns) / RECORDS_BEFORE_AGGREGATION / 1e3
 
 
 def _nothing() -> None:

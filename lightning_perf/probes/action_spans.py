@@ -185,7 +185,7 @@ class ActionSpans:
     def is_lost(self, error: BaseException, is_own: bool) -> None:
         """End the run: an ``on_exception`` raised ``error``, so Lightning calls no further hook.
 
-        ``is_own`` tells whether the owner's code raised it.
+        ``is_own`` is whether the owner's code raised it.
         """
         if self.on_lost is not None:
             self.on_lost(error, is_own)

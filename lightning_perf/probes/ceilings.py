@@ -256,7 +256,7 @@ class _Bench:
         self._random = torch.Generator(device=device).manual_seed(0)  # zeros would run cooler, and so faster
 
     def matmul(self, precision: str, limit_s: float) -> float:
-        """Return operations per second of the fastest matrix product tried, from small to large."""
+        """Return operations per second of the fastest matrix multiplication, trying sizes from small to large."""
         with _tf32(self._device, precision == "tf32"):
             until = self._clock() + limit_s
             best, size = 0.0, _FIRST_SIZE

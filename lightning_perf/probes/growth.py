@@ -1,4 +1,4 @@
-"""Follow memory at the same point of each step, and search for what grows when it climbs."""
+"""Read memory at the same point of each step, and find the objects that grow when it does."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ MAX_READINGS = 128
 """Readings kept; when there are more, every second one is dropped and the stride doubles."""
 
 COST_NS_A_STEP = 500
-"""Average cost per step that readings may have; slower readings are made less often."""
+"""Average cost per step of readings; slower readings are made less often."""
 
 FREE_READINGS = 40
-"""The first readings are made at any cost, to find a leak within 200 steps: some milliseconds in total."""
+"""Number of first readings made whatever they cost, to find a leak within 200 steps: a few milliseconds in total."""
 
 FREE_NS = 40 * 10**6
-"""What readings of one place may take in total besides ``COST_NS_A_STEP``, spread over the first ``FREE_STEPS``. A
-place that took more is skipped until its steps have paid for it. Reading a heap takes from a microsecond to tens of
-milliseconds; above four, a leak that only the heap shows takes longer to find."""
+"""Time budget of the readings of one place besides ``COST_NS_A_STEP``, spread over the first ``FREE_STEPS``.
+
+A place over its budget is skipped until later steps have made up for it. Reading a heap takes from a microsecond to
+tens of milliseconds; above four, a leak that only the heap shows takes longer to find.
+"""
 
 FREE_STEPS = 200
 
 SLOW_READING_NS = 50_000
-"""A faster reading counts as cost of the step."""
+"""Faster readings count as overhead of their step."""
 
 HEAP_DIFF_STEPS = 32
 """Steps between the two snapshots of a comparison of the heap."""
 
 HEAP = "heap"
-"""The place of bytes in use on the C heap; resident memory, which contains it, is ``host``."""
+"""Name of the place for bytes in use on the C heap; resident memory, which contains it, is ``host``."""
 
 WORKERS = "workers"
-"""The place whose memory is in other processes, which no comparison of the heap sees."""
+"""Name of the place for worker processes, whose memory a heap comparison cannot see."""
 
 _MAX_HEAP_DIFFS = 2
 _MAX_STRETCH = 64  # times the usual stride: the longest delay of a slow reading
@@ -69,15 +71,15 @@ class Readings:
         self.values.clear()
 
     def trend(self) -> tuple[Trend, int] | None:
-        """Return the trend with its first reading: of all, or of the later half if only that climbs steadily."""
+        """Return the trend with its first reading: of all, or of the later half if only that grows steadily."""
         half = len(self.steps) // 2
         whole = fit_trend(self.steps, self.values)
         if whole is None or whole.is_steady or len(self.steps) - half < MIN_READINGS:
             return None if whole is None else (whole, 0)
         later = fit_trend(self.steps[half:], self.values[half:])
-        return (later, half) if later is not None and is_climb(later) else (whole, 0)
+        return (later, half) if later is not None and is_growing(later) else (whole, 0)
 
-    def may_climb(self) -> bool:
+    def may_be_growing(self) -> bool:
         """Return whether the last readings are above the first ones: a cheap test before fitting a trend."""
         n = len(self.steps) // 4
         if len(self.steps) < MIN_READINGS or n == 0:
@@ -86,16 +88,16 @@ class Readings:
         return rise >= 0.5 * LEAK_BYTES_PER_STEP * (self.steps[-1] - self.steps[0])
 
 
-def is_climb(trend: Trend) -> bool:
-    """Return whether memory climbs steadily, fast enough to matter, and beyond noise."""
+def is_growing(trend: Trend) -> bool:
+    """Return whether memory grows steadily, fast enough to matter, and beyond noise."""
     return trend.is_steady and trend.low > 0 and trend.slope >= LEAK_BYTES_PER_STEP
 
 
 class GrowthWatch:
-    """Readings of several places, and the comparison of the heap that follows a climb.
+    """Memory readings of several places, with a heap comparison once memory grows.
 
     ``readers`` return bytes by place, or None. ``roots`` returns the objects that a comparison starts from. ``once``
-    runs a function that takes long enough to make this step's time unusable.
+    runs a slow function and excludes the current step from the statistics.
     """
 
     def __init__(
@@ -118,9 +120,9 @@ class GrowthWatch:
         self._next_fit = MIN_READINGS
         self._spent_ns = dict.fromkeys(readers, 0)
         self.once_ns = 0
-        """Spent on slow readings within ``FREE_NS``: a one-time cost, not a cost per step."""
+        """Time spent on slow readings within ``FREE_NS``: a one-time cost, not a cost per step."""
         self.held_graphs: tuple[Suspect, ...] = ()
-        """Attributes that collect tensors with their graphs, whether memory climbs or not."""
+        """Attributes that accumulate tensors with their graphs, whether or not memory grows."""
         self._heap_diff: HeapDiff | None = None
         self._attributes: HeapDiff | None = None
         self._has_snapshot_of_attributes = False
@@ -178,8 +180,8 @@ class GrowthWatch:
             low_bytes_per_step=trend.low,
             high_bytes_per_step=trend.high,
             is_steady=trend.is_steady,
-            suspects=self._suspects if is_own and is_climb(trend) else (),
-            census=self._heap_diff_text if is_own and is_climb(trend) else "",
+            suspects=self._suspects if is_own and is_growing(trend) else (),
+            census=self._heap_diff_text if is_own and is_growing(trend) else "",
         )
 
     def _follow_up(self, step: int) -> None:
@@ -193,15 +195,15 @@ class GrowthWatch:
             self._heap_diff is None
             and self._n_heap_diffs < _MAX_HEAP_DIFFS
             and not self._suspects
-            and self._may_climb()
+            and self._may_be_growing()
         ):
-            self._once(partial(self._first_snapshot_if_climbing, step))
+            self._once(partial(self._first_snapshot_if_growing, step))
 
     def _snapshot_attributes(self, step: int) -> None:
         self._attributes = HeapDiff(self._roots(), step, is_wide=False)
 
-    def _first_snapshot_if_climbing(self, step: int) -> None:
-        if not self._is_climbing():
+    def _first_snapshot_if_growing(self, step: int) -> None:
+        if not self._is_growing():
             return
         self._n_heap_diffs += 1
         before = {place: read() for place, read in self._readers.items()}
@@ -232,13 +234,13 @@ class GrowthWatch:
             if now is not None and earlier is not None:
                 self._own_bytes[place] = self._own_bytes.get(place, 0) + now - earlier
 
-    def _may_climb(self) -> bool:
+    def _may_be_growing(self) -> bool:
         return self._n_observed >= self._next_fit and any(
-            self.readings[place].may_climb() for place in self._own_places
+            self.readings[place].may_be_growing() for place in self._own_places
         )
 
-    def _is_climbing(self) -> bool:
+    def _is_growing(self) -> bool:
         # A fit takes as long as dozens of readings: wait for enough new ones.
         self._next_fit = self._n_observed + max(4, self._n_observed // 4)
         fitted = (self.readings[place].trend() for place in self._own_places)
-        return any(is_climb(each[0]) for each in fitted if each is not None)
+        return any(is_growing(each[0]) for each in fitted if each is not None)

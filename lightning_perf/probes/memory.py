@@ -237,7 +237,7 @@ class MemoryProbe(Probe):
 
     def run_ends(self, error: BaseException | None) -> None:
         """Keep what is known when memory ran out in a fit, with a snapshot of the history of allocations."""
-        where = None if error is None else oom.recognise(error)
+        where = None if error is None else oom.memory_kind_of(error)
         if error is None or where is None or self._loop.stage != "fit":
             return
         folder = self._folder

@@ -33,7 +33,7 @@ MATMUL_LAYERS: tuple[type[nn.Module], ...] = (
     nn.RNNCellBase,
     nn.MultiheadAttention,
 )
-"""Layers whose work is matrix products. An embedding is a look-up: its weight counts only where a Linear shares it."""
+"""Layers that multiply matrices. An embedding is a lookup: its weight counts only if a ``Linear`` shares it."""
 
 MATMUL_CLASS_NAMES = ("Conv1D",)
 """Linear layers by another name: GPT-2's in transformers."""
@@ -42,7 +42,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 FUSED_ON_CPU_FIRST = ("Adagrad",)
-"""torch 2.4 fuses it on the CPU alone and later versions elsewhere too: off the CPU, not known."""
+"""Optimizers that torch 2.4 fuses on the CPU only and later versions on other devices too."""
 
 
 def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSettings:

@@ -56,8 +56,8 @@ _PHASES_BY_FUNCTION = {
 }
 
 
-def recognise(error: BaseException) -> Where | None:
-    """Return which memory ran out, by an exception or its causes; None if none did."""
+def memory_kind_of(error: BaseException) -> Where | None:
+    """Return which memory ran out, from an exception or its causes; None if none did."""
     for each in _chain(error):
         text = text_of(each)
         if isinstance(each, torch.OutOfMemoryError) or _has(text, _DEVICE_SIGNS):

@@ -65,7 +65,7 @@ def _calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int])
     known = {(call.file, call.line) for call in calls}
     calls += [
         SyncCall(
-            operator="synchronises",
+            operator="synchronizes",
             file=place.file,
             line=place.line,
             function=place.function,

@@ -1,7 +1,7 @@
 """Operations, memory traffic and precision of one torch operator, from its schema and arguments.
 
-A multiplication and an addition count as two operations; operators without matrix products count none. Formulas missing
-or wrong in torch's own table are in ``_OWN``. Traffic ignores caches.
+A multiplication and an addition count as two operations. Operators other than matrix multiplication, convolution and
+attention count none. Formulas missing or wrong in torch's own table are in ``_OWN``. Traffic ignores caches.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
 
 
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
-    """Return the precision of matrix products of these arguments: ``fp32``, ``tf32``, ``bf16`` …"""
+    """Return the precision of matrix multiplication with these arguments: ``fp32``, ``tf32``, ``bf16`` …"""
     if dtype is torch.float32 and any(is_readable_tensor(a) and field(a, "is_cuda") for a in args):
         with suppress(Exception):  # newer versions raise if both of their interfaces were used
             return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
@@ -176,16 +176,16 @@ def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
 
 
 Formula = Callable[[Sequence[Any], Any], int]
-"""From an operator's positional arguments and its result to its operations."""
+"""Function of an operator's positional arguments and result that returns its number of operations."""
 
-# Operators of these names compute a lot: they are listed if they have no formula.
+# Expensive operators by name: those without a formula are reported as uncounted.
 _HEAVY = re.compile(r"(^|_)(mm|bmm|matmul|attention|conv(olution)?\d?d?|rnn|lstm|gru|linear|cdist)(_|$)")
 _LIGHT = frozenset({"aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell"})
 _KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "torchvision", "quantized", "profiler")
 
 
 def formula_of(packet: Any) -> Formula | None:
-    """Return the formula of an ``OpOverloadPacket``; None if it computes no matrix product."""
+    """Return the formula of an ``OpOverloadPacket``; None if it multiplies no matrices."""
     name = name_of(packet)
     own = _OWN.get(name)
     if own is not None:

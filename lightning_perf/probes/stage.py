@@ -1,4 +1,4 @@
-"""Cut a stage into steps and keep the time of each phase."""
+"""Divide a stage into steps and record the time of each phase."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from .step_aggregator import (
     are_steps,
 )
 
-RECORDS_BEFORE_FIRST_FOLDING = 256
-"""Rows kept until the end of the warm-up is known."""
+RECORDS_BEFORE_FIRST_AGGREGATION = 256
+"""Rows kept before the first aggregation, which determines the end of the warm-up."""
 
-RECORDS_BEFORE_FOLDING = 2048
-"""From then on. Folding has a fixed cost: more rows at once make a step cheaper."""
+RECORDS_BEFORE_AGGREGATION = 2048
+"""Rows kept before each later aggregation. Its fixed cost is shared by all rows aggregated at once."""
 
 _MAX_EPOCHS = 1000
 _RECENT_STEPS = 32
@@ -51,7 +51,7 @@ class StageProbe:
     """The steps of one stage.
 
     A row is the time from a step's first fetch to the next step's, by phase. Rows have no gaps or overlap: they add up
-    to the wall time of the stage. ``row`` replaces the counters that the timeline charges now. ``own`` is the span of
+    to the wall time of the stage. ``row`` replaces the timeline's current counters. ``own`` is the span of
     PerfDoctor's own time; None if a span around the step's end accounts for it.
     """
 
@@ -66,13 +66,13 @@ class StageProbe:
         self.timeline = timeline
         self.row = timeline.phase_ns if row is None else row
         self.first_step_ns: tuple[int, ...] | None = None
-        """Phases of the run's first step; None before it is over and if a profiler window held it."""
+        """Phases of the run's first step; None until it ends, and if it was in a profiler window."""
         self.device_clock = device_clock
         self.n_steps = 0
         self.epoch = 0
         self.epochs: list[Epoch] = []
         self._rows = array("q")
-        self._fold_at = RECORDS_BEFORE_FIRST_FOLDING * RECORD_WIDTH
+        self._aggregate_at = RECORDS_BEFORE_FIRST_AGGREGATION * RECORD_WIDTH
         self._aggregator: StepAggregator | None = None  # none until the warm-up is known
         self._n_warmup_steps = 0
         self._record_has_step = False
@@ -81,7 +81,7 @@ class StageProbe:
         self._is_first_of_epoch = True
         self._is_profiled = self._was_profiled = False
         self.is_left_out = False
-        """Whether the current row counts in no statistic."""
+        """Whether the current row is excluded from all statistics."""
         self._was_left_out = False  # the row before the one under way
         self._is_first_step_profiled = False
         self._has_begun_first_step = False
@@ -94,7 +94,7 @@ class StageProbe:
         self._n_epochs = 0
         self._last_counted_epoch: int | None = None
 
-    # -- the loop's events, in the order in which they come ------------------------------------------------------------
+    # -- events of the loop, in order ---------------------------------------------------------------------------------
 
     def fetch_begins(self) -> bool:
         """Begin a row at a fetch of the loop; return whether ``fetch_ends`` must be called.
@@ -103,7 +103,7 @@ class StageProbe:
         epoch share a row.
         """
         if self.is_in_batch:
-            self._samples = -1  # the step was begun with the last step's batch
+            self._samples = -1  # the step began with the last step's batch
         elif not (self._is_record_fresh and self._is_first_of_epoch):
             self._close_record()
             self._is_record_fresh = True
@@ -140,19 +140,19 @@ class StageProbe:
 
         ``batch`` gives the batch size where the step fetched the batch itself.
         """
-        if not self.is_in_batch:  # the loader gave None: no step began
+        if not self.is_in_batch:  # the loader returned None: no step began
             return
         self.is_in_batch = False
         if self._samples < 0 and batch is not None:
             self._samples = self._batch_size(batch)
         self.n_steps += 1
-        if len(self._rows) >= self._fold_at:
+        if len(self._rows) >= self._aggregate_at:
             with self._own:
-                self.fold()
+                self.aggregate()
 
     def epoch_ends(self) -> None:
         """End the epoch's steps; the time that follows is epoch boundary."""
-        if self.is_in_batch:  # on_train_batch_start said -1: this step never ran
+        if self.is_in_batch:  # on_train_batch_start returned -1: this step never ran
             self._record_has_step = False
         self.is_in_batch = self._is_record_fresh = False
         self._close_record()
@@ -167,7 +167,7 @@ class StageProbe:
         self.epoch = index
 
     def profiling(self, is_on: bool) -> None:
-        """Open or close a profiler window: its rows count in no statistic."""
+        """Open or close a profiler window; its rows are excluded from all statistics."""
         self._is_profiled = is_on
         self.is_left_out = True
         if not self._has_begun_first_step:
@@ -181,7 +181,7 @@ class StageProbe:
     def reporting(self, is_on: bool) -> None:
         """Begin or end PerfDoctor's own reporting between epochs, which is not training time."""
         if is_on:
-            self._close_record()  # what other callbacks did before is the training's
+            self._close_record()  # time of other callbacks before this is training time
             self._was_profiled = self._is_profiled
             self._is_profiled = self.is_left_out = True
         else:
@@ -199,7 +199,7 @@ class StageProbe:
         """Return the steps so far; None before the first steady one."""
         self._close_record()
         if self._aggregator is not None:
-            self.fold()
+            self.aggregate()
             times = self._aggregator.stage_times(self._n_warmup_steps)
         else:
             aggregator, warmup = self._started(self._matrix())
@@ -222,7 +222,7 @@ class StageProbe:
         return device.record(self.device_clock.backend)
 
     def recent_median_ns(self) -> float | None:
-        """Return the median of the last few steps, or of all steps right after folding; None before the first."""
+        """Return the median of the last few steps, or of all steps right after aggregation; None before the first."""
         # Without numpy, which takes a millisecond here because a training step evicts the caches.
         rows = self._rows
         first = max(-1, len(rows) - 2 * _RECENT_STEPS * RECORD_WIDTH - 1)
@@ -234,7 +234,7 @@ class StageProbe:
         return None if median_s is None else median_s * 1e9
 
     def recent_wait_share(self) -> float | None:
-        """Return the share of the last steps that waited for data; None before a step and right after folding."""
+        """Return the share of data wait in the last steps; None before a step and right after aggregation."""
         rows = _as_matrix(self._rows[-2 * _RECENT_STEPS * RECORD_WIDTH :])
         usual = rows[rows[:, KIND] == USUAL_STEP]
         total_ns = int(usual[:, STEP_COLUMNS].sum())
@@ -258,7 +258,7 @@ class StageProbe:
         self._sum_epoch()
         return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
-    def fold(self) -> None:
+    def aggregate(self) -> None:
         """Add the kept rows to the aggregator."""
         self._sum_epoch()
         rows = self._matrix()
@@ -269,7 +269,7 @@ class StageProbe:
         else:
             self._aggregator.add(rows)
         self._rows = array("q")
-        self._fold_at = RECORDS_BEFORE_FOLDING * RECORD_WIDTH
+        self._aggregate_at = RECORDS_BEFORE_AGGREGATION * RECORD_WIDTH
         self._summed_rows = 0
         if self.device_clock is not None:
             self._device.add(self.device_clock.resolved)
@@ -346,7 +346,7 @@ class StageProbe:
             # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
             self._batch_type, self._size_of = type(batch), size_reader(batch)
             return self._size_of(batch)
-        except Exception as error:  # noqa: BLE001 - as it says above
+        except Exception as error:  # noqa: BLE001 - the user's object: its size is unknown
             raise_if_from_signal(error)
             self._batch_type = None
             return -1
@@ -355,7 +355,7 @@ class StageProbe:
 _ZEROS = [0] * N_COLUMNS
 
 _pack_record = struct.Struct(f"{RECORD_WIDTH}q").pack
-"""A row's bytes: half the price of adding its numbers to an array one by one."""
+"""Pack a row into bytes: half the cost of appending its numbers to an array one by one."""
 
 
 def _as_matrix(rows: array[int]) -> NDArray[np.int64]:

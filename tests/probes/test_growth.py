@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lightning_perf.probes import growth
-from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Readings, is_climb
+from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Readings, is_growing
 from lightning_perf.probes.heap_diff import HeapDiff, roots_of
 
 KEPT: list[Any] = []
@@ -162,7 +162,7 @@ def watched(values: Any, n_steps: int = 200, roots: dict[str, Any] | None = None
 
 def grows(watch: GrowthWatch) -> bool:
     fitted = watch.readings["host"].trend()
-    return fitted is not None and is_climb(fitted[0])
+    return fitted is not None and is_growing(fitted[0])
 
 
 @pytest.mark.parametrize("seed", range(10))

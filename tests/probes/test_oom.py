@@ -37,13 +37,13 @@ CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capaci
     ],
 )  # fmt: skip
 def test_error_is_recognized_when_it_means_that_memory_ran_out(error: BaseException, where: str | None) -> None:
-    assert oom.recognise(error) == where
+    assert oom.memory_kind_of(error) == where
 
 
 def test_cause_is_recognized_when_the_error_wraps_it() -> None:
     error = ValueError("the step failed")
     error.__cause__ = torch.OutOfMemoryError(CUDA)
-    assert oom.recognise(error) == "device"
+    assert oom.memory_kind_of(error) == "device"
     assert oom.requested_bytes(error) == int(2.5 * 2**30)
 
 
@@ -119,4 +119,4 @@ def test_message_is_read_without_running_code_of_the_errors_class() -> None:
         def __str__(self) -> str:
             raise AssertionError("code of the error was run")
 
-    assert oom.recognise(Own(CUDA)) == "device"
+    assert oom.memory_kind_of(Own(CUDA)) == "device"

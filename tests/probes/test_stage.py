@@ -208,17 +208,17 @@ def test_steps_of_a_profiler_window_count_in_no_statistic() -> None:
     fetches=st.lists(st.floats(0.001, 0.2), min_size=5, max_size=120),
     every=st.integers(1, 30),
 )
-def test_times_do_not_depend_on_when_rows_are_folded(fetches: list[float], every: int) -> None:
+def test_times_do_not_depend_on_when_rows_are_aggregated(fetches: list[float], every: int) -> None:
     def run(folds: bool) -> StageTimes:
         loop = Loop()
         loop.epoch(0)
         for _ in range(20):  # the warm-up is known from here on
             loop.step()
-        loop.probe.fold()
+        loop.probe.aggregate()
         for i, fetch_s in enumerate(fetches):
             loop.step(fetch_s=fetch_s)
             if folds and i % every == 0:
-                loop.probe.fold()
+                loop.probe.aggregate()
         return loop.times()
 
     often, seldom = run(True), run(False)
@@ -240,7 +240,7 @@ def test_rows_kept_stay_bounded_when_the_run_is_long(monkeypatch: pytest.MonkeyP
     for _ in range(5000):
         loop.step()
         longest = max(longest, len(loop.probe._rows))
-    assert longest <= (stage_module.RECORDS_BEFORE_FOLDING + 2) * stage_module.RECORD_WIDTH
+    assert longest <= (stage_module.RECORDS_BEFORE_AGGREGATION + 2) * stage_module.RECORD_WIDTH
     assert loop.times().n_steps == 4999
 
 
@@ -342,13 +342,13 @@ def test_boundary_of_an_epoch_reaches_to_the_next_one_without_our_own_reporting(
         for _ in range(3):
             loop.step()
         if epoch == 1:
-            loop.probe.fold()
+            loop.probe.aggregate()
         loop.end_epoch()
         if epoch == 1:
             loop.probe.reporting(True)
             loop.clock.advance(30)
             loop.probe.reporting(False)
-            loop.probe.fold()
+            loop.probe.aggregate()
     steps = [epoch for epoch in loop.probe.epochs_so_far() if epoch.n_steps]
     assert [epoch.boundary_s for epoch in steps] == [pytest.approx(0.25), pytest.approx(0.75), None]
 

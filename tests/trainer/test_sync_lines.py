@@ -447,6 +447,6 @@ def test_lines_from_device_warnings_are_reported_when_the_device_has_them(
     monkeypatch.setattr(sampled_steps, "sync_debug_of", lambda device: Warns())
     session = fitted(make_trainer, Warns())
     (call,) = own_calls(session)
-    assert (call.operator, call.source, call.function, call.per_step) == ("synchronises", "device", "training_step", 1)
+    assert (call.operator, call.source, call.function, call.per_step) == ("synchronizes", "device", "training_step", 1)
     assert call.cost_s is None
     assert Warns.debug_mode == 0

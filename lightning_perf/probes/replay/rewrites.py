@@ -23,7 +23,7 @@ _BATCH_NORMS = (
 
 
 def padded_products(log: CallLog, multiple: int) -> list[Work]:
-    """Return matrix products with misaligned dimensions, padded up to a multiple."""
+    """Return matrix multiplications with misaligned dimensions, padded up to a multiple."""
 
     def pad(spec: TensorSpec) -> TensorSpec:
         shape = (*spec.shape[:-2], *(_up(size, multiple) for size in spec.shape[-2:]))
@@ -43,9 +43,9 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
 
 def without_bias(log: CallLog) -> list[Work]:
     """Return convolutions and linear layers with a bias that feed a batch normalization, without their bias."""
-    feeding = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.feeders}
+    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.feeders}
     found: list[Work] = []
-    for index in sorted(feeding - {-1}):
+    for index in sorted(producers - {-1}):
         call = log.calls[index]
         if call.name == "aten::convolution" and isinstance(call.args[2], TensorSpec):
             found.extend(works_of(call, lambda bound: (bound[0], (*bound[1][:2], None, *bound[1][3:]), bound[2])))
