@@ -1,4 +1,4 @@
-"""What memory holds: parameters, gradients, optimizer states, buffers, copies, a batch and activations."""
+"""Memory by content: parameters, gradients, optimizer states, buffers, copies, a batch and activations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .storages import StorageCount, storages_of
 _MAX_MODULES = 32
 
 HEADROOM_MARGIN = 0.1
-"""Of the capacity, for fragmentation and batches of uneven size (the near-capacity rule warns above 92 %)."""
+"""Share of the capacity left free, for fragmentation and uneven batches (the near-capacity rule warns above 92 %)."""
 
 STATE_FACTORS = {
     "SGD": lambda group: float(bool(group.get("momentum"))),
@@ -41,7 +41,7 @@ Counters of a few bytes per parameter are omitted."""
 
 
 class ModelMemory:
-    """Memory of a module, its optimizers and what belongs to them, counted once, on one device.
+    """Memory of a module and its optimizers on one device; shared memory counts once.
 
     ``copies`` are modules held elsewhere, e.g. an average of the weights.
     """
@@ -140,9 +140,9 @@ def with_gradients(record: Breakdown, held: dict[str, int]) -> Breakdown:
 
 
 def with_peak(record: Breakdown, peak_allocated: int, peak_reserved: int) -> Breakdown:
-    """Return the breakdown against the device's peak: what the parts leave of it is the rest.
+    """Return the breakdown of the device's peak, including the part that no known content explains.
 
-    If activations were not measured, the rest of the peak is taken as theirs.
+    If activations were not measured, that part counts as activations.
     """
     rest = max(0, peak_allocated - record.parts_bytes)
     activations, basis = record.activations_bytes, record.activations_basis

@@ -33,7 +33,7 @@ from .sampled_steps import SampledSteps
 _decode = msgspec.json.Decoder(Ceilings).decode  # built once: building it in two threads at once crashes
 
 BUDGET_S = 3.0
-"""The longest that measuring takes on any device, without starting a process for it."""
+"""Longest measurement on any device, without starting a process for it."""
 
 MAX_SHARE = 0.05
 """Share of a run's time that measuring the device once, after the last step, may take."""
@@ -197,7 +197,7 @@ class CeilingsProbe(Probe):
         return cls(run.trainer, lambda: run.loop.wall_ns() / 1e9, run.options.ceilings, sampled)
 
     def training_ends(self) -> None:
-        """Measure the device if its ceilings are of use, were never measured, and the run was long enough."""
+        """Measure the device if operations were counted, no result is cached and the run was long enough."""
         is_counted = self._sampled is not None and self._sampled.profile is not None
         if not is_counted or self._trainer.fast_dev_run or not self._may_measure or self.ceilings() is not None:
             return
@@ -291,7 +291,7 @@ class _Bench:
         return _TRANSFER_BYTES / min(once_s, best_s)
 
     def launch(self, limit_s: float) -> float:
-        """Return seconds of the host to launch one small operator."""
+        """Return the launch latency of one small operator on the host, in seconds."""
         value = torch.zeros(1, device=self._device)
         best, until = float("inf"), self._clock() + limit_s
         while True:
@@ -334,7 +334,7 @@ class _Bench:
 
 
 def _tf32(device: torch.device, is_on: bool) -> AbstractContextManager[None]:
-    """Set whether fp32 products on CUDA may use TF32, and restore it."""
+    """Set whether fp32 matrix multiplication on CUDA may use TF32, and restore it."""
     return matmul_precision("high" if is_on else "highest") if device.type == "cuda" else nullcontext()
 
 
@@ -351,7 +351,7 @@ def _file(device: torch.device) -> Path:
 
 
 def _keep(found: Ceilings, device: torch.device) -> None:
-    """Write the cache if that is possible."""
+    """Write the cache; ignore a failure."""
     content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _file(device)
     with suppress(OSError):
         require_room(file.parent, len(content))

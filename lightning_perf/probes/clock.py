@@ -12,11 +12,11 @@ now_ns: Callable[[], int] = time.perf_counter_ns
 """The host's clock: monotonic nanoseconds."""
 
 NEVER = 1 << 62
-"""A step that no training reaches."""
+"""Index greater than that of any step."""
 
 
 class DeviceEvent(Protocol):
-    """A mark in the device's queue of work, like ``torch.cuda.Event``."""
+    """A marker in the device's work queue, like ``torch.cuda.Event``."""
 
     def record(self) -> None:
         """Put the mark behind all work queued so far."""

@@ -19,8 +19,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """The user's rates for energy and time.
 
     Attributes:
-        hour_price: Of the whole run, per hour; None if not given.
-        gco2_per_kwh: Grams of CO2 equivalent; None if not given.
+        hour_price: Price per hour of the whole run; None if not given.
+        gco2_per_kwh: Grams of CO2 equivalent per kWh; None if not given.
         gco2_basis: The source of that figure.
     """
 

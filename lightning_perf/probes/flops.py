@@ -31,7 +31,7 @@ from .tracing import ModuleWatch, PassiveMode, StepTracer, current_mode, leave_m
 Direction = Literal["forward", "backward"]
 
 MAX_OPERATORS = 50_000
-"""A step with more operators is not counted to its end: each takes 30 to 75 us to count (ResNet-18 and a small GPT on
+"""Counting stops in a step with more operators: each takes 30 to 75 us to count (ResNet-18 and a small GPT on
 one core), so this limits the step to some seconds."""
 
 MAX_OPERATORS_LISTED = 24
@@ -54,7 +54,7 @@ _DIRECTIONS: dict[str, Direction | None] = {
     "zero_grad": None,
     "optimizer_step": None,
 }
-"""What is counted in which part of a step."""
+"""Direction counted in each part of a step."""
 
 
 class ArithmeticCounter(StepTracer):

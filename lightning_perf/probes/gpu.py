@@ -233,7 +233,7 @@ class NvmlReader(GpuReader):
 
 
 MOST_POWER_W = 5000.0
-"""No device draws as much: torch documents milliwatts, but up to 2.13 returns amdsmi's watts."""
+"""Above the power of any device in watts: torch documents milliwatts, but up to 2.13 returns amdsmi's watts."""
 
 
 class TorchReader(GpuReader):

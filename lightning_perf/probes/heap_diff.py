@@ -27,10 +27,10 @@ from .plain import tensors_in
 from .storages import Storage, storages_of
 
 LIMIT_S = 1.0
-"""The longest that one snapshot may take; objects beyond it are not included."""
+"""Time limit of one snapshot; objects not reached by then are not included."""
 
 MIN_ITEMS_PER_STEP = 0.5
-"""A container that gains less than one element in two steps does not fill memory step by step."""
+"""Slowest growth of a container that counts as a leak: one element in two steps."""
 
 ENOUGH_ITEMS = 64
 """A leak holds an element of most steps so far, or at least this many if it began late. Fewer may be a window of the

@@ -67,8 +67,8 @@ def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ..
     """Read a snapshot without a viewer.
 
     Returns:
-        ``(event, bytes allocated)`` of the device with the longest history, thinned out but with its peak; and what was
-            held at its end, largest first, by the Python line that allocated it.
+        ``(event, bytes allocated)`` of the device with the longest history, thinned out but with its peak; and the
+            memory held at its end by the Python line that allocated it, largest first.
     """
     traces: Sequence[Sequence[Mapping[str, Any]]] = snapshot.get("device_traces", ())
     trace = max(traces, key=len, default=())

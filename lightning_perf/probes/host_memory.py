@@ -170,7 +170,7 @@ def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
 
 
 _PROBE_BYTES = 2**20
-"""Large enough that other threads do not free as much in the microseconds between two readings."""
+"""Size of the test allocation: more than other threads free in the microseconds between two readings."""
 
 
 class _Mallinfo2(ctypes.Structure):

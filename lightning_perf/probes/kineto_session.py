@@ -1,4 +1,4 @@
-"""Kineto's session, of which a process has one: the user's profilers take precedence.
+"""Guard Kineto's session, of which a process has only one: the user's profilers take precedence.
 
 If a second profiler starts inside a first one's session, torch ends that session, and reading the first one crashes the
 process. So no window opens beside another profiler, and a window ends before another profiler starts.

@@ -18,15 +18,15 @@ from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
 from .stage import StageProbe
 
 REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
-"""Names of the times in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
-whether to end: in both a rank waits for the others."""
+"""Names of the spans in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
+whether to stop: in both, a rank waits for the others."""
 
 _MAX_NAMES = 32
 _CHECKED_OUTPUTS = 3
 
 
 class LoopProbe(ActionSpans):
-    """Measures where the time of a run goes. It is made in the Trainer's ``setup``.
+    """Measures where the time of a run goes. Created in the Trainer's ``setup``.
 
     Time of ``owner``, the callback that measures, is kept apart. ``device_clock`` is None where the device has none.
     """
@@ -96,7 +96,7 @@ class LoopProbe(ActionSpans):
             self._keep(is_tapped, "steady.named.iter", "the start of an epoch's iteration was not found")
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
-        """Time what manual optimization calls itself; call ``after_step`` with each optimizer that stepped."""
+        """Time the calls of manual optimization; call ``after_step`` with each optimizer that stepped."""
         if self.pl_module.automatic_optimization:
             return
         backward = self._span("backward", "backward", "loop", "")
@@ -106,7 +106,7 @@ class LoopProbe(ActionSpans):
         seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
 
     def enter_window(self, mark: Callable[[str], Any]) -> None:
-        """Begin a profiler window: ``mark(phase)`` marks phases in its trace, and its steps count in no statistic."""
+        """Begin a profiler window: ``mark(phase)`` marks phases in its trace; statistics exclude its steps."""
         self._profiling(mark)
 
     def leave_window(self) -> None:

@@ -1,4 +1,4 @@
-"""The loss scaler of fp16 training: its scale, and the steps that it skips."""
+"""Follow the loss scaler of fp16 training: its scale, and the steps that it skips."""
 
 from __future__ import annotations
 

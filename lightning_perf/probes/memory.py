@@ -1,4 +1,4 @@
-"""Memory during a run: in sampled steps, by what it holds, its trend, and when it runs out.
+"""Memory during a run: in sampled steps, by content, as a trend, and when it runs out.
 
 Nothing here synchronizes a device or resets a peak; a phase that did not raise the peak has no peak of its own.
 """
@@ -175,7 +175,7 @@ class MemoryProbe(Probe):
         self._loop.listen(self)
 
     def _once(self, function: Callable[..., None], *args: Any) -> None:
-        """Run something slow and rare; the current step then counts in no statistic."""
+        """Run something slow and rare; exclude the current step from all statistics."""
         begin = self._now_ns()
         self._loop.main.leave_out()
         function(*args)
@@ -387,5 +387,5 @@ _WORKERS_BASIS = "containers of the dataset in this process; workers fill their 
 
 
 def _rank_of(trainer: Any) -> str:
-    """Return the part of a file name that tells ranks apart: all write to one folder."""
+    """Return the part of a file name that distinguishes ranks, which all write to one folder."""
     return f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""

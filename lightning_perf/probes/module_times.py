@@ -26,7 +26,7 @@ from .plain import field, has_shape, n_elements, tensors_in
 from .tracing import ModuleWatch, StepTracer, can_have_hooks
 
 REST = ""
-"""What ran in none of the listed modules: the loss, the step itself."""
+"""Path of the time outside all listed modules: the loss, the step itself."""
 
 _MARK = "lightning_perf.module_times"
 _MAX_EVENTS = 4096  # of a device, in one step

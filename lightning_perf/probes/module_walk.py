@@ -90,7 +90,7 @@ def _named_members(root: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
 
 
 MAX_MODULES = 256
-"""A model with more than so many modules at the depth asked for is listed less deep."""
+"""Maximum number of listed modules; a model with more is listed to a smaller depth."""
 
 
 def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:

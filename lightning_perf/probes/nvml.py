@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 TRIES = 3
-"""Failures in a row, of a kind that may pass, after which a figure is not asked for again."""
+"""Consecutive transient failures after which a metric is not requested again."""
 _FOR_GOOD = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument", "ArgumentVersionMismatch",
              "LibraryMismatchError")  # fmt: skip
 _LOST = ("GpuIsLost", "ResetRequired", "Uninitialized", "DriverNotLoaded")

@@ -1,4 +1,4 @@
-"""Recognize that memory ran out, and collect what is known then. Nothing here allocates on the device."""
+"""Recognize out-of-memory errors and describe them. Nothing here allocates on the device."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_CAUSES = 8
 _LIMIT_S = 2.0
 _OWN_REFERENCES = 3
 
-# From the innermost frame outwards, the first that is known says in which part of the step it happened.
+# The innermost frame with one of these functions gives the part of the step that raised.
 _PHASES_BY_FUNCTION = {
     "training_step": "forward",
     "validation_step": "validation",
@@ -73,7 +73,7 @@ def memory_kind_of(error: BaseException) -> Where | None:
 
 
 def describe(error: BaseException, where: Where, step: int, named: dict[Key, str], device_type: str) -> OutOfMemory:
-    """Return what the exception says; ``named`` holds names of tensors by storage."""
+    """Return the record of an out-of-memory error; ``named`` holds names of tensors by storage."""
     shapes = shapes_of(batch_of(error))
     return OutOfMemory(
         where=where,

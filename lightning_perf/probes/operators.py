@@ -27,7 +27,7 @@ _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 
 _WRITES_ONLY = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_"})
-"""Of these the tensor that is changed is not read."""
+"""Operators that overwrite their first tensor without reading it."""
 
 _RESERVES = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
@@ -109,7 +109,7 @@ def _bytes_in(value: Any) -> int:
 
 
 class Operator(NamedTuple):
-    """What is known of an operator before it runs."""
+    """Static properties of an operator."""
 
     name: str
     formula: Formula | None
@@ -119,7 +119,7 @@ class Operator(NamedTuple):
 
 
 def describe(func: Any) -> Operator:
-    """Return what is known of an ``OpOverload``."""
+    """Return the static properties of an ``OpOverload``."""
     packet = func._overloadpacket
     formula = formula_of(packet)
     traffic = traffic_of(func)
@@ -238,7 +238,7 @@ def _attention_backward(args: Sequence[Any], out: Any) -> int:
 
 
 def _recurrent(inputs: torch.Tensor, weights: Sequence[Any]) -> int:
-    """Each matrix of a recurrent layer multiplies each element of the sequence once."""
+    """Return the operations of a recurrent layer: each matrix multiplies each element of the sequence once."""
     n_elements = inputs.numel() // max(1, inputs.shape[-1])
     return int(2 * n_elements * sum(weight.numel() for weight in weights if weight.dim() == 2))
 

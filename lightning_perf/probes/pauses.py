@@ -1,4 +1,4 @@
-"""Pauses of Python's garbage collector: automatic ones, and those that a line of code requests."""
+"""Measure pauses of Python's garbage collector: automatic ones, and those that a line of code requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .host_lines.calls import OwnCode, shown_file
 from .spans import OWN
 
 _COUNT_SHARE = 0.01
-"""Of the time, what collections must take before objects are counted, which takes as long as a small collection."""
+"""Share of time in collections above which objects are counted, which takes as long as a small collection."""
 
 _MAX_ASKED = 8
 Site = tuple[CodeType, int]

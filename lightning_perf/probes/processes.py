@@ -125,7 +125,7 @@ class ScheduleClock:
 
 
 class FetchWatch:
-    """What the training thread does while it waits in ``next`` of its loader: compute, queue for a core, or idle.
+    """State of the training thread during the data wait: computing, queueing for a core, or idle.
 
     Samples a fetch each ``EVERY`` steps, and each ``RARELY`` steps after ``ENOUGH`` samples, so that a step pays less
     than a microsecond. Made in that thread. ``ran_ns`` reads the thread's CPU time: the kernel updates ``schedstat``

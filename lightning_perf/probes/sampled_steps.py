@@ -1,7 +1,7 @@
 """Trace single steps: operations, module times, synchronizing calls, and the device's own synchronization warnings.
 
-A sampled step counts in no statistic. One early step counts operations. Later each round samples a step per kind of
-tracer, and a second one if that is cheap; rounds are ever rarer.
+Sampled steps are excluded from all statistics. Operations are counted in one early step. Each later round samples one
+step per kind of tracer, or two if that is cheap; rounds become rarer.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from .replay import CallLog
 from .tracing import StepTracer, can_trace_compiled, current_mode
 
 COUNTED_STEP = 10
-"""Index of the step whose operations are counted: the first steps allocate and tune, others are sampled, and very short
-runs are spared."""
+"""Index of the step whose operations are counted: the first steps allocate and tune, and very short runs are not
+slowed down."""
 
 _COUNTING_ATTEMPTS = 3
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
-"""Under which all operations of a step are counted: others shard or move tensors by themselves."""
+"""Strategies under which all operations of a step can be counted: others shard or move tensors themselves."""
 
 ROUNDS = (20, 220, 2020)
-"""Steps before each round: after the first batches, which allocate and tune, and then ten times less often."""
+"""Steps before each round: the first after the batches that allocate and tune, then ten times less often."""
 
 _PLAN = ("modules", "operators")
 MAX_SHARE = 0.01
-"""Share of the time since the first step that rounds may have cost before a round's second samples: it would cost too
-much in a fit of a few dozen steps."""
+"""Overhead limit, as a share of the time since the first step, above which a round takes no second samples: they would
+cost too much in a fit of a few dozen steps."""
 
 _FIELDS = {
     "arithmetic": ("model_profile", ""),
@@ -52,7 +52,7 @@ _FIELDS = {
     "operators": ("sync_calls", "tracing a step's operators failed: "),
     "device": ("sync_calls.device", ""),
 }
-"""Of each kind: the field of the session, and how the reason for its absence begins."""
+"""Session field of each kind of tracer, and the beginning of the reason if it is missing."""
 
 _MESSAGE = "called a synchronizing"
 _PROTOTYPE = "Synchronization debug mode is a prototype"
@@ -147,7 +147,7 @@ class SampledSteps(Probe):
     ) -> None:
         self.missing = {}
         self.profile: ModelProfile | None = None
-        """Of the step whose operations were counted; None before it."""
+        """Profile of the step whose operations were counted; None before it."""
         self.call_log: CallLog | None = None
         """Operators of that step."""
         self._strategy = type(trainer.strategy).__name__

@@ -1,4 +1,4 @@
-"""What the forward pass of one step keeps for its backward pass."""
+"""Count the tensors that the forward pass of one step saves for its backward pass."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _refusal() -> str:
-    """Return why hooks would change what the user's code does; empty where they would not."""
+    """Return why hooks would change the user's results or errors; empty if they would not."""
     if not _HOOKS._saved_tensors_hooks_is_enabled():
         return "hooks on saved tensors are disabled in this step"
     if _HOOKS._top_saved_tensors_default_hooks(True) is not None:

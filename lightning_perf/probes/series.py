@@ -1,4 +1,4 @@
-"""Sampled figures in constant memory: their spread, and their course over the run."""
+"""Sampled metrics in constant memory: their spread, and their course over the run."""
 
 from __future__ import annotations
 

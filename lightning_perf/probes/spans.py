@@ -1,4 +1,4 @@
-"""Charge the host's time, without gap or overlap, to the parts of the training loop.
+"""Attribute host time to the parts of the training loop, without gap or overlap.
 
 Exactly one span is current. Entering a span charges the time since the last change to the previous span, and leaving it
 charges the span itself. So times are exclusive and add up to wall time however spans nest, and each change costs one
