@@ -71,7 +71,6 @@ ALLOWED: dict[str, int] = {
     "docs/benchmarks/": 35,
     "lightning_perf/": 14,
     "lightning_perf/cli/": 4,
-    "lightning_perf/probes/": 84,
     "lightning_perf/records/": 19,
     "lightning_perf/reports/": 60,
     "lightning_perf/rules/": 232,

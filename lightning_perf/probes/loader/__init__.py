@@ -1,4 +1,4 @@
-"""What a loader's batches cost: measured in child processes, on copies."""
+"""Measure the cost of a loader's batches, on copies in child processes."""
 
 from .iterate import iterate_loader, time_pinning
 from .prober import LIMIT_S, MIN_LIMIT_S, LoaderProber

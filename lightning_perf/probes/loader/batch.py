@@ -14,8 +14,8 @@ import torch
 from lightning_perf.records.loader_probe import Repeated, WorkerPoint
 
 _MAX_DEPTH = 6
-_MAX_ITEMS = 10_000  # of one batch: more are counted as if they were like these
-_MAX_VALUES = 1_000_000  # of one field looked at for narrowness; evenly spread where it has more
+_MAX_ITEMS = 10_000  # of one batch: the others count as the mean of these
+_MAX_VALUES = 1_000_000  # of one field checked for uint8, evenly spaced if it has more
 
 # Student's t for a two-sided interval of 95 %, by degrees of freedom from 1; beyond the table about 2. A table, since
 # importing scipy into a training for one number takes longer than the number is worth.

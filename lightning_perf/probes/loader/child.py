@@ -1,4 +1,4 @@
-"""A forked child process that measures for its parent and cannot harm it."""
+"""Run a measurement in a forked child process without side effects on its parent."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _CHILD_SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM")
     if hasattr(signal, name)
 )
-"""Those for which a launcher or the user may have set handlers that are not meant for the child."""
+"""Signals for which a launcher or the user may have set handlers that must not run in the child."""
 
 _PARENTS_STREAMS: list[Any] = []
-"""In the child: streams of the parent's. Letting go of one would write out a second time what it still buffers."""
+"""The parent's streams, kept alive in the child: closing one would write its buffer a second time."""
 
 GRACE_S = 0.5
-"""Seconds that the user's code in the child has to end in order, before the child is killed."""
+"""Seconds that the user's code in the child has to end cleanly, before the child is killed."""
 
 _forking = threading.Lock()
 _RESULT, _ERROR = b"+", b"-"
@@ -55,7 +55,7 @@ class Say(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a child ended.
+    """End of a child process.
 
     Attributes:
         said: Its last results; empty without any.
@@ -69,22 +69,22 @@ class Ended(NamedTuple):
 class EndingError(BaseException):
     """Raised in the child, and in its workers, by the signal that ends them.
 
-    ``with`` and ``finally`` blocks that were entered there are left, so that a lock file or a named semaphore that a
-    sample needs for a moment does not outlive it. Only blocks of code that the child itself runs are left: it ends
-    before the frames that it was forked with are.
+    It unwinds the ``with`` and ``finally`` blocks that the child entered, so that e.g. a temporary lock file or a named
+    semaphore of a sample is removed. Blocks that were entered before the fork are not unwound: the child ends before
+    it returns to those frames.
     """
 
 
 class Child:
-    """One forked child at a time, that runs a function and leaves nothing behind.
+    """One forked child at a time that runs a function and cleans up after itself.
 
-    It is forked rather than started afresh because what it measures is then at hand without being pickled, and by
-    ``os.fork`` because a daemonic process (as some launchers make) may not have children of ``multiprocessing``.
+    Forking gives the child the objects to measure without pickling them. ``os.fork`` is used because a daemonic process
+    (as some launchers create) may not have children of ``multiprocessing``.
 
-    What a fork risks is what a loader's own workers risk. A lock that another thread held at that moment
-    stays locked in the child: it then hangs and is killed. A CUDA context cannot be used in it: what does so raises.
+    The risks of the fork are those of a loader's own workers. A lock that another thread held at that moment stays
+    locked in the child, which then hangs and is killed. Using a CUDA context in the child raises an error.
 
-    Use: ``start`` once, ``poll`` now and then, ``close`` at the end.
+    Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -105,12 +105,12 @@ class Child:
         """Fork a child that runs ``work``; what that raises is reported as its trouble.
 
         Raises:
-            OSError: No process, no memory or no descriptor to be had.
+            OSError: The limit of processes, memory or descriptors is reached.
         """
         if self._pid is not None:
             raise RuntimeError("start() was called while a measurement runs; call close() before starting another")
         notes = _open_notes()
-        # A Ctrl-C in the child before it ignores them would unwind the user's stack there.
+        # A Ctrl-C in the child before it ignores signals would unwind the user's stack there.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, _CHILD_SIGNALS)
@@ -248,7 +248,7 @@ def _signal_name(number: int) -> str:
 
 
 def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoReturn:
-    """Work, and end without running anything that is the parent's to run."""
+    """Do the work, and exit without running the parent's exit handlers or finalizers."""
     code = 1
     say = Say(notes)
     try:
@@ -257,15 +257,15 @@ def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoRet
             work(say)
             _ignore_signals()
             code = 0
-        except BaseException as error:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; it is told
+        except BaseException as error:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; it is reported
             _ignore_signals()
             say(f"its process raised {one_line(error)}"[:1000].encode("utf-8", "replace"), is_error=True)
-    finally:  # also where the telling fails
+    finally:  # also if reporting fails
         os._exit(code)
 
 
 def end_in_order() -> None:
-    """Let the signals that end this process raise in the user's code; once, so that cleaning up is not interrupted."""
+    """Make terminating signals raise in the user's code; once, so that they do not interrupt its cleanup."""
     for each in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(each, _raise_end)
 

@@ -1,4 +1,4 @@
-"""What code the parts of a loader call, as far as it is named; code in C that is not known may share anything."""
+"""Find the native code that a loader's parts call by name; unknown native code may share state across processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KNOWN = frozenset(
         "transformers", "xxhash", "yaml",
     )
 )  # fmt: skip
-"""Packages whose code in C computes, or reads files, in memory of its own; those listed below are exceptions."""
+"""Packages whose native code only computes or reads files in its own memory, except those in ``_SHARING``."""
 _KNOWN_STANDARD = frozenset(
     (
         "_abc", "_collections", "_functools", "_hashlib", "_json", "_operator", "_random", "_struct", "abc", "array",
@@ -37,7 +37,7 @@ _NO_CONSTRUCTORS = ("abc", "builtins", "torch", "torchaudio", "torchvision", "ty
 """Packages whose datasets make no further instances of the classes that derive from them."""
 _SHARING = ("torch._C._distributed", "torch.distributed", "torch.multiprocessing", "pyarrow._", "pyarrow.plasma")
 _SHARING_STANDARD = frozenset(("_ctypes", "_multiprocessing", "_posixshmem", "ctypes", "mmap", "multiprocessing"))
-"""Modules of Python that reach memory, semaphores or functions in C by name, of which no audit hook is told."""
+"""Modules of the standard library that open memory, semaphores or C functions by name without an audit event."""
 
 
 def _of_interpreter() -> frozenset[type]:
@@ -162,7 +162,7 @@ def _named_of_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterat
 
 
 class CodeReached:
-    """Says which code in C is not known to share nothing. One for each look: packages are read once."""
+    """Search for native code that is not known to be free of shared state; caches packages for one search."""
 
     def __init__(self) -> None:
         self._packages: dict[str, str | None] = {}

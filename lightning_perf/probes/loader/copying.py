@@ -1,4 +1,4 @@
-"""What of a loader can be measured on copies in a forked child, and what keeps such a child apart from its parent."""
+"""Decide which loaders can be measured on copies in a forked child, and separate the child from its parent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refuses_copy(loader: Any) -> str | None:
 
 
 def refuses_unasked(loader: Any) -> str | None:
-    """Return why a loader is not to be probed unless somebody asks for it; None where it does no harm."""
+    """Return why a loader is probed only on request; None if probing it is safe."""
     if type(loader) is not DataLoader:
         return None
     if plain.is_a(loader.dataset, IterableDataset):

@@ -1,4 +1,4 @@
-"""Throughput of a loader by number of workers: alone, and beside a process that computes as the training does."""
+"""Measure a loader's throughput by number of workers: alone, and under a compute load like the training's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .load import Load
 from .pipeline import Pipeline, Refused
 
 KNEE = 0.95
-"""A doubling of the workers that leaves more than this of the time a batch took is the end of the curve."""
-COMPUTES = 0.5  # CPU seconds a second above which samples are said to compute
+"""Ratio of batch times above which doubling the workers no longer helps, and the curve ends."""
+COMPUTES = 0.5  # CPU seconds per second above which samples count as compute-bound
 _MIN_VISIT_S, _MAX_VISIT_S = 0.25, 2.5
 _MIN_VISIT_SHARE = 0.08  # of the time for the whole curve, where that is short
 _LEAST_BLOCKS = 3
@@ -93,8 +93,8 @@ class CurveMeasurement:
     Args:
         pipeline: The loader's parts.
         batch_bytes: Bytes of a batch, for what fits into shared memory.
-        start_s: About what it takes to start one worker.
-        pids: Called with the ids of workers that were started, for what they leave if killed.
+        start_s: Approximate seconds to start one worker.
+        pids: Called with the ids of started workers, to clean up after killed ones.
         load: Computes between two batches; None to measure the loader alone.
     """
 
@@ -108,16 +108,16 @@ class CurveMeasurement:
         self._load = load
         self._visits: dict[Setting, _Visits] = {}
         self.stopped = ""
-        """Why the curve ended before its knee; empty where it did not."""
+        """Why the curve ended before its knee; empty if it did not."""
 
-    def climb(
+    def measure(
         self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
     ) -> Iterator[tuple[WorkerPoint, ...]]:
         """Measure; yield the points up to now after each visit.
 
         Args:
             candidates: Numbers of workers, ascending.
-            batch_s: About what a batch takes to make in one process.
+            batch_s: Approximate seconds to make a batch in one process.
             until_s: When to end, by ``time.perf_counter``.
             fewer: Numbers of workers to measure after these and the number in use.
         """

@@ -1,9 +1,9 @@
-"""Keeps the child of a probe that nobody asked for from changing anything outside of it.
+"""Sandbox the child of an automatic probe, so that it cannot change anything outside of itself.
 
-Two layers. Landlock (Linux 5.13 and newer) makes the kernel refuse, also to C code, to open files for writing, to
-create or remove them, to run programs and, with newer kernels, to connect by TCP and to signal other processes. An
-audit hook sees the same requests of Python code and ends the child with a reason, before code of the user's can take
-the refusal for an error of its data.
+There are two layers. Landlock (Linux 5.13 and newer) makes the kernel refuse, also to C code, to open files for
+writing, to create or remove them, to run programs and, with newer kernels, to connect by TCP and to signal other
+processes. An audit hook sees the same requests of Python code and ends the child with a reason, before the user's code
+can mistake the refusal for an error in its data.
 """
 
 from __future__ import annotations

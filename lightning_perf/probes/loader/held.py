@@ -1,4 +1,4 @@
-"""What a loader holds, read without running code of the user's."""
+"""Inspect the objects that a loader holds, without running user code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .code_reached import (
 _PARTS = ("dataset", "collate_fn", "sampler", "batch_sampler", "worker_init_fn", "generator")
 _MAX_VALUES = 20_000
 _MAX_PER_TYPE = 256
-"""Items of one type that are read of each container; items of every type are."""
+"""Items read per type and container."""
 _DATA = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
 _PLAIN_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OPAQUE = (logging.Logger, weakref.ref, io.BytesIO, io.StringIO)
@@ -78,7 +78,7 @@ def holds_device_tensors(dataset: Any) -> bool:
 
 
 class _TooMuchError(Exception):
-    """There are more objects than are looked at; of plain containers some may be left out."""
+    """There are more objects than the search visits; items of plain containers may be skipped."""
 
 
 def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,7 @@ _N_PINNED = 12
 def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProbe:
     """Iterate a loader in this process, and return the record of its refusal with what that measured.
 
-    Only for a process that does not train afterwards: sampler, generators and files move on.
+    Only for a process that does not train afterwards: the state of sampler, generators and files changes.
 
     Args:
         loader: Anything that yields batches.

@@ -1,7 +1,7 @@
 """Sample the lines of the user's code in which batches are made, in the probe's child and in its workers.
 
-By pyinstrument's profile function, which runs in the thread that makes the batches: a sampling thread would have to
-wait for the interpreter lock, and short calls would count for the next one that gives the lock away.
+This uses pyinstrument's profile function, which runs in the thread that makes the batches: a sampling thread would
+wait for the interpreter lock, and attribute short calls to the next call that releases it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Computing beside a loader's workers, as the training does."""
+"""Generate a compute load like the training's next to a loader's workers."""
 
 from __future__ import annotations
 

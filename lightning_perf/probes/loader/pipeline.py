@@ -28,11 +28,11 @@ class Refused(Exception):
 
 
 class Pipeline:
-    """The parts of a loader. Everything here belongs to the child: nothing of the parent's is changed.
+    """The parts of a loader, owned by the child: the parent's objects do not change.
 
-    A *unit* is what one fetch asks for: the indices of a batch, one index where nothing is batched, or for an
-    ``IterableDataset`` only the number of samples. One stream of units serves the whole probe: it goes on where it
-    stood, so that no stage finds in the page cache what another read, and begins anew when the sampler is exhausted.
+    A *unit* is the argument of one fetch: the indices of a batch, one index without batching, or for an
+    ``IterableDataset`` only the number of samples. All stages of the probe share one stream of units, so that none
+    reads what another has put into the page cache; it starts over when the sampler is exhausted.
 
     Args:
         loader: A plain ``DataLoader``, as the child has it.
@@ -69,17 +69,17 @@ class Pipeline:
 
     @property
     def is_batched(self) -> bool:
-        """Whether one call of the dataset gives a whole batch."""
+        """Whether one call of the dataset returns a whole batch."""
         return self.makes_batches or self.fetch_many is not None
 
     def calls(self, unit: Any) -> list[Any]:
-        """What the dataset is asked for, call by call, to serve a unit."""
+        """Return the arguments of the dataset's calls for a unit."""
         if self.is_iterable:
             return list(range(unit))
         return [unit] if self.is_batched else list(unit)
 
     def fetch(self, call: Any) -> Any:
-        """One call of the dataset. Sampled and profiled: nothing is to be done here beside it."""
+        """Call the dataset once. Do nothing else here: this call is sampled and profiled."""
         if self.is_iterable:
             return self._next()
         if self.fetch_many is not None:
@@ -101,7 +101,7 @@ class Pipeline:
         return n
 
     def samples_in(self, call: Any, got: Any) -> int:
-        """How many samples one call gave."""
+        """Return the number of samples that one call returned."""
         if self.fetch_many is not None or (self.makes_batches and isinstance(call, (list, tuple))):
             return max(1, len(call))
         return max(1, leading_size(got)) if self.makes_batches else 1
@@ -145,7 +145,7 @@ class Pipeline:
         return durations_s, (begin_s or asked_s) - asked_s
 
     def loader(self, num_workers: int, prefetch_factor: int | None) -> DataLoader[Any]:
-        """A loader over the same parts with other workers; it goes on in the one stream of units."""
+        """Return a loader over the same parts and stream of units with another number of workers."""
         arguments: dict[str, Any] = {}
         if num_workers:
             arguments = {
@@ -162,7 +162,7 @@ class Pipeline:
         return DataLoader(self.dataset, num_workers=num_workers, collate_fn=self.collate, **arguments)
 
     def check_sharding(self) -> None:
-        """Sees that an ``IterableDataset`` divides itself among workers.
+        """Check that an ``IterableDataset`` divides its samples among workers.
 
         Raises:
             Refused: It neither asks which worker it is in, nor does ``worker_init_fn``: every worker would yield all.
@@ -195,7 +195,7 @@ class Pipeline:
 
 
 def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> None:
-    """Begin a worker as the user wants it, which leaves the user's code in order when the probe is ended."""
+    """Start a worker with the user's ``worker_init_fn``; it exits cleanly when the probe ends."""
     end_in_order()
     if worker_init is not None:
         worker_init(worker_id)
@@ -222,7 +222,7 @@ def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, gotten: 
 
 
 class _Forever:
-    """A sampler's indices, over and over; every ``iter`` goes on where the last one stood."""
+    """A sampler's indices in an endless cycle; every ``iter`` continues where the last one stopped."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -240,7 +240,7 @@ class _Forever:
 
 
 class _WatchedInfo:
-    """Stands in for torch's worker info and notes whether anyone asks which worker it is, and of how many."""
+    """Replacement of torch's worker info that records whether its id or the number of workers is read."""
 
     def __init__(self, dataset: Any) -> None:
         self.is_asked = False
@@ -259,7 +259,7 @@ class _WatchedInfo:
 
 
 def leading_size(value: Any) -> int:
-    """Length of the first tensor or array found; 1 without one."""
+    """Return the length of the first tensor or array found; 1 without one."""
     if isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"):
         return int(value.shape[0]) if value.ndim else 1
     if isinstance(value, dict):

@@ -24,7 +24,7 @@ from .stages import Extent, Note, Plan, probe
 _decode = msgspec.json.Decoder(Note).decode  # built once: building it in two threads at once crashes
 
 LIMIT_S = 20.0
-"""Default for when the child is killed; it plans to be done a little earlier."""
+"""Default number of seconds after which the child is killed; it plans to finish a little earlier."""
 MIN_LIMIT_S = 2.0
 """Starting workers and profiling take this long before they say anything."""
 BATCHES_LIMIT_S = 3.0
@@ -34,11 +34,11 @@ BATCHES_LIMIT_S = 3.0
 class LoaderProber:
     """Prober of one loader at a time, beside whatever this process does.
 
-    All of it happens in a forked child and its own workers: on copies of dataset, sampler, collate and generators, with
-    open files of its own. This process's random states, samplers, files and iterators stay as they are. Data that
-    raises, hangs, ends its process or takes too much memory ends the probe, with what was known until then.
+    A forked child and its own workers do everything, on copies of dataset, sampler, collate and generators, with
+    separate open files. Random states, samplers, files and iterators of this process do not change. If the data raises,
+    hangs, ends its process or takes too much memory, the probe ends with its results so far.
 
-    Use: ``start`` once, ``poll`` now and then, ``close`` at the end.
+    Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
 
     Args:
         limit_s: Seconds after which the child is killed.
@@ -111,7 +111,7 @@ class LoaderProber:
         return self._result
 
     def wait(self, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> LoaderProbe | None:
-        """Wait for the record and return it; None when patience ran out first.
+        """Wait for the record and return it; None if the time is up first.
 
         Args:
             patience_s: Seconds; None for as long as the child may live.

@@ -38,9 +38,9 @@ def private_bytes(all_of_it: bool) -> float:
     """Return the memory that is this process's own, without what it freed; NaN where the kernel does not tell.
 
     Args:
-        all_of_it: With the pages that it shared with its parent until it wrote to them: reading Python objects counts
-            as writing, since it counts references. Beside a parent that goes on writing this cannot be told, because
-            pages that the parent copies away become the child's own; then only what it allocated counts.
+        all_of_it: Include pages shared with the parent until this process wrote to them: reading Python objects writes
+            to them too, since it counts references. While the parent keeps writing this is unreliable, because pages
+            that the parent copies become the child's own; False counts only what the child allocated.
     """
     _trimmer()(0)
     try:

@@ -1,4 +1,4 @@
-"""A pass over samples, made one at a time: what each took, and whether slow ones are slow by themselves."""
+"""Make samples one at a time and measure each; test whether slow ones are slow again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .pipeline import Pipeline
 from .process import n_waits, queued_s
 
 SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
-"""A sample is slow from so many times the median on; with so many of them their share is known within a third."""
+"""A sample is slow at so many times the median; with so many slow ones, their share is known within a third."""
 WORTH_ASKING_S = 200e-6
-"""Samples that took longer are asked how long they queued for a core, which itself takes some 20 us."""
+"""Run-queue time is read for samples slower than this, since reading it takes about 20 us."""
 MAX_ASKED_AGAIN = 20
 """Slow samples that are asked for a second time."""
 _MIN_GROWTH_BYTES = 16 * 2**20
@@ -24,7 +24,7 @@ _MIN_GROWTH_BYTES = 16 * 2**20
 
 
 class _Long(NamedTuple):
-    """A call that took long enough to look at: its seconds a sample, how many it gave, and whether it waited."""
+    """A slow call of the dataset: its time per sample, the number of samples, and whether it waited."""
 
     call: Any
     sample_s: float
@@ -33,21 +33,21 @@ class _Long(NamedTuple):
 
 
 class Samples:
-    """What the pass showed.
+    """Measurements of a pass over samples.
 
     Attributes:
         sample_s: Seconds of each sample, without queueing for a core.
         batch_s: Seconds to make the samples of each batch.
         collate_s: Seconds to collate each.
-        wall_s: Of all of them, without queueing.
-        cpu_s: Processor time meanwhile, of all threads.
-        n_samples: How many were made.
-        readings: Samples made so far, and the process's own memory then.
-        contents: What the first batches consist of.
-        batch_size: None before the first batch.
-        gotten: What the calls for the last batch gave.
+        wall_s: Wall time of all samples and batches, without queueing.
+        cpu_s: CPU time of all threads in ``wall_s``.
+        n_samples: Number of samples made.
+        readings: Pairs of the number of samples and the process's private memory at that time.
+        contents: Contents of the first batches.
+        batch_size: Samples per batch; None before the first batch.
+        gotten: Results of the dataset's calls for the last batch.
         indexes: Whether samples are rows of tensors; None before the first batch.
-        asked: What the dataset is asked for at this moment; None when it has answered.
+        asked: Argument of the dataset's call under way; None between calls.
     """
 
     def __init__(self) -> None:
@@ -143,15 +143,15 @@ class Samples:
     def slow_again(self, pipeline: Pipeline, limit_s: float) -> float | None:
         """Time slow samples a second time: CPU steal is not visible to the guest.
 
-        One that waited did so for its data, which may lie in a cache by now; one that computes does it again.
+        A sample that waited for its data is not timed again, since the data may be cached by now.
 
         Args:
-            pipeline: What made them.
-            limit_s: What asking may take.
+            pipeline: The parts of the loader.
+            limit_s: Time limit in seconds.
 
         Returns:
-            Of the time that they took beyond usual ones, the share that they took again; None where none was slow, or
-            none can be asked for twice in that time.
+            The share of their time beyond the median that they took again; None if none was slow, or none can be timed
+            again within the limit.
         """
         usual_s = statistics.median(self.sample_s)
         slow = [each for each in self._long if each.sample_s > SLOW_RATIO * usual_s]

@@ -34,28 +34,28 @@ from .samples import Samples
 BATCHES_S, MIN_BATCHES, MAX_BATCHES = 0.5, 3, 20
 """Of timing a few batches: no further one is begun after this time, once there are enough; the child takes a core."""
 PLANNED_SHARE = 0.85
-"""Of the limit: what the child plans to take; beyond the limit it is killed."""
+"""Share of the time limit that the child plans to use; at the limit it is killed."""
 SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
 CALIBRATION_SHARE, WORKER_LINES_SHARE = 0.05, 0.08
-"""Of the planned time; the curve takes what is left."""
+"""Shares of the planned time; the curve takes the rest."""
 MAX_SAMPLED_BATCHES, MAX_SAMPLES = 4096, 100_000
 MIN_SAMPLED_BATCHES = 3
 COLLATE_SHARE = 0.1
-"""Of making a batch, from which on the lines of collate are sampled as well."""
+"""Share of a batch's time above which lines of collate are sampled too."""
 FLAT = 1.4
-"""Speedup by several workers below which what they wait for is looked at."""
+"""Speedup by several workers below which their waiting is analyzed."""
 BURSTY = 1.3
 """Mean ÷ median time of a sample above which a few slow ones decide; an exponential distribution has 1.44."""
 BURSTY_BATCH = 1.5
 """p95 ÷ median time of a batch above which batches themselves come in bursts."""
 AGAIN_SHARE = 0.05
-"""Of the planned time: what asking slow samples a second time may take."""
+"""Share of the planned time for timing slow samples again."""
 MEMORY_SHARE = 0.25
 """Of the memory free at the start: what the child may grow by before it stops."""
 _MAX_READINGS = 40
 _DRAWING_S, _MAX_DRAWN = 0.3, 4096
 _TELLING_S = 0.5
-_MIN_BURST_S = 1e-3  # batches made faster vary by what the system does meanwhile
+_MIN_BURST_S = 1e-3  # system noise dominates the times of faster batches
 
 
 Extent = Literal["full", "short", "batches"]
@@ -64,7 +64,7 @@ of a few batches of random samples. Both are what nobody asked for, and guarded 
 
 
 class Plan(NamedTuple):
-    """What the child is told.
+    """Limits and settings of a probe.
 
     Attributes:
         limit_s: Seconds until it is killed.
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What the child says: what it is at, which workers it had, and the record as far as it is known."""
+    """Message of the child: its current stage, the workers it started, and the record so far."""
 
     stage: str
     pids: list[int]
@@ -92,7 +92,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class _TooMuchMemory(Exception):
-    """Making samples takes more memory than may be taken."""
+    """Raised if making samples needs more memory than allowed."""
 
 
 def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> None:
@@ -100,9 +100,9 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> 
 
     Args:
         loader: The loader, as the child has it after the fork.
-        plan: Limits.
-        first: The record with what is known from outside.
-        say: Where the record goes.
+        plan: Limits and settings.
+        first: The record with the fields that the parent knows.
+        say: Sends the record to the parent.
     """
     begin_s = time.perf_counter()
     separate_descriptors(keep=(say.descriptor,))
@@ -129,7 +129,7 @@ class _Stages:
         self._missing: dict[str, str] = dict(first.missing)
         self._memory_allowed = MEMORY_SHARE * free_bytes()
         self._memory_limit = private_bytes(all_of_it=False) + self._memory_allowed
-        limit_memory(1.2 * MEMORY_SHARE)  # the limit above says more, but is looked at only now and then
+        limit_memory(1.2 * MEMORY_SHARE)  # a hard limit: the one above is checked only now and then
 
     def run(self) -> None:
         try:
@@ -278,7 +278,7 @@ class _Stages:
             samples.gotten = samples.gotten[:1]
         try:
             copy.deepcopy(samples.gotten)
-        except Exception as error:  # noqa: BLE001 - the user's objects; the reason is told
+        except Exception as error:  # noqa: BLE001 - the user's objects; the reason is reported
             self._missing["transport"] = f"samples cannot be copied: {one_line(error)}"
             return
         durations_s, self._start_s = pipeline.time_transport(samples.gotten, self._share(TRANSPORT_SHARE))
@@ -304,7 +304,7 @@ class _Stages:
         fewer: list[int] = []
         if load is not None and self._plan.extent == "short":
             numbers, fewer = urgent_first(numbers, math.ceil(batch_s / max(load.seconds, 1e-6)))
-        for points in measurement.climb(numbers, batch_s, end_s, fewer):
+        for points in measurement.measure(numbers, batch_s, end_s, fewer):
             self._learn(curve=points)
             self._tell()
         if does_wait:
@@ -334,7 +334,7 @@ class _Stages:
         return affordable or [0]
 
     def _sample_workers(self, pipeline: Pipeline, batch_s: float) -> None:
-        """Find what several workers wait for, where they deliver little more than one."""
+        """Find the cause of waiting if several workers are hardly faster than one."""
         most = max(self._probe.curve, key=lambda point: point.num_workers, default=None)
         if most is None or most.num_workers < 2 or batch_s > FLAT * most.batch_s:
             return

@@ -1,4 +1,4 @@
-"""Decides whether and how the training loader is measured, once a run waits for it."""
+"""Decide whether and how to measure the training loader of a run that waits for it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that timing a few
 SHORT_WAIT_SHARE = 0.20
 """Share of the time waiting for data above which the loader is measured unless ``probe_data=False``."""
 SHORT_SHARE = 0.01
-"""Share of the run's time that this may take."""
+"""Share of the run's time that a short probe may take."""
 SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
-"""Less time measures nothing: shorter runs are not probed. More makes the curve little more exact."""
+"""A shorter probe measures nothing, so shorter runs are not probed; a longer one is hardly more precise."""
 
 
 class LoaderWatch(Probe):
@@ -36,7 +36,7 @@ class LoaderWatch(Probe):
 
     Args:
         trainer: The Trainer.
-        loop: Tells how long the run waits.
+        loop: Measures the data wait of the run.
         wants_probe: ``"auto"``: a short probe at the end of the run; True: a long one, at the end of the first epoch
             that waits; False: only a few batches are timed.
         set_telemetry_aside: Told when processes of the probe begin and cease to run beside the training's own.
@@ -44,7 +44,7 @@ class LoaderWatch(Probe):
         settings: Returns the run's settings, with its loaders.
 
     Attributes:
-        probe: The record; None before it is measured, and where it is not.
+        probe: The record; None before it is measured, and if it is not.
     """
 
     name = "loader"
@@ -152,7 +152,7 @@ class LoaderWatch(Probe):
         self._batches.wait(min(1.0, _PROBE_COST_SHARE * self.loop.wall_ns() / 1e9) if is_last else 0.0)
 
     def _why_not_now(self) -> str:
-        """Return why nothing is measured at this moment; empty where it can be."""
+        """Return why nothing can be measured now; empty if it can."""
         if self.trainer.received_sigterm or self.trainer.interrupted:
             return "the run was asked to end"
         return "" if self.trainer.is_global_zero else "rank 0 probes"
@@ -177,11 +177,11 @@ class LoaderWatch(Probe):
         return True
 
     def _probe(self, settings: Settings, share: float, short_s: float | None = None) -> None:
-        """Probe the loader and wait for the record, unless it was probed or nobody waits for it.
+        """Probe the loader and wait for the record, unless it was probed or the run does not wait for it.
 
         Args:
             settings: Of the run.
-            share: Of the time, above which the run waits for its loader.
+            share: Share of data wait above which the run counts as waiting for its loader.
             short_s: Seconds for a short probe; None for a long one.
         """
         if self.probe is not None:
