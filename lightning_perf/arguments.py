@@ -1,4 +1,4 @@
-"""Checks of PerfDoctor's arguments: one clear error that says what was received and what was expected."""
+"""Check PerfDoctor's arguments; errors say what was received and what was expected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STAGES = ("fit", "validate", "test", "predict")
 
 
 def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> WindowOptions | None:
-    """The options of windows; None where none are to open."""
+    """Return the options of profiler windows; None if no window may open."""
     options = {} if profiler is None else profiler
     scheduled = ("wait", "warmup", "active", "repeat")
     known = [name for name in WindowOptions._fields if name not in scheduled]
@@ -103,9 +103,9 @@ def checked_path(value: Any) -> Path | None:
     if not isinstance(value, (str, Path)) or not str(value):
         raise ConfigError(f"out_dir={value!r}: expected a folder's path or None")
     path = Path(os.path.expanduser(value))
-    # A path that cannot be looked at costs the files, not the run.
+    # A path that cannot be read fails later, when files are written, and does not stop the run.
     if os.path.exists(path) and not os.path.isdir(path):
-        raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is made where it is missing")
+        raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is created if it is missing")
     return path
 
 
@@ -138,7 +138,7 @@ def checked_codes(name: str, codes: Any) -> Sequence[str] | None:
 
 
 def checked_apply(treatments: Any) -> tuple[str, ...]:
-    """Treatments to apply between epochs, as they were named."""
+    """Return the treatments to apply between epochs, by the names given."""
     if (
         isinstance(treatments, str)
         or not isinstance(treatments, (list, tuple))

@@ -1,4 +1,4 @@
-"""What the kernel lets this process use: cores by affinity and quota, memory by limit."""
+"""Read the limits of this process: cores by affinity and quota, memory by cgroup."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ UNLIMITED_BYTES = 2**60
 
 
 def read_usable_cores(root: Path = Path("/")) -> float:
-    """Cores that this process may use at once, at least 1: by its affinity and its cgroups' quota."""
+    """Return the number of cores that affinity and cgroup quota let this process use at once, at least 1."""
     quota_cores = read_cpu_quota_cores(root)
     return max(1.0, min(float(len(affine_cores())), math.inf if quota_cores is None else quota_cores))
 
 
 def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
-    """Cores that the tightest cgroup around this process grants; None without a quota.
+    """Return the cores that the tightest cgroup around this process grants; None without a quota.
 
     A group further up may be tighter than the process's own, so every level up to the root counts
     (Linux kernel documentation, cgroup v2 ``cpu.max``; v1 ``cpu.cfs_quota_us``, -1 meaning none).
@@ -36,7 +36,7 @@ def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
 
 
 def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
-    """The tightest memory limit of the cgroups around this process; None without one."""
+    """Return the tightest memory limit of the cgroups around this process; None without one."""
     limits: list[int] = []
     for folder in cgroup_folders(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -47,7 +47,7 @@ def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
 
 
 def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
-    """Bytes used and the limit of the cgroup around this process that is nearest to its limit; None without limits.
+    """Return bytes used and the limit of the cgroup around this process that is nearest to its limit, if any.
 
     File cache that can be dropped is not counted as used (``inactive_file``), as the kernel reclaims it first.
     """
@@ -72,10 +72,10 @@ def free_bytes(root: Path = Path("/")) -> int:
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's cgroups that may limit ``controller``, each from its own up to the mount.
+    """Yield the folders of this process's cgroups that may limit ``controller``, from the innermost to the mount.
 
-    In a container the path may name folders of the host that are not mounted here; those are simply absent, and
-    the mount itself is then the container's own group.
+    In a container the path may name folders of the host that are not mounted here; those are skipped, and the mount
+    itself is then the container's own group.
     """
     mounts = root / "sys" / "fs" / "cgroup"
     for line in (read_text(root / "proc" / "self" / "cgroup") or "").splitlines():
@@ -103,7 +103,7 @@ def affine_cores() -> list[int]:
 
 
 def read_text(path: Path) -> str | None:
-    """A small file's text without blanks around it; None where it is absent or not ours to read."""
+    """Return a small file's text without surrounding whitespace; None if it is absent or not readable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""A small training on the CPU that is healthy unless a fault is planted in it."""
+"""Run a small training on the CPU, without a performance problem unless a fault is planted in it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Fault(NamedTuple):
     """A fault that can be planted.
 
     Attributes:
-        code: The rule that should name it; None for the healthy training.
-        summary: What is done to the training.
+        code: The rule that should name it; None without a fault.
+        summary: The fault in one line.
     """
 
     code: str | None
@@ -32,14 +32,14 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
-    "slow-transform": Fault("PD101", "each batch waits 40 ms for its decoder, and no worker prepares it meanwhile"),
-    "no-persistent-workers": Fault("PD104", "two workers are started anew in each of many short epochs"),
+    "slow-transform": Fault("PD101", "decoding takes 40 ms per batch, and no worker does it in the background"),
+    "no-persistent-workers": Fault("PD104", "two workers are restarted in each of many short epochs"),
     "logging-every-step": Fault("PD502", "150 metrics are logged at every step"),
     "slow-callback": Fault("PD504", "a callback inspects the weights for 20 ms after each step"),
-    "slow-logger": Fault("PD505", "the logger takes 200 ms to write what it is given, every tenth step"),
-    "heavy-validation": Fault("PD601", "four validation rounds an epoch"),
+    "slow-logger": Fault("PD505", "the logger takes 200 ms to write, every tenth step"),
+    "heavy-validation": Fault("PD601", "four validation rounds per epoch"),
     "frequent-checkpoints": Fault("PD602", "a checkpoint is written at every step"),
-    "none": Fault(None, "nothing: this training is healthy"),
+    "none": Fault(None, "no fault"),
 }
 
 _BATCH_SIZE = 32
@@ -49,11 +49,11 @@ _ROUNDS = 200
 
 
 def run_demo(fault: str, out_dir: Path) -> Session:
-    """Trains with a fault planted and diagnoses.
+    """Train with a planted fault, and diagnose it.
 
     Args:
         fault: A key of ``FAULTS``.
-        out_dir: Where logs, checkpoints and the session go.
+        out_dir: Folder for logs, checkpoints and the session.
 
     Returns:
         The session, with findings and verdict.
@@ -103,17 +103,18 @@ def run_demo(fault: str, out_dir: Path) -> Session:
 
 
 def _use_all_cores() -> None:
-    if "OMP_NUM_THREADS" in os.environ:  # set for something else: fewer threads than cores would be a fault of its own
+    if "OMP_NUM_THREADS" in os.environ:  # set by the user: fewer threads than cores would be another fault
         torch.set_num_threads(int(read_machine().usable_cores))
 
 
 class SmallNet(LightningModule):
-    """Mostly elementwise functions: some 20 ms a step on a core, with so few weights that the optimizer costs next to
-    nothing, and with so few matrix products that a lower precision would not be worth a word.
+    """Network of elementwise functions: about 20 ms per step on one core.
+
+    It has so few weights and matrix multiplications that neither the optimizer nor the precision matters.
 
     Args:
-        n_metrics: How many metrics to log.
-        n_kept: Elements of a buffer that only checkpoints meet.
+        n_metrics: Number of metrics to log.
+        n_kept: Elements of a buffer that only adds to the size of checkpoints.
     """
 
     def __init__(self, n_metrics: int = 1, n_kept: int = 0) -> None:
@@ -132,18 +133,18 @@ class SmallNet(LightningModule):
         )
 
     def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> torch.Tensor:
-        """One step."""
+        """Return the loss of a batch and log the metrics."""
         loss = self._loss(batch)
         for index in range(self.n_metrics):
             self.log(f"train_loss_{index}" if index else "train_loss", loss)
         return loss
 
     def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], batch_idx: int) -> None:
-        """One batch of validation."""
+        """Log the loss of a validation batch."""
         self.log("val_loss", self._loss(batch))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD."""
+        """Return SGD with momentum."""
         return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
 
     def _loss(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
@@ -152,10 +153,10 @@ class SmallNet(LightningModule):
 
 
 class Spread(nn.Module):
-    """Grey images times a learned factor for each channel: elementwise, where a convolution would be matrix products.
+    """Gray images times a learned factor per channel: elementwise, unlike a convolution.
 
     Args:
-        n_channels: How many.
+        n_channels: Number of output channels.
     """
 
     def __init__(self, n_channels: int) -> None:
@@ -163,13 +164,13 @@ class Spread(nn.Module):
         self.factors = nn.Parameter(torch.randn(n_channels, 1, 1))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Images of shape (batch, colours, height, width) to (batch, channels, height, width)."""
+        """Map images of shape (batch, colors, height, width) to (batch, channels, height, width)."""
         return images.mean(dim=1, keepdim=True) * self.factors
 
 
 @torch.no_grad()
 def _smoothed(images: torch.Tensor) -> torch.Tensor:
-    """Some milliseconds of arithmetic in place, so that no memory comes and goes for it."""
+    """Spend a few milliseconds on in-place arithmetic, without allocating memory."""
     smoothed = images.clone()
     for _ in range(_ROUNDS):
         smoothed.erf_()
@@ -177,11 +178,11 @@ def _smoothed(images: torch.Tensor) -> torch.Tensor:
 
 
 class Images(Dataset[Any]):
-    """Random images in memory, fetched a batch at a time.
+    """Random images in memory, fetched one batch per call.
 
     Args:
-        n_samples: How many.
-        decode_s: What decoding a batch takes, in seconds: waiting, as for slow storage.
+        n_samples: Number of images.
+        decode_s: Seconds of waiting per batch, as for slow storage.
     """
 
     def __init__(self, n_samples: int, decode_s: float) -> None:
@@ -200,10 +201,10 @@ class Images(Dataset[Any]):
 
 
 class WeightInspector(Callback):
-    """Looks at the weights after each step, slowly."""
+    """Callback that spends 20 ms after each step."""
 
     def on_train_batch_end(self, *_: Any) -> None:
-        """After each step."""
+        """Wait for 20 ms."""
         time.sleep(0.02)
 
 
@@ -211,7 +212,7 @@ class SlowLogger(TensorBoardLogger):
     """A logger behind a slow connection."""
 
     def save(self) -> None:
-        """Writes."""
+        """Write after a delay of 200 ms."""
         time.sleep(0.2)
         super().save()
 

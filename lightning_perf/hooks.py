@@ -25,7 +25,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class DoctorHooks(Results):
-    """Callback that says why training is slow, what to change, and what it gains.
+    """Callback that finds out why training is slow, what to change, and the expected speedup.
 
     Trainer(callbacks=[PerfDoctor()]). Results do not change, and whatever is
     patched is restored. Afterwards: doctor.verdict, doctor.findings,

@@ -1,4 +1,4 @@
-"""Tell errors of PerfDoctor's own code from those that a signal handler raised while that code ran.
+"""Distinguish errors of PerfDoctor's own code from those that a signal handler raised while that code ran.
 
 Torch's handler of SIGCHLD raises where a loader worker was killed, in whatever code happens to run; users' handlers may
 raise to end a training. Such an error is meant for the training, not for the code that it interrupted.

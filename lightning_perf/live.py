@@ -67,7 +67,7 @@ class LiveTreatments:
             self._note(record, reason, trainer.is_global_zero)
 
     def undo(self) -> None:
-        """Restore everything, last first, whatever single treatments raise; calling it twice does no harm."""
+        """Restore everything in reverse order, even if single treatments raise. Can be called twice."""
         self._undos.close()
 
     def _note(self, record: AppliedTreatment, reason: str, is_to_log: bool) -> None:
@@ -76,11 +76,11 @@ class LiveTreatments:
             return
         if reason:
             _log.warning(
-                "PerfDoctor could not apply %s, which %s asked for: %s", record.treatment, record.finding, reason
+                "PerfDoctor could not apply %s, which %s recommends: %s", record.treatment, record.finding, reason
             )
         else:
             _log.warning(
-                "PerfDoctor applied %s from epoch %d on, as %s prescribed.",
+                "PerfDoctor applied %s from epoch %d on, as %s recommends.",
                 record.treatment,
                 record.epoch,
                 record.finding,
@@ -88,7 +88,7 @@ class LiveTreatments:
 
 
 def _tell_kept(treatment: str, error: TreatmentError) -> None:
-    _log.warning("PerfDoctor leaves a training loader as it is, to which %s cannot be applied: %s", treatment, error)
+    _log.warning("PerfDoctor left a training loader unchanged: %s cannot be applied to it: %s", treatment, error)
 
 
 def _asking(session: Session, spec: TreatmentSpec) -> str | None:

@@ -39,7 +39,7 @@ class DoctorOptions:
         module_depth: Depth at which module times are reported; 1 for top-level modules. 0 disables the sampled steps
             that measure module times, synchronizing lines and loops over tensors.
         arithmetic: Count the operations and memory traffic of one training step. Its result does not change; its time
-            enters no statistic.
+            is excluded from all statistics.
         ceilings: Allow measuring the peak rates of this device once, in a separate process after the last step of a
             run of some minutes. An earlier measurement is used either way.
         replay: Measure expected speedups: at the end of an epoch or of ``fit``, run operators of one step again on

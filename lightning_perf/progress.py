@@ -1,4 +1,4 @@
-"""What PerfDoctor shows in Lightning's progress bar."""
+"""PerfDoctor's values in Lightning's progress bar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lightning_perf.records import Verdict
 
 REFRESH_S = 1.0
-"""A figure that changes more often cannot be read."""
+"""Interval between updates: values that change more often cannot be read."""
 
 
 class BarFigures:

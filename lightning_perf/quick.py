@@ -21,7 +21,7 @@ from lightning_perf.reports.console import model_report
 
 
 class MemoryBreakdown:
-    """Memory of a module by component: prints as a table, and shows itself in notebooks.
+    """Memory of a module by component; prints as a table, also in notebooks.
 
     Attributes:
         record: The figures, in bytes.
@@ -46,7 +46,7 @@ class MemoryBreakdown:
     __repr__ = __str__
 
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         return self.record._repr_html_()
 
 
@@ -61,8 +61,8 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
     Args:
         module: The module, on the device that it will train on.
         optimizer: Its optimizer, a sequence of them, or None.
-        batch: What ``module(batch)`` takes: a tensor, a tuple or list of positional arguments, or a mapping of keyword
-            arguments; None leaves the activations out. It must lie on the module's device.
+        batch: The module's input on its device: a tensor, a tuple or list of positional arguments, or a mapping of
+            keyword arguments; None leaves the activations out.
 
     Returns:
         The breakdown; ``print`` it, or read ``record``.

@@ -103,16 +103,16 @@ class QuickProfile:
     __repr__ = __str__
 
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         return self.record._repr_html_()
 
 
 def measure_ceilings(device: str | torch.device = "cpu", *, again: bool = False) -> Ceilings:
-    """What a device can do at most: read from the user's cache, else measured now, for up to three seconds, and kept.
+    """Return the peak rates of a device: from the user's cache, or measured now for up to three seconds and cached.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` …
-        again: Whether to measure now in any case, for instance because other programs used the device the last time.
+        again: Measure now even if there is a cached result, e.g. because other programs used the device last time.
 
     Returns:
         The record. On a CPU its figures hold for the number of threads that torch uses now.
@@ -136,21 +136,21 @@ def quick_profile(
     seconds: float = 3.0,
     ceilings: bool = True,
 ) -> QuickProfile:
-    """What a model costs: parameters, operations, latency, throughput, memory, and what limits it on this device.
+    """Measure a model: parameters, operations, latency, throughput, memory, and what limits it on this device.
 
-    The model's buffers, gradients and modes, and the random number generators, are put back afterwards. It computes in
-    its own mode (``train()`` or ``eval()``), and as it is: call ``model.to(...)`` or enter autocast before.
+    The model's buffers, gradients and modes, and the random number generators, are restored afterwards. It runs in its
+    own mode (``train()`` or ``eval()``), device and precision: call ``model.to(...)`` or enter autocast before.
 
     Args:
         model: The model, on the device to profile.
-        batch: What ``model(batch)`` takes: a tensor, a tuple or list of positional arguments, or a mapping of keyword
-            arguments; on the model's device.
+        batch: The model's input on its device: a tensor, a tuple or list of positional arguments, or a mapping of
+            keyword arguments.
         train: Whether to run the backward pass too; False for inference.
-        loss: From the model's output to the number that the backward pass begins with; by default all floating-point
-            numbers in the output are added up.
-        depth: How deep modules are told apart, 1 for the top-level ones.
-        seconds: How long each of forward and training step is repeated for, warm-up included; at least ten times each.
-        ceilings: Whether the device may be measured, for up to three seconds, where that was never done.
+        loss: Function that returns the scalar for the backward pass from the model's output; the sum of all
+            floating-point numbers in the output by default.
+        depth: Depth at which modules are reported, 1 for the top-level ones.
+        seconds: Duration of the repetitions of each of forward and training step, with warm-up; at least ten each.
+        ceilings: Whether the device may be measured for up to three seconds if there is no cached result.
 
     Returns:
         The profile; ``print`` it, or read its figures: ``parameters``, ``forward_flops``, ``latency_p50_s``,
@@ -218,7 +218,7 @@ class _Run:
                     self._backward(start)
 
     def module_times(self, depth: int) -> dict[str, ModuleTime]:
-        """Mean seconds of a module in a pass; empty where modules cannot be timed."""
+        """Return mean seconds per pass by module; empty if modules cannot be timed."""
         make_event: Any = partial(torch.cuda.Event, enable_timing=True) if self._device.type == "cuda" else None
         passes = []
         for _ in range(_TIMED_BY_MODULE):
@@ -257,7 +257,7 @@ class _Run:
             raise ConfigError(f"the backward pass raised {type(error).__name__}: {error}") from error
 
     def timed(self, limit_s: float) -> tuple[dict[str, Distribution], int]:
-        """Seconds of a forward pass and, with gradients, of forward and backward; and of how many each is told."""
+        """Return the seconds of a forward pass, with gradients also of a whole step; and the repetitions of each."""
         found, n_timed = {}, 0
         with torch.enable_grad() if self.train else torch.no_grad():
             found["forward"], n_timed = self._repeat(self._forward, limit_s)
@@ -322,7 +322,7 @@ def _added_up(output: Any) -> torch.Tensor:
 
 
 def _eager() -> Any:
-    """Compiled models run as they were written, so that their operators are seen (torch 2.6 and newer)."""
+    """Run compiled models uncompiled, so that their operators are visible (torch 2.6 and newer)."""
     set_stance = getattr(torch.compiler, "set_stance", None)
     return set_stance("force_eager") if set_stance is not None else nullcontext()
 

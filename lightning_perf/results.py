@@ -19,12 +19,12 @@ _FULL_WIDTH = 100
 
 
 class Report:
-    """The report of a run: prints as on the terminal, and shows itself in notebooks.
+    """The report of a run; prints as on the terminal, and as HTML in notebooks.
 
     Args:
         session: The run.
-        place: Where its session file lies; None if it was not saved.
-        full: Whether it says everything.
+        place: Path of its session file; None if it was not saved.
+        full: Whether the report is complete instead of brief.
     """
 
     def __init__(self, session: Session, place: str | None, full: bool) -> None:
@@ -46,7 +46,7 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         place = self._place if self._is_full else None
         return to_fragment(session_document(self.session, self._is_full, place))
 
@@ -75,7 +75,7 @@ class Results:
         """Return the report of the latest run: ``print`` it, or end a notebook's cell with it.
 
         Args:
-            full: Whether it says everything, and not the 15 most important lines.
+            full: Return the complete report instead of the 15 most important lines.
 
         Raises:
             PerfDoctorError: There was no run yet.
@@ -96,5 +96,5 @@ class Results:
         return f"{name}({session!r})"
 
     def _repr_html_(self) -> Any:
-        """Return what a notebook shows."""
+        """Return the HTML for notebooks."""
         return None if self.session is None else self.session._repr_html_()

@@ -129,7 +129,7 @@ class DoctorRun:
     # -- between ------------------------------------------------------------------------------------------------------
 
     def apply_treatments(self, pl_module: Any) -> None:
-        """Apply what the last diagnosis asked for, if allowed to."""
+        """Apply the recommendations of the last diagnosis, if allowed to."""
         live, trainer = self.live, self._trainer
         if live is None:
             return

@@ -1,4 +1,4 @@
-"""The reports of one run: which are made when, where their files go, and what happens where one fails."""
+"""Make the reports of one run: which and when, in which folder; a report that fails is switched off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of ep
 
 
 class RunReports:
-    """Writes and prints what one run's sessions say.
+    """Writes and prints the reports of one run.
 
     Args:
         doctor: The callback: which reports it makes.
@@ -83,7 +83,7 @@ class RunReports:
         self.spent_s += time.perf_counter() - started_s
 
     def preflight(self, findings: tuple[Finding, ...], session: Session) -> None:
-        """Print what the settings alone make likely."""
+        """Print the findings that follow from settings alone."""
         if findings:
             brief_of = None if self._doctor.console == "full" else session
             self._print(lambda: console_report.preflight_report(findings, brief_of))
@@ -144,7 +144,7 @@ class RunReports:
         return console_report.brief_report(session, place)
 
     def post_mortem(self, session: Session | None) -> None:
-        """Print what is known where memory ran out, last of all."""
+        """Print the out-of-memory report, after all others."""
         is_shown = "console" in self._doctor.reports and self._doctor.console == "full"
         if session is not None and session.memory.oom is not None and is_shown:
             self._print(lambda: console_report.post_mortem(session))

@@ -69,8 +69,6 @@ ALLOWED: dict[str, int] = {
     "benchmarks/": 8,
     "benchmarks/clinic/": 34,
     "docs/benchmarks/": 35,
-    "lightning_perf/": 14,
-    "lightning_perf/cli/": 4,
     "lightning_perf/records/": 19,
     "lightning_perf/reports/": 60,
     "lightning_perf/rules/": 232,

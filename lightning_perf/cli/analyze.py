@@ -1,4 +1,4 @@
-"""``lightning-perf analyze``: reads any PyTorch trace."""
+"""``lightning-perf analyze``: diagnose any PyTorch trace."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .output import BAD_INPUT, check_file, write, write_error
 
 def analyze(
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE|DIR...", help="Traces, or folders of them.")],
-    json: Annotated[bool, typer.Option("--json", help="Print a list of records, one a trace.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of records, one per trace.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     select: Annotated[list[str] | None, typer.Option("--select", help="Codes of the rules to run, e.g. PD3.")] = None,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Codes of the rules to leave out.")] = None,
     max_bytes: Annotated[
-        int | None, typer.Option("--max-bytes", min=1, help="Most text that a compressed trace may unfold to.")
+        int | None, typer.Option("--max-bytes", min=1, help="Largest decompressed size of a compressed trace.")
     ] = None,
 ) -> None:
-    """Says what host and device were doing in PyTorch traces, what is wrong, and what to change.
+    """Show what host and device did in PyTorch traces, what is wrong, and what to change.
 
-    Traces may come from Lightning or not, from one rank or many.
+    Traces of any PyTorch program work, with or without Lightning, from one rank or many.
 
-    Exits with 2 where a trace could not be read; the others are shown all the same. Needs neither torch nor lightning.
+    Exits with 2 if a trace cannot be read; the others are still shown. Needs neither torch nor lightning.
     """
     if json and markdown:
         raise ConfigError("--json and --markdown are two formats; choose one")

@@ -23,8 +23,8 @@ class Verb(NamedTuple):
 
     Attributes:
         home: Its function, as ``module:function``.
-        summary: The line that ``--help`` shows.
-        takes_command: Whether its argument is the user's command, to which all further options belong.
+        summary: Its line in ``--help``.
+        takes_command: Whether its argument is the user's command, which gets all further options.
     """
 
     home: str
@@ -33,18 +33,20 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "demo": Verb("lightning_perf.cli.demo:demo", "Trains a small model with a planted fault and diagnoses it."),
-    "run": Verb("lightning_perf.cli.run:run", "Runs any Lightning command with PerfDoctor and treatments added.", True),
+    "demo": Verb("lightning_perf.cli.demo:demo", "Train a small model with a planted fault, and diagnose it."),
+    "run": Verb("lightning_perf.cli.run:run", "Run any Lightning command with PerfDoctor and treatments added.", True),
     "trial": Verb(
-        "lightning_perf.cli.trial:trial", "Measures the prescriptions on a command and prints the ladder.", True
+        "lightning_perf.cli.trial:trial", "Measure the speedup of each recommendation on your command.", True
     ),
-    "data": Verb("lightning_perf.cli.data:data", "Takes the training loader of a command apart.", True),
-    "analyze": Verb("lightning_perf.cli.analyze:analyze", "Says what host and device did in PyTorch traces."),
-    "report": Verb("lightning_perf.cli.report:report", "Draws a saved session."),
-    "compare": Verb("lightning_perf.cli.compare:compare", "Says what got faster or slower between two sessions."),
-    "view": Verb("lightning_perf.cli.view:view", "Opens a trace in an offline Perfetto."),
-    "explain": Verb("lightning_perf.cli.rules:explain", "Says what a rule measures, why it costs and what to do."),
-    "rules": Verb("lightning_perf.cli.rules:rules", "Lists all rules."),
+    "data": Verb("lightning_perf.cli.data:data", "Measure the training loader of a command.", True),
+    "analyze": Verb("lightning_perf.cli.analyze:analyze", "Diagnose PyTorch profiler traces."),
+    "report": Verb("lightning_perf.cli.report:report", "Show the report of a saved session."),
+    "compare": Verb("lightning_perf.cli.compare:compare", "Compare two sessions: what became faster or slower."),
+    "view": Verb("lightning_perf.cli.view:view", "Open a trace in an offline Perfetto."),
+    "explain": Verb(
+        "lightning_perf.cli.rules:explain", "Explain a rule: what it measures, why it matters, and what to do."
+    ),
+    "rules": Verb("lightning_perf.cli.rules:rules", "List all rules."),
 }
 
 
@@ -79,7 +81,7 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Says why a PyTorch Lightning training is slow, what to change and how much it gains."""
+    """Find out why a PyTorch Lightning training is slow, what to change, and the expected speedup."""
     if version:
         print(f"lightning-perf {__version__}")
         raise typer.Exit

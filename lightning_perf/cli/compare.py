@@ -1,4 +1,4 @@
-"""``lightning-perf compare``: what got faster or slower from one session to another, and a gate for CI."""
+"""``lightning-perf compare``: compare two sessions, also as a gate in CI."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ MAX_RUNS = 64
 
 def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of such folders.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, for what is compared with it.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, to compare with BASE.")],
     fail_on_regression: Annotated[
         float | None,
-        typer.Option("--fail-on-regression", metavar="PCT", help="Exit with 1 where times grew by more than PCT %."),
+        typer.Option("--fail-on-regression", metavar="PCT", help="Exit with 1 if times grew by more than PCT %."),
     ] = None,
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
 ) -> None:
-    """Compares two sessions: times with intervals, memory, findings, settings, environment and trials.
+    """Compare two sessions: times with intervals, memory, findings, settings, environment and trials.
 
-    A folder of several runs (base/1, base/2, ...) makes its side more certain: what runs differ by is then measured.
+    With a folder of several runs (base/1, base/2, ...), intervals include the variation between runs.
 
-    With --fail-on-regression it exits with 1 where a step, or a step with all that is between steps, takes longer by
-    more than PCT % and its whole 95 % interval does; with 2 where that cannot be judged. Needs neither torch nor
-    lightning.
+    With --fail-on-regression, exits with 1 if the time per step, with or without the time between steps, grew by more
+    than PCT % over its whole 95 % interval; with 2 if that cannot be decided. Needs neither torch nor lightning.
     """
     if as_json and format_ not in ("console", "json"):
         raise ConfigError(f"--json and --format {format_} are two formats; choose one")

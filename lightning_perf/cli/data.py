@@ -1,4 +1,4 @@
-"""``lightning-perf data``: takes a command's training loader apart."""
+"""``lightning-perf data``: measure the training loader of a command."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .output import check_folder, default_folder, write_stdout
 
 
 def data(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What you would type to train.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Your training command.")],
     out: Annotated[
         Path | None, typer.Option(help="Where perf_session.json goes; perf_logs/data-<time> by default.")
     ] = None,
-    limit: Annotated[float, typer.Option("--time", min=5.0, help="Seconds that the probe of the loader takes.")] = 20.0,
+    limit: Annotated[float, typer.Option("--time", min=5.0, help="Seconds to measure the loader.")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the session.")] = False,
 ) -> None:
-    """Probes the training loader of a command instead of training: its functions, its workers, both ceilings.
+    """Measure the training loader of a command: its functions, its workers, and its speed against the training's.
 
-    The script runs up to its loader, which is then measured on copies; a second run trains some steps on one batch.
+    The script runs until its loader exists, which is then measured on copies; a second run trains a few steps on one
+    batch.
     """
     from lightning_perf.trials.data import probe_command
 

@@ -29,14 +29,14 @@ def demo(
     fault: Annotated[str, typer.Option(help=f"One of {', '.join(FAULT_NAMES)}.")] = "slow-transform",
     out: Annotated[Path | None, typer.Option(help="Where logs go; perf_logs/demo-<fault>-<time> by default.")] = None,
 ) -> None:
-    """Trains a small model on the CPU with a planted fault and diagnoses it; about 10 seconds.
+    """Train a small model on the CPU with a planted fault, and diagnose it; takes about 10 seconds.
 
-    Exit code 1 when the diagnosis names another fault first.
+    Exits with 1 if the diagnosis names another fault first.
     """
     if fault not in FAULT_NAMES:
         raise ConfigError(f"--fault {fault!r} is not known; expected one of {', '.join(FAULT_NAMES)}")
     check_folder(out)
-    # Threads that spin while they wait make a small training many times slower where the cores are shared.
+    # On shared cores, threads that spin while they wait make a small training many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     print("Loading torch and lightning ...", flush=True)
     from lightning_perf.demo import FAULTS, run_demo

@@ -1,4 +1,4 @@
-"""Shows the progress of a trial: a status line on a terminal, elsewhere one line per run."""
+"""Show the progress of a trial: a status line on a terminal, elsewhere one line per run."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Progress:
     def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
         number = len(trial.runs) + 1
         left = f"{about - 1} or more" if about > 1 else "perhaps no more"
-        self._show(f"run {number}, {left} after it: {run.arm}{_tally(trial)}")
+        self._show(f"run {number}, {left} after it: {run.arm}{_best_so_far(trial)}")
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
         self._end()
         arm = next((one for one in trial.arms if one.id == run.arm), None)
-        self.console.print(f"{len(trial.runs):3d}  {run.arm}: {_told(run, arm)}")
+        self.console.print(f"{len(trial.runs):3d}  {run.arm}: {_result(run, arm)}")
         noise = baseline_noise(trial)
         if noise and not self._noise:
             self.console.print(f"{noise}; Ctrl-C ends the trial")
@@ -78,18 +78,18 @@ class Progress:
             self._status = None
 
 
-def _told(run: ArmRun, arm: Arm | None) -> str:
+def _result(run: ArmRun, arm: Arm | None) -> str:
     if run.status == "failed":
         return f"failed: {line(run.reason, 300)}"
     if not run.block_means_s:
-        return f"no figure: {line(run.reason, 300)}"
+        return f"not measured: {line(run.reason, 300)}"
     text = f"{seconds(sum(run.block_means_s) / len(run.block_means_s))} per step"
     if arm is not None and arm.speedup is not None:
         text += f"; so far {arm.speedup.value:.2f}x ({arm.speedup.low:.2f}–{arm.speedup.high:.2f})"
     return text
 
 
-def _tally(trial: Trial) -> str:
+def _best_so_far(trial: Trial) -> str:
     best = [arm for arm in trial.arms if arm.speedup is not None and arm.verdict == "improved"]
     if not best:
         return ""

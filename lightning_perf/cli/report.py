@@ -1,4 +1,4 @@
-"""``lightning-perf report``: draws a saved session."""
+"""``lightning-perf report``: show a saved session."""
 
 from __future__ import annotations
 
@@ -26,13 +26,17 @@ def report(
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Run this version's rules on the session again.")
     ] = False,
-    select: Annotated[list[str] | None, typer.Option(help="With --diagnose: only rules that start so (PD1).")] = None,
-    ignore: Annotated[list[str] | None, typer.Option(help="With --diagnose: not the rules that start so.")] = None,
+    select: Annotated[
+        list[str] | None, typer.Option(help="With --diagnose: codes or prefixes of the rules to run.")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="With --diagnose: codes or prefixes of the rules to skip.")
+    ] = None,
 ) -> None:
-    """Draws a saved session: what was found when it was recorded. Needs neither torch nor lightning.
+    """Show the report of a saved session, with the findings of its run. Needs neither torch nor lightning.
 
-    Sessions that other ranks left beside it are brought together with it. Where it knew of no other rank when it was
-    recorded (the first rank died, or the run was cut short), the rules run again over all of them.
+    Sessions of other ranks in the same folder are combined with it. If it was recorded without the other ranks (rank 0
+    died, or the run was cut short), the rules run again over all of them.
     """
     if format_ not in FORMATS:
         raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
@@ -60,7 +64,7 @@ def report(
 
 
 def _has_learned_of_ranks(session: Session) -> bool:
-    """Whether ranks can be compared now that could not be when the session was recorded."""
+    """Return whether ranks can be compared now that could not be when the session was recorded."""
     outcome = next((one for one in session.outcomes if one.code == "PD701"), None)
     is_many = session.ranks is not None and len(session.ranks.summaries) > 1
     return is_many and outcome is not None and outcome.status == "skipped"

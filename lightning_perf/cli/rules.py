@@ -19,7 +19,7 @@ _MAX_SUGGESTED = 3
 
 
 def rules(as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False) -> None:
-    """Lists all rules; `lightning-perf explain CODE` tells more of one."""
+    """List all rules; `lightning-perf explain CODE` explains one."""
     listed = all_rules()
     if as_json:
         fields = [{"code": rule.code, "name": rule.name, "category": rule.category} for rule in listed]
@@ -33,7 +33,7 @@ def explain(
     code: Annotated[str, typer.Argument(metavar="CODE", help="A rule's code or name: PD101, starved-by-loader.")],
     as_json: Annotated[bool, typer.Option("--json", help="For programs: code, name, category and docs.")] = False,
 ) -> None:
-    """Says what a rule measures, why it costs, what to do, and when it is wrong."""
+    """Explain a rule: what it measures, why it matters, what to do, and when it is wrong."""
     rule = _find(code)
     if as_json:
         fields = {"code": rule.code, "name": rule.name, "category": rule.category, "docs": rule.docs}

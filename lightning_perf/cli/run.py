@@ -1,4 +1,4 @@
-"""``lightning-perf run``: any Lightning command, unchanged, with PerfDoctor and treatments added."""
+"""``lightning-perf run``: run any Lightning command unchanged, with PerfDoctor and treatments added."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from .output import check_folder
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What you would type to train.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Your training command.")],
     out: Annotated[
         Path | None, typer.Option(help="Where perf_session.json goes; the logger's folder by default.")
     ] = None,
     with_: Annotated[
-        str, typer.Option("--with", metavar="ID,...", help="Treatments to apply: loader-workers=4,precision-bf16.")
+        str, typer.Option("--with", metavar="ID,...", help="Treatments to apply, e.g. loader-workers=4,precision-bf16.")
     ] = "",
-    doctor: Annotated[bool, typer.Option(help="Add PerfDoctor where the script has none.")] = True,
+    doctor: Annotated[bool, typer.Option(help="Add PerfDoctor if the script does not.")] = True,
 ) -> None:
-    """Runs a training for real, with PerfDoctor added and treatments toggled; the script stays as it is.
+    """Run a complete training with PerfDoctor and treatments added; the script itself does not change.
 
-    Exits as the command does; with 2 where that ended well but built no Trainer.
+    Exits with the command's exit code, or with 2 if the command succeeded without creating a Trainer.
     """
     from lightning_perf.trials.foreground import run_in_front
     from lightning_perf.trials.job import Job

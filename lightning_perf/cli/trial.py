@@ -1,4 +1,4 @@
-"""``lightning-perf trial``: measures the prescriptions on the user's own command."""
+"""``lightning-perf trial``: measure recommendations on the user's own command."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
 
 
 def trial(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What you would type to train.")],
-    out: Annotated[Path | None, typer.Option(help="Where everything goes; an interrupted trial in it goes on.")] = None,
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Your training command.")],
+    out: Annotated[Path | None, typer.Option(help="Output folder; an interrupted trial in it is resumed.")] = None,
     try_: Annotated[
-        str, typer.Option("--try", metavar="ID,...", help="Treatments to try instead of those prescribed.")
+        str, typer.Option("--try", metavar="ID,...", help="Treatments to try instead of the recommended ones.")
     ] = "",
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps a run; found by itself.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of an arm; fewer or more where that settles it.")] = 3,
-    time_limit: Annotated[float | None, typer.Option(min=1.0, help="Seconds a run may take in all.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps per run; chosen automatically.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per arm; fewer or more as the result requires.")] = 3,
+    time_limit: Annotated[float | None, typer.Option(min=1.0, help="Time limit per run in seconds.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Memory that a run may use, e.g. 8G.")] = None,
     semantics: Annotated[
-        bool, typer.Option("--semantics", help="Also try what changes the training itself, such as the batch size.")
+        bool, typer.Option("--semantics", help="Also try treatments that change results, such as the batch size.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="For every run.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed of every run.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the trial's record.")] = False,
 ) -> None:
-    """Runs some steps of a training over and over, as it is and treated, and says what each treatment gains.
+    """Run a few steps of a training repeatedly, without and with each treatment, and measure the speedups.
 
-    The script stays as it is, and so do its checkpoints and logs: those of the trial go to a folder of their own.
+    The script does not change, nor do its checkpoints and logs: the trial writes to a separate folder.
     """
     from lightning_perf.trials.plan import checked_specs
     from lightning_perf.trials.trial import Options, run_trial

@@ -1,4 +1,4 @@
-"""``lightning-perf view``: opens a trace in a Perfetto that needs no internet."""
+"""``lightning-perf view``: open a trace in an offline Perfetto."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def view(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the viewer listens.")] = 9001,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only serve; print the address.")] = False,
 ) -> None:
-    """Opens a trace in an offline Perfetto, until Ctrl-C. Needs the extra ``trace``."""
+    """Open a trace in an offline Perfetto, until Ctrl-C. Needs the extra ``trace``."""
     viewer = _viewer()
     if not os.path.isfile(trace):
         raise TraceError(f"{trace} is no file. Expected one profiler trace as JSON or gzip.")
     with tempfile.TemporaryDirectory(prefix="lightning-perf-view-") as folder:
-        # The viewer tells the format by the name; traces are often named otherwise.
+        # The viewer detects the format by the file name, which is often another one.
         plain = Path(folder) / f"{trace.name.removesuffix('.gz').removesuffix('.json')}.json"
         with plain.open("wb") as file:
             for chunk in text_chunks(trace):

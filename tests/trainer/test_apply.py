@@ -77,7 +77,7 @@ def test_workers_are_added_from_the_next_epoch_on_when_the_diagnosis_asks_for_th
         ("loader-workers=2", "PD101", 1, "applied")
     ]
     assert [record.getMessage() for record in caplog.records if "applied" in record.getMessage()] == [
-        "PerfDoctor applied loader-workers=2 from epoch 1 on, as PD101 prescribed."
+        "PerfDoctor applied loader-workers=2 from epoch 1 on, as PD101 recommends."
     ]
     assert trainer.train_dataloader is data
     assert data.num_workers == 0
@@ -260,7 +260,7 @@ def test_loader_that_cannot_be_treated_later_is_kept_when_the_user_reloads_them(
     with caplog.at_level(logging.WARNING, logger="lightning_perf"):
         make_trainer(watch, doctor, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(Reloads())
     assert watch.n_workers == [0, 2, 0]
-    assert any("leaves a training loader as it is" in record.getMessage() for record in caplog.records)
+    assert any("left a training loader unchanged" in record.getMessage() for record in caplog.records)
 
 
 def test_second_fit_begins_without_the_first_ones_diagnosis(make_trainer: Make) -> None:
