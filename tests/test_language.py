@@ -62,21 +62,15 @@ PLAIN = {
 }
 """Pattern of a wording → the plain one."""
 
-FIELDS = ("prescriptions", "prescription", "Prescription", "utilisation", "census", "synchronising")
+FIELDS = ("prescriptions", "prescription", "Prescription", "utilisation", "Utilisation", "census", "synchronising")
 """Names of fields, records and rules in saved sessions, which stay."""
 
 ALLOWED: dict[str, int] = {
     "benchmarks/": 8,
     "benchmarks/clinic/": 34,
     "docs/benchmarks/": 35,
-    "lightning_perf/records/": 19,
-    "lightning_perf/reports/": 60,
+    "lightning_perf/reports/": 20,
     "lightning_perf/rules/": 232,
-    "lightning_perf/stats/": 9,
-    "lightning_perf/tensorboard_plugin/": 7,
-    "lightning_perf/traces/": 9,
-    "lightning_perf/treatments/": 12,
-    "lightning_perf/trials/": 8,
     "tests/": 84,
 }
 """Folders that are not rewritten yet → number of wordings left. Lower it when you rewrite; never raise it."""

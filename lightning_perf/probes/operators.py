@@ -168,7 +168,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
 
 
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
-    """Return the precision of matrix multiplication with these arguments: ``fp32``, ``tf32``, ``bf16`` …"""
+    """Return the precision of matrix multiplication with these arguments, e.g. ``tf32``."""
     if dtype is torch.float32 and any(is_readable_tensor(a) and field(a, "is_cuda") for a in args):
         with suppress(Exception):  # newer versions raise if both of their interfaces were used
             return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"

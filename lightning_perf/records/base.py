@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
         return repr(self) if text is None else text
 
     def _repr_html_(self) -> str | None:
-        """Return what a notebook shows; None, which means the text, if there is no report of this kind of record."""
+        """Return the HTML for notebooks; None, which means the text, if there is no report of this kind of record."""
         drawn: str | None = _package().to_html(self)
         return drawn
 

@@ -1,4 +1,4 @@
-"""Comparison of two sessions, or two groups of them: what got faster or slower, and what else differs."""
+"""Comparison of two sessions, or two groups of them: what became faster or slower, and what else differs."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class TrialChange(Record, frozen=True, kw_only=True):
 
     Attributes:
         arm: The treatments, joined by ``+``.
-        base: Speed-up over the baseline of the first side's own trial; None if it was not measured.
-        new: The same of the second side's.
+        base: Speedup over the baseline in the first side's own trial; None if it was not measured.
+        new: The same for the second side.
         base_verdict: None if the arm was not tried.
     """
 
@@ -116,13 +116,13 @@ class Comparison(Record, frozen=True, kw_only=True):
     """One side against the other.
 
     Attributes:
-        per: Whether times are of a step, or of a sample because the two take different numbers of them a step.
+        per: Whether times are per step, or per sample because the two sides have different batch sizes.
         times: ``step`` first, then ``wall``, then phases by how much they changed.
         figures: Memory, throughput and others without an interval.
         findings: Those that appeared first, then those that disappeared, then the rest.
-        environment: What differs in machine and versions.
-        run_noise_fraction: What two runs of the same training are taken to differ by in 19 of 20 cases.
-        band_fraction: Change that counts as none, whatever the interval.
+        environment: Differences in machine and versions.
+        run_noise_fraction: Assumed difference between two runs of the same training, not exceeded in 19 of 20 cases.
+        band_fraction: Changes smaller than this count as none, whatever their interval.
         ruled_out_fraction: The change that ``no_change`` rules out.
         cautions: Reasons why the comparison is weaker than its figures suggest.
     """
@@ -144,10 +144,10 @@ class Comparison(Record, frozen=True, kw_only=True):
     cautions: tuple[str, ...] = ()
 
     def time(self, name: str) -> TimeChange | None:
-        """The change of ``step``, ``wall`` or a phase; None if it was not compared."""
+        """Return the change of ``step``, ``wall`` or a phase; None if it was not compared."""
         return next((one for one in self.times if one.name == name), None)
 
     def regressions(self, fraction: float) -> tuple[TimeChange, ...]:
-        """Of ``step`` and ``wall`` those that took longer by more than ``fraction``, by their whole interval."""
+        """Return those of ``step`` and ``wall`` that became slower by more than ``fraction`` over their interval."""
         looked_at = (self.time("step"), self.time("wall"))
         return tuple(one for one in looked_at if one and one.ratio and one.ratio.low > 1 + fraction)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 RESERVE_BYTES = 128 * 2**20
-"""Free space on a disk that files written beside a training never use: it is left to the training's own files."""
+"""Free disk space that PerfDoctor's files never use, so that the training can write its own files."""
 
 _CHECK_EVERY_BYTES = 4 * 2**20
-"""A large file checks the free space each time it has grown by this much: a network disk takes its time to answer."""
+"""Bytes written between two checks of the free space, which are slow on a network disk."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder", errno.EISDIR),
@@ -28,7 +28,7 @@ _KINDS = (
 
 
 def write_whole(target: Path, content: bytes) -> None:
-    """Write a file beside the target and rename it, so that a reader finds the old content or the new, never a part.
+    """Write a temporary file and rename it to the target, so that readers never see incomplete content.
 
     Args:
         target: The file; parents are made, an existing file is replaced.
@@ -72,11 +72,11 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
 def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
     """Raise unless ``RESERVE_BYTES`` stay free on a folder's disk once this much more is written.
 
-    Whatever is written while a training runs asks this first: a full disk ends the training that writes to it.
+    Call this before writing anything while a training runs, which would fail on a full disk.
 
     Args:
         folder: The folder; it need not exist yet. One whose disk does not report its free space has room.
-        n_bytes: Size of what is to be written, at most.
+        n_bytes: Upper bound of the size to write.
 
     Raises:
         OSError: There is not enough room (``ENOSPC``).

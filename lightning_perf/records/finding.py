@@ -70,8 +70,8 @@ class Gain(Record, frozen=True, kw_only=True):
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
         high: Upper end, bounded by the time that is exclusive to the cause (Amdahl's law).
-        method: How it was obtained: ``timed`` (the time itself goes away), ``replayed`` (operators run again with the
-            treatment), ``probed`` (the loader, by itself), ``tried`` (a trial) or ``modeled`` (not measured).
+        method: How it was obtained: ``timed`` (the fix removes the measured time), ``replayed`` (operators run again
+            with the treatment), ``probed`` (the loader alone), ``tried`` (in a trial) or ``modeled`` (not measured).
     """
 
     low: float
@@ -87,8 +87,8 @@ class Finding(Record, frozen=True, kw_only=True):
         name: Reads as "allow <name>".
         category: ``data``, ``transfer``, ``compute``, ``memory``, ``host``, ``loop``, ``distributed``, ``system``
             or ``quality``.
-        severity: From the share of wall time that the fix certainly saves; ``low`` at most where the gain is only
-            modeled. Where no time can be claimed, as for memory, from how near the harm is.
+        severity: By the share of wall time that the fix saves at least; at most ``low`` if the speedup is only modeled.
+            Findings without a speedup, e.g. about memory, by how close the failure is.
         summary: One or two sentences with the figures.
         prescriptions: What to change, best first.
         gain: None if no gain in time can be promised (quality of measurement, memory).

@@ -69,7 +69,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
 
 
 class AttentionCall(Record, frozen=True, kw_only=True):
-    """A product, a softmax and a product again over a square of scores that was written to memory.
+    """Unfused attention: a product, a softmax and another product, with the score matrix written to memory.
 
     Attributes:
         file: Of the user's code; empty if none was running.

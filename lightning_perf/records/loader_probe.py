@@ -8,10 +8,10 @@ from .base import Record
 from .host_profile import HostLine
 
 WAITING_REACH = 4
-"""A dataset that waits leaves the cores to others: so many workers for each core are tried, and prescribed, at most."""
+"""Most workers per core that are tried or recommended for a dataset that waits, e.g. for storage."""
 
 MAX_WORKERS = 64
-"""In all."""
+"""Most workers that are tried or recommended."""
 
 
 class Repeated(Record, frozen=True, kw_only=True):
@@ -116,9 +116,9 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
             it computes, near 0 it waits.
         n_slow: Samples that took more than five times the median.
-        slow_again: Of the time that slow samples took beyond usual ones, the share that they took again when they were
-            asked for a second time; samples that waited, for storage for instance, count in full. Near 0 the machine
-            made them slow. None without slow samples, or where none can be asked for twice.
+        slow_again: Share of the slow samples' time beyond the median that they took again when they were made a second
+            time; samples that waited, e.g. for storage, count in full. Near 0, the machine made them slow. None without
+            slow samples, or if none could be made twice.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
         indexes_tensors: Whether samples are rows of tensors that lie in memory, fetched one at a time.
         transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
@@ -130,7 +130,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             (0…255, or 0…1 in steps of 1/255): what was probably made from bytes.
         first_batch_s: First batch with the loader as it is; the start of its workers included.
         read_bytes: Bytes read from storage per sample; None if unknown.
-        rss_growth_bytes: Growth of a process's own memory a sample, once warm.
+        rss_growth_bytes: Growth of a process's private memory per sample, after warm-up.
         functions: The costliest functions, worst first: those of ``__getitem__``, then those of collate.
         lines: Lines of the first of them.
         host_lines: The lines of your code that take the time of making samples in one process, costliest first.

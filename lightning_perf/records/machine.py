@@ -12,7 +12,7 @@ class Device(Record, frozen=True, kw_only=True):
         name: As the driver gives it.
         kind: ``"cuda"``, ``"mps"``, ``"xpu"`` …
         capability: Compute capability such as ``"9.0"``; None outside CUDA.
-        has_fast_bf16: Whether bf16 matrix products run faster than fp32 ones; None if unknown.
+        has_fast_bf16: Whether matrix multiplication runs faster in bf16 than in fp32; None if unknown.
         has_fast_fp16: The same for fp16.
     """
 

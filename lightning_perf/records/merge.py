@@ -1,4 +1,4 @@
-"""Merges the sessions that the ranks of one run left on disk."""
+"""Merge the sessions that the ranks of one run saved."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .ranks import MAX_FOUND, RANKS_FOLDER, MissingRank, RankSummary, together
 from .session import SESSION_FILE, Session, load
 
 MAX_RANKS = 100_000
-"""A file may say any number: beyond this, ranks that left nothing are not listed one by one."""
+"""Largest world size at which missing ranks are listed one by one; a file may contain any number."""
 
 _CLOCKS_DIFFER_S = 300.0
-"""How far apart the clocks of machines, and the starts of their processes, may lie for sessions to be of one run."""
+"""Largest difference between start times of sessions of one run, by clock differences and process start."""
 
 
 def load_run(path: str | os.PathLike[str]) -> Session:
@@ -61,7 +61,7 @@ def load_run(path: str | os.PathLike[str]) -> Session:
 
 
 def _is_same_run(one: Session, other: Session) -> bool:
-    """Whether two ranks' sessions are of one run: files of an earlier run may lie in the same folder."""
+    """Return whether two ranks' sessions belong to one run; the folder may hold files of an earlier one."""
     if one.run.world_size != other.run.world_size or one.run.stage != other.run.stage:
         return False
     try:

@@ -9,22 +9,23 @@ from .memory import Breakdown
 from .steps import Distribution
 
 Bound = Literal["compute", "bandwidth", "launch", "latency"]
-"""What limits a piece of work: arithmetic, memory traffic, starting its operators, or neither (the rest)."""
+"""Bottleneck of an operation: arithmetic, memory traffic, launching its operators, or none of these."""
 
 
 class Ceilings(Record, frozen=True, kw_only=True):
-    """What a device can do at most, as measured on it with torch's own operators.
+    """Peak rates of a device, measured on it with torch's own operators.
 
     Attributes:
         device: ``"cpu"``, ``"cuda"`` …
         name: The device's, as its driver gives it; the processor's model on a CPU.
         n_threads: That torch computed with; None if the device is no CPU.
-        matmul_flops_per_s: Floating-point operations per second of large matrix products, a multiplication and an
-            addition counted as two, by precision: of ``"fp32"``, ``"tf32"``, ``"bf16"`` and ``"fp16"`` those measured.
-        copy_bytes_per_s: Bytes read plus bytes written a second by a copy within the device's memory.
+        matmul_flops_per_s: Floating-point operations per second of large matrix multiplications by precision, a
+            multiplication and an addition counted as two: of ``"fp32"``, ``"tf32"``, ``"bf16"`` and ``"fp16"`` those
+            measured.
+        copy_bytes_per_s: Bytes read plus bytes written per second by a copy within the device's memory.
         h2d_pinned_bytes_per_s: From pinned host memory to the device; None on a CPU.
         h2d_pageable_bytes_per_s: From ordinary host memory to the device; None on a CPU.
-        launch_s: What starting one small operator costs the host.
+        launch_s: Launch latency of one small operator on the host.
         measured_at: ISO 8601, UTC.
         missing: Why a figure is absent.
     """
@@ -44,11 +45,11 @@ class Ceilings(Record, frozen=True, kw_only=True):
 
 
 class DatasheetPeak(Record, frozen=True, kw_only=True):
-    """What the maker says that a device can do.
+    """Peak rates of a device from its datasheet.
 
     Attributes:
-        chip: As the maker calls it, e.g. ``"H100 SXM"``.
-        matmul_flops_per_s: Dense matrix products, by precision as in ``Ceilings``.
+        chip: The vendor's name, e.g. ``"H100 SXM"``.
+        matmul_flops_per_s: Dense matrix multiplication, by precision as in ``Ceilings``.
     """
 
     chip: str
@@ -58,15 +59,15 @@ class DatasheetPeak(Record, frozen=True, kw_only=True):
 
 
 class Utilisation(Record, frozen=True, kw_only=True):
-    """Arithmetic done in the time of a step, against what the device can do: model FLOPS utilisation.
+    """Model FLOPS utilization: the arithmetic of a step relative to the device's peak rate.
 
     Attributes:
-        flops_per_s: Operations of forward and backward ÷ the step's time; recomputed activations count nothing.
+        flops_per_s: Operations of forward and backward ÷ the step's time; recomputed activations are excluded.
         step_s: That time.
-        precision: Of the matrix products, e.g. ``"bf16"``.
+        precision: Precision of most matrix multiplications, e.g. ``"bf16"``.
         measured_flops_per_s: The device's measured ceiling; None if it was not measured.
         measured_fraction: ``flops_per_s`` ÷ that.
-        datasheet_flops_per_s: The maker's figure; None for a chip that is not known.
+        datasheet_flops_per_s: The datasheet's figure; None for an unknown chip.
         datasheet_fraction: ``flops_per_s`` ÷ that.
         datasheet: Chip and document.
     """
@@ -82,15 +83,16 @@ class Utilisation(Record, frozen=True, kw_only=True):
 
 
 class ModuleProfile(Record, frozen=True, kw_only=True):
-    """One of the listed modules. The list is a partition: what ran in a listed module inside another counts in the
-    innermost one alone, so that figures of all entries add up to the model's.
+    """One of the listed modules.
+
+    Work counts only in the innermost listed module, so that the figures of all modules add up to the model's.
 
     Attributes:
         path: As in ``named_modules``; ``""`` for work outside of listed modules (the loss, the step itself).
         class_name: E.g. ``"Linear"``; empty for ``""``.
         n_parameters: Elements, a shared parameter counted in the first module that has it.
         calls: Of forward, in one step.
-        forward_flops: Operations of matrix products, convolutions and attention in one step; None if not counted.
+        forward_flops: Operations of matrix multiplication, convolution and attention in one step; None if not counted.
         backward_flops: The same in the backward pass, recomputed activations among them.
         forward_bytes: Read and written by its operators in one step, as if nothing stayed in a cache.
         backward_bytes: The same in the backward pass.
@@ -144,7 +146,7 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
 
 
 class ModelProfile(Record, frozen=True, kw_only=True):
-    """A model's arithmetic, counted in one step, against the device's ceilings.
+    """A model's arithmetic, counted in one step, compared with the device's ceilings.
 
     Attributes:
         device: That it ran on: ``"cpu"``, ``"cuda:0"`` …
@@ -153,8 +155,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         n_samples: In the batch; None if unknown.
         step: Batches before the step that was counted; None outside a run.
         precision: Of most of the arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype's name.
-        forward_flops: Operations of matrix products, convolutions and attention, a multiplication and an addition
-            counted as two; None if not counted.
+        forward_flops: Operations of matrix multiplications, convolutions and attention, a multiplication and an
+            addition counted as two; None if not counted.
         backward_flops: The same of the backward pass; None without one.
         recomputed_flops: Of ``backward_flops``, the part that computes activations again (checkpointing).
         forward_bytes: Read and written by all operators, as if nothing stayed in a cache.
@@ -169,7 +171,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         operators: Costliest first, at most 24.
         memory: What its memory holds; None in a session, which has it elsewhere.
         ceilings: Of the device; None if not measured.
-        datasheet: The maker's figures; None for a chip that is not known.
+        datasheet: The datasheet's figures; None for an unknown chip.
         utilisation: None if arithmetic, time or both figures of the device are missing.
         bound: What limits forward and backward as a whole.
         advice: What would help; empty if nothing is known.

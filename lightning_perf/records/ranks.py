@@ -98,10 +98,10 @@ def together(
     missing: tuple[MissingRank, ...] = (),
     collected_s: float | None = None,
 ) -> Ranks | None:
-    """All ranks' figures from the summaries of those that reported; None where nobody did.
+    """Combine the summaries of the ranks that reported; return None without any.
 
     Args:
-        summaries: In any order; of a rank that is there twice the last counts.
+        summaries: In any order; the last one of a rank counts.
         world_size: Ranks of the run.
         missing: The others.
         collected_s: As for ``Ranks``.
@@ -123,7 +123,7 @@ def together(
 
 
 def ranks_by_finding(summaries: tuple[RankSummary, ...]) -> dict[str, tuple[int, ...]]:
-    """By what was found, the ranks that found it; those first that found what most others did not."""
+    """Return the ranks by finding; findings of the fewest ranks first."""
     found: dict[str, list[int]] = {}
     for one in summaries:
         for text in one.found:

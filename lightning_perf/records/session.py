@@ -42,7 +42,7 @@ class Run(Record, frozen=True, kw_only=True):
     """One call of fit, validate, test or predict.
 
     Attributes:
-        id: Unique; also tells two runs in one folder apart.
+        id: Unique, also among the runs in one folder.
         stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``; ``"data"`` of ``lightning-perf data``.
         status: ``running`` until the end; ``interrupted`` by Ctrl-C; ``failed`` by an exception.
         started_at: ISO 8601, UTC.
@@ -74,7 +74,7 @@ class Run(Record, frozen=True, kw_only=True):
 
 
 class Overhead(Record, frozen=True, kw_only=True):
-    """What PerfDoctor itself cost.
+    """Overhead of PerfDoctor itself.
 
     Attributes:
         per_step_us: Microseconds per step: the median time in its own hooks, the measured cost of its spans, and what
@@ -124,8 +124,8 @@ class AppliedTreatment(Record, frozen=True, kw_only=True):
 
     Attributes:
         treatment: With its value, e.g. ``"loader-workers=4"``.
-        finding: Code of the finding that asked for it.
-        epoch: The epoch from whose start it was in force. Figures and settings of the session span the time before too.
+        finding: Code of the finding that recommended it.
+        epoch: First epoch with the treatment. Figures and settings of the session include the time before.
         status: ``applied``, or ``refused`` where it could not be.
         reason: Why it was refused; empty otherwise.
     """
@@ -200,23 +200,23 @@ class Session(Record, frozen=True, kw_only=True):
         return [("stage", self.run.stage), ("status", self.run.status), ("findings", codes), ("verdict", self.verdict)]
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
-        """The prescribed ``Trainer`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""
+        """Return the recommended ``Trainer`` arguments, at most as unsafe as ``safety``; the worst finding wins."""
         return self._merged("trainer_flags", safety)
 
     def loader_args(self, safety: Safety = "exact") -> dict[str, Any]:
-        """The prescribed ``DataLoader`` keyword arguments, at most as unsafe as ``safety``; the worst finding wins."""
+        """Return the recommended ``DataLoader`` arguments, at most as unsafe as ``safety``; the worst finding wins."""
         return self._merged("loader_args", safety)
 
     def to_json(self) -> bytes:
-        """The session as indented JSON."""
+        """Return the session as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the session; a crash leaves an existing file whole.
+        """Write the session; a crash leaves an existing file intact.
 
         Args:
-            path: The file, or a folder to put ``perf_session.json`` in. Parents are made. The session of another run
-                that is there already is kept, renamed to ``perf_session.<its id>.json``.
+            path: The file, or a folder for ``perf_session.json``. Parent folders are created. An existing session of
+                another run is kept and renamed to ``perf_session.<its id>.json``.
 
         Returns:
             The file written.
@@ -269,7 +269,7 @@ _MOST_NEARBY = 3
 
 
 def load(path: str | os.PathLike[str]) -> Session:
-    """Reads a session; needs neither torch nor lightning.
+    """Read a session; needs neither torch nor lightning.
 
     Args:
         path: A session file, or a folder that holds ``perf_session.json``.
@@ -294,7 +294,7 @@ def load(path: str | os.PathLike[str]) -> Session:
 
 
 def _nearby(folder: Path) -> str:
-    """Sessions of a folder that has none under the usual name: of other stages, or of runs in folders of their own."""
+    """Return sessions near a folder that has none under the usual name: of other stages, or in subfolders."""
     if not os.path.isdir(folder):
         return ""
     found = sorted((*folder.glob("perf_session*.json"), *folder.glob(f"*/{SESSION_FILE}")))
@@ -303,11 +303,11 @@ def _nearby(folder: Path) -> str:
 
 
 def from_json(content: bytes | str, source: str) -> Session:
-    """A session from its JSON.
+    """Return a session from its JSON.
 
     Args:
-        content: What a session file holds.
-        source: Where it comes from, for errors.
+        content: Content of a session file.
+        source: Name of the source, for errors.
 
     Raises:
         SessionError: As for ``load``.

@@ -26,9 +26,9 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
         pci_bus_id: E.g. ``"00000000:3B:00.0"``.
         source: ``"nvml"`` or ``"torch"`` (AMD, by torch's own functions).
         matched_by: How torch's device was found there: ``"uuid"``, ``"pci"``, ``"visible devices"``, ``"index"``.
-        is_mig: A slice of a device: utilisation and energy are then not told, power and clocks are the whole device's.
+        is_mig: A slice of a device: utilization and energy are then unknown, power and clocks are the whole device's.
         n_samples: Samples taken after the first step.
-        utilisation_fraction: Time in which any kernel ran, 0…1: says nothing of how full the device was.
+        utilisation_fraction: Share of time in which any kernel ran, however little of the device it used.
         memory_utilisation_fraction: Time in which the device's memory was read or written.
         default_power_limit_w: As delivered.
         slowdown_temperature_c: At which the device slows down by itself.
@@ -172,7 +172,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
 
 
 class Energy(Record, frozen=True, kw_only=True):
-    """Energy from ``setup`` on. What could not be metered is None and in no sum.
+    """Energy from ``setup`` on. Values that could not be metered are None and excluded from sums.
 
     Attributes:
         gpu_j: This process's device; None when not metered.
@@ -198,10 +198,10 @@ class Cost(Record, frozen=True, kw_only=True):
     """What the run cost by the rates that the user gave; money in the currency of the rate.
 
     Attributes:
-        hour_price: The rate of the whole run, an hour; None when not given.
+        hour_price: The rate of the whole run per hour; None when not given.
         run_price: Up to now.
         epoch_price: By the mean training epoch; None before the first ended.
-        gco2_per_kwh: Grams of CO2 equivalent by kWh; None when not given.
+        gco2_per_kwh: Grams of CO2 equivalent per kWh; None when not given.
         run_gco2: Of the energy that was metered; None if none was.
     """
 

@@ -1,4 +1,4 @@
-"""Foreign text without what could repaint a terminal or make a line read as another one."""
+"""Clean untrusted text of characters that could repaint a terminal or disguise a line."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CATEGORIES: tuple[str, ...] = (
     "cpu_op",
     "other",
 )
-"""Exclusive categories of a step's time, by falling priority: what is hidden behind a kernel is not charged."""
+"""Exclusive categories of a step's time in order of priority: time hidden behind a kernel counts as the kernel's."""
 
 
 class TraceStep(Record, frozen=True, kw_only=True):
@@ -136,7 +136,7 @@ class PhaseWork(Record, frozen=True, kw_only=True):
 
 
 class MatrixShape(Record, frozen=True, kw_only=True):
-    """A matrix product or convolution of one shape.
+    """Matrix multiplications or convolutions of one shape.
 
     Attributes:
         m, n, k: The product's dimensions; None for convolutions.
@@ -172,7 +172,7 @@ class Convolutions(Record, frozen=True, kw_only=True):
 
 
 class MaterialisedAttention(Record, frozen=True, kw_only=True):
-    """A product, a softmax and a product again over a square of scores that was written to memory.
+    """Unfused attention: a product, a softmax and another product, with the score matrix written to memory.
 
     Attributes:
         host_s: Host seconds from the first to the last of the three, and of their backward if it was seen.
@@ -280,7 +280,7 @@ class TraceRecord(Record, frozen=True, kw_only=True):
         source: File name, or ``"live"``.
         device_name: None if unknown, or without a device.
         steps: Empty for a trace without steps: then the whole trace is what was analyzed.
-        missing: What could not be told, and why.
+        missing: Values that are unknown, with the reason.
         span_s: Seconds analyzed: the steps together, else the whole trace. Shares are of this.
         era: Which profiler wrote it, by its category names: ``"kineto-2021"`` (torch 1.8 to 1.11),
             ``"kineto-2022"`` or ``"unknown"``. Traces carry no version of torch.

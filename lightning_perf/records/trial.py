@@ -31,8 +31,8 @@ class ArmRun(Record, frozen=True, kw_only=True):
         block_steps: Optimizer steps per block.
         steady_from: Optimizer step at which the steady state began; None if it was never reached.
         samples_per_s: Over the steady state; None if batches have no known size.
-        batches_per_step: Batches an optimizer step (accumulation).
-        samples_per_step: Samples an optimizer step, of all ranks together; None if batches have no known size.
+        batches_per_step: Batches per optimizer step (accumulation).
+        samples_per_step: Samples per optimizer step on all ranks together; None if batches have no known size.
         stage: Runs of one stage were interleaved and may be compared: 0 for the baseline and single treatments, then
             one more for each rung tried; -1 for runs that each tried another batch size, once.
         peak_device_bytes: Peak of device memory; None on a CPU.
@@ -65,7 +65,7 @@ class ArmRun(Record, frozen=True, kw_only=True):
 
 
 class Arm(Record, frozen=True, kw_only=True):
-    """What became of one combination of treatments.
+    """Result of one combination of treatments.
 
     Attributes:
         id: ``"baseline"``, ``"baseline-again"`` (the other half of the A/A pair), or the treatments joined by ``+``.
@@ -76,8 +76,8 @@ class Arm(Record, frozen=True, kw_only=True):
             where the figures say it all.
         speedup: Baseline step ÷ this arm's, by samples where batches differ; None for the baseline and when failed.
         p_value: Of the exact permutation test; None when not computed.
-        step_s: Seconds an optimizer step; None if failed.
-        predicted: What the rule that prescribed it expected; None if none did.
+        step_s: Seconds per optimizer step; None if failed.
+        predicted: Speedup expected by the rule that recommended it; None if none did.
         peak_bytes: Median peak memory of its runs: the device's, or the host's on a CPU.
         loss: Whether its losses agree with the baseline's.
         repeats_needed: More repeats that would probably settle an inconclusive verdict; None otherwise.
@@ -105,9 +105,9 @@ class Rung(Record, frozen=True, kw_only=True):
         arm: Id of the arm that was measured.
         is_kept: Whether it was ``improved`` on top of the rungs before it.
         verdict: Against the rung below it.
-        step_gain: Speed-up over the rung below it; None if failed.
-        speedup: Speed-up over the baseline; None if failed.
-        predicted: What the rule expected of the treatment alone; None if none did.
+        step_gain: Speedup over the rung below it; None if failed.
+        speedup: Speedup over the baseline; None if failed.
+        predicted: Speedup that the rule expected of the treatment alone; None if none did.
         reason: Why it was left out; empty if kept.
     """
 
@@ -129,7 +129,7 @@ class Trial(Record, frozen=True, kw_only=True):
     Attributes:
         status: ``running`` until the end; ``interrupted`` by Ctrl-C; what was measured until then is judged as well.
         started_at: ISO 8601, UTC.
-        noise_band: Relative change that counts as none: from the A/A pair, at least 0.01.
+        noise_band: Relative change that counts as noise: from the A/A pair, at least 0.01.
         aa: Ratio of the two halves of the A/A pair; None if there was none.
         ladder: Cumulative, the baseline first.
         best: Id of the arm that the ladder ends with.

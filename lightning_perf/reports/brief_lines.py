@@ -61,12 +61,12 @@ def right_aligned(label: str, text: str, code: str, style: str = "") -> Line:
 
 
 def labelled(label: str, text: str, rank: int = NEEDED) -> Line:
-    """Return a text behind its label."""
+    """Return a label followed by a text."""
     return Line(((f"{label:<{LABEL}}", QUIET), (text, "")), rank)
 
 
 def command(label: str, text: str, purpose: str = "") -> Line:
-    """Return what is to be copied and its purpose, which is left out where there is no room."""
+    """Return a command to copy and its purpose, which is omitted if there is no room."""
     return Line(((f"{label:<{LABEL}}", QUIET), (text, ""), (f"   {purpose}", QUIET)), is_command=True)
 
 

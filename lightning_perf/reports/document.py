@@ -301,11 +301,8 @@ def table(
 ) -> Table:
     """Return a table without the columns that are empty in every row; for other arguments see `Table`.
 
-    Args:
-        heads: One per column.
-        rows: As many cells as heads.
-        bars: Head of the column whose values are also drawn as bars.
-        full: The value of a bar of full length; None for the largest of the column.
+    ``rows`` have a cell per head. ``bars`` is the head of a column whose values are also drawn as bars, ``full`` the
+    value of a bar of full length; None for the largest of the column.
     """
     cells = [[wording.line(cell, 1_000) if isinstance(cell, str) else cell for cell in row] for row in rows[:MAX_ROWS]]
     kept = [i for i in range(len(heads)) if any(text_of(row[i]) for row in cells)]

@@ -54,7 +54,7 @@ _BLANKS = re.compile(r"\s+")
 
 
 def seconds(value: float | None) -> str:
-    """A duration given in seconds, with three significant digits: ``12.3 ms``, ``2 min 03 s``, ``1 h 02 min``."""
+    """Format a duration in seconds with three significant digits: ``12.3 ms``, ``2 min 03 s``, ``1 h 02 min``."""
     if value is None or not math.isfinite(value):
         return NOT_TOLD
     size = abs(value)
@@ -78,7 +78,7 @@ def seconds_column(values: Sequence[float | None]) -> list[str]:
 
 
 def share(value: float | None, decimals: int | None = None) -> str:
-    """A fraction as percent: ``54 %``, ``0.3 %``; ``decimals`` fixes their number, for columns."""
+    """Format a fraction as percent: ``54 %``, ``0.3 %``; ``decimals`` fixes their number, for columns."""
     if value is None or not math.isfinite(value):
         return NOT_TOLD
     percent = value * 100
@@ -90,7 +90,7 @@ def share(value: float | None, decimals: int | None = None) -> str:
 
 
 def size(value: float | None) -> str:
-    """A number of bytes: ``1.50 GiB``."""
+    """Format a number of bytes: ``1.50 GiB``."""
     if value is None or not math.isfinite(value):
         return NOT_TOLD
     amount = float(value)
@@ -102,7 +102,7 @@ def size(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """A bare number: thousands are separated, what is small keeps three significant digits."""
+    """Format a number without a unit: with thousands separators, small ones with three significant digits."""
     if value is None or not math.isfinite(value):
         return NOT_TOLD
     if value == int(value) or abs(value) >= 999.5:
@@ -142,12 +142,12 @@ def interval_text(interval: Interval) -> str:
 
 
 def evidence_value(evidence: Evidence) -> str:
-    """The figure of a piece of evidence in its unit."""
+    """Format the value of an evidence in its unit."""
     return quantity(evidence.value, evidence.unit)
 
 
 def evidence_basis(evidence: Evidence) -> str:
-    """The bound that it crossed and the number of observations, ``limit 20 %, n 400``; empty without either."""
+    """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
     if evidence.threshold is not None:
         # A bound is a round number: 5.0 % and 5.00 ms say no more than 5 % and 5 ms.
@@ -158,7 +158,7 @@ def evidence_basis(evidence: Evidence) -> str:
 
 
 def quantity(value: float | int | str | bool, unit: str) -> str:
-    """A value in the unit of an ``Evidence``."""
+    """Format a value in the unit of an ``Evidence``."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
@@ -179,12 +179,12 @@ def quantity(value: float | int | str | bool, unit: str) -> str:
 
 
 def phase_name(name: str) -> str:
-    """A phase as reports show it: ``data wait``."""
+    """Return the name of a phase in reports: ``data wait``."""
     return line(name.replace("_", " "), 32)
 
 
 def kernel_name(name: str) -> str:
-    """A kernel's name without what half of all kernels have in common."""
+    """Return a kernel's name without the parts that most kernel names share."""
     for common in ("void ", "at::native::", "(anonymous namespace)::"):
         name = name.replace(common, "")
     return name
@@ -205,7 +205,7 @@ def block(text: str, max_lines: int = 40, limit: int = 400) -> list[str]:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, at most ``limit`` characters of it."""
+    """Return at most ``limit`` characters of a text."""
     return text if len(text) <= limit else text[: limit - 1].rstrip() + ELLIPSIS
 
 
@@ -219,7 +219,7 @@ def short_path(path: str) -> str:
 
 
 def fit_encoding(text: str, encoding: str | None) -> str:
-    """The text with signs that the encoding lacks replaced: ``–`` by ``-``, what has no likeness by ``?``."""
+    """Replace characters that the encoding lacks: ``–`` by ``-``, those without an equivalent by ``?``."""
     encoding = encoding or "ascii"
     try:
         text.encode(encoding)

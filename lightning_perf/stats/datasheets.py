@@ -1,13 +1,13 @@
-"""Datasheet peaks of chips by driver name: dense matrix products and memory bandwidth.
+"""Datasheet peaks of chips by driver name: dense matrix multiplication and memory bandwidth.
 
-16-bit figures are those with sums in 32 bit, as torch computes them. Lightning's own table
-(``lightning.fabric.utilities.throughput``, 2.6) has some of these otherwise, and is wrong there:
+Peaks of 16-bit types are those with fp32 accumulation, as in torch. Lightning's own table
+(``lightning.fabric.utilities.throughput``, 2.6) has other values for some chips, which are wrong:
 
-- the H200's are those with sparsity, twice what a dense product can reach;
-- the H100 NVL's are of the pair of cards that the first datasheets sold it as;
-- the A40's, the RTX A6000's and GeForce's 16-bit ones leave the Tensor Cores out;
-- a driver's "NVIDIA H200" is not found, and an L40 or L40S is taken for an L4;
-- the A10G of AWS, a chip of its own with fewer Tensor Core operations, has the A10's. It has none here.
+- H200: the values with sparsity, twice the dense peak;
+- H100 NVL: the values of a pair of cards, as in the first datasheets;
+- A40, RTX A6000 and GeForce: 16-bit values without Tensor Cores;
+- the driver's "NVIDIA H200" is not found, and an L40 or L40S counts as an L4;
+- the A10G of AWS, another chip with a lower Tensor Core peak, has the A10's values. It is not listed here.
 """
 
 from __future__ import annotations

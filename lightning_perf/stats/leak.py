@@ -56,7 +56,7 @@ def fit_trend(x: Sequence[float], y: Sequence[float]) -> Trend | None:
     first, second = np.triu_indices(n, k=1)
     slopes = np.sort((ys[second] - ys[first]) / (xs[second] - xs[first]))
     slope = float(np.median(slopes))
-    r = _neighbour_correlation(ys - slope * xs)
+    r = _lag_1_correlation(ys - slope * xs)
     variance = n * (n - 1) * (2 * n + 5) / 18 * (1 + r) / (1 - r)
     reach = _Z_95 * math.sqrt(variance)
     below = max(0, math.floor((len(slopes) - reach) / 2))
@@ -64,7 +64,7 @@ def fit_trend(x: Sequence[float], y: Sequence[float]) -> Trend | None:
     return Trend(slope=slope, low=float(slopes[below]), high=float(slopes[above]), is_steady=_is_steady(xs, ys, slope))
 
 
-def _neighbour_correlation(residuals: NDArray[np.float64]) -> float:
+def _lag_1_correlation(residuals: NDArray[np.float64]) -> float:
     """Return the correlation of neighboring residuals, between 0 and ``MAX_CORRELATION``.
 
     In short series the estimate is too low by (1 + 4r)/n on average, which is corrected (F. H. C. Marriott and J. A.

@@ -90,7 +90,7 @@ def intensity(flops: int | None, n_bytes: int | None) -> float | None:
 
 
 def speed_up(ceilings: Ceilings, precision: str) -> tuple[str, float] | None:
-    """Return the fastest 16-bit precision and the speedup of its matrix products; None if none is faster."""
+    """Return the fastest 16-bit precision and its speedup of matrix multiplication; None if none is faster."""
     now = ceilings.matmul_flops_per_s.get(precision)
     if not now or precision in LOWER_PRECISIONS:
         return None

@@ -49,14 +49,13 @@ class Level(NamedTuple):
 
 
 def level(course: Sequence[float]) -> Level:
-    """The level of a run from its course.
+    """Return the mean log time per step of a run, with its variance.
 
-    The course is cut into 4 to 32 batches in order; each counts with its median, so that one long pause does not
-    stand for all the run. Neighbouring batches that still resemble each other count for less (the variance of a mean
-    of values that depend on the one before, an AR(1): × (1 + ρ) ÷ (1 − ρ)).
+    The course is divided into 4 to 32 batches in order. Each is represented by its median, so that one long pause does
+    not dominate. The variance accounts for autocorrelation of batches (AR(1): × (1 + ρ) ÷ (1 − ρ)).
 
     Args:
-        course: Seconds a step of successive parts of equal length, positive; at least one.
+        course: Seconds per step of successive parts of equal length, positive; at least one.
     """
     values = np.log(np.asarray(course, dtype=np.float64))
     if len(values) < MIN_POINTS:

@@ -162,10 +162,10 @@ class Library:
         self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
     def show(self, entry: Entry, chosen: int | None, trial: Entry | None = None) -> Shown:
-        """Return what a view of an entry is drawn from.
+        """Return the data of an entry's view.
 
         Args:
-            entry: From the catalogue.
+            entry: An entry of ``Catalogue``.
             chosen: Index of the trace; None for the latest.
             trial: The entry that holds the trials of this training, if that is another one.
 

@@ -38,7 +38,7 @@ class _Gaps:
 
 
 def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Collectives) -> CriticalPath | None:
-    """Divide the analysed span into exclusive causes whose seconds add up to it.
+    """Divide the analyzed span into exclusive causes whose seconds add up to it.
 
     While the device is idle before work that was launched late, the host is on the critical path, back to where it last
     waited for the device or for data. Work of the device meanwhile is ``hidden``: faster kernels would only leave it

@@ -1,4 +1,4 @@
-"""Shapes and sequences of operators that have a faster form: matrix products, convolutions, attention."""
+"""Find operators that have a faster form: matrix multiplications, convolutions and attention, by shape or sequence."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _named(timeline: Timeline, *names: str) -> Rows:
 
 
 def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[MatrixShape, ...]:
-    """Return matrix products and convolutions of the analyzed span by shape, most time first."""
+    """Return matrix multiplications and convolutions of the analyzed span by shape, most time first."""
     trace = timeline.trace
     if not has_shapes(timeline):
         return ()
@@ -132,7 +132,7 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     tops = timeline.top_operators
     tops = timeline.steps.on_host(trace, tops)
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]
-    # A normalisation layer counts its batches first, in a tensor of one number.
+    # A normalization layer first counts its batches, in a tensor of one number.
     additions = trace.rows_named(tops, lambda name: name == "aten::add_")
     counts = [row for row in additions.tolist() if _is_of_numbers(trace.details.get(row))]
     is_counting = np.zeros(len(trace), dtype=np.bool_)

@@ -109,7 +109,7 @@ def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Int
 
 
 def describe_phases(timeline: Timeline, phases: Phases) -> tuple[PhaseWork, ...]:
-    """Host and device time of the phases inside the analysed span; only those that occurred."""
+    """Return host and device time of the phases that occurred in the analyzed span."""
     trace, launches, steps = timeline.trace, timeline.launches, timeline.steps
     work = launches.device_rows
     counted = steps.touch(trace, work)

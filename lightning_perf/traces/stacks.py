@@ -57,7 +57,7 @@ def user_site(frame: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=4_096)
 def _site_of_stack(stack: str) -> Site | None:
-    """The innermost frame of the user in a stack written as one text; a trace repeats few stacks many times."""
+    """Return the user's innermost frame in a stack given as text; cached, since traces repeat few stacks many times."""
     for frame in stack.split(";"):
         found = user_site(frame.strip())
         if found:

@@ -44,12 +44,12 @@ class StepTimes:
 
     @property
     def span_ns(self) -> int:
-        """Nanoseconds analysed."""
+        """Length of the analyzed span in nanoseconds."""
         return int((self.ends - self.starts).sum())
 
     @property
     def intervals(self) -> Intervals:
-        """The span analysed."""
+        """The analyzed span."""
         return Intervals(self.starts, self.ends)
 
     def touch(self, trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:

@@ -58,7 +58,7 @@ class Timeline:
     Attributes:
         trace: The columns.
         launches: Which call enqueued which device work.
-        steps: The span analysed.
+        steps: The analyzed span.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -191,7 +191,7 @@ class Timeline:
 
     @cached_property
     def blocking_copy_rows(self) -> Rows:
-        """Copying calls that returned only when the copy was done: synchronisations in disguise.
+        """Copying calls that returned only after the copy, and so synchronized.
 
         A copy from the device to ordinary memory is one even where it is called asynchronous.
         """

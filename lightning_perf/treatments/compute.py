@@ -18,7 +18,7 @@ class Accumulate(Treatment):
     summary = "takes an optimizer step after every N batches: fewer steps and gradient exchanges"
     when = (
         "Helps where the optimizer or the gradient exchange dominates, or where memory allows no larger batch. An "
-        "epoch has fewer steps, so choose the learning rate and its schedule anew."
+        "epoch has fewer steps, so adapt the learning rate and its schedule."
     )
     value_form = "N, batches an optimizer step, at least 2"
     least = 2

@@ -82,7 +82,7 @@ class LoaderWorkers(LoaderTreatment):
         return Workers(int(match["n"]), int(match["prefetch"]) if match["prefetch"] else None, bool(match["pinned"]))
 
     def default_value(self, session: Session | None) -> Workers:
-        prescription = self.prescribed(session)
+        prescription = self.recommended(session)
         arguments = prescription.loader_args if prescription is not None else {}
         if "num_workers" in arguments:
             n_workers, prefetch = int(arguments["num_workers"]), arguments.get("prefetch_factor")
@@ -158,7 +158,7 @@ class BatchSize(LoaderTreatment):
     summary = "trains with batches of N samples; lowers accumulation if that keeps the samples per step"
     when = (
         "Helps where the device has too little work and memory is left. Without accumulation to lower, a larger batch "
-        "means fewer steps per epoch, so choose the learning rate and its schedule anew."
+        "means fewer steps per epoch, so adapt the learning rate and its schedule."
     )
     is_live = False
     needs_loader = True  # the accumulation depends on the batch size before

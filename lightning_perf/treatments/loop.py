@@ -59,7 +59,7 @@ class ValLessOften(Treatment):
         return f"{', '.join(f'{name} is {value}' for name, value in now.items())} already" if is_set else None
 
     def default_value(self, session: Session | None) -> str:
-        prescription = self.prescribed(session)
+        prescription = self.recommended(session)
         flags = prescription.trainer_flags if prescription is not None else {}
         if flags.get("check_val_every_n_epoch") is not None:
             return str(flags["check_val_every_n_epoch"])

@@ -35,7 +35,7 @@ class MixedPrecision(Treatment):
 
 class PrecisionBf16(MixedPrecision):
     id = "precision-bf16"
-    summary = "computes matrix products and convolutions in bfloat16; weights stay in float32"
+    summary = "computes matrix multiplications and convolutions in bfloat16; weights stay in float32"
     when = (
         "Helps on hardware with fast bf16: NVIDIA Ampere and newer, AMD CDNA, some CPUs. Elsewhere it is slower; on a "
         "CPU, measure it. It needs no loss scaling."
@@ -50,7 +50,7 @@ class PrecisionBf16(MixedPrecision):
 
 class PrecisionFp16(MixedPrecision):
     id = "precision-fp16"
-    summary = "computes matrix products and convolutions in float16 with loss scaling; weights stay in float32"
+    summary = "computes matrix multiplications and convolutions in float16 with loss scaling; weights stay in float32"
     when = (
         "For devices with fast fp16 but no fast bf16 (NVIDIA Volta and Turing). With a fused optimizer it cannot clip "
         "gradients: Lightning refuses the combination."
@@ -70,7 +70,7 @@ class PrecisionFp16(MixedPrecision):
 class MatmulPrecisionHigh(Treatment):
     id = "matmul-precision-high"
     safety = "numerics"
-    summary = "allows TF32 for matrix products of float32 tensors"
+    summary = "allows TF32 for matrix multiplication of float32 tensors"
     when = "On NVIDIA Ampere and newer, if you keep float32. `=medium` also allows bfloat16 inside the products."
     is_live = True
     value_form = "high or medium"

@@ -63,16 +63,16 @@ class Treatment:
         return None
 
     def default_value(self, session: Session | None) -> Any:
-        """Return the value that the best finding prescribes, or ``default``."""
-        prescription = self.prescribed(session)
+        """Return the value that the best finding recommends, or ``default``."""
+        prescription = self.recommended(session)
         if prescription is None or not self.value_form:
             return self.default
         arguments = {**prescription.trainer_flags, **prescription.loader_args}
         given = arguments.get(self.trainer_flag or self.loader_argument, prescription.value)
         return self.default if given is None else self.parse_value(str(given))
 
-    def prescribed(self, session: Session | None) -> Prescription | None:
-        """Return the first prescription of this treatment in the session's findings, which are sorted best first."""
+    def recommended(self, session: Session | None) -> Prescription | None:
+        """Return the first recommendation of this treatment in the session's findings, which are sorted best first."""
         findings = session.findings if session is not None else ()
         return next((p for finding in findings for p in finding.prescriptions if p.treatment == self.id), None)
 

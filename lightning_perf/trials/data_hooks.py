@@ -121,7 +121,7 @@ def batch_cost_s(probe: LoaderProbe) -> float | None:
 
 def _in_words(probe: LoaderProbe) -> str:
     cost_s = batch_cost_s(probe)
-    return f"{probe.index}: " + (probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms a batch")
+    return f"{probe.index}: " + (probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms per batch")
 
 
 class OneBatchHooks:

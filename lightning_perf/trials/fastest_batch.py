@@ -24,7 +24,7 @@ MARGIN = 0.1
 """Fraction of the capacity left free: peaks vary with shapes, and a full allocator retries and fragments."""
 
 SMALL_STEP = 1.26
-"""Sizes closer than a third of a doubling are not told apart."""
+"""Smallest ratio between two sizes that are compared: a third of a doubling."""
 
 TREATMENT = "batch-size"
 """Treatment whose value ``x2`` doubles the user's size: sizes are searched as multiples."""
@@ -98,7 +98,7 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
         return larger if larger is not None and larger >= SMALL_STEP * largest else None
     best = max(rates, key=lambda size: rates[size])
     # Sizes between two that are about as fast would be about as fast too.
-    slower = [other for other in _neighbours(best, rates) if rates[other] < (1 - TOLERANCE) * rates[best]]
+    slower = [other for other in _adjacent_sizes(best, rates) if rates[other] < (1 - TOLERANCE) * rates[best]]
     between = [_middle(best, other) for other in slower]
     return next((size for size in between if size is not None and size <= limit), None)
 
@@ -132,7 +132,7 @@ def _rounded(limit: float, largest: int) -> int:
     return math.floor(limit / step) * step
 
 
-def _neighbours(best: int, rates: dict[int, float]) -> list[int]:
+def _adjacent_sizes(best: int, rates: dict[int, float]) -> list[int]:
     below = max((size for size in rates if size < best), default=None)
     above = min((size for size in rates if size > best), default=None)
     return [size for size in (above, below) if size is not None]

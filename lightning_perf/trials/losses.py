@@ -38,7 +38,7 @@ MAX_OUTSIDE = 0.1
 
 
 def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safety) -> LossVerdict:
-    """Compares the losses of an arm with those of the baseline.
+    """Compare the losses of an arm with those of the baseline.
 
     The seed is the same, so an ``exact`` arm should repeat the baseline's losses digit by digit where the baseline
     repeats its own. Where it does not (another order of data, sums in another order), and for ``numerics``, the

@@ -58,7 +58,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
     not_tried: dict[str, str] = {}
     chosen: dict[str, tuple[TreatmentSpec, Gain | None]] = {}
     finds_batch = False
-    wanted = [(one, None) for one in tries] if tries else _prescribed(session)
+    wanted = [(one, None) for one in tries] if tries else _recommended(session)
     for text, finding in wanted:
         try:
             spec = with_default(parse(text), session if finding is None else _as_if_first(session, finding))
@@ -102,7 +102,7 @@ def specs_of(arm: str) -> tuple[TreatmentSpec, ...]:
     return tuple(map(parse, treatments_of(arm)))
 
 
-def _prescribed(session: Session) -> Iterator[tuple[str, Finding | None]]:
+def _recommended(session: Session) -> Iterator[tuple[str, Finding | None]]:
     """Yield the treatments that findings recommend, by expected gain."""
     by_gain = sorted(session.findings, key=lambda finding: -(finding.gain.high if finding.gain is not None else 0.0))
     for finding in by_gain:
@@ -118,7 +118,7 @@ def _as_if_first(session: Session, finding: Finding) -> Session:
 
 
 def _prescriber(session: Session, treatment_id: str) -> Finding | None:
-    return next((finding for text, finding in _prescribed(session) if text == treatment_id), None)
+    return next((finding for text, finding in _recommended(session) if text == treatment_id), None)
 
 
 def _clashes(spec: TreatmentSpec, specs: Sequence[TreatmentSpec], session: Session) -> Iterator[str]:

@@ -34,7 +34,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def main(spec_path: str) -> None:
-    """Runs the command of a spec and writes how it ended beside it."""
+    """Run the command of a spec and write its exit status next to it."""
     with open(spec_path, encoding="utf-8") as file:
         spec = json.load(file)
     if hasattr(signal, "SIGTTOU"):

@@ -214,7 +214,7 @@ def check_command(command: Sequence[str]) -> None:
     """Check a command before it is run.
 
     Raises:
-        TrialError: There is no command, or Python is told to ignore its environment.
+        TrialError: There is no command, or it makes Python ignore its environment.
     """
     if not command:
         raise TrialError("there is no command; write it after --, e.g. lightning-perf trial -- python train.py")

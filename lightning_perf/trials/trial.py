@@ -75,16 +75,16 @@ class Watcher(Protocol):
     """Reports the progress of a trial."""
 
     def diagnosing(self) -> None:
-        """Called when the baseline starts with PerfDoctor."""
+        """Handle the start of the baseline with PerfDoctor."""
 
     def planned(self, session: Session, state: State) -> None:
-        """Called when the treatments to try are chosen."""
+        """Handle the choice of treatments to try."""
 
     def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
-        """Called when a run starts, the first of ``about`` runs."""
+        """Handle the start of a run, the first of ``about`` runs."""
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
-        """Called when a run has ended, with the updated trial."""
+        """Handle the end of a run, with the updated trial."""
 
 
 class Outcome(NamedTuple):

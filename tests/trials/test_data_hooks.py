@@ -72,7 +72,7 @@ def test_costliest_of_several_loaders_is_reported_with_the_cost_of_the_others(tm
     assert probe.getitem is not None
     assert probe.getitem.p50_s >= 0.002
     assert "combines 3 training loaders; this is the costliest. 0: " in probe.missing["others"]
-    assert "ms a batch; 2: " in probe.missing["others"]
+    assert "ms per batch; 2: " in probe.missing["others"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")

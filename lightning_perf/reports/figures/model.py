@@ -121,7 +121,7 @@ def _cloud(name: str, color: str, symbol: str, works: list[_Work]) -> dict[str, 
 
 
 def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[str, Any]]:
-    """Return the measured peak of each precision: copy bandwidth up to the ridge, then matrix products."""
+    """Return the measured peak of each precision: copy bandwidth up to the ridge, then matrix multiplication."""
     rate = ceilings.copy_bytes_per_s
     if not rate:
         return []

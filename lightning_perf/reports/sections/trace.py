@@ -243,7 +243,7 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
         for each in record.matrix_shapes
     ]  # fmt: skip
     heads = ("operator", "shapes", "dtype", "calls", "host", "device", "fits tensor cores")
-    yield table(heads, rows, title="Matrix products and convolutions by shape", key="matrix-shapes", room=TAB)
+    yield table(heads, rows, title="Matrix multiplications and convolutions by shape", key="matrix-shapes", room=TAB)
     rows = [
         (_site(each.site, each.function), number(each.n_operators), seconds(each.host_s),
          seconds(each.device_s if on_device else None), each.top_operator, number(each.top_n))
