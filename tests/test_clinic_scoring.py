@@ -62,13 +62,11 @@ def diagnosed(case: clinic_case.Case, *findings: Finding) -> Ended:
     return Ended(Order(case, "run"), session, None, "", 1.0)
 
 
-def timed(
-    case: clinic_case.Case, step_s: float, *, is_mended: bool, wall_s: float | None = None, **order: Any
-) -> Ended:
+def timed(case: clinic_case.Case, step_s: float, *, is_fixed: bool, wall_s: float | None = None, **order: Any) -> Ended:
     """The end of a timed run whose blocks all took so long per step."""
     walls = (wall_s,) * 3 if wall_s is not None else ()
     result = Result(status="ok", block_means_s=(step_s,) * 3, wall_block_means_s=walls)
-    return Ended(Order(case, "trial", is_mended, **order), None, result, "", 1.0)
+    return Ended(Order(case, "trial", is_fixed, **order), None, result, "", 1.0)
 
 
 def section(*outcomes: score.Outcome, cap: str = "none", is_whole: bool = True, **facts: Any) -> results.Section:
@@ -211,25 +209,25 @@ def test_outcome_leaves_out_hints_and_the_quality_of_the_measurement() -> None:
 
 def test_fault_counts_as_healthy_when_its_fix_gains_nothing_on_this_cpu() -> None:
     case = CASE._replace(expect=("PD301",), needs="fast-bf16")
-    slow, fast = timed(case, 1.0, is_mended=False), timed(case, 0.5, is_mended=True)
+    slow, fast = timed(case, 1.0, is_fixed=False), timed(case, 0.5, is_fixed=True)
     end = diagnosed(case, finding("PD301"))
     assert score.outcome_of(case, end, [slow, fast]).rank == 1
-    no_gain = score.outcome_of(case, end, [slow, timed(case, 0.95, is_mended=True)])
+    no_gain = score.outcome_of(case, end, [slow, timed(case, 0.95, is_fixed=True)])
     assert no_gain.is_healthy
     assert no_gain.alarms == ("PD301",)
-    assert score.outcome_of(CASE, diagnosed(CASE), [slow, timed(CASE, 0.95, is_mended=True)]).kind == "fault"
+    assert score.outcome_of(CASE, diagnosed(CASE), [slow, timed(CASE, 0.95, is_fixed=True)]).kind == "fault"
 
 
 def test_measured_gain_goes_by_whole_epochs_when_both_have_them() -> None:
-    old = timed(CASE, 1.0, is_mended=False, wall_s=3.0)
-    assert score.measured_gain([old, timed(CASE, 0.5, is_mended=True, wall_s=1.0)]) == pytest.approx(3.0)
-    assert score.measured_gain([old, timed(CASE, 0.5, is_mended=True)]) == pytest.approx(2.0)
+    old = timed(CASE, 1.0, is_fixed=False, wall_s=3.0)
+    assert score.measured_gain([old, timed(CASE, 0.5, is_fixed=True, wall_s=1.0)]) == pytest.approx(3.0)
+    assert score.measured_gain([old, timed(CASE, 0.5, is_fixed=True)]) == pytest.approx(2.0)
     assert score.measured_gain([old]) is None
 
 
 def test_fix_of_a_finding_is_measured_apart_from_the_fix_of_the_case() -> None:
     order = {"code": "PD301", "treatments": ("precision-bf16",)}
-    ends = [timed(HEALTHY, 1.0, is_mended=False, **order), timed(HEALTHY, 1.25, is_mended=True, **order)]
+    ends = [timed(HEALTHY, 1.0, is_fixed=False, **order), timed(HEALTHY, 1.25, is_fixed=True, **order)]
     one = score.outcome_of(HEALTHY, diagnosed(HEALTHY, finding("PD301")), [], ends)
     assert one.applied == (score.Applied("PD301", ("precision-bf16",), pytest.approx(0.8)),)
     assert one.measured is None
@@ -238,7 +236,7 @@ def test_fix_of_a_finding_is_measured_apart_from_the_fix_of_the_case() -> None:
 
 def test_timed_runs_take_turns() -> None:
     wanted = orders.timings([CASE], 2)
-    assert [order.is_mended for order in wanted] == [False, True, True, False]
+    assert [order.is_fixed for order in wanted] == [False, True, True, False]
 
 
 def test_fixes_are_timed_once_when_several_runs_recommend_the_same() -> None:
@@ -246,7 +244,7 @@ def test_fixes_are_timed_once_when_several_runs_recommend_the_same() -> None:
                 treatment="log-every-n=50"), finding("PD318", treatment="threads=2"))  # fmt: skip
     ends = [diagnosed(HEALTHY, *findings), diagnosed(HEALTHY, *findings)]
     wanted = orders.fixes(ends, rounds=1)
-    assert [(order.code, order.treatments, order.is_mended) for order in wanted] == [
+    assert [(order.code, order.treatments, order.is_fixed) for order in wanted] == [
         ("PD301", ("precision-bf16",), False), ("PD301", ("precision-bf16",), True),
         ("PD318", ("threads=2",), False), ("PD318", ("threads=2",), True),
     ]  # fmt: skip

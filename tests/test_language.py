@@ -66,16 +66,14 @@ FIELDS = ("prescriptions", "prescription", "Prescription", "utilisation", "Utili
 """Names of fields, records and rules in saved sessions, which stay."""
 
 ALLOWED: dict[str, int] = {
-    "benchmarks/": 8,
-    "benchmarks/clinic/": 34,
-    "docs/benchmarks/": 35,
-    "lightning_perf/reports/": 20,
+    "benchmarks/": 2,
+    "lightning_perf/reports/": 19,
     "lightning_perf/rules/": 232,
-    "tests/": 84,
+    "tests/": 43,
 }
 """Folders that are not rewritten yet → number of wordings left. Lower it when you rewrite; never raise it."""
 
-GENERATED = ("tests/golden/", "docs/rules/", "CHANGELOG.md", "tests/test_language.py")
+GENERATED = ("tests/golden/", "docs/rules/", "docs/benchmarks/mutation.md", "CHANGELOG.md", "tests/test_language.py")
 """Written from the package's texts, quoted, or history."""
 
 FOLDERS = ("lightning_perf", "tests", "benchmarks", "docs", "examples", ".ci", ".github")

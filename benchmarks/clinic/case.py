@@ -66,7 +66,7 @@ class Case(NamedTuple):
         own_process: Whether it needs a process that was not forked.
         n_cores: Cores that it may use.
         is_fast: Whether it belongs to the subset of the tests.
-        needs: ``fast-bf16``: 16-bit matrix products that are faster than 32-bit ones; empty where any CPU will do.
+        needs: ``fast-bf16``: a CPU whose bf16 matrix multiplication is faster than fp32; empty if any CPU will do.
         costly_lines: Lines that a finding should name; empty where no line is to blame.
     """
 
@@ -91,7 +91,7 @@ class Case(NamedTuple):
         """Whether the case without its fault can be measured."""
         return bool(self.fix or self.treatments)
 
-    def mended(self) -> str:
+    def fixed_script(self) -> str:
         """Return the script without its fault; unchanged where treatments remove the fault.
 
         Raises:

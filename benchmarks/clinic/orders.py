@@ -25,10 +25,10 @@ def diagnoses(cases: Iterable[Case], healthy_rounds: int) -> list[Order]:
 def timings(cases: Iterable[Case], rounds: int) -> list[Order]:
     """Return timed runs of each case with its fault and without it, in turns: A B, then B A, and so on."""
     return [
-        Order(case, "trial", is_mended)
+        Order(case, "trial", is_fixed)
         for case in cases
         for number in range(rounds)
-        for is_mended in ((False, True) if number % 2 == 0 else (True, False))
+        for is_fixed in ((False, True) if number % 2 == 0 else (True, False))
     ]
 
 
@@ -50,10 +50,10 @@ def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
                 if treatments:
                     wanted.setdefault((end.order.case.name, finding.code, treatments), end.order.case)
     return [
-        Order(case, "trial", is_mended, code, treatments)
+        Order(case, "trial", is_fixed, code, treatments)
         for (_, code, treatments), case in wanted.items()
         for number in range(rounds)
-        for is_mended in ((False, True) if number % 2 == 0 else (True, False))
+        for is_fixed in ((False, True) if number % 2 == 0 else (True, False))
     ]
 
 

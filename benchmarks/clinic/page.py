@@ -48,16 +48,15 @@ given with Wilson's 95 % interval. All results are in [clinic.json](clinic.json)
 {cases}{recorded}{made}"""
 
 _BESIDE = """\
-# The clinic's cases, told by TraceML
+# TraceML on the clinic's cases
 
 Made by `python benchmarks/clinic/run.py {command}` on {machine}; {versions}.
 
 {about}
-- The category of the cause is told: {told}.
+- The category of the cause is named: {told}.
 - Healthy trainings accused: {accused}.
 
-What PerfDoctor says of the same cases, the cause itself rather than its category, stands on
-[the clinic's page](clinic.md).
+PerfDoctor's results on the same cases, by cause rather than category, are on [the clinic's page](clinic.md).
 
 ## The map
 
@@ -126,7 +125,7 @@ def scores_of(sections: Sections) -> str:
 def _score_cells(sums: Score) -> tuple[str, ...]:
     accused, broken = str(sums.accused), str(sums.broken)
     if sums.upheld:
-        accused += f"; {sums.upheld} rightly told of a gain"
+        accused += f"; {sums.upheld} with a confirmed speedup"
     if sums.broken.n:
         broken += f"; {sums.nearly} by less than 2 %, {sums.slower} slower than before"
     width = f"{sums.width:.2f}" if sums.width is not None else "–"
@@ -180,7 +179,7 @@ def _remark(one: Outcome) -> str:
         tried = {a.code: a.measured for a in one.applied}
         told = [f"{said.code} promised {said.low:.2f}, measured {tried[said.code]:.2f}" for said in one.accusations
                 if said.low is not None and tried.get(said.code) is not None]  # fmt: skip
-        verdict = "accused" if one.alarms else "rightly told of a gain" if one.accusations else ""
+        verdict = "accused" if one.alarms else "confirmed speedup" if one.accusations else ""
         return ": ".join(filter(None, [verdict, ", ".join(told)]))
     promise = next(iter(one.promises), None)
     if promise is None:
@@ -214,7 +213,7 @@ def _made(made: Sequence[HandMade]) -> str:
 
 
 def beside_text_of(theirs: Sequence[Said], *, versions: str, command: str) -> str:
-    """The page on what TraceML says, by whether the category is told."""
+    """Return the page on TraceML: whether it names the category of the cause."""
     faulty = [one for one in theirs if one.case.kind != "healthy"]
     healthy = [one for one in theirs if one.case.kind == "healthy"]
     rows = [(f"`{one.case.name}`", one.case.what, " or ".join(one.case.expect) or "healthy",

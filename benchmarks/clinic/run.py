@@ -164,7 +164,7 @@ def show(end: Ended, shows_evidence: bool) -> None:
     """Print one line per run to standard error as it ends."""
     order = end.order
     fix = f" with {','.join(order.treatments)}" if order.treatments else " without its fault"
-    what = "diagnosed" if order.mode == "run" else f"timed{fix if order.is_mended else ''}"
+    what = "diagnosed" if order.mode == "run" else f"timed{fix if order.is_fixed else ''}"
     if end.session is not None:
         steady = end.session.steady
         step = (

@@ -57,14 +57,14 @@ class Order(NamedTuple):
     Attributes:
         case: The case.
         mode: ``run``: with PerfDoctor. ``trial``: timed, without it.
-        is_mended: Whether the fault is removed, or ``treatments`` are applied where there are any.
+        is_fixed: Whether the fault is removed, or ``treatments`` are applied where there are any.
         code: The finding whose fix is timed; empty where the case's own fix is.
         treatments: That fix; the script stays as it is. Empty for the case's own fix.
     """
 
     case: Case
     mode: str
-    is_mended: bool = False
+    is_fixed: bool = False
     code: str = ""
     treatments: tuple[str, ...] = ()
 
@@ -140,8 +140,8 @@ class _Running:
         self._started_s = time.monotonic()
         self._code: int | None = None
         script = self._home / order.case.script.name
-        is_changed = order.is_mended and not order.treatments
-        script.write_text(order.case.mended() if is_changed else order.case.script.read_text(encoding="utf-8"))
+        is_changed = order.is_fixed and not order.treatments
+        script.write_text(order.case.fixed_script() if is_changed else order.case.script.read_text(encoding="utf-8"))
         job = _job(order, self._home / "job")
         cache = {"XDG_CACHE_HOME": str(self._home / "cache")}
         environment = {**environment_for(job, job.write()), **HEAP_VARIABLES, **cache}
@@ -187,7 +187,7 @@ class _Running:
 
 
 def _job(order: Order, folder: Path) -> Job:
-    specs = (order.treatments or order.case.treatments) if order.is_mended else ()
+    specs = (order.treatments or order.case.treatments) if order.is_fixed else ()
     if order.mode == "run":
         doctor: dict[str, Any] = {**DOCTOR, "out_dir": str(folder.parent / "out")}
         return Job(mode="run", folder=str(folder), specs=specs, doctor=doctor)

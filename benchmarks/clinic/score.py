@@ -284,8 +284,8 @@ def outcome_of(case: Case, ended: Ended, timed: Sequence[Ended], fixes: Sequence
 def measured_gain(timed: Sequence[Ended]) -> float | None:
     """Return the time per step before ÷ after: over whole epochs where both have them, else over usual steps."""
     results = {
-        is_mended: [end.result for end in timed if end.order.is_mended is is_mended and end.result is not None]
-        for is_mended in (False, True)
+        is_fixed: [end.result for end in timed if end.order.is_fixed is is_fixed and end.result is not None]
+        for is_fixed in (False, True)
     }
     for blocks in (_epoch_blocks, _step_blocks):
         old, new = ([value for result in results[key] for value in blocks(result)] for key in (False, True))

@@ -1,9 +1,9 @@
-"""What TraceML says of the same cases: its own launcher, its default settings, an environment of its own.
+"""Results of TraceML on the same cases, with its own launcher, its default settings, and in a separate environment.
 
-It tells a category, not a cause, so it is measured by whether the category is the cause's. The map is generous: a
-category counts wherever the cause could be found under it, and `COMPUTE_BOUND` accuses nobody, as it is also the state
-of a healthy training. Findings of its sections (memory that creeps) count like its primary diagnosis. It is made for
-GPUs first, and these runs have none; where steps are few it says that it has too little to go by.
+TraceML reports a category, not a cause, so the score is whether the category includes the cause. The map is generous: a
+category counts for every cause that it could include, and `COMPUTE_BOUND` is no accusation, since it is also the state
+of a training without problems. Findings of its sections (memory growth) count like its primary diagnosis. TraceML is
+made for GPUs first, and these runs have none; with few steps it reports insufficient data.
 """
 
 from __future__ import annotations

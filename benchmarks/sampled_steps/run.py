@@ -1,7 +1,7 @@
 """Measure what a sampled step costs, and all of them in a fit. On a CPU, in one run.
 
 A callback before PerfDoctor times every step of a fit from one ``on_train_batch_start`` to the next, and records which
-tracer listens to the phases of the step. Times are processor times of the training thread, the only thread with which
+tracer listens to the phases of the step. Times are CPU times of the training thread, the only thread with which
 torch computes here, so other programs do not count. The cost of a sampled step is its time divided by the median of the
 fit's plain steps. Fits repeat, each with a new model; figures are medians over them. The first fit of the process,
 which includes imports, is reported separately.
@@ -89,7 +89,7 @@ def _kind(doctor: Any) -> str:
 
 
 class Stopwatch(Callback):
-    """Records the thread's processor time when each step begins."""
+    """Records the thread's CPU time at the start of each step."""
 
     def __init__(self) -> None:
         self.began_s: list[float] = []
@@ -165,7 +165,7 @@ def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argp
         "# What a sampled step costs",
         "",
         "Written by `benchmarks/sampled_steps/run.py --write`; the method is described at the top of that script. A",
-        "sampled step counts in no statistic: it only takes longer. Times are processor times of the training thread.",
+        "sampled step counts in no statistic: it only takes longer. Times are CPU times of the training thread.",
         "",
         f"{read_machine().cpu_model or platform.machine()}, 1 thread, torch {torch.__version__}; "
         f"medians over {n_fits} fits of {arguments.steps:,} steps, without the first of the process; load "

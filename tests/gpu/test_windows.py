@@ -39,7 +39,7 @@ def test_fault_is_named_when_a_window_was_recorded(name: str, tmp_path: Path) ->
 
 
 def test_line_is_named_when_stacks_were_recorded(tmp_path: Path) -> None:
-    session = train(TRAININGS["synchronising"], tmp_path, with_stack=True)
+    session = train(TRAININGS["synchronizing"], tmp_path, with_stack=True)
     (finding,) = (finding for finding in session.findings if finding.code == "PD501")
     assert "trainings.py" in finding.summary
     assert "norm_of" in finding.summary

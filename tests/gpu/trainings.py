@@ -73,7 +73,7 @@ class LargeBatches(_Trained):
         return (batch.mean() * self.weight).square()
 
 
-class Synchronising(_Trained):
+class Synchronizing(_Trained):
     """Read a number on the host after each layer."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ TRAININGS = {
     "compute-bound": Training(LargeProducts, 4096, 4096, ("PD317", "PD310"), {"precision": "bf16-mixed"}),
     "fp32-matmul": Training(LargeProducts, 4096, 2048, ("PD301",), {"precision": "32-true"}),
     "pageable-copy": Training(LargeBatches, 2_000_000, 8, ("PD201",), {"precision": "32-true"}, {"pin_memory": False}),
-    "synchronising": Training(Synchronising, 1024, 2048, ("PD501",), {"precision": "32-true"}),
+    "synchronizing": Training(Synchronizing, 1024, 2048, ("PD501",), {"precision": "32-true"}),
 }
 
 

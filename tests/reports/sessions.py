@@ -216,7 +216,7 @@ def twelve_findings() -> Session:
         msgspec.structs.replace(
             LOGGING_EVERY_STEP,
             code=f"PD{600 + i}",
-            name=f"made-up-finding-{i}",
+            name=f"example-finding-{i}",
             severity=severity,
             summary=f"Finding number {i} says something of moderate length about what was seen in this run.",
             is_preflight=i == 3,
@@ -346,7 +346,7 @@ def memory_looked_at() -> Session:
             ModuleMemory(name="head_a", parameters_bytes=GIB, activations_bytes=3 * GIB),
         ),
     )
-    climb = Growth(
+    growing = Growth(
         where="cuda:0",
         n=200,
         first_step=100,
@@ -357,7 +357,7 @@ def memory_looked_at() -> Session:
         high_bytes_per_step=530 * 1024.0,
         is_steady=True,
     )
-    level = msgspec.structs.replace(climb, where="host", bytes_per_step=12.0, low_bytes_per_step=-40.0)
+    level = msgspec.structs.replace(growing, where="host", bytes_per_step=12.0, low_bytes_per_step=-40.0)
     headroom = Headroom(
         device="cuda:0",
         capacity_bytes=141 * GIB,
@@ -374,7 +374,7 @@ def memory_looked_at() -> Session:
     )
     device = msgspec.structs.replace(base.memory.devices[0], phases=phases, peak_phase="backward")
     memory = msgspec.structs.replace(
-        base.memory, devices=(device,), breakdown=breakdown, growth=(climb, level), headroom=headroom
+        base.memory, devices=(device,), breakdown=breakdown, growth=(growing, level), headroom=headroom
     )
     return msgspec.structs.replace(base, memory=memory)
 

@@ -133,7 +133,7 @@ def test_run_report_shows_main_figures_missing_and_all_when_requested() -> None:
 def test_epoch_report_shows_three_findings_and_names_the_rest() -> None:
     text = to_text(epoch_report(twelve_findings(), 0), 200)
     assert len(re.findall(r"^(?:high|medium|low|info) ", text, re.M)) == 3
-    assert "also: PD602 made-up-finding-2 (medium)" in text
+    assert "also: PD602 example-finding-2 (medium)" in text
     assert "PD610" in text
 
 

@@ -12,7 +12,7 @@ def about(value: float, reach: float = 0.015) -> Interval:
 
 
 WORKERS = Gain(low=1.7, high=2.1, basis="waiting is exclusive")
-PRECISION = Gain(low=1.0, high=1.6, basis="the matrix products' share")
+PRECISION = Gain(low=1.0, high=1.6, basis="the share of matrix multiplication")
 COMPILE = Gain(low=1.1, high=2.4, basis="element-wise chains")
 
 

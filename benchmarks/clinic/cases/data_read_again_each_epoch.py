@@ -1,4 +1,4 @@
-"""The loader is made anew for each epoch, and making it reads and sorts all data.
+"""The loader is created for each epoch, which reads and sorts all data.
 ---
 expect:
 - PD603

@@ -1,4 +1,4 @@
-"""The dataset reads its index anew at the start of each epoch.
+"""The dataset reads its index again at the start of each epoch.
 ---
 expect:
 - PD114

@@ -1,4 +1,4 @@
-"""The progress bar is drawn anew at each of many short steps, with metrics in it.
+"""The progress bar is redrawn, with metrics, at each of many short steps.
 ---
 expect: PD506
 half: tune

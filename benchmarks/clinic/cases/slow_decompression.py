@@ -1,4 +1,4 @@
-"""Each sample is stored compressed at the highest level and is unpacked, with its neighbours, in C code.
+"""Each sample is stored at the highest compression level and is decompressed, with its neighbors, in C code.
 ---
 expect: PD107
 half: score

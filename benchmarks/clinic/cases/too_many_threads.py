@@ -1,4 +1,4 @@
-"""torch was told to use eight threads on two cores.
+"""torch uses eight threads on two cores.
 ---
 expect: PD803
 half: score

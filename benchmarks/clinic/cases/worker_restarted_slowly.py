@@ -1,4 +1,4 @@
-"""One worker that opens its archive first is started anew in each epoch.
+"""One worker, which opens its archive first, is restarted in each epoch.
 ---
 expect: PD104
 half: tune

@@ -1,4 +1,4 @@
-"""Two workers are started anew in each of many short epochs.
+"""Two workers are restarted in each of many short epochs.
 ---
 expect: PD104
 half: tune

@@ -1,4 +1,4 @@
-"""Workers started anew cost most of each short epoch, validation a fourth.
+"""Restarting workers takes most of each short epoch, validation a fourth.
 ---
 expect: PD104
 second: PD601

@@ -1,4 +1,4 @@
-"""A convolutional network in bfloat16 with normalisation and a validation round each epoch.
+"""A convolutional network in bfloat16 with normalization and a validation round each epoch.
 ---
 half: tune
 """

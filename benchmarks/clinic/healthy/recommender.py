@@ -1,4 +1,4 @@
-"""Users and items are embedded and their likings told by wide layers; validated after each epoch, the best one kept.
+"""Wide layers predict ratings from embeddings of users and items; validated after each epoch, the best one kept.
 ---
 half: score
 """

@@ -1,4 +1,4 @@
-"""DDP on two ranks: a transformer over texts, shuffled anew for each epoch and validated after each.
+"""DDP on two ranks: a transformer over texts, shuffled and validated in each epoch.
 ---
 half: tune
 own_process: true
