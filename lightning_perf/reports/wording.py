@@ -67,7 +67,7 @@ def seconds(value: float | None) -> str:
 
 
 def seconds_column(values: Sequence[float | None]) -> list[str]:
-    """Return durations in one unit, fit for the largest, with at most three significant digits; empty for None."""
+    """Format durations in seconds, three digits each, with one unit that suits the largest; None becomes empty."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     largest = max(map(abs, finite), default=0.0)
     factor, unit = next((f, u) for limit, f, u in _UNITS if largest < limit)
@@ -111,7 +111,7 @@ def number(value: float | None) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """``1 step``, ``1,234 steps``, ``2 batches``."""
+    """Format a number with its noun: ``1 step``, ``1,234 steps``, ``2 batches``."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}{'es' if noun.endswith('batch') else 's'}"
 
 
@@ -191,12 +191,12 @@ def kernel_name(name: str) -> str:
 
 
 def line(text: str, limit: int = 200) -> str:
-    """Foreign text as one line: no control characters, blanks folded, cut at ``limit`` characters."""
+    """Return untrusted text as one line: without control characters, blanks collapsed, cut at ``limit`` characters."""
     return cut(_BLANKS.sub(" ", clean(text[: 4 * limit])).strip(), limit)
 
 
 def block(text: str, max_lines: int = 40, limit: int = 400) -> list[str]:
-    """Foreign text as lines, e.g. code: no control characters, tabs as four blanks, long lines and texts cut."""
+    """Return untrusted text as lines, e.g. code: without control characters, tabs as four blanks, long lines cut."""
     lines = clean(text).strip("\n").split("\n")
     shown = [cut(one.expandtabs(4).rstrip(), limit) for one in lines[:max_lines]]
     if len(lines) > max_lines:

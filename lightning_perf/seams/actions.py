@@ -51,7 +51,7 @@ def describe_action(trainer: Any, action_name: str) -> Action:
 
 
 def is_overridden(target: Any, hook: str) -> bool:
-    """Whether a callback or module overrides a hook of Lightning's base class."""
+    """Return whether a callback or module overrides a hook of Lightning's base class."""
     if hook in vars(target):
         return True
     base = base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
@@ -84,12 +84,12 @@ def _callback_of(callbacks: list[Any], key: str) -> Any | None:
 
 
 def is_progress_bar(callback: Any) -> bool:
-    """Whether a callback is one of Lightning's progress bars or derives from one."""
+    """Return whether a callback is one of Lightning's progress bars or derives from one."""
     return base_class(type(callback), ("ProgressBar",)) is not None
 
 
 def is_checkpoint_callback(callback: Any) -> bool:
-    """Whether a callback saves checkpoints (derives from Lightning's ``Checkpoint``)."""
+    """Return whether a callback saves checkpoints (derives from Lightning's ``Checkpoint``)."""
     return base_class(type(callback), ("Checkpoint",)) is not None
 
 
@@ -121,6 +121,6 @@ def epoch_loop(trainer: Any) -> Any | None:
 
 
 def is_fitting(trainer: Any) -> bool:
-    """Whether the Trainer is in ``fit``."""
+    """Return whether the Trainer is in ``fit``."""
     function = getattr(getattr(trainer, "state", None), "fn", None)
     return getattr(function, "value", function) == "fit"

@@ -1,4 +1,4 @@
-"""The end of a Trainer's run, whichever hooks it called."""
+"""Detect the end of a Trainer's run, whichever hooks it calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of our own in the user's loggers: only in those known to take any figure in any row."""
+"""Log additional rows to the user's loggers, only those known to accept any metric in any row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensorboard_writer(logger: Any) -> Any | None:
 def takes_any_figure(logger: Any) -> bool:
     """Return whether a logger is Lightning's for a hosted service, or a subclass.
 
-    Others may have fixed columns: a CSVLogger rewrites its file for a new one, a user's own logger may refuse it.
+    Others may have fixed columns: a CSVLogger rewrites its file for a new one, a custom logger may reject it.
     """
     return base_class(type(logger), (*_ANY_FIGURE, "WandbLogger")) is not None
 

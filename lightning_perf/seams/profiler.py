@@ -28,8 +28,8 @@ def tap_profiler(trainer: Any, span_for: SpanFor, undos: Undos) -> Callable[[], 
         undos: Where undo functions are noted.
 
     Returns:
-        A function that makes ``span_for`` be asked again for every action; None when this Trainer has no profiler that
-        can be tapped.
+        A function after which ``span_for`` is called again for every action; None if this Trainer has no profiler that
+        can be patched.
     """
     profiler = getattr(trainer, "profiler", None)
     if base_class(type(profiler), ("Profiler",)) is None or not hasattr(profiler, "__dict__"):

@@ -32,7 +32,7 @@ def ddp_arguments(strategy: Any) -> dict[str, Any] | None:
 
 
 def refreshes_by_step(progress_bar: Any) -> bool:
-    """Whether the bar's ``refresh_rate`` counts steps; that of RichProgressBar is per second from Lightning 2.6 on."""
+    """Return whether the bar's ``refresh_rate`` counts steps; in Lightning 2.6, RichProgressBar's is per second."""
     return hasattr(progress_bar, "_should_update")
 
 
@@ -46,7 +46,7 @@ def user_batch_sampler(batch_sampler: Any) -> Any:
 def step_logging(trainer: Any) -> tuple[int, bool] | None:
     """Return how many metrics the bar shows per step, and whether a metric is reduced over ranks on each step.
 
-    None before the first ``self.log`` of training, and if this version does not tell. No value is read.
+    None before the first ``self.log`` of training, and if this version does not report it. No value is read.
     """
     results = getattr(epoch_loop(trainer), "_results", None)
     if not isinstance(results, dict) or not results:

@@ -2,9 +2,9 @@
 
 An exception can come at any line: Python runs signal handlers between any two instructions of the main thread. So
 
-- an undo is noted *before* the change it undoes is made (``Undos.note``), and does nothing where that was not made;
+- an undo is noted *before* its change is made (``Undos.note``), and does nothing if the change was not made;
 - an undo can be called again: ``Undos.close`` drops it only after it returned;
-- what restores a run is called again where an interrupt ended it early (``run_to_the_end``).
+- a function that restores a run is called again if an interrupt ended it early (``run_to_the_end``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakSet
 from lightning_perf.interrupts import is_from_signal, raise_if_from_signal
 
 Undo = Callable[[], object]
-"""Restores what a seam replaced; calling it twice does no harm."""
+"""Function that restores what a seam replaced. Can be called twice."""
 
 _ATTEMPTS = 3
 
@@ -33,7 +33,7 @@ class Undos:
         self._undos.append(undo)
 
     def close(self) -> None:
-        """Undo everything, last first, whatever single ones raise; calling it twice does no harm.
+        """Undo everything in reverse order, even if single undos raise. Can be called twice.
 
         Raises:
             Exception: The first error of an undo, once the others have run.
@@ -55,7 +55,7 @@ class Undos:
 
 
 def run_to_the_end(function: Callable[..., None], *args: Any) -> None:
-    """Call a function that can be called twice; call it again where an interrupt ended it early.
+    """Call a function that can be called twice; call it again if an interrupt ended it early.
 
     Raises:
         BaseException: What the function raised; an interrupt after the call that returned.
@@ -104,7 +104,7 @@ class _Change:
 def change_attribute(owner: Any, name: str, value: Any, undos: Undos) -> None:
     """Set an attribute of an instance, class or module until it is undone.
 
-    The undo leaves alone what somebody else set since then.
+    The undo keeps a value that other code has set since then.
     """
     change = _Change(owner, name, value)
     undos.note(change.undo)

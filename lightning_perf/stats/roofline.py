@@ -1,8 +1,8 @@
-"""What limits a piece of work, by the roofline model with the time to start operators beside it.
+"""Find the bottleneck of an operation by the roofline model, extended by launch latency.
 
 Williams, Waterman, Patterson (2009), "Roofline: an insightful visual performance model". A piece of work takes at
-least its operations ÷ the device's arithmetic rate, its bytes ÷ the memory's rate, and its operators × what starting
-one takes. The largest of the three says what limits it, if it explains the time that was measured.
+least its operations ÷ the device's arithmetic rate, its bytes ÷ the memory bandwidth, and its operators × the launch
+latency. The largest of the three is the bottleneck, if it explains the measured time.
 """
 
 from __future__ import annotations

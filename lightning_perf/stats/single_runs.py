@@ -1,9 +1,9 @@
-"""Few runs, often one a side: an interval from the steps within them, and an allowance for what runs differ by.
+"""Compare sides with few runs, often one: an interval from the steps within runs, plus the variation between runs.
 
-A trial makes several runs an arm and measures what they differ by (``estimates``). Of two sessions that were recorded
-anyway there is often one a side. Steps within it tell how well its own level is known; that another run of the same
-training would have had another level, they cannot tell. So the interval takes both together: the first measured, the
-second from an A/A trial where there was one, else ``USUAL_NOISE``.
+A trial makes several runs per arm and measures their variation (``estimates``). A comparison of two sessions often has
+one run per side. Its steps show how precise its own mean is, but not how much another run of the same training would
+differ. So the interval combines both: the first as measured, the second from an A/A trial if there was one, otherwise
+``USUAL_NOISE``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from lightning_perf.records import Interval
 from .estimates import ratio_interval, welch_reach
 
 USUAL_NOISE = 0.03
-"""What two runs of one training on one quiet machine differ by in 19 of 20 cases: 1 % between runs, as in the
-simulations of docs/explanation/statistics.md (1.96 · √2 · 1 %)."""
+"""Largest relative difference of two runs of one training on a quiet machine in 19 of 20 cases.
+
+From a standard deviation of 1 % between runs (1.96 · √2 · 1 %), as in the simulations of
+docs/explanation/statistics.md.
+"""
 
 MIN_RUNS_TO_TELL = 3
-"""Runs a side from which they tell themselves what runs differ by. Of two the interval would be wider than that of
-single runs with the allowance (docs/explanation/comparison.md)."""
+"""Runs per side from which their own variation is used. With two runs, that interval would be wider than the one with
+the assumed variation (docs/explanation/comparison.md)."""
 
 MIN_POINTS = 8
 """Points of a course (means of some steps) that an interval within a run needs."""
@@ -35,11 +38,11 @@ _MAX_CORRELATION = 0.9  # beyond that the batches of one run say nothing of its 
 
 
 class Level(NamedTuple):
-    """How long a step of one run took.
+    """Mean time per step of one run, on a logarithmic scale.
 
     Attributes:
-        log: Natural logarithm of its level.
-        variance: Of ``log``, from the spread within the run; None where the run is too short to tell.
+        log: Natural logarithm of the seconds per step.
+        variance: Variance of ``log``, from the spread within the run; None if the run is too short.
         n: Independent values behind the variance.
     """
 
@@ -114,6 +117,6 @@ def _correlation(values: NDArray[np.float64]) -> float:
     if square == 0:
         return 0.0
     found = float((centred[1:] * centred[:-1]).sum()) / square
-    # Few values make it come out too low, by (1 + 3ρ) ÷ n (Kendall, Biometrika 41, 1954).
+    # From few values the estimate is too low, by (1 + 3ρ) ÷ n (Kendall, Biometrika 41, 1954).
     found += (1 + 3 * max(0.0, found)) / len(values)
     return min(_MAX_CORRELATION, max(0.0, found))

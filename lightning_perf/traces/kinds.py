@@ -54,7 +54,7 @@ STEP_PREFIX: Final = "ProfilerStep"
 LOADER_NAMES: Final = ("enumerate(DataLoader)", "perfdoctor:data_wait")
 _LOADER_SUFFIXES: Final = ("train_dataloader_next", "val_next", "test_next", "predict_next")
 
-# Operators whose shapes, types or stacks someone asks for.
+# Operators whose shapes, types or stacks the analysis needs.
 _DETAILED: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -69,10 +69,10 @@ _COLLECTIVE_KERNELS: Final = ("ncclKernel", "ncclDevKernel", "ncclSymDevKernel",
 
 
 def is_loader_name(name: str) -> bool:
-    """Whether an annotation of this name means that the host waits for the loader."""
+    """Return whether an annotation of this name means that the host waits for the loader."""
     return name.startswith(LOADER_NAMES) or (name.endswith(_LOADER_SUFFIXES) and "[" in name)
 
 
 def has_details(name: str) -> bool:
-    """Whether someone asks for the arguments of an operator, annotation or kernel of this name."""
+    """Return whether the analysis needs the arguments of an operator, annotation or kernel of this name."""
     return name in _DETAILED or name.startswith((*COLLECTIVE_PREFIXES, *_COLLECTIVE_KERNELS))

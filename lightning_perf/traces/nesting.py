@@ -19,7 +19,7 @@ class Nesting:
     """The call tree of events on one thread, given in order of their starts (the longer one first where equal).
 
     Attributes:
-        parents: For each event the index of its caller, -1 for one called by nobody.
+        parents: For each event the index of its caller, -1 without one.
         last: For each event the index after its last descendant (events are in calling order).
     """
 
@@ -101,7 +101,7 @@ def _tree_sizes(parents: Rows) -> Rows:
 
 
 def _changes(starts: Times, ends: Times, parents: Rows, last: Rows) -> tuple[Times, Rows]:
-    """When the innermost event changes, and to which: to each event at its start, and back to its caller behind it."""
+    """Return when the innermost event changes, and to which: each event at its start, its caller at its end."""
     n = len(starts)
     closing = n - 1 - np.argsort(last[::-1], kind="stable")  # in this order; the innermost first
     following = np.append(starts, np.iinfo(np.int64).max)[last[closing]]

@@ -57,7 +57,7 @@ def _is_optimizer(name: str) -> bool:
 
 
 def _is_update(name: str) -> bool:
-    """Gradients may also be zeroed between forward and backward, so that ends no phase."""
+    """Return whether a call is an optimizer step; zeroing gradients ends no phase, as it may precede backward."""
     return name.startswith("Optimizer.step#") or name == "perfdoctor:optimizer"
 
 
@@ -83,7 +83,7 @@ def _backward(timeline: Timeline) -> Intervals:
 
 
 def _other_starts(timeline: Timeline, functions: Rows) -> Times:
-    """When the training thread started something that is no part of a backward, or a step began."""
+    """Return when the training thread started something outside of a backward, or a step began."""
     trace = timeline.trace
     main = timeline.threads.get(timeline.main_thread)
     tops = main.rows[main.tree.parents < 0] if main is not None else np.empty(0, dtype=np.int64)

@@ -41,7 +41,7 @@ class Site:
 
 @lru_cache(maxsize=65_536)
 def user_site(frame: str) -> tuple[str, str] | None:
-    """``(file:line, function)`` of a recorded frame; None where it belongs to torch, Lightning or another library."""
+    """Return ``(file:line, function)`` of a recorded frame; None if it belongs to torch, Lightning or a library."""
     match = _FRAME.match(frame)
     if match is None:
         return None

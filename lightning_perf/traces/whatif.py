@@ -58,7 +58,7 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
 
 
 def _claims(record: TraceRecord) -> dict[str, float]:
-    """Seconds of the analyzed span that are exclusive to each cause."""
+    """Return the seconds of the analyzed span that are exclusive to each cause."""
     causes = record.critical_path.causes if record.critical_path else {}
     if record.device is None:
         causes = {cause: causes.get(cause, 0.0) for cause in ("loader", "communication")}

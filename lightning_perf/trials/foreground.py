@@ -1,4 +1,4 @@
-"""Runs a command in the foreground as the shell would: same terminal, same signals, same exit code."""
+"""Run a command in the foreground as the shell would: same terminal, same signals, same exit code."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] |
 
 
 def _is_in_foreground() -> bool:
-    """Whether Ctrl-C in the terminal reaches this process's group, with the command in it."""
+    """Return whether Ctrl-C in the terminal reaches this process's group, with the command in it."""
     try:
         terminal = os.open(os.ctermid(), os.O_RDONLY | os.O_NOCTTY)
     except OSError:

@@ -18,7 +18,7 @@ from lightning_perf.trials.reach import Notice, ignores_environment, watch_reach
 
 
 class CommandError(TrialError):
-    """The command gave nothing to measure.
+    """Raised if a command ended without a measurement.
 
     Attributes:
         log: The last lines of its output; empty where it printed nothing.
@@ -40,7 +40,7 @@ REMOTE_OFF = {
 """Keeps trials from services that scripts use besides Lightning's loggers."""
 
 _OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
-"""Values of the user that are kept, because they do even less."""
+"""The user's values that are kept, because they disable even more."""
 
 LEFT_BEHIND = (RESULT_FILE, "events", "ended.json")
 """Files that a run leaves in its folder."""
@@ -50,7 +50,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 class Ended(Record, frozen=True, kw_only=True):
-    """How a command ended.
+    """End of a command.
 
     Attributes:
         code: Exit code, negative for a signal; None if it never started.
