@@ -1,4 +1,4 @@
-"""Exchanges training loaders before Lightning iterates them."""
+"""Exchange training loaders before Lightning iterates them."""
 
 from __future__ import annotations
 

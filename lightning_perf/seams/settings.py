@@ -1,4 +1,4 @@
-"""Reads settings and state that Lightning keeps private."""
+"""Read settings and state that Lightning keeps private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wraps methods that no action announces in a span, each on its instance."""
+"""Wrap methods that no action announces in a span, each on its instance."""
 
 from __future__ import annotations
 

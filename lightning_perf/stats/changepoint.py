@@ -1,4 +1,4 @@
-"""Finds one change of level in a series."""
+"""Find one change of level in a series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares two sessions, or two groups of them."""
+"""Compare two sessions, or two groups of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests whether a noisy series of memory readings grows, and how fast."""
+"""Test whether a noisy series of memory readings grows, and how fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares two groups of runs against the noise band, and by an exact permutation test.
+"""Compare two groups of runs against the noise band, and by an exact permutation test.
 
 The test exchanges runs, never blocks: blocks of one run are correlated, so it would overestimate their evidence.
 """

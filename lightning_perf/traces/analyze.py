@@ -1,4 +1,4 @@
-"""Analyzes one trace."""
+"""Analyze one trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds the columns of a trace, batch by batch."""
+"""Build the columns of a trace, batch by batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divides the analyzed span by what it waits for: work of the device, or the host that launches it."""
+"""Divide the analyzed span by what it waits for: work of the device, or the host that launches it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a trace file, plain or gzip, as batches of events, in constant memory."""
+"""Read a trace file, plain or gzip, as batches of events, in constant memory."""
 
 from __future__ import annotations
 

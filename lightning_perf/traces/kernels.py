@@ -1,4 +1,4 @@
-"""Classifies kernels by name: kind, precision, and whether they use matrix units (Tensor Cores, MFMA).
+"""Classify kernels by name: kind, precision, and whether they use matrix units (Tensor Cores, MFMA).
 
 The patterns follow the names of cuBLAS, cuDNN, CUTLASS, NCCL, rocBLAS (Tensile), MIOpen, Composable Kernel, RCCL and
 PyTorch itself. Other kernels are ``other``.

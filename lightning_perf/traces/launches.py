@@ -1,4 +1,4 @@
-"""Joins device work with the host's calls that enqueued it."""
+"""Join device work with the host's calls that enqueued it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the traces of several ranks: matches collectives, aligns clocks, and finds late ranks."""
+"""Compare the traces of several ranks: match collectives, align clocks, and find late ranks."""
 
 from __future__ import annotations
 

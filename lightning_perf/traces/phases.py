@@ -1,4 +1,4 @@
-"""Finds the phases of training on the host, also in traces without annotations."""
+"""Find the phases of training on the host, also in traces without annotations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Analyzes the traces of several ranks."""
+"""Analyze the traces of several ranks."""
 
 from __future__ import annotations
 

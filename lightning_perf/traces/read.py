@@ -1,4 +1,4 @@
-"""Reads a trace file."""
+"""Read a trace file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the user's code that was running, from recorded Python calls."""
+"""Find the user's code that was running, from recorded Python calls."""
 
 from __future__ import annotations
 

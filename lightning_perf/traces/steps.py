@@ -1,4 +1,4 @@
-"""Divides the time of each step into exclusive categories that add up to it exactly."""
+"""Divide the time of each step into exclusive categories that add up to it exactly."""
 
 from __future__ import annotations
 

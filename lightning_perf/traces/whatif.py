@@ -1,4 +1,4 @@
-"""Predicts the step time without one of its causes."""
+"""Predict the step time without one of its causes."""
 
 from __future__ import annotations
 

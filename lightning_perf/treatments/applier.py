@@ -1,4 +1,4 @@
-"""Applies treatments to a training in the hooks that each needs, and restores what they changed."""
+"""Apply treatments to a training in the hooks that each needs, and restore what they changed."""
 
 from __future__ import annotations
 

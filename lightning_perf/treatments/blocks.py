@@ -1,4 +1,4 @@
-"""Finds the blocks that a network repeats."""
+"""Find the blocks that a network repeats."""
 
 from __future__ import annotations
 

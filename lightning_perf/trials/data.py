@@ -1,4 +1,4 @@
-"""Probes a command's training loader, and its training without the loader, in separate processes."""
+"""Probe a command's training loader, and its training without the loader, in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adds callbacks to a Trainer that was built without them."""
+"""Add callbacks to a Trainer that was built without them."""
 
 from __future__ import annotations
 

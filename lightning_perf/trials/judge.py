@@ -1,4 +1,4 @@
-"""Judges the arms of a trial by their runs: speed against the baseline, losses and memory."""
+"""Judge the arms of a trial by their runs: speed against the baseline, losses and memory."""
 
 from __future__ import annotations
 

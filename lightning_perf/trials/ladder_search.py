@@ -1,4 +1,4 @@
-"""Builds the ladder: which treatment comes next, what is kept, what is left out and why."""
+"""Build the ladder: which treatment comes next, what is kept, what is left out and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compares the losses of an arm with those of the baseline."""
+"""Compare the losses of an arm with those of the baseline."""
 
 from __future__ import annotations
 

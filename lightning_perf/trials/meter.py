@@ -1,4 +1,4 @@
-"""Times the optimizer steps of a training in the user's process, and ends it after enough of them."""
+"""Time the optimizer steps of a training in the user's process, and end it after enough of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redirects what a measured training writes away from the user's folders and services."""
+"""Redirect what a measured training writes away from the user's folders and services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the treatments that a trial tries, from a diagnosis or from what the user asks for."""
+"""Choose the treatments that a trial tries, from a diagnosis or from what the user asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts one command, watches its time and memory, and leaves no process of it behind.
+"""Start one command, watch its time and memory, and leave no process of it behind.
 
 Runs as a separate process (``python -I process_supervisor.py SPEC``) between lightning-perf and the command. Its
 standard input is a pipe from lightning-perf: when that closes, also because lightning-perf was killed, everything

@@ -1,4 +1,4 @@
-"""Finds out whether lightning-perf reaches a command's training: by its arguments, while it runs, and after its end.
+"""Find out whether lightning-perf reaches a command's training: by its arguments, while it runs, and after its end.
 
 Each Python process that runs the bootstrap adds its process id to the job's ``events``. A process that has loaded torch
 and is not among them trains without lightning-perf and can no longer be reached. Without such a process, the training

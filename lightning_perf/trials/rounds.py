@@ -131,7 +131,7 @@ def _n_measured(first: Sequence[ArmRun], references: Sequence[str], arm: str) ->
 
 
 def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
-    """Whether an arm runs again after ``n_rounds``, of which ``n_measured`` gave figures."""
+    """Return whether an arm runs again after ``n_rounds``, of which ``n_measured`` gave figures."""
     if n_rounds < min(MIN_ROUNDS, plan.repeats):
         return True
     if comparison.call in ("improved", "regressed"):

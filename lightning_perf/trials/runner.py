@@ -1,4 +1,4 @@
-"""Runs the user's command for a job in processes that end with it, and reports how it ended."""
+"""Run the user's command for a job in processes that end with it, and report how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the length of a trial's runs from the diagnosed baseline."""
+"""Choose the length of a trial's runs from the diagnosed baseline."""
 
 from __future__ import annotations
 

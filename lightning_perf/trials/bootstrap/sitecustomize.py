@@ -1,4 +1,4 @@
-"""Loads lightning-perf into the user's Python processes: this folder comes first on PYTHONPATH.
+"""Load lightning-perf into the user's Python processes: this folder comes first on PYTHONPATH.
 
 Every Python that such a process starts runs this file, also those that never train, so it imports no module that Python
 has not loaded by then, not even ``typing``. It imports the ``sitecustomize`` that it shadows, removes its folder from
