@@ -16,7 +16,7 @@ CODES = {
     "compute-bound": {"PD317", "PD310"},
     "fp32-matmul": {"PD301"},
     "pageable-copy": {"PD201"},
-    "synchronising": {"PD501"},
+    "synchronizing": {"PD501"},
 }
 
 
