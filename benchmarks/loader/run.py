@@ -27,7 +27,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.rules.loader_curve import Step, feeding_of
+from lightning_perf.rules.loader_curve import Step, probed_loader_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "loader.md"
 N_BATCHES, BATCH_SIZE, WARMUP = 80, 16, 16
@@ -141,7 +141,7 @@ def predictions(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
         doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)
         step_s(dataset, 0, None, doctor)
     assert doctor.session is not None
-    plan = feeding_of(doctor.session).plan
+    plan = probed_loader_of(doctor.session).plan
     assert plan.now is not None
     assert plan.chosen is not None
     found = {"unchanged": plan.now, "recommended": plan.chosen}

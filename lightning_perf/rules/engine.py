@@ -1,4 +1,4 @@
-"""Run the rules: each gives an answer, and no error in one ends the caller's run."""
+"""Run the rules: each returns an outcome, and an error in one does not stop the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EVERYTHING = "PD"
 
 _RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")
 
-# Findings about all ranks, or about the measurement.
+# Categories of findings that are not about a single rank.
 _OF_ALL_RANKS = ("distributed", "quality")
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def all_rules() -> tuple[Rule, ...]:
-    """Return every rule by code: the one of each module ``pdNNN_*`` in the category packages."""
+    """Return all rules, sorted by code: one per module ``pdNNN_*`` in the category packages."""
     names = (m.name for m in pkgutil.walk_packages(rules.__path__, f"{rules.__name__}.") if not m.ispkg)
     modules = (importlib.import_module(name) for name in names if _RULE_MODULE.search(name))
     found = (each for module in modules for each in vars(module).values() if isinstance(each, Rule))
@@ -55,14 +55,14 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def check_codes(select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> None:
-    """Check a selection of rules before anything runs.
+    """Check a selection of rules.
 
     Args:
         select: Codes or prefixes of the rules to run; None for all.
         ignore: Codes or prefixes of the rules to leave out.
 
     Raises:
-        ConfigError: One of them starts no rule's code; the message names close ones.
+        ConfigError: One of them matches no rule; the message names similar codes.
     """
     codes = [rule.code for rule in all_rules()]
     _check_known("select", select, codes)
@@ -74,15 +74,15 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
 
     Args:
         session: The measurements; its findings, outcomes and verdict are replaced.
-        select: Codes or prefixes of the rules to run; None for all. As in ruff the longest match decides.
+        select: Codes or prefixes of the rules to run; None for all. As in ruff, the longest match decides.
         ignore: Codes or prefixes of the rules to leave out.
 
     Returns:
-        The session with ``findings`` (best first), ``outcomes`` (one per rule) and ``verdict``. A rule that raises
-        becomes an outcome ``failed`` with its error, never an exception.
+        The session with ``findings`` (best first), ``outcomes`` (one per rule) and ``verdict``. If a rule raises an
+        error, its outcome is ``failed``.
 
     Raises:
-        ConfigError: ``select`` or ``ignore`` names no rule.
+        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     check_codes(select, ignore)
     answers = without_explained([(rule, *_answer(rule, session)) for rule in all_rules()])
@@ -104,7 +104,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
 
 
 def _placed(session: Session, finding: Finding) -> Finding:
-    """Return a finding with the ranks that have it, if other ranks do not."""
+    """Return the finding with the ranks that have it as evidence, if other ranks do not have it."""
     where = where_found(session, f"{finding.code} {finding.name}")
     if not where or finding.category in _OF_ALL_RANKS:
         return finding
@@ -114,7 +114,7 @@ def _placed(session: Session, finding: Finding) -> Finding:
 def diagnose_trace(
     record: TraceRecord, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> TraceRecord:
-    """Run the rules on a trace without a session: those that need timed steps or settings are skipped.
+    """Run the rules on a trace without a session; rules that need timed steps or settings are skipped.
 
     Args:
         record: The analyzed trace; its findings and verdict are replaced.
@@ -125,7 +125,7 @@ def diagnose_trace(
         The record with ``findings``, best first, and ``verdict``. Shares and gains refer to the analyzed time.
 
     Raises:
-        ConfigError: ``select`` or ``ignore`` names no rule.
+        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     reason = record.missing.get("device", "") if is_blind(record) else record.source
     session = Session(
@@ -141,7 +141,7 @@ def diagnose_trace(
                 trace=record,
             ),
         ),
-        missing={"steady": "a trace alone holds no timed steps"},
+        missing={"steady": "a trace alone has no timed steps"},
     )
     answered = diagnose(session, select, ignore)
     verdict = trace_verdict_of(record, answered.findings, answered.outcomes)
@@ -151,10 +151,10 @@ def diagnose_trace(
 def preflight(
     session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> tuple[Finding, ...]:
-    """Return the findings that settings alone make likely, before the first step.
+    """Return likely findings from settings alone, before the first step.
 
     Args:
-        session: Its ``settings`` and ``machine`` are read.
+        session: A session with ``settings`` and ``machine``.
         select: As for ``diagnose``.
         ignore: As for ``diagnose``.
 
@@ -162,7 +162,7 @@ def preflight(
         Findings with ``is_preflight`` and low confidence, best first.
 
     Raises:
-        ConfigError: ``select`` or ``ignore`` names no rule.
+        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     check_codes(select, ignore)
     findings = []
@@ -173,7 +173,7 @@ def preflight(
             finding = rule.sign(rule.preflight(session))
         except Skip:
             continue
-        except Exception as error:  # noqa: BLE001 - a rule must not end the user's training; it is reported
+        except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
             raise_if_from_signal(error)
             _log.warning("%s failed on the settings: %s: %s", rule.code, type(error).__name__, error)
             continue
@@ -185,10 +185,10 @@ def preflight(
 def hypotheses(
     session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> tuple[Hypothesis, ...]:
-    """Return the treatments whose effect rules want measured on this session's operators, largest first.
+    """Return the treatments that rules need replayed on the operators of this session, by time at stake.
 
     Args:
-        session: What was measured so far.
+        session: The measurements so far.
         select: As for ``diagnose``.
         ignore: As for ``diagnose``.
     """
@@ -197,15 +197,15 @@ def hypotheses(
         if rule.hypothesis is None or not _is_selected(rule.code, select, ignore):
             continue
         try:
-            asked = rule.hypothesis(session)
+            hypothesis = rule.hypothesis(session)
         except Skip:
             continue
-        except Exception as error:  # noqa: BLE001 - a rule must not end the user's training; it is reported
+        except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
             raise_if_from_signal(error)
-            _log.warning("%s failed to ask for a replay: %s: %s", rule.code, type(error).__name__, error)
+            _log.warning("%s failed to request a replay: %s: %s", rule.code, type(error).__name__, error)
             continue
-        if asked is not None:
-            found.setdefault(asked.treatment, asked)
+        if hypothesis is not None:
+            found.setdefault(hypothesis.treatment, hypothesis)
     return tuple(sorted(found.values(), key=lambda one: -one.at_stake_s))
 
 
@@ -214,7 +214,7 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
         finding = rule.sign(rule.check(session))
     except Skip as skip:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=str(skip))
-    except Exception as error:  # noqa: BLE001 - the outcome reports what a rule raised
+    except Exception as error:  # noqa: BLE001 - the outcome reports the error
         raise_if_from_signal(error)
         reason = f"{type(error).__name__}: {error}"
         return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
@@ -222,15 +222,15 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
 
 
 def _check_known(argument: str, patterns: Sequence[str] | None, codes: Collection[str]) -> None:
-    """Raise an error for patterns that select no rule.
+    """Check that each pattern matches a rule.
 
     Args:
         argument: ``"select"`` or ``"ignore"``, for the message.
-        patterns: Codes or prefixes as the user gave them; None is fine.
+        patterns: Codes or prefixes given by the user, or None.
         codes: The codes of all rules.
 
     Raises:
-        ConfigError: It is not a list of strings, or one of them starts no code.
+        ConfigError: ``patterns`` is not a list of strings, or one of them matches no code.
     """
     accepted = 'a code such as "PD101", or a prefix such as "PD1" (a category) or "PD" (all)'
     if patterns is None:
@@ -245,11 +245,11 @@ def _check_known(argument: str, patterns: Sequence[str] | None, codes: Collectio
         else:
             close = []
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"{argument} holds {pattern!r}, which starts no rule's code; expected {accepted}.{hint}")
+        raise ConfigError(f"{argument} contains {pattern!r}, which matches no rule; expected {accepted}.{hint}")
 
 
 def _is_selected(code: str, select: Sequence[str] | None, ignore: Sequence[str] | None) -> bool:
-    """Return whether a rule runs: the longest matching pattern decides; ``ignore`` wins a tie."""
+    """Return whether a rule is selected: the longest matching pattern decides; ``ignore`` wins a tie."""
     wanted = _longest(code, (EVERYTHING,) if select is None else select)
     return wanted > _longest(code, ignore or ())
 

@@ -1,4 +1,4 @@
-"""The expected speedup by Amdahl's law, and findings whose severity follows from it."""
+"""Expected speedup by Amdahl's law, and findings whose severity follows from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .signals import phase_s
 from .thresholds import MAX_RECOVERABLE_SHARE
 
 WHY_NOT_MEASURED = "why the speedup was not measured"
-"""The metric of the evidence that gives the reason, in a finding without a gain."""
+"""Metric of the evidence that gives the reason, in a finding without a gain."""
 
 AT_STAKE = "share of the time that the fix acts on"
 """The metric of the evidence by which findings without a gain are compared."""
@@ -23,15 +23,14 @@ AT_STAKE = "share of the time that the fix acts on"
 def gain_from(
     steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str, method: Method = "modeled"
 ) -> Gain:
-    """Return the speedup of the steady span when part of its wall time goes away.
+    """Return the speedup of the steady span if part of its wall time is saved.
 
     Args:
-        steady: The span that the seconds belong to.
-        recoverable_low_s: Seconds that go away at least; negative counts as 0.
-        recoverable_high_s: Seconds that go away at most. They must be exclusive to the cause: time during which
-            something else was done meanwhile cannot be won back.
-        basis: What the two rest on.
-        method: How the two were obtained.
+        steady: The span that the seconds refer to.
+        recoverable_low_s: Seconds saved at least; negative values count as 0.
+        recoverable_high_s: Seconds saved at most, without time that overlaps with other work.
+        basis: Source of both values.
+        method: How both values were obtained.
 
     Returns:
         Old wall time ÷ new wall time, an interval with 1 ≤ low ≤ high.
@@ -56,15 +55,15 @@ def timed_finding(
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 
     Args:
-        steady: The span.
-        summary: Its first sentence is the headline of a verdict.
-        evidence: The facts.
-        prescriptions: Best first.
-        claims: Seconds saved at most, by phase; limited to what the phase took.
-        low_s: Seconds saved at least: the severity follows from them.
-        basis: What both rest on.
-        confidence: Of the diagnosis itself.
-        method: How both were obtained. ``modeled`` is for a fix whose effect was neither timed nor tried.
+        steady: The span that the seconds refer to.
+        summary: Text of the finding; its first sentence is the headline of a verdict.
+        evidence: Evidence of the finding.
+        prescriptions: Recommendations, best first.
+        claims: Seconds saved at most, by phase; limited to the time of the phase.
+        low_s: Seconds saved at least; they determine the severity.
+        basis: Source of both values.
+        confidence: Confidence in the diagnosis.
+        method: How both values were obtained; ``modeled`` if the effect of the fix was neither timed nor tried.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
@@ -73,13 +72,9 @@ def timed_finding(
 
 
 def with_measurement(finding: Finding) -> Finding:
-    """Return a finding with the command that measures its gain, if nothing of it is certain; others unchanged.
+    """Return a finding with the command that measures its gain, if the gain is not certain; else the finding unchanged.
 
-    Prescriptions that change results lose the arguments that ``Session.trainer_flags`` and ``loader_args`` apply; exact
-    ones keep them.
-
-    Args:
-        finding: Of a rule.
+    Recommendations that may change results are then not applied by ``Session.trainer_flags`` and ``loader_args``.
     """
     if finding.gain is None or is_measured(finding):
         return finding
@@ -91,7 +86,7 @@ def with_measurement(finding: Finding) -> Finding:
 
 
 def is_measured(finding: Finding) -> bool:
-    """Return whether some speedup of a finding is certain; of severity ``info`` none is promised."""
+    """Return whether some speedup of a finding is certain; True for severity ``info``, which expects none."""
     gain = finding.gain
     if finding.severity == "info":
         return True
@@ -101,7 +96,7 @@ def is_measured(finding: Finding) -> bool:
 
 
 def how_to_measure(prescriptions: Sequence[Prescription]) -> str:
-    """Return the sentence that says that the speedup was not measured, and which command measures it."""
+    """Return a sentence stating that the speedup was not measured, with the command that measures it."""
     treatment = prescriptions[0].treatment if prescriptions else ""
     if treatment:
         command = f"lightning-perf trial --try {treatment} -- python train.py"
@@ -111,5 +106,5 @@ def how_to_measure(prescriptions: Sequence[Prescription]) -> str:
 
 
 def unapplied(prescription: Prescription) -> Prescription:
-    """Return a prescription without the arguments that would be applied."""
+    """Return a recommendation without the arguments that would be applied automatically."""
     return msgspec.structs.replace(prescription, trainer_flags={}, loader_args={})

@@ -1,4 +1,4 @@
-"""Rules on sampled steps, whose operators were recorded one by one."""
+"""Sampled steps, whose single operators were recorded, for rules that use them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def trace_or_live(
     live: Callable[[Session], Answer],
     field: str = "sync_calls",
 ) -> Answer:
-    """Return the answer of a profiler window; without one, that of the sampled steps.
+    """Return the result from a profiler window, or else from the sampled steps.
 
     Args:
         session: The session.
-        from_trace: Reads the window; raises Skip where there is none or it does not show what is needed.
-        live: Reads the session's field of this name.
+        from_trace: Function of the session that uses the window; raises Skip if the window lacks what it needs.
+        live: Function of the session that uses ``field``.
         field: ``"sync_calls"`` or ``"model_profile"``.
 
     Raises:
-        Skip: Neither can answer.
+        Skip: Both functions raise Skip.
     """
     try:
         return from_trace(session)
@@ -56,10 +56,10 @@ def trace_or_live(
 
 
 def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
-    """Return the sampled steps, and the steady ones that their shares apply to.
+    """Return the sampled steps, and the steady steps that their shares apply to.
 
     Raises:
-        Skip: One of them is missing.
+        Skip: Either is missing.
     """
     if session.sync_calls is None:
         raise Skip(session.missing.get("sync_calls", "no step was sampled"))
@@ -67,29 +67,26 @@ def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
 
 
 def users_waits(calls: SyncCalls) -> list[SyncCall]:
-    """Return the user's lines that make the host wait in each step, or would on a device: costliest first."""
+    """Return the user's calls that make the host wait for a device (or would on a GPU), costliest first."""
     own = [call for call in calls.calls if call.owner == "user" and call.per_step >= SYNC_MIN_PER_STEP]
     return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
 
 
 def loops_of(calls: SyncCalls) -> list[TensorLoop]:
-    """Return the loops over tensors in the training's own computing that are worth reporting, costliest first."""
+    """Return the loops over tensors in forward, backward and optimizer that are worth reporting, costliest first."""
     return [loop for loop in calls.loops
             if is_computing(loop) and loop.repeats >= LOOP_MIN_REPEATS and loop.share >= LOW_SHARE]  # fmt: skip
 
 
 def is_computing(loop: TensorLoop) -> bool:
-    """Return whether a loop is part of the training's own computing.
-
-    Other rules cover loops in callbacks and in the dataset.
-    """
+    """Return whether a loop runs in forward, backward or the optimizer; other rules cover callbacks and datasets."""
     return loop.phase in COMPUTE_PHASES
 
 
 def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
-    """Return the share of a step that a loop takes."""
+    """Return the share of step time in a loop as evidence."""
     return Evidence(
-        metric="loop ÷ time of a step",
+        metric="loop ÷ step time",
         value=loop.share,
         unit="fraction",
         threshold=LOW_SHARE,
@@ -105,18 +102,18 @@ def loop_finding(
     evidence: tuple[Evidence, ...],
     prescriptions: tuple[Prescription, ...],
 ) -> Finding:
-    """Return a finding whose fix replaces a loop over a tensor with one operation.
+    """Return a finding whose fix replaces a loop over a tensor by one operation.
 
-    The backward pass of a loop in the forward pass is not in the loop's share, and goes with it: in proportion to the
-    loop's part of the forward pass. Nothing is certain to go: rounds that depend on one another stay.
+    The gain of a loop in forward includes the same fraction of backward. No gain is certain, because iterations that
+    depend on one another cannot be vectorized.
     """
     seconds = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
-    basis = "at most the loop, as timed in sampled steps"
+    basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":
         forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
         seconds += min(1.0, seconds / forward_s) * backward_s if forward_s > 0 else 0.0
-        basis += ", and its part of backward"
+        basis += ", and the same fraction of backward"
         phases = CODE_PHASES
     return timed_finding(
         steady,
@@ -130,12 +127,12 @@ def loop_finding(
 
 
 def steps_s(steady: StageTimes) -> float:
-    """Return the seconds of the steady span within steps."""
+    """Return the seconds of the steady span in steps."""
     return phase_s(steady, *STEP_PHASES)
 
 
 def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -> Mapping[str, float]:
-    """Return seconds spread over phases in proportion to their time, at most that time."""
+    """Return seconds distributed over phases in proportion to their time, limited to that time."""
     within_s = phase_s(steady, *phases)
     part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
     return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}

@@ -1,4 +1,4 @@
-"""Which kernels a step waits for, by kind, divided among the rules that are about them."""
+"""Time on the critical path of a trace by kind of kernel, divided among the rules about them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ HALF_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 
 
 def kind_path_s(trace: TraceRecord, *kinds: str) -> float:
-    """Return the seconds on the critical path in kernels of these kinds that no other rule than one by kind claims.
+    """Return the seconds on the critical path in kernels of these kinds, without time that more specific rules claim.
 
-    Written-out attention is PD309's, converting layouts PD306's, and biases before a normalization are PD314's.
+    Those rules are PD309 (unfused attention), PD306 (layout conversions) and PD314 (bias before normalization).
     """
     seconds = dict(path_of(trace).kinds)
     attention = trace.attention
@@ -33,7 +33,7 @@ def kind_path_s(trace: TraceRecord, *kinds: str) -> float:
 
 
 def full_precision_s(trace: TraceRecord) -> float:
-    """Return the seconds on the critical path in matrix kernels, if they decide the step and hardly any is 16-bit."""
+    """Return the seconds on the critical path in matrix kernels, if they dominate the step and hardly any is 16-bit."""
     kernels = trace.kernels
     if kernels is None or work_share(trace, *MATRIX_KINDS) < MATRIX_MIN_SHARE:
         return 0.0
@@ -45,29 +45,29 @@ def full_precision_s(trace: TraceRecord) -> float:
 
 
 def path_of(trace: TraceRecord) -> CriticalPath:
-    """Return what the trace's time was spent waiting for.
+    """Return the critical path of a trace.
 
     Raises:
-        Skip: An older version analyzed the trace.
+        Skip: The record has none, because an older version analyzed the trace.
     """
     if trace.critical_path is None:
-        raise Skip("this record of a trace holds no critical path: analyze the trace again")
+        raise Skip("this trace record has no critical path: analyze the trace again")
     return trace.critical_path
 
 
 def path_s(trace: TraceRecord, *causes: str) -> float:
-    """Return the seconds of these causes on the critical path; raise Skip where it is not known."""
+    """Return the seconds of these causes on the critical path; raises Skip if there is none."""
     causes_s = path_of(trace).causes
     return sum(causes_s.get(cause, 0.0) for cause in causes)
 
 
 def launching_s(trace: TraceRecord) -> float:
-    """Return the seconds in which the device is idle because the host launches late and waits for nothing itself."""
+    """Return the seconds in which the device is idle because the host launches late without waiting itself."""
     return path_s(trace, "launch", "between")
 
 
 def on_path_s(trace: TraceRecord, seconds: float) -> float:
-    """Return the part of the kernels' seconds that the step waits for, as of all kernels."""
+    """Return the part of these kernel seconds on the critical path, assuming the ratio of all kernels."""
     computing_s = trace.device.compute_s if trace.device is not None else 0.0
     return seconds * min(1.0, path_s(trace, "compute") / computing_s) if computing_s > 0 else 0.0
 
@@ -90,6 +90,6 @@ def work_s(trace: TraceRecord) -> float:
 
 
 def work_share(trace: TraceRecord, *kinds: str) -> float:
-    """Return the share of these kinds in the time of all kernels but collectives; 0 without kernels."""
+    """Return the share of these kinds in the time of all kernels except collectives; 0 without kernels."""
     all_s = work_s(trace)
     return kind_s(trace, *kinds) / all_s if all_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What the host costs a step in a trace by launching operators late, and where."""
+"""The cost of late launches and tiny operators in a trace, and their place in the code."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .wording import duration, place
 
 
 class TinyOperators(NamedTuple):
-    """What runs as tiny operators.
+    """Operators too small to be worth their overhead.
 
     Attributes:
-        cost_s: Seconds of the trace that it costs.
-        saved_s: Of these, what vectorising could save at most.
-        summary: Its sentence.
-        mean_s: Mean operator.
-        n: Operators.
-        is_at_a_line: Whether it is a loop in a function that is known.
+        cost_s: Seconds of the trace that they cost.
+        saved_s: Seconds of ``cost_s`` that vectorizing saves at most.
+        summary: Description for the finding.
+        mean_s: Mean seconds per operator.
+        n: Number of operators.
+        is_at_a_line: Whether they are a loop in a known function.
     """
 
     cost_s: float
@@ -45,7 +45,7 @@ class TinyOperators(NamedTuple):
 
 
 def is_launch_bound(reading: Reading, late_s: float) -> bool:
-    """Return whether so many seconds of late launches decide how long a step takes, and are due to launching."""
+    """Return whether late launches of this many seconds limit the step, and are caused by launch overhead."""
     trace = reading.trace
     median_s = trace.kernels.median_s if trace.kernels is not None else None
     is_short = median_s is not None and median_s < SHORT_KERNEL_S
@@ -54,20 +54,20 @@ def is_launch_bound(reading: Reading, late_s: float) -> bool:
 
 
 def late_place(trace: TraceRecord) -> str:
-    """Return what the device waited for longest because it was launched late; empty where that is not known."""
+    """Return the place in the code whose late launch the device waited for longest; empty if not known."""
     late = path_of(trace).late
     return place(late[0].function, late[0].site) if late else ""
 
 
 def max_mean_s(trace: TraceRecord) -> float:
-    """Return the mean below which operators are tiny."""
+    """Return the mean time below which operators count as tiny."""
     return TINY_MAX_WITH_STACKS_S if trace.has_stacks else TINY_MAX_S
 
 
 def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
-    """Return the loop of tiny operators that costs most, else all tiny operators; None where they cost little.
+    """Return the costliest loop of tiny operators, or else all tiny operators; None if they cost little.
 
-    On a device that is launch-bound all tiny operators together are PD303's.
+    If the trace is launch-bound, all tiny operators together are reported by PD303 instead.
     """
     others = [one for one in session.sync_calls.loops if not is_computing(one)] if session.sync_calls else []
     trace = reading.trace
@@ -78,7 +78,7 @@ def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
 
 
 def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
-    """Return the costliest function that repeats a tiny operator, without the loops of other rules."""
+    """Return the costliest function that repeats a tiny operator, without loops that other rules report."""
     named = {f"{os.path.basename(loop.file)}:{loop.first_line}" for loop in others}
     trace = reading.trace
     loops = [
@@ -106,7 +106,7 @@ def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators 
 
 def _operators(reading: Reading, site: CodeSite) -> str:
     n = site.n_operators / reading.n_steps
-    what = f"{n:.0f} operators " + ("a step" if reading.trace.steps else "in all")
+    what = f"{n:.0f} operators " + ("per step" if reading.trace.steps else "in total")
     return f"{what} of {duration(site.host_s / site.n_operators)} each"
 
 
@@ -117,7 +117,7 @@ def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators
     if n <= TINY_MIN_OPERATORS * reading.n_steps or mean_s >= max_mean_s(trace):
         return None
     cost_s = _cost_s(reading, n, n * mean_s)
-    count = f"{n / reading.n_steps:.0f} operators {'a step' if trace.steps else 'in the trace'}"
+    count = f"{n / reading.n_steps:.0f} operators {'per step' if trace.steps else 'in the trace'}"
     hint = "" if trace.has_stacks else '; with_stack=True in DoctorOptions(profiler={"with_stack": True}) shows where'
     return TinyOperators(
         cost_s,
@@ -129,9 +129,9 @@ def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators
 
 
 def _cost_s(reading: Reading, n_operators: int, host_s: float, site: CodeSite | None = None) -> float:
-    """Return the cost of operators: a device's idle time, or their time and part of the gaps on a CPU."""
+    """Return the cost of operators: idle time of the device, or on a CPU their time and part of the gaps."""
     trace = reading.trace
-    part = n_operators / max(n_operators, trace.n_operators, 1)  # a trace may name sites only
+    part = n_operators / max(n_operators, trace.n_operators, 1)  # some traces contain sites without operators
     if trace.device is None:
         between_s = sum(step.categories.get("other", 0.0) for step in trace.windows)
         return min(host_s + part * between_s, reading.code_limit_s)

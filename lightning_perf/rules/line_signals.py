@@ -1,4 +1,4 @@
-"""The lines of the user's code in findings, and the time that findings leave to them."""
+"""Lines of the user's code as evidence of findings, and the time of findings about operators without them."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ _PHASES_OF: dict[str, tuple[str, ...]] = {
         ("PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED
     ),
 }
-"""Findings about host time, and the phases whose costliest line they name: those that they claim, or these."""
+"""Findings about host time → the phases whose costliest line is reported; ``_CLAIMED`` for the phases they claim."""
 
 _OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
-"""A line that takes more than these claim, or that is of another hook than they name, belongs to another finding."""
+"""Findings about part of a phase; lines that take more than they claim, or are in another hook, are not theirs."""
 
-# These claim the time of operators. PD303 and PD304 are about what the host does between operators.
+# Findings about operators; others in the range are about host time between operators or about compilation.
 _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
 
 
 def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
-    """Return a line's share of the time as evidence."""
+    """Return the share of the time in a line as evidence."""
     return Evidence(
         metric=f"{LINE_METRIC}{time.where}{time.doing}", value=time.seconds / steady.span_s, unit="fraction", n=time.n
     )
 
 
 def with_line(finding: Finding, session: Session) -> Finding:
-    """Return the finding with the line of the user's that takes most of its time, if it is about host time.
+    """Return the finding with the user's line that takes most of its time, if it is about host time.
 
     Args:
-        finding: Of ``session``.
+        finding: A finding of ``session``.
         session: The session.
     """
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
@@ -67,13 +67,13 @@ def with_line(finding: Finding, session: Session) -> Finding:
 
 
 def _has_line(finding: Finding, session: Session) -> bool:
-    """Return whether the finding names the line that the loader's probe found in the costliest function."""
+    """Return whether the finding already names the line that the loader probe found in the costliest function."""
     probe = session.loader_probe
     return finding.code == "PD107" and probe is not None and costly_line(probe) is not None
 
 
 def _with_sentence(finding: Finding, sentence: str, evidence: Evidence) -> Finding:
-    """Return the finding with a sentence about a line: in the headline of a wait for data that gives no reason."""
+    """Return the finding with a sentence about a line, in the headline if that is a data wait without a cause."""
     headline, dot, rest = finding.summary.partition(". ")
     if _PHASES_OF[finding.code] == _LOADING and dot and ";" not in headline:
         summary = f"{headline}; {sentence}. {rest}"
@@ -83,16 +83,16 @@ def _with_sentence(finding: Finding, sentence: str, evidence: Evidence) -> Findi
 
 
 def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
-    """Return the finding with the line that the loader's probe found; None where the training process made batches."""
+    """Return the finding with the line that the loader probe found; None if the training process makes the batches."""
     probe = session.loader_probe
     if probe is None or any(line.seconds > 0 for line in lines_of(session, *_LOADING)):
         return None
     if finding.code == "PD115":
-        lines, what = probe.worker_lines, "what workers do"
+        lines, what = probe.worker_lines, "worker time"
     elif finding.code == "PD108":
-        lines, what = probe.collate_lines, "collating"
+        lines, what = probe.collate_lines, "collate time"
     else:
-        lines, what = probe.host_lines, "making a sample"
+        lines, what = probe.host_lines, "sample time"
     line = next(iter(lines), None)
     if line is None or line.share < LINE_MIN_PART:
         return None
@@ -103,9 +103,9 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
 
 
 def within_operators(finding: Finding, session: Session) -> Finding:
-    """Return the finding without the seconds that pass in the user's own lines, if it is about operators.
+    """Return the finding without time in the user's own lines, if it is about operators.
 
-    Threads, precision and fused operators change what operators take, and nothing else.
+    Threads, precision and fused operators change only the time of operators.
     """
     steady = session.steady
     if finding.code not in _ABOUT_OPERATORS or steady is None or not finding.claims:
@@ -117,9 +117,9 @@ def within_operators(finding: Finding, session: Session) -> Finding:
     part = sum(claims.values()) / sum(finding.claims.values())
     gain = finding.gain
     if gain is not None:
-        # Each end keeps its part of what is left.
+        # Scale both ends of the interval.
         low_s, high_s = (part * steady.span_s * (1 - 1 / end) for end in (gain.low, gain.high))
         gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines", gain.method)
     severity = severity_of_gain(gain) if gain is not None else severity_of(sum(claims.values()) / steady.span_s)
-    severity = max(severity, finding.severity, key=SEVERITIES.index)  # it claims less than before: never worse
+    severity = max(severity, finding.severity, key=SEVERITIES.index)  # less time is claimed: never more severe
     return msgspec.structs.replace(finding, claims=claims, gain=gain, severity=severity)

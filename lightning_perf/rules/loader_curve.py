@@ -1,8 +1,8 @@
-"""How long a step takes by number of workers: as the loader's probe measured it, else bounds from the cost of a batch.
+"""Step time by number of workers: measured by the loader probe, or else bounds from the cost of a batch.
 
-The probe runs the loader with several numbers of workers beside a process that computes as the training does. What it
-measured is what is promised. Without it only bounds are known: ``w`` workers deliver at most ``w`` batches in the time
-that one process needs for a batch, and no more than the cores allow.
+The probe runs the loader with several numbers of workers next to a process that computes like the training. Without a
+probe only bounds are known: ``w`` workers deliver at most ``w`` batches in the time that one process needs for a batch,
+and no more than the cores allow.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ PREFETCH_FACTORS = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers would do for one loader.
+    """The recommended number of workers for one loader, and its effect.
 
     Attributes:
         n_now: Workers in use.
         batch_s: Seconds that one process needs to make one batch.
-        basis: Where ``batch_s`` comes from.
-        compute_s: Seconds a step takes without waiting for data.
-        n_needed: Workers that would hide the loading behind the computing on cores of their own.
-        n_cap: The most workers that can be of use; 0 on less than two cores.
-        n_workers: The number to recommend; 0 where more workers cannot help.
-        saved_low_s: Seconds per step that this saves at least.
-        saved_high_s: The same at most.
-        chosen: The step with the fewest workers within 2 % of the best, may be those in use; None where the loader was
-            not probed.
-        now: The step with the workers in use; None likewise, or where they were not measured.
-        steps: The steps by number of workers that the probe tried.
-        is_cheap: Whether a worker delivers a batch no sooner than one process makes it and hands it over.
-        cap_basis: What sets ``n_cap``.
+        basis: Source of ``batch_s``.
+        compute_s: Seconds per step without data wait.
+        n_needed: Workers that would hide loading behind compute, given a core each.
+        n_cap: The most useful number of workers; 0 with fewer than two cores.
+        n_workers: The number to recommend; 0 if more workers do not help.
+        saved_low_s: Seconds saved per step, at least.
+        saved_high_s: Seconds saved per step, at most.
+        chosen: The step with the fewest workers within 2 % of the best, which may be those in use; None if the loader
+            was not probed.
+        now: The step with the workers in use; None if the loader was not probed with this number.
+        steps: The steps with each number of workers that the probe tried.
+        is_cheap: Whether making a batch takes no longer than receiving it from a worker.
+        cap_basis: The limit that sets ``n_cap``.
     """
 
     n_now: int
@@ -80,7 +80,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def method(self) -> Method:
-        """How the seconds saved came about."""
+        """How the saved seconds were obtained."""
         return "probed" if self.chosen is not None and self.chosen.is_measured else "modeled"
 
     @property
@@ -90,21 +90,21 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_too_cheap(self) -> bool:
-        """Whether a batch costs less to make than to fetch from a worker."""
+        """Whether workers would not pay off, because a batch is cheaper to make than to fetch from a worker."""
         is_cheap = self.is_cheap or self.batch_s < TRANSPORT_HIGH_S
         return self.n_now == 0 and is_cheap and (self.chosen is None or self.chosen.num_workers == 0)
 
 
-class Feeding(msgspec.Struct, frozen=True, kw_only=True):
-    """A probed loader beside the steps that it feeds.
+class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
+    """A probed loader and the steps that use it.
 
     Attributes:
-        probe: What was measured of it.
-        loader: Its settings.
-        stage: The steps; where none were timed, the step that the probe predicts.
-        share: Of the time, what waits for data.
-        wait_s: Seconds a step that wait for data.
-        plan: What workers would do.
+        probe: Measurements of the loader.
+        loader: Settings of the loader.
+        stage: The timed steps, or else the steps that the probe predicts.
+        share: Data wait as a share of the time.
+        wait_s: Seconds of data wait per step.
+        plan: The recommended number of workers.
         is_predicted: Whether no step was timed.
     """
 
@@ -122,23 +122,23 @@ class Feeding(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.batch_s
 
     def saved_s(self, share: float) -> float:
-        """Return the seconds of the span that go away where a batch costs this share less, with the workers in use.
+        """Return the seconds of the span saved if the cost of a batch falls by this share, with the workers in use.
 
-        Without workers that share of the waiting goes. Workers that deliver too slowly set the step, all of which
-        becomes shorter by that share, until nobody waits.
+        Without workers, the data wait shrinks by this share. If workers are too slow, they determine the step time, so
+        the whole step shrinks by this share, but by no more than the data wait.
         """
-        each_s = self.wait_s if self.plan.n_now == 0 else self.stage.step_s.mean
-        return self.stage.n_steps * min(self.wait_s, min(max(share, 0.0), 1.0) * each_s)
+        per_step_s = self.wait_s if self.plan.n_now == 0 else self.stage.step_s.mean
+        return self.stage.n_steps * min(self.wait_s, min(max(share, 0.0), 1.0) * per_step_s)
 
 
 def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
-    """Find the number of workers to recommend for a loader, and what it would save.
+    """Return the number of workers to recommend for a loader, and the time that it saves.
 
     Args:
-        session: For the cores, threads and the probe.
-        loader: Its settings; ``num_workers`` must be known.
-        stage: The steps that it fed.
-        wait_s: Seconds a step lost to waiting, by the device's clock where there is one.
+        session: Provides the cores, threads and the probe.
+        loader: Settings of the loader; ``num_workers`` must be known.
+        stage: The steps that use the loader.
+        wait_s: Seconds of data wait per step, by the device's clock if there is one.
     """
     probe = session.loader_probe
     if probe is not None and (probe.stage, probe.index) != (loader.stage, loader.index):
@@ -179,11 +179,11 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
 
 
 def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
-    """Return the steps at the numbers of workers that the probe tried; nothing where the loader was not probed."""
+    """Return the step time for each probed number of workers; empty if the loader was not probed."""
     return tuple(
         Evidence(
             metric=f"step with {step.num_workers} worker{'' if step.num_workers == 1 else 's'} "
-            + ("(probed beside as much computing)" if step.is_measured else "(from the probed throughput)"),
+            + ("(probed next to compute)" if step.is_measured else "(from the probed throughput)"),
             value=step.step_s,
             unit="s",
         )
@@ -199,10 +199,10 @@ def delivered_batch_s(probe: LoaderProbe) -> float | None:
 
 
 def timed_steps_of(session: Session) -> StageTimes:
-    """Return the steady steps; without any, those that the probe predicts.
+    """Return the steady steps, or else the steps that the probe predicts.
 
     Raises:
-        Skip: Neither were steps timed nor was the model's own step measured.
+        Skip: Neither steps nor the compute time of the model were measured.
     """
     if session.steady is not None:
         return steady_of(session)
@@ -211,7 +211,7 @@ def timed_steps_of(session: Session) -> StageTimes:
 
 
 def predicted_steps(session: Session) -> StageTimes | None:
-    """Return a thousand steps as the probe predicts them; None where it lacks the loader's or the model's own time."""
+    """Return a thousand steps predicted by the probe; None if it lacks the loader's time or the compute time."""
     probe = session.loader_probe
     if session.steady is not None or probe is None or not probe.compute_s:
         return None
@@ -241,10 +241,10 @@ def predicted_steps(session: Session) -> StageTimes | None:
 
 
 def probe_of(session: Session) -> LoaderProbe:
-    """Return the probe of a loader.
+    """Return the loader probe.
 
     Raises:
-        Skip: There is none, or it could not measure what a sample costs.
+        Skip: The loader was not probed, or no sample was timed.
     """
     probe = session.loader_probe
     if probe is None:
@@ -254,11 +254,11 @@ def probe_of(session: Session) -> LoaderProbe:
     return probe
 
 
-def feeding_of(session: Session) -> Feeding:
-    """Return the probed loader beside the steps that it feeds.
+def probed_loader_of(session: Session) -> ProbedLoader:
+    """Return the probed loader and the steps that use it.
 
     Raises:
-        Skip: It was not probed, or no step is known.
+        Skip: The loader was not probed, or no step time is known.
     """
     probe = probe_of(session)
     stage = timed_steps_of(session)
@@ -267,7 +267,7 @@ def feeding_of(session: Session) -> Feeding:
         raise Skip("the settings of the probed loader are not known")
     share = wait_share(stage)
     wait_s = share * stage.span_s / max(1, stage.n_steps)
-    return Feeding(
+    return ProbedLoader(
         probe=probe,
         loader=loader,
         stage=stage,
@@ -278,12 +278,9 @@ def feeding_of(session: Session) -> Feeding:
     )
 
 
-# -- the curve --------------------------------------------------------------------------------------------------------
-
-
 def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> Step:
-    """Return the step at one point of the curve: measured, or bounds around the throughput of the loader alone."""
-    least_s = (1 - run_spread(session)) * max(compute_s, point.low_s)  # nothing makes a step shorter than that
+    """Return the step at one point of the curve: measured, or bounds from the throughput of the loader alone."""
+    least_s = (1 - run_spread(session)) * max(compute_s, point.low_s)  # lower bound of any step time
     if point.step_s is not None and point.step_low_s is not None and point.step_high_s is not None:
         return Step(
             num_workers=point.num_workers,
@@ -309,7 +306,7 @@ def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: f
 def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
     """Return the step with the fewest workers within ``WORKERS_SLACK`` of the best; None if none is allowed.
 
-    Where a step with workers was measured, only measured steps count.
+    If a step with workers was measured, only measured steps are considered.
     """
     allowed = [each for each in steps if each.num_workers <= n_cap]
     measured = [each for each in allowed if each.is_measured]
@@ -321,10 +318,10 @@ def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
 
 
 def run_spread(session: Session) -> float:
-    """Return how far the training's step strays from its median over the run, as a fraction; 0 without a timeline.
+    """Return the variation of step time over the run, as a fraction of its median; 0 without a timeline.
 
-    That is the farther end of the range that holds 90 % of the blocks of the timeline: a step may stray as far from one
-    fit to the next.
+    This is the larger distance of the 5th and 95th percentile of the timeline's blocks from the median. Step time is
+    assumed to vary as much from one fit to the next.
     """
     blocks = [block.step_s for block in session.steady.timeline] if session.steady is not None else []
     if len(blocks) < 2 or median(blocks) <= 0:
@@ -337,14 +334,15 @@ def run_spread(session: Session) -> float:
 def saved_by(step_s: float, now: Step | None, chosen: Step, spread: float) -> tuple[float, float]:
     """Return the least and the most seconds per step that the chosen workers save.
 
-    The training's step becomes the probed one; or, where the workers in use were probed as well, it becomes shorter by
-    the probed ratio. Where the two differ, the probe did not compute quite as the training does.
+    The new step time is estimated as the probed step time and, if the workers in use were probed as well, as the
+    current step time scaled by the probed ratio. The interval includes both, because the probe's compute may differ
+    from that of the training.
 
     Args:
-        step_s: The training's mean step.
-        now: The step with the workers in use; None where it was not probed.
+        step_s: Mean step time of the training.
+        now: The step with the workers in use; None if it was not probed.
         chosen: The step with the chosen workers.
-        spread: How far steps stray over the run (``run_spread``).
+        spread: Variation of step time over the run (``run_spread``).
     """
     low_s, high_s = chosen.low_s, chosen.high_s
     if chosen.is_measured:

@@ -1,4 +1,4 @@
-"""What the rules on the input pipeline read from a loader probe."""
+"""Measurements of the loader probe that the data rules use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, HotLine, LoaderProbe, LoaderSettings, Session, StageTimes
 
-from .loader_curve import Feeding
+from .loader_curve import ProbedLoader
 from .signals import loaders_of, phase_s
 from .thresholds import (
     BURST_MIN_SHARE,
@@ -30,30 +30,33 @@ from .wording import percent, place, site_of
 
 
 def is_waiting(probe: LoaderProbe) -> bool:
-    """Return whether making samples waits for something for most of its time."""
+    """Return whether the dataset is blocked for most of the time it takes to make a sample."""
     return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_MIN_FRACTION
 
 
 def burst_share(probe: LoaderProbe) -> float:
-    """Return the share of making samples that goes beyond usual ones: what even samples would save.
+    """Return the share of sample time above the median sample, which samples of even cost would save.
 
-    Time that a sample did not take again the second time is not counted: the machine caused it.
+    Time that a sample did not take again when read a second time is excluded: the machine caused it.
     """
     getitem = probe.getitem
     if getitem is None or getitem.mean_s <= 0:
         return 0.0
-    theirs = 1.0 if probe.slow_again is None else probe.slow_again
-    return theirs * max(0.0, 1.0 - getitem.p50_s / getitem.mean_s)
+    repeatable = 1.0 if probe.slow_again is None else probe.slow_again
+    return repeatable * max(0.0, 1.0 - getitem.p50_s / getitem.mean_s)
 
 
 def is_bursty(probe: LoaderProbe) -> bool:
     """Return whether a few slow samples take much of the time."""
-    is_decisive = burst_share(probe) * sample_share(probe) >= BURST_MIN_SHARE
-    return is_decisive and (probe.n_slow or 0) >= MIN_SLOW_SAMPLES
+    is_large = burst_share(probe) * sample_share(probe) >= BURST_MIN_SHARE
+    return is_large and (probe.n_slow or 0) >= MIN_SLOW_SAMPLES
 
 
 def serialized_speedup(probe: LoaderProbe) -> tuple[int, float, float] | None:
-    """Return the most workers tried, and the interval of what they deliver ÷ what one process does; None if untried."""
+    """Return the largest probed number of workers, and the interval of its throughput relative to one process.
+
+    Returns None if fewer than two workers were probed.
+    """
     most = max(probe.curve, key=lambda point: point.num_workers, default=None)
     fewest = min((point for point in probe.curve if point.num_workers <= 1), key=lambda p: -p.num_workers, default=None)
     if most is None or fewest is None or most.num_workers < 2 or most.low_s <= 0:
@@ -62,14 +65,14 @@ def serialized_speedup(probe: LoaderProbe) -> tuple[int, float, float] | None:
 
 
 def max_serialized_speedup(n_workers: int) -> float:
-    """Return what workers deliver ÷ what one process does where most of a sample is serialized (Amdahl)."""
+    """Return the largest throughput relative to one process if most of a sample is serialized (Amdahl's law)."""
     return 1 / (SERIAL_MIN_PART + (1 - SERIAL_MIN_PART) / n_workers)
 
 
 def is_serialized(probe: LoaderProbe) -> bool:
-    """Return whether samples wait, in one line in all workers, and several workers deliver hardly more than one.
+    """Return whether workers block one another: samples wait, in the same line in all workers, and throughput is low.
 
-    Where the line is not known, the whole interval of the speedup has to lie below the bound.
+    If the line is not known, the whole interval of the relative throughput must be below the bound.
     """
     speedup = serialized_speedup(probe)
     if speedup is None or not is_waiting(probe):
@@ -82,22 +85,22 @@ def is_serialized(probe: LoaderProbe) -> bool:
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:
-    """Return whether samples are rows of tensors in memory, fetched one by one and otherwise unchanged."""
+    """Return whether samples are unmodified rows of tensors in memory, fetched one by one."""
     is_lookup = probe.getitem is None or probe.getitem.p50_s <= LOOKUP_MAX_S
     return bool(probe.indexes_tensors) and not probe.dataset_is_batched and is_lookup
 
 
 def sample_share(probe: LoaderProbe) -> float:
-    """Return the share of a batch that making its samples takes; the rest is collating them."""
+    """Return the share of batch time spent making samples; the rest is collating."""
     samples_s = probe.getitem.mean_s * (probe.batch_size or 1) if probe.getitem is not None else 0.0
     collate_s = probe.collate.mean_s if probe.collate is not None else 0.0
     return samples_s / (samples_s + collate_s) if samples_s + collate_s > 0 else 0.0
 
 
-def transport_share(feeding: Feeding) -> float:
-    """Return the share of a fetch that moving the batch takes; 0 without workers, or if the batch is light."""
-    probe = feeding.probe
-    if feeding.plan.n_now == 0 or probe.transport is None:
+def transport_share(probed: ProbedLoader) -> float:
+    """Return the share of fetch time spent moving the batch; 0 without workers or for small batches."""
+    probe = probed.probe
+    if probed.plan.n_now == 0 or probe.transport is None:
         return 0.0
     is_heavy = (
         (probe.n_tensors or 0) >= TRANSPORT_MIN_TENSORS
@@ -107,22 +110,22 @@ def transport_share(feeding: Feeding) -> float:
     moved_s = probe.transport.p50_s
     if not is_heavy or moved_s < TRANSPORT_HIGH_S:
         return 0.0
-    return moved_s / (moved_s + feeding.batch_s)
+    return moved_s / (moved_s + probed.batch_s)
 
 
-def is_transport_costly(feeding: Feeding) -> bool:
-    """Return whether moving batches out of workers takes much of fetching them."""
-    return transport_share(feeding) >= TRANSPORT_MIN_SHARE
+def is_transport_costly(probed: ProbedLoader) -> bool:
+    """Return whether moving batches from workers takes much of the fetch time."""
+    return transport_share(probed) >= TRANSPORT_MIN_SHARE
 
 
 def costliest(probe: LoaderProbe, where: Literal["getitem", "collate"]) -> HotFunction | None:
-    """Return the function that takes most of the time; None if none was found."""
+    """Return the function that takes the most time; None if none was profiled."""
     found = [function for function in probe.functions if function.where == where]
-    return max(found, key=blamed) if found else None
+    return max(found, key=function_share) if found else None
 
 
 def costly_line(probe: LoaderProbe) -> HotLine | None:
-    """Return the line that takes most of the dataset's costliest function; None if no single one does."""
+    """Return the line that takes most of the time of the dataset's costliest function; None if no single one does."""
     function = costliest(probe, "getitem")
     if not probe.lines or function is None or function is not probe.functions[0]:
         return None
@@ -130,8 +133,8 @@ def costly_line(probe: LoaderProbe) -> HotLine | None:
     return line if line.share >= LINE_MIN_SHARE else None
 
 
-def blamed(function: HotFunction) -> float:
-    """Return the share of the time that a function accounts for."""
+def function_share(function: HotFunction) -> float:
+    """Return the share of the time attributed to a function."""
     return function.blamed_share or function.own_share
 
 
@@ -141,23 +144,22 @@ def function_place(function: HotFunction) -> str:
 
 
 def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getitem") -> str:
-    """Return the costliest function as a closing sentence; empty where none was found, or its line is named anyway."""
+    """Return the costliest function as a closing sentence; empty if none was profiled or a line is reported instead."""
     function = costliest(probe, where)
     if function is None or probe.host_lines:
         return ""
-    what = "making a sample" if where == "getitem" else "collating"
-    return f" {percent(blamed(function))} of {what} is spent in {function_place(function)}."
+    what = "sample time" if where == "getitem" else "collate time"
+    return f" {percent(function_share(function))} of {what} is spent in {function_place(function)}."
 
 
 def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], n: int = 3) -> tuple[Evidence, ...]:
-    """Return the costliest functions with their whole path, and the costliest line."""
-    functions = sorted((f for f in probe.functions if f.where == where), key=lambda f: -blamed(f))[:n]
-    what = "making a sample" if where == "getitem" else "collating"
+    """Return the costliest functions with their full paths, and the costliest line."""
+    functions = sorted((f for f in probe.functions if f.where == where), key=lambda f: -function_share(f))[:n]
+    what = "sample time" if where == "getitem" else "collate time"
     shown = [
         Evidence(
-            metric=f"{what} spent in {function.name}"
-            + (f" ({function.file}:{function.line})" if function.file else ""),
-            value=blamed(function),
+            metric=f"{what} in {function.name}" + (f" ({function.file}:{function.line})" if function.file else ""),
+            value=function_share(function),
             unit="fraction",
         )
         for function in functions
@@ -165,24 +167,26 @@ def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], 
     if where == "getitem" and probe.lines and functions:
         line = max(probe.lines, key=lambda each: each.share)
         shown.append(
-            Evidence(metric=f"of its time in line {line.line}: {line.text.strip()}", value=line.share, unit="fraction")
+            Evidence(
+                metric=f"function time in line {line.line}: {line.text.strip()}", value=line.share, unit="fraction"
+            )
         )
     return tuple(shown)
 
 
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
-    """Return the seconds to make a batch without workers and how they were measured, or None and why not."""
+    """Return the seconds to make a batch without workers and how they were measured, or None and the reason."""
     fetch, probe = stage.fetch, session.loader_probe
     if fetch is not None and fetch.in_process_batch_s is not None:
         return fetch.in_process_batch_s, fetch.in_process_basis
     alone = probe.point_at(0) if probe is not None else None
     if alone is not None:
         return alone.batch_s, "loader probe"
-    return None, fetch.in_process_basis if fetch is not None else "no fetch was seen"
+    return None, fetch.in_process_basis if fetch is not None else "no fetch was timed"
 
 
 def start_waits(stage: StageTimes) -> tuple[float, ...]:
-    """Return the seconds by which each later epoch's first batch took longer than a usual one."""
+    """Return the extra seconds of each later epoch's first batch compared with a typical batch."""
     fetch = stage.fetch
     return tuple(max(0.0, first_s - fetch.wait_s.p50) for first_s in fetch.first_s[1:]) if fetch is not None else ()
 
@@ -193,7 +197,7 @@ def restarting_loader(session: Session) -> LoaderSettings | None:
 
 
 def first_waits_s(session: Session, stage: StageTimes) -> float:
-    """Return the seconds of the span by which first batches took longer than usual ones."""
+    """Return the seconds of the span by which first batches took longer than typical ones."""
     waits = start_waits(stage)
     return min(n_boundaries(session) * fmean(waits), phase_s(stage, "epoch_boundary")) if waits else 0.0
 
@@ -213,7 +217,7 @@ def start_s(session: Session, stage: StageTimes) -> float:
 
 
 def n_boundaries(session: Session) -> int:
-    """Return how often one epoch followed another."""
+    """Return the number of epoch boundaries."""
     n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
     return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # the session keeps the last epochs only
 
@@ -223,12 +227,12 @@ def n_epochs_in_one(session: Session) -> int:
     return min(MANY, max(1, n_boundaries(session)) + 1)
 
 
-def wait_evidence(feeding: Feeding, threshold: float = WAIT_MIN_SHARE) -> Evidence:
-    """Return the share of the time waiting for data as evidence, with the rule's own threshold."""
+def wait_evidence(probed: ProbedLoader, threshold: float = WAIT_MIN_SHARE) -> Evidence:
+    """Return the share of the time waiting for data as evidence, with the rule's threshold."""
     return Evidence(
-        metric="share of the time waiting for data" + (" (predicted by the probe)" if feeding.is_predicted else ""),
-        value=feeding.share,
+        metric="share of the time waiting for data" + (" (predicted by the probe)" if probed.is_predicted else ""),
+        value=probed.share,
         unit="fraction",
         threshold=threshold,
-        n=feeding.stage.n_steps if not feeding.is_predicted else None,
+        n=probed.stage.n_steps if not probed.is_predicted else None,
     )

@@ -29,24 +29,24 @@ def call_s(time: NamedTime) -> float:
 
 
 def slow_call_s(session: Session) -> float:
-    """Return the seconds from which a call counts as slow in this run."""
+    """Return the threshold in seconds above which a call counts as slow in this run."""
     interval = session.settings.trainer.log_every_n_steps
     return SLOW_FREQUENT_CALL_S if interval is not None and interval < LOG_FREQUENT_STEPS else SLOW_CALL_S
 
 
 def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
-    """Return the methods whose calls are slow themselves, however often they are made."""
+    """Return the methods whose single calls are slow."""
     bound_s = slow_call_s(session)
     return [time for time in times if call_s(time) >= bound_s]
 
 
 def longer_interval(n_steps: int, share: float) -> int:
-    """Return how many steps apart rows should be that are ``n_steps`` apart and take this share of the time."""
+    """Return the interval to recommend if logging every ``n_steps`` steps takes this share of the time."""
     return min(max(LOG_EVERY_STEPS, 10 * math.ceil(n_steps * share / LOG_TARGET_SHARE / 10)), LOG_MAX_STEPS)
 
 
 def log_every(n_steps: int) -> Prescription:
-    """Return the recommendation to write a row every so many steps."""
+    """Recommend a value of ``log_every_n_steps``."""
     return Prescription(
         treatment="log-every-n",
         summary=f"set log_every_n_steps={n_steps}",

@@ -1,4 +1,4 @@
-"""What rules read from the telemetry, each with the reason to skip where it is missing."""
+"""Telemetry that rules use; each function raises Skip with the reason if it is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def host_of(session: Session) -> HostTelemetry:
     """Return the host's telemetry.
 
     Raises:
-        Skip: It was not sampled, or too rarely.
+        Skip: It was not sampled, or too few times.
     """
     host = session.telemetry.host if session.telemetry is not None else None
     if host is None:
@@ -41,7 +41,7 @@ def device_telemetry_of(session: Session) -> GpuTelemetry:
     """Return the telemetry of the device that this process trains on.
 
     Raises:
-        Skip: It was not sampled, or too rarely.
+        Skip: It was not sampled, or too few times.
     """
     devices = session.telemetry.devices if session.telemetry is not None else ()
     if not devices:
@@ -54,24 +54,24 @@ def device_telemetry_of(session: Session) -> GpuTelemetry:
     return devices[0]
 
 
-def needed(session: Session, device: GpuTelemetry, field: str) -> Spread:
-    """Return a sampled figure of the device.
+def device_spread_of(session: Session, device: GpuTelemetry, field: str) -> Spread:
+    """Return a sampled metric of the device.
 
     Raises:
         Skip: The driver does not report it.
     """
     value = getattr(device, field)
     if not isinstance(value, Spread):
-        raise Skip(session.missing.get(f"telemetry.devices.{device.device}.{field}", f"{field} is not told"))
+        raise Skip(session.missing.get(f"telemetry.devices.{device.device}.{field}", f"{field} was not reported"))
     return value
 
 
 class LoadingWait(NamedTuple):
-    """What the wait for data is made of, as fractions of it; the rest is computing.
+    """The causes of data wait, as fractions of it; the rest is compute in the loader.
 
     Attributes:
-        cores: Ready to run, but without a core. None when not told.
-        elsewhere: Neither running nor ready to run: storage, a network, a lock. None when not told.
+        cores: Ready to run, but queueing for a core. None if not known.
+        elsewhere: Blocked on storage, a network or a lock. None if not known.
     """
 
     cores: float | None
@@ -79,15 +79,15 @@ class LoadingWait(NamedTuple):
 
 
 def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
-    """Return what the wait for data is made of, from the training thread to the workers.
+    """Return the causes of data wait, from the states of the training thread and of the workers.
 
-    A thread that asks for a batch runs, queues for a core, or is blocked. Without workers that is the loading itself.
-    With workers only a blocked thread waits for them, and what they do then is what it waits for: workers that have
-    run ahead are idle while the training thread, in the midst of its fetch, queues for the core that others hold.
+    A thread that fetches a batch runs, queues for a core, or is blocked. Without workers, these states are those of
+    loading. With workers, only the blocked time is spent waiting for workers, so their states are weighted by it: the
+    training thread may queue for a core during its fetch although batches are ready.
 
     Args:
-        host: The host as it was sampled.
-        n_workers: Of the loader.
+        host: Host telemetry.
+        n_workers: Number of workers of the loader.
     """
     queueing, blocked = host.fetch_queueing_fraction, host.fetch_blocked_fraction
     if not n_workers:
@@ -102,21 +102,21 @@ def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
 def is_blocked(wait: LoadingWait, bound: float) -> bool:
     """Return whether loading mostly waits for something other than a core.
 
-    On a host that is busy with other programs, code queues for a core after each wait; that is not its own doing.
+    The bound shrinks with the time spent queueing for a core, because on a busy host code queues after each wait.
     """
     cores = wait.cores or 0.0
     return wait.elsewhere is not None and wait.elsewhere >= max(cores, bound * (1.0 - cores))
 
 
 def wait_share(steady: StageTimes) -> float:
-    """Return the share of the time spent waiting for data, by the device's clock if there is one."""
+    """Return data wait as a share of the time, by the device's clock if there is one."""
     if steady.device is not None:
         return steady.device.starved_share
     return phase_s(steady, "data_wait") / steady.span_s
 
 
 def compute_claims(steady: StageTimes, fraction: float) -> dict[str, float]:
-    """Return this fraction of the computing time, by phase."""
+    """Return this fraction of compute time, by phase."""
     return {name: fraction * phase_s(steady, name) for name in COMPUTE_PHASES}
 
 
@@ -127,25 +127,25 @@ def sampled(
     threshold: float | None = None,
     at: Literal["mean", "p50", "p95"] = "mean",
 ) -> tuple[Evidence, ...]:
-    """Return the mean or a percentile of a sampled figure as evidence; nothing where it was not sampled."""
+    """Return the mean or a percentile of a sampled metric as evidence; empty if it was not sampled."""
     if spread is None:
         return ()
     name = metric if at == "mean" else f"{metric} ({at})"
     return (Evidence(metric=name, value=getattr(spread, at), unit=unit, threshold=threshold, n=spread.n),)
 
 
-def told(
+def optional_evidence(
     metric: str, value: float | None, unit: str, threshold: float | None = None, n: int | None = None
 ) -> tuple[Evidence, ...]:
-    """Return a figure as evidence; nothing where it is not known."""
+    """Return a value as evidence; empty if it is None."""
     return () if value is None else (Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n),)
 
 
 def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
-    """Return the sampled figures that changed most at a moment, as evidence; empty without enough samples around it.
+    """Return the sampled metrics that changed most at a point in time, as evidence; empty without enough samples.
 
     Args:
-        session: With telemetry.
+        session: A session with telemetry.
         at_s: Seconds since the start of the run.
     """
     found: list[tuple[float, Evidence]] = []
@@ -159,10 +159,10 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
 
 
 def has_lost_cores(session: Session, at_s: float) -> bool:
-    """Return whether other programs or virtual machines took cores from the training from a moment on.
+    """Return whether other programs or virtual machines took cores from the training after a point in time.
 
-    Less of the cores alone does not say so: a training that begins to wait uses less as well, but then nobody uses
-    what it leaves.
+    Lower CPU use of the training alone is no proof: if it waits more, it uses less CPU as well, but those cores are
+    then idle.
     """
     sides = {metric: (was, became) for metric, was, became, _ in _sides(session, at_s)}
     if not {"process_cpu_cores", "cpu_busy_fraction"} <= sides.keys():
@@ -174,7 +174,7 @@ def has_lost_cores(session: Session, at_s: float) -> bool:
 
 
 def _sides(session: Session, at_s: float) -> Iterator[tuple[str, float, float, int]]:
-    """Yield each sampled figure: name, medians before and after a moment, number of points after it."""
+    """Yield for each sampled metric: name, medians before and after a point in time, number of points after it."""
     points = session.telemetry.timeline if session.telemetry is not None else ()
     before = [point for point in points if point.step > 0 and point.start_s < at_s]
     after = [point for point in points if point.start_s >= at_s]
@@ -193,7 +193,7 @@ _UNITS = {
     "_c": "degrees Celsius",
     "_w": "W",
 }
-"""How a figure's name ends → its unit."""
+"""Suffix of a metric's name → its unit."""
 
 
 def _words(metric: str) -> str:

@@ -1,4 +1,4 @@
-"""Which matrix products a device computes faster than plain 32-bit ones."""
+"""The dtypes in which a device multiplies matrices faster than in fp32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TURING_WITHOUT_TENSOR_CORES = re.compile(r"GTX 16|\bMX\d|T[45]\d\d\b")
 
 
 class MatrixUnits(NamedTuple):
-    """Which matrix products the device does faster than plain 32-bit ones; None where that is not known."""
+    """Whether the device multiplies matrices faster in each dtype than in fp32; None if not known."""
 
     bf16: bool | None
     fp16: bool | None
@@ -23,7 +23,7 @@ class MatrixUnits(NamedTuple):
 
 
 def matrix_units(session: Session, trace: TraceRecord | None) -> MatrixUnits:
-    """Return what the device's matrix units can multiply: by the session's machine, else by what the trace says of it.
+    """Return the dtypes that the device's matrix units support, by the session's machine or else by the trace.
 
     Sources: NVIDIA's compute capabilities (Tensor Cores from 7.0, TF32 and bf16 from 8.0; the GTX 16 series is 7.5
     without them) and AMD's CDNA line (Instinct MI100 and newer).

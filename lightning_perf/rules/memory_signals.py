@@ -1,4 +1,4 @@
-"""What the rules on memory read from a session, each with the reason to skip where it is missing."""
+"""Memory measurements and recommendations that rules use; functions raise Skip with the reason if one is missing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .rule import Skip
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
 HOST_PLACES = ("host", "heap")
-"""Two views of one memory: resident memory, and memory allocated from the C heap. A leak that fills free blocks of the
-heap shows in the second only; memory from elsewhere (small Python objects, mappings) in the first only."""
+"""Two measures of host memory: resident memory, and memory allocated from the C heap. A leak that fills free blocks of
+the heap shows only in the second; other memory (small Python objects, mappings) only in the first."""
 
 
 def device_memory_of(session: Session) -> DeviceMemory:
@@ -38,18 +38,18 @@ def capacity_fraction(device: DeviceMemory) -> float:
 
 
 def breakdown_of(session: Session) -> Breakdown:
-    """Return the parts of the memory in use.
+    """Return the breakdown of the memory in use.
 
     Raises:
-        Skip: They were not measured.
+        Skip: It was not measured.
     """
     if session.memory.breakdown is None:
-        raise Skip(session.missing.get("memory", "the parts of memory were not measured"))
+        raise Skip(session.missing.get("memory", "the memory breakdown was not measured"))
     return session.memory.breakdown
 
 
 def whole_of(breakdown: Breakdown) -> int:
-    """Return all memory in use: the peak, or else the sum of the parts."""
+    """Return the total memory in use: the peak, or else the sum of the breakdown."""
     return breakdown.peak_bytes or breakdown.parts_bytes
 
 
@@ -66,9 +66,9 @@ def is_tight(session: Session) -> bool:
 
 
 def is_leak(growth: Growth) -> bool:
-    """Return whether memory rises at the same point of the step, beyond chance and by a relevant amount."""
+    """Return whether memory at the same point of each step grows significantly and by a relevant amount."""
     rise_bytes = growth.bytes_per_step * (growth.last_step - growth.first_step)
-    is_device = growth.where not in (*HOST_PLACES, "workers")  # its allocator counts tensors, and nothing else
+    is_device = growth.where not in (*HOST_PLACES, "workers")  # its allocator counts only tensors
     is_named = growth.where in HOST_PLACES and bool(growth.suspects)
     return (
         (is_device or is_named or rise_bytes >= UNNAMED_MIN_RISE_BYTES)
@@ -89,13 +89,13 @@ def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
 
 
 CHECKPOINTING = fix(
-    "checkpoint activations, at 20 to 30 % slower steps: half of their memory or less",
+    "use activation checkpointing: half of their memory or less, 20 to 30 % slower steps",
     "minutes",
     treatment="activation-checkpointing",
     code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
 )
 BF16 = fix(
-    'set precision="bf16-mixed": activations need half of the memory',
+    'set precision="bf16-mixed": activations need half the memory',
     "one line",
     "numerics",
     treatment="precision-bf16",
@@ -111,12 +111,12 @@ EXPANDABLE_SEGMENTS = fix(
 
 
 def bf16_of(session: Session) -> tuple[Prescription, ...]:
-    """Return the recommendation of half-precision activations; empty if the run has them already."""
+    """Return the recommendation of half-precision activations; empty if the run already uses them."""
     return () if "16" in str(session.settings.trainer.precision) else (BF16,)
 
 
 def smaller_optimizer(session: Session) -> Prescription:
-    """Recommend smaller optimizer states; sharding only for several ranks that do not shard yet."""
+    """Recommend smaller optimizer states, or sharding for several ranks that do not shard yet."""
     strategy = (session.settings.trainer.strategy or "").lower()
     is_alone = session.run.world_size == 1 or any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
     return fix(
@@ -149,14 +149,14 @@ def smaller_batch(session: Session, n_samples: int | None) -> Prescription:
     """Recommend a smaller batch with as much accumulation.
 
     Args:
-        session: For the largest batch that fits, if known, and for the accumulation in use.
-        n_samples: The batch size in use; None when not known.
+        session: Provides the largest batch that fits, if known, and the accumulation in use.
+        n_samples: The batch size in use; None if not known.
     """
     headroom = session.memory.headroom
     fits = headroom.largest_batch if headroom is not None else None
     if n_samples == 1:
         return fix("use smaller samples: a batch already holds only one", "hours", "semantics")
-    # So many parts that each of them fits, and that together they are the batch of before.
+    # Split the batch into the fewest parts that each fit.
     parts = -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
     accumulated = parts * (session.settings.trainer.accumulate_grad_batches or 1)
     size = f"set batch_size={max(1, n_samples // parts)} (now {n_samples})" if n_samples else "halve batch_size"
@@ -173,7 +173,7 @@ def smaller_batch(session: Session, n_samples: int | None) -> Prescription:
 
 
 def larger_batch(session: Session) -> str:
-    """Return up to which size a batch should fit, as ``", up to 512"``; empty if not known to be more than now."""
+    """Return the largest batch that fits as ``", up to 512"``; empty if it is not known to be larger than now."""
     headroom = session.memory.headroom
     if session.memory.oom is not None or headroom is None or not headroom.largest_batch:
         return ""

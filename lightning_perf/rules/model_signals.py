@@ -1,4 +1,4 @@
-"""What rules read from the step whose arithmetic was counted."""
+"""The model profile of one step, which rules use; functions raise Skip with the reason if it is missing."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from .rule import Skip
 
 
 def counted(session: Session) -> ModelProfile:
-    """Return the model's arithmetic.
+    """Return the profile of a step whose FLOPs were counted.
 
     Raises:
-        Skip: No step was counted.
+        Skip: The FLOPs of no step were counted.
     """
     profile = session.model_profile
     if profile is None or profile.forward_flops is None:
-        raise Skip(session.missing.get("model_profile", "the model's arithmetic was not counted"))
+        raise Skip(session.missing.get("model_profile", "the model's FLOPs were not counted"))
     return profile
 
 
 def ceilings_of(session: Session) -> Ceilings:
-    """Return what the device can do.
+    """Return the measured ceilings of the device.
 
     Raises:
-        Skip: It was not measured.
+        Skip: They were not measured.
     """
     profile = session.model_profile
     if profile is None or profile.ceilings is None:
@@ -32,12 +32,12 @@ def ceilings_of(session: Session) -> Ceilings:
 
 
 def bound_of(session: Session) -> Bound:
-    """Return what limits the step that was counted.
+    """Return the bound of the profiled step, e.g. ``"launch"``.
 
     Raises:
-        Skip: No step was counted, or what limits it is not known.
+        Skip: No step was profiled, or its bound is not known.
     """
     bound = counted(session).bound
     if bound is None:
-        raise Skip(session.missing.get("model_profile.ceilings", "what limits the step is not known"))
+        raise Skip(session.missing.get("model_profile.ceilings", "the bound of the step is not known"))
     return bound

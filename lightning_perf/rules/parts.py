@@ -1,4 +1,4 @@
-"""Findings and their parts: evidence and recommendations."""
+"""Functions that create findings, evidence and recommendations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_perf.records import (
 def fact(
     metric: str, value: float | int | str | bool, unit: str = "", threshold: float | None = None, n: int | None = None
 ) -> Evidence:
-    """Return a fact that a finding rests on; the arguments are those of ``Evidence``."""
+    """Return evidence of a finding; the arguments are those of ``Evidence``."""
     return Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n)
 
 
@@ -50,13 +50,13 @@ def fix(
 
 
 def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str = "", **arguments: Any) -> Prescription:
-    """Return a recommendation of loader arguments, which are applied only to a plain ``DataLoader``.
+    """Return a recommendation of loader arguments, which is applied only to a plain ``DataLoader``.
 
     Args:
-        loader: The loader's settings.
+        loader: Settings of the loader.
         summary: As for ``Prescription``.
         treatment: As for ``Prescription``.
-        code: The arguments in the example, if they are not ``arguments``.
+        code: The arguments in the example, if different from ``arguments``.
         **arguments: The arguments to set.
     """
     shown = code or ", ".join(f"{key}={value}" for key, value in arguments.items())
@@ -70,7 +70,7 @@ def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str =
 
 
 def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
-    """Recommend no workers; a ``DataLoader`` without them refuses ``persistent_workers=True``."""
+    """Recommend no workers; ``persistent_workers`` is then reset, because ``DataLoader`` requires workers for it."""
     return loader_fix(loader, summary, "loader-workers", "num_workers=0", num_workers=0, persistent_workers=False)
 
 
@@ -83,7 +83,7 @@ def unsigned_finding(
     claims: Mapping[str, float] | None = None,
     gain: Gain | None = None,
 ) -> Finding:
-    """Return a finding; the arguments are those of ``Finding``. The engine adds code, name and category of its rule."""
+    """Return a finding; the arguments are those of ``Finding``. The engine adds code, name and category of the rule."""
     return Finding(
         code="",
         name="",
@@ -99,7 +99,7 @@ def unsigned_finding(
 
 
 def compile_prescription(what: str) -> Prescription:
-    """``torch.compile``, which fuses small operators and, with CUDA graphs, launches them together."""
+    """Recommend ``torch.compile``, which fuses small operators and launches them together in CUDA graphs."""
     return Prescription(
         treatment="compile",
         summary=f"torch.compile the model{what}",

@@ -1,4 +1,4 @@
-"""What the rules on many ranks read from a session, each with the reason to skip where it is missing."""
+"""Measurements of ranks that rules use; functions raise Skip with the reason if one is missing."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ def ranks_of(session: Session) -> Ranks:
     """Return the ranks of the run, if at least two reported their measurements.
 
     Raises:
-        Skip: One rank, or too few reported.
+        Skip: The run has one rank, or too few ranks reported.
     """
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     ranks = session.ranks
     if ranks is None or len(ranks.summaries) < 2:
-        raise Skip(session.missing.get("ranks", "fewer than two ranks told what they measured"))
+        raise Skip(session.missing.get("ranks", "fewer than two ranks reported their measurements"))
     return ranks
 
 
 def traced_ranks_of(session: Session) -> tuple[Ranks, Reading] | None:
-    """Return the ranks by their traces, and the reading; None unless traces of several ranks were read.
+    """Return the ranks from their traces, and the reading; None unless traces of several ranks were analyzed.
 
-    A trace tells more than hooks do of where a rank waits, but it is read without a session: no other figures of its
-    ranks are there.
+    Traces are analyzed without a session, so they contain no other measurements of the ranks.
     """
     if session.ranks is not None or not session.windows:
         return None
@@ -58,10 +57,10 @@ def _from_traces(ranks: TraceRanks) -> Ranks | None:
 
 
 def waited_s(session: Session, reading: Reading) -> float:
-    """Return the seconds of exposed communication spent waiting for later ranks; 0 if not known.
+    """Return the seconds of exposed communication spent waiting for slower ranks; 0 if not known.
 
-    Without other ranks' traces: what the rank waits in a step beyond the rank that waits least, which waits for the
-    network alone.
+    Without traces of other ranks, this is the wait per step above that of the rank that waits least, which is assumed
+    to wait for the network only.
     """
     communication = reading.trace.communication
     if communication is None:
@@ -78,7 +77,7 @@ def waited_s(session: Session, reading: Reading) -> float:
 
 
 def small_part(reading: Reading) -> float:
-    """Return the part of a trace's collectives that move less than 1 MiB; 0 where they are few or steps are unknown."""
+    """Return the fraction of a trace's collectives below 1 MiB; 0 if they are few or the trace has no steps."""
     communication = reading.trace.communication
     if communication is None or not reading.trace.steps or communication.n_per_step <= 0:
         return 0.0
@@ -90,16 +89,16 @@ def small_part(reading: Reading) -> float:
 
 
 def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
-    """Return the median of a figure over all ranks but one."""
+    """Return the median of a value over all ranks but one."""
     return median(value(one) for one in ranks.summaries if one is not but)
 
 
 def where_found(session: Session, text: str) -> str:
-    """Return which ranks found it, as ``"0, 3 and 5 more of 16"``; empty where all did, or nothing is known of others.
+    """Return the ranks with a finding, as ``"0, 3 and 5 more of 16"``; empty if all have it or others are unknown.
 
     Args:
-        session: Of one of the ranks.
-        text: Code and name.
+        session: Session of one of the ranks.
+        text: Code and name of the finding.
     """
     summaries = session.ranks.summaries if session.ranks is not None else ()
     found = set(ranks_by_finding(summaries).get(text, ()))
@@ -110,13 +109,13 @@ def where_found(session: Session, text: str) -> str:
 
 
 def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
-    """Return what a rank found and at least half of the others did not."""
+    """Return the findings of a rank that at least half of the others do not have."""
     own = next((one.found for one in ranks.summaries if one.rank == rank), ())
     by_finding = ranks_by_finding(ranks.summaries)
     return tuple(text for text in own if 2 * (len(by_finding[text]) - 1) < len(ranks.summaries) - 1)
 
 
 def listed(ranks: list[int]) -> str:
-    """Return some ranks by number, and how many more."""
+    """Return the first ranks by number, and how many more there are."""
     more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
     return ", ".join(map(str, ranks[:RANKS_SHOWN])) + more

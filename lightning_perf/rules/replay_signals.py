@@ -1,4 +1,4 @@
-"""What rules read from operators that were replayed with a treatment, and findings whose gain was measured so."""
+"""Rules whose gain is measured by replaying operators of one step with a treatment."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .trace_reading import device_reading_of, reading_of
 
 
 class Diagnosis(NamedTuple):
-    """What a rule says, whatever the treatment gains.
+    """The diagnosis of a rule before the speedup of its treatment is known.
 
     Attributes:
-        symptom: The fact, without a final period.
-        evidence: Further facts.
-        prescription: The treatment.
-        effect: The start of the clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
-        replayed_as: As in ``Hypothesis.treatment``; empty for the treatment of the prescription.
-        phases: Where the replayed operators run.
-        at_stake: Share of a trace's time on the critical path that it is about and that no other finding claims.
-        most_s: Seconds of the steady span that the treatment acts on at most, for one that also acts on the host; None
-            for one that acts on the operators alone.
-        unmeasured: The severity without a measurement.
+        symptom: Headline of the finding, without a final period.
+        evidence: Evidence of the finding.
+        prescription: The recommendation.
+        effect: Clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
+        replayed_as: Treatment to replay, as in ``Hypothesis.treatment``; empty for that of the recommendation.
+        phases: Phases in which the replayed operators run.
+        at_stake: Share of a trace's critical path that the treatment affects and no other finding claims.
+        most_s: Seconds of the steady span that the treatment affects at most, if it also affects the host; None if it
+            affects only the operators.
+        unmeasured: Severity if the speedup was not measured.
     """
 
     symptom: str
@@ -47,7 +47,7 @@ Diagnose: TypeAlias = Callable[[Session], Diagnosis | None]
 
 
 def replayed(session: Session, treatment: str) -> Replayed | None:
-    """Return the replay of a treatment; None where it was not replayed."""
+    """Return the replay result of a treatment; None if it was not replayed."""
     results: Sequence[Replayed] = session.replay.results if session.replay is not None else ()
     return next((one for one in results if one.treatment == treatment), None)
 
@@ -55,7 +55,7 @@ def replayed(session: Session, treatment: str) -> Replayed | None:
 def replay_rule(
     code: str, name: str, *, preflight: Diagnose | None = None, explains: tuple[str, ...] = ()
 ) -> Callable[[Diagnose], Rule]:
-    """Declare a rule whose treatment is replayed on operators of one step, by decorating its diagnosis.
+    """Declare a rule whose treatment is replayed on operators of one step, by decorating the function that diagnoses.
 
     Args:
         code: As for ``Rule``.
@@ -85,7 +85,7 @@ def replay_rule(
 
 
 def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
-    """Return the treatment of a diagnosis as what to replay; None without a diagnosis."""
+    """Return the replay that a diagnosis needs; None without a diagnosis."""
     found = diagnose(session)
     if found is None:
         return None
@@ -103,11 +103,11 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
 
     Args:
         session: The session.
-        diagnosis: What the rule says; None for nothing.
+        diagnosis: The diagnosis of the rule, if any.
 
     Returns:
-        None without a diagnosis, and where the treatment was measured not to be noticeably faster. Where it was not
-        measured, a finding of low severity at most that promises nothing and says how to measure it.
+        None without a diagnosis, or if the replay shows no noticeable speedup. If the treatment was not replayed, a
+        finding of at most low severity without a gain, with the command that measures it.
     """
     if diagnosis is None:
         return None
@@ -150,7 +150,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         low_s=low_s,
         basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
         confidence="low" if is_wide else "high",
-        # On a device without a trace the operators that were not replayed are unknown.
+        # On a device without a trace, operators that were not replayed are unknown.
         method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",
     )
 
@@ -162,7 +162,7 @@ def _times(speedup: float) -> str:
 def not_measured(
     diagnosis: Diagnosis, reason: str = "no step has run yet", claims: Mapping[str, float] | None = None
 ) -> Finding:
-    """Return a finding without a gain, and with the command that measures it."""
+    """Return a finding without a gain, with the command that measures it."""
     prescription = unapplied(diagnosis.prescription)
     at_stake = (fact(AT_STAKE, diagnosis.at_stake, "fraction"),) if diagnosis.at_stake else ()
     return unsigned_finding(
@@ -176,9 +176,9 @@ def not_measured(
 
 
 def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
-    """Return what a finding without a speedup is about, by which a trace's findings are ranked; empty for timed steps.
+    """Return the time that a finding without a speedup affects, to rank findings of a trace; empty for timed steps.
 
-    Beside timed steps it must not pass for time that is explained.
+    With timed steps, this time must not count as explained.
     """
     if not diagnosis.at_stake or session.steady is not None:
         return {}
@@ -189,14 +189,13 @@ def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
 def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[float, float]:
     """Return the seconds per step that a treatment saves at least and at most.
 
-    The same operators took ``seen_s`` in the step and ``before_s`` when replayed: the interval includes both. Other
-    operators that the treatment changes keep their time, or become as much faster.
+    The replayed operators took ``seen_s`` in the step and ``before_s`` in the replay; the interval includes both. Other
+    operators that the treatment affects are assumed to keep their time (lower end) or to speed up equally (upper end).
 
     Args:
-        result: Of the replay, with a speedup.
-        most_s: Seconds per step that these operators take at most.
-        concerned_s: Seconds per step that a trace shows in the operators that the treatment changes. On a device a
-            replay does not know them.
+        result: Replay result with a speedup.
+        most_s: Upper limit of the seconds per step in these operators.
+        concerned_s: Seconds per step in all affected operators by a trace; unknown to a replay on a device.
     """
     speedup = result.speedup
     assert speedup is not None
@@ -207,7 +206,7 @@ def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[
 
 
 def _on_critical_path(session: Session, low_s: float, high_s: float) -> tuple[float, float]:
-    """Return the saved seconds per step on the critical path; at least none without a profiler window."""
+    """Return the saved seconds per step on the critical path; the least is 0 without a profiler window."""
     if is_cpu_run(session):
         return low_s, high_s
     try:

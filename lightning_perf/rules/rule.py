@@ -1,4 +1,4 @@
-"""A rule."""
+"""The rule record, and the decorator that declares one."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ Check: TypeAlias = Callable[[Session], Finding | None]
 
 
 class Skip(Exception):
-    """Raised by a check when the session lacks a signal that the rule needs; the message says which and why."""
+    """Raised by a check if the session lacks a measurement that the rule needs; the message says which and why."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One diagnosis.
 
     Attributes:
-        code: ``"PD101"``; never reused.
-        name: Reads as "allow <name>", e.g. ``"starved-by-loader"``.
-        category: The name of its folder.
-        check: Return the finding of a session, or None. Raises Skip.
-        module: Where it is declared; its documentation is the Markdown file beside it.
-        preflight: The same from settings alone, before the first step; None for a rule that needs measurements.
-        hypothesis: What to replay before ``check`` can promise a speedup; None for a rule that needs no replay. Returns
-            None where its symptom is absent, and may raise Skip.
-        only_unexplained: Its finding is a symptom: it is dropped if another rule's finding explains lost time.
-        yields_its_time: Its finding says when time is lost, not why: it is dropped if other findings claim at least
-            half of the time that it claims.
-        explains: Codes of the findings that this rule's finding is the cause of. It is placed right before them if it
-            claims about as much time.
-        weakens: Whether this rule's finding lowers the confidence of another one; None if it lowers none.
+        code: Code such as ``"PD101"``; never reused.
+        name: Name such as ``"starved-by-loader"``.
+        category: Name of the folder of its module.
+        check: Returns the finding of a session, or None. May raise Skip.
+        module: Module that declares the rule; its documentation is the Markdown file of the same name.
+        preflight: Returns the finding from settings alone, before the first step; None for a rule that needs
+            measurements.
+        hypothesis: Returns the treatment to replay before ``check`` can expect a speedup, or None if the symptom is
+            absent. May raise Skip. None for a rule that needs no replay.
+        only_unexplained: Whether the finding is a symptom: it is dropped if another finding explains lost time.
+        yields_its_time: Whether the finding shows when time is lost, not why: it is dropped if other findings claim at
+            least half of its time.
+        explains: Codes of findings that the finding of this rule causes. It is ranked right before them if it claims
+            about as much time.
+        weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
     """
 
     code: str
@@ -51,12 +52,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def docs(self) -> str:
-        """The documentation as Markdown; each rule's has the same six sections."""
+        """The documentation as Markdown, with the same six sections for every rule."""
         package, _, name = self.module.rpartition(".")
         return (pkgutil.get_data(package, f"{name}.md") or b"").decode()
 
     def sign(self, finding: Finding | None) -> Finding | None:
-        """Return a finding of this rule with its code, name and category, if it has none."""
+        """Return the finding with code, name and category of this rule, unless it has a code already."""
         if finding is None or finding.code:
             return finding
         return msgspec.structs.replace(finding, code=self.code, name=self.name, category=self.category)
@@ -73,9 +74,9 @@ def rule(
     yields_its_time: bool = False,
     explains: tuple[str, ...] = (),
 ) -> Callable[[Check], Rule]:
-    """Declare a rule by decorating its check: the module's folder is the category. The arguments are those of ``Rule``.
+    """Declare a rule by decorating its check; the arguments are those of ``Rule``.
 
-    The documentation is the Markdown file beside the module, of the same name.
+    The folder of the module is the category; the Markdown file of the same name is the documentation.
     """
 
     def declare(check: Check) -> Rule:

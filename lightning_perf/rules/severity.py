@@ -1,4 +1,4 @@
-"""Severity of a finding: one table, by the share of wall time that a fix certainly saves."""
+"""Severity of a finding, by the share of wall time that a fix saves with certainty."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .thresholds import HIGH_SHARE, LOW_SHARE, MEDIUM_SHARE, NARROW_RATIO
 
 
 def severity_of(share: float) -> Severity:
-    """Return the severity of a share of the steady span, 0…1, that a fix saves."""
+    """Return the severity of a fix that saves this share of the steady span, from 0 to 1."""
     if share >= HIGH_SHARE:
         return "high"
     if share >= MEDIUM_SHARE:
@@ -19,7 +19,7 @@ def severity_of(share: float) -> Severity:
 def certain_speedup(gain: Gain) -> float:
     """Return the speedup that is certain: the lower end, or the middle of a narrow interval; 1 if only modeled.
 
-    An interval that begins at no gain worth acting on is not narrow, however close its ends: nothing is certain of it.
+    An interval whose lower end is negligible does not count as narrow.
     """
     if gain.method == "modeled":
         return 1.0
@@ -29,12 +29,12 @@ def certain_speedup(gain: Gain) -> float:
 
 
 def possible_share(gain: Gain) -> float:
-    """Return the share of the steady span that the fix saves at most."""
+    """Return the largest share of the steady span that the fix may save."""
     return 1 - 1 / gain.high
 
 
 def severity_of_gain(gain: Gain) -> Severity:
-    """Return the severity by the speedup that is certain; ``low`` where only the upper end is worth acting on."""
+    """Return the severity by the certain speedup; ``low`` if only the upper end is worth acting on."""
     certain = severity_of(1 - 1 / certain_speedup(gain))
     is_possible = severity_of(possible_share(gain)) != "info"
     return "low" if certain == "info" and is_possible else certain

@@ -1,4 +1,4 @@
-"""What most rules read from a session, each with the reason to skip where it is missing."""
+"""Measurements that most rules use; functions raise Skip with the reason if one is missing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FULL_PRECISION = ("32", "32-true")
 
 
 def steady_of(session: Session) -> StageTimes:
-    """Return the steady steps, if there are enough.
+    """Return the steady steps.
 
     Raises:
-        Skip: There are none, or fewer than ``MIN_STEPS``.
+        Skip: There are fewer than ``MIN_STEPS``.
     """
     steady = session.steady
     if steady is None:
@@ -40,8 +40,8 @@ def phase_s(stage: StageTimes, *names: str) -> float:
 def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
     """Return the seconds of these phases in which this rank computes.
 
-    That is without what the user's own lines and the garbage collector take, and of backward without the waiting for
-    other ranks where that is known (not with one rank, nor with strategies that exchange in the middle).
+    Excludes the user's own lines and the garbage collector, and for backward also the wait for other ranks, if known
+    (unknown for strategies that communicate within forward and backward).
     """
     seconds = sum(max(0.0, phase_s(steady, name) - host_s(session, name)) for name in names)
     summaries = session.ranks.summaries if session.ranks is not None else ()
@@ -57,7 +57,7 @@ def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettin
     """Return the loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
 
     Raises:
-        Skip: None is known.
+        Skip: The settings of these loaders are not known.
     """
     wanted = stage or _LOADER_STAGE.get(session.run.stage, "train")
     loaders = tuple(loader for loader in session.settings.loaders if loader.stage == wanted)
@@ -67,18 +67,18 @@ def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettin
 
 
 def is_cpu_run(session: Session) -> bool:
-    """Return whether the model computes on the CPU: by the Trainer's accelerator, else by the devices in use."""
+    """Return whether the model runs on the CPU, by the Trainer's accelerator or else by the devices in use."""
     accelerator = session.settings.trainer.accelerator
     return accelerator == "cpu" if accelerator is not None else not session.machine.devices
 
 
 def cores_per_rank(session: Session) -> float:
-    """Return the cores that this rank may use: the usable ones, shared evenly by the ranks of the node."""
+    """Return the cores available to this rank: the usable cores, shared evenly by the ranks of the node."""
     return session.machine.usable_cores / max(1, session.machine.local_world_size)
 
 
 def named_by_kind(steady: StageTimes, *kinds: str) -> dict[str, list[NamedTime]]:
-    """Return the named times of these kinds, gathered by name, the costliest name first."""
+    """Return the named times of these kinds, grouped by name, the costliest name first."""
     by_name: dict[str, list[NamedTime]] = {}
     for time in steady.named:
         if time.kind in kinds:
@@ -87,7 +87,7 @@ def named_by_kind(steady: StageTimes, *kinds: str) -> dict[str, list[NamedTime]]
 
 
 def share_of(times: Iterable[NamedTime]) -> float:
-    """Return their total share of the steady span. (Their seconds also count the steps before it.)"""
+    """Return the total share of the steady span; ``total_s`` of these times also includes earlier steps."""
     return sum(time.share for time in times)
 
 

@@ -1,4 +1,4 @@
-"""Advice that stays the same over the diagnoses of one run until the evidence changes."""
+"""Stable recommendations: values change between diagnoses of a run only if the evidence changes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .verdict import verdict_of
 def with_stable_advice(session: Session, previous: Session | None) -> Session:
     """Return a diagnosis that repeats earlier recommended values unless the evidence has changed.
 
-    A value is recommended anew if the settings have changed, if the speedup is known by another method (measured
+    A new value is recommended if the settings have changed, if the speedup was obtained by another method (measured
     instead of modeled), or if the intervals of the old and the new speedup do not overlap.
 
     Args:
         session: The new diagnosis.
-        previous: The last diagnosis; None if there is none. One of another run is ignored.
+        previous: The previous diagnosis, if any; ignored if it is of another run.
     """
     if previous is None or previous.run.id != session.run.id:
         return session
@@ -50,5 +50,5 @@ def _is_same_evidence(finding: Finding, before: Finding) -> bool:
 
 
 def _without_values(fix: Prescription) -> tuple[Any, ...]:
-    """Return what a recommendation is about; two that differ only in their values are the same here."""
+    """Return the parts of a recommendation other than its values."""
     return fix.treatment, fix.safety, fix.effort, tuple(fix.trainer_flags), tuple(fix.loader_args), bool(fix.code)

@@ -1,4 +1,4 @@
-"""Findings about time that was timed by itself: what remains of it after the recommended change."""
+"""Findings whose gain follows from timed work and the part of it that remains after the recommended change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .gain import timed_finding
 from .wording import duration, percent
 
 SPREAD = AGREEMENT
-"""Halves of a run count as equally fast up to this difference: a time may be off by it."""
+"""Uncertainty of a time: halves of a run that differ by less count as equally fast."""
 
 
 def removal_finding(
@@ -26,17 +26,17 @@ def removal_finding(
     left_least: float | None = None,
     confidence: Confidence = "high",
 ) -> Finding:
-    """Return a finding whose gain is timed work that the first prescription leaves a known part of.
+    """Return a finding whose first recommendation removes a known part of timed work.
 
     Args:
         steady: The steady steps.
-        summary: Its first sentence is the headline of a verdict.
-        evidence: The facts.
-        prescriptions: Best first.
-        timed: Seconds of the steady span in what the change concerns, by phase.
-        left: Part of it that remains at most, 0 to 1.
-        left_least: Part that remains at least; None for ``left``.
-        confidence: Of the diagnosis itself.
+        summary: Text of the finding; its first sentence is the headline of a verdict.
+        evidence: Evidence of the finding.
+        prescriptions: Recommendations, best first.
+        timed: Seconds of the steady span in the work that the change affects, by phase.
+        left: Fraction of it that remains at most.
+        left_least: Fraction of it that remains at least; None for ``left``.
+        confidence: Confidence in the diagnosis.
     """
     least = left if left_least is None else left_least
     total_s = sum(timed.values())
@@ -61,7 +61,7 @@ def least_mean(values: Sequence[float]) -> float:
 
 def _remains(left: float, least: float) -> str:
     if left <= 0:
-        return "all of it goes away"
+        return "none of it remains"
     if left >= 1:
         return "how much of it remains is not known"
     return f"{percent(left)} of it remains" if least == left else f"at most {percent(left)} of it remains"

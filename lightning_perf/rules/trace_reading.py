@@ -1,4 +1,4 @@
-"""What rules read from a profiler window or a trace file, and findings whose gain follows from it."""
+"""Profiler windows and trace files as rules use them, and findings whose gain follows from a trace."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _PHASE_OF_TRACE = {"data_loading": "data_wait", "forward": "forward", "backward"
 
 
 class Reading(NamedTuple):
-    """A profiler window, and the span of time that its shares are applied to.
+    """A trace, and the span of time that its shares are applied to.
 
     Attributes:
-        trace: What the window, or the trace file, says.
-        span: The steady steps of the session; what the trace itself lasted where there are too few of these.
-        basis: Which of the two, in words.
-        is_timed: Whether they are steps timed without the profiler, whose own cost is in the trace.
+        trace: Record of the profiler window or trace file.
+        span: The steady steps of the session, or the time of the trace if there are too few.
+        basis: Description of ``span``.
+        is_timed: Whether ``span`` was timed without the profiler, whose overhead is included in the trace.
     """
 
     trace: TraceRecord
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
 
     @property
     def n_steps(self) -> int:
-        """Steps in the trace, at least 1."""
+        """The number of steps in the trace, at least 1."""
         return max(1, len(self.trace.steps))
 
     def share(self, seconds: float) -> float:
@@ -74,14 +74,14 @@ class Reading(NamedTuple):
         """Return a finding whose severity and gain follow from seconds of a trace.
 
         Args:
-            summary: Its first sentence is the headline of a verdict.
-            evidence: The facts.
-            prescriptions: Best first.
-            low_s: Seconds of the trace that go away at least.
-            high_s: Seconds that go away at most, exclusive to the cause.
-            basis: What both rest on; what the shares are applied to is added.
+            summary: Text of the finding; its first sentence is the headline of a verdict.
+            evidence: Evidence of the finding.
+            prescriptions: Recommendations, best first.
+            low_s: Seconds of the trace saved at least.
+            high_s: Seconds of the trace saved at most, without time that overlaps with other work.
+            basis: Source of both values; the span that they are applied to is appended.
             phases: As for ``claims``.
-            confidence: Of the diagnosis itself; a trace without steps lowers it.
+            confidence: Confidence in the diagnosis; lower for a trace without steps.
             method: As for ``timed_finding``.
         """
         if confidence == "high" and not self.trace.steps:
@@ -99,13 +99,13 @@ class Reading(NamedTuple):
         )
 
     def claims(self, seconds: float, phases: Iterable[str] = ()) -> dict[str, float]:
-        """Return seconds of a trace as seconds of the span that its shares are applied to, by phase.
+        """Return seconds of the trace as seconds of the span, by phase.
 
         Args:
-            seconds: Of the trace.
-            phases: Where the time is spent; no more than these took is claimed. By default all parts of a step but
-                waiting for data, or the whole step if they are shorter than the claim: a device's cost shows wherever
-                the host next waits for it.
+            seconds: Seconds of the trace.
+            phases: Phases in which the time is spent; the result is limited to their time. By default, all phases of a
+                step except data wait, or the whole step if these are shorter: device time shows in whichever phase the
+                host next waits for the device.
         """
         span, wanted = self.span, tuple(phases) or tuple(name for name in STEP_PHASES if name != "data_wait")
         seconds *= self._scale
@@ -116,7 +116,7 @@ class Reading(NamedTuple):
         return {name: part * span.phases[name].total_s for name in wanted if name in span.phases}
 
     def evidence(self, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
-        """Return a share of the analyzed part of the trace as evidence."""
+        """Return seconds of the trace as evidence, as a share of its analyzed part."""
         return Evidence(
             metric=metric,
             value=self.share(seconds),
@@ -130,7 +130,7 @@ class Reading(NamedTuple):
         return path_s(self.trace, *causes)
 
     def without(self, cause: str) -> tuple[WhatIf, float, float] | None:
-        """Return the prediction without a cause, and the least and most seconds of the trace saved; None if unseen."""
+        """Return the prediction without a cause, and the least and most seconds saved; None if there is none."""
         found = next((each for each in self.trace.what_if if each.cause == cause), None)
         if found is None:
             return None
@@ -143,21 +143,21 @@ class Reading(NamedTuple):
         return (gone[1], min(most_s, gone[2])) if gone else (0.0, most_s)
 
     def device_savings(self, low_s: float, high_s: float) -> tuple[float, float]:
-        """Return what faster kernels save of the step, which takes the longer of host and device.
+        """Return the seconds of the trace that faster kernels save on the critical path.
 
         Args:
             low_s: Seconds of device work saved at least.
             high_s: Seconds of device work saved at most.
 
         Returns:
-            Seconds of the trace saved at least (no more than the host leaves) and at most, on the critical path.
+            Seconds saved at least, limited by the time that the host needs, and at most.
         """
         needed_s = sum(step.host_needed_s or 0.0 for step in self.trace.windows)
         slack_s = max(0.0, self.trace.span_s - needed_s)
         return min(on_path_s(self.trace, low_s), slack_s), on_path_s(self.trace, high_s)
 
     def is_noticeable(self, high_s: float) -> bool:
-        """Return whether saving these seconds of the trace would show in the step."""
+        """Return whether saving these seconds of the trace would be noticeable."""
         return self.share(high_s) >= LOW_SHARE
 
     @property
@@ -167,7 +167,7 @@ class Reading(NamedTuple):
 
     @property
     def code_limit_s(self) -> float:
-        """The most seconds of the trace that the model's code takes: the profiler makes operators longer."""
+        """Upper limit of the seconds of the trace in the model's code, without profiler overhead."""
         if not self.is_timed:
             return self.trace.span_s
         steps_s = phase_s(self.span, *STEP_PHASES)
@@ -175,7 +175,7 @@ class Reading(NamedTuple):
 
     @property
     def idle_limit_s(self) -> float:
-        """The most seconds of the trace that the device is idle: steps without the profiler have shorter gaps."""
+        """Upper limit of the seconds of the trace in which the device is idle, without profiler overhead."""
         trace = self.trace
         busy_s = sum(step.device_busy_s or 0.0 for step in trace.windows)
         idle_s = max(0.0, trace.span_s - busy_s)
@@ -185,14 +185,14 @@ class Reading(NamedTuple):
         return min(idle_s, timed * trace.span_s)
 
     def per_step(self, n: int, what: str = "", plural: str = "") -> str:
-        """Return a count per step: ``"12 copies per step"``; in the trace if it has no steps."""
+        """Return a count per step: ``"12 copies per step"``; for the whole trace if it has no steps."""
         value = n / self.n_steps if self.trace.steps else n
         text = f"{value:.0f}" if value >= 10 or not self.trace.steps else f"{value:.2g}"
         named = f" {what if text == '1' else plural or what + 's'}" if what else ""
         return f"{text}{named} {'per step' if self.trace.steps else 'in the trace'}"
 
     def step_words(self, seconds: float) -> str:
-        """Return seconds of the trace per step: ``"12 ms of a 60 ms step"``; of the trace if it has no steps."""
+        """Return seconds per step: ``"12 ms of a 60 ms step"``; for the whole trace if it has no steps."""
         if not self.trace.steps:
             return f"{duration(seconds)} of {duration(self.trace.span_s)}"
         return f"{duration(seconds / self.n_steps)} of a {duration(self.trace.span_s / self.n_steps)} step"
@@ -203,7 +203,7 @@ class Reading(NamedTuple):
 
 
 def reading_of(session: Session) -> Reading:
-    """Return the last window that holds something.
+    """Return the last recorded window.
 
     Raises:
         Skip: There is none.
@@ -214,30 +214,30 @@ def reading_of(session: Session) -> Reading:
         trace = window.trace
         if window.status == "recorded" and trace is not None and trace.span_s >= MIN_SPAN_S:
             return _reading(session, trace)
-    raise Skip("no profiler window holds anything: " + session.windows[-1].reason)
+    raise Skip("no profiler window was recorded: " + session.windows[-1].reason)
 
 
 def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
-    """Return the last window, and its device activity.
+    """Return the last recorded window, and its device activity.
 
     Raises:
-        Skip: There is no window, or no work of a device in it.
+        Skip: There is no window, or it has no device events.
     """
     reading = reading_of(session)
     if reading.trace.device is None:
-        raise Skip(reading.trace.missing.get("device", "the profiler window holds no work of a device"))
+        raise Skip(reading.trace.missing.get("device", "the profiler window has no device events"))
     return reading, reading.trace.device
 
 
 def complete_reading_of(session: Session) -> Reading:
-    """Return the last window, which shows the device's work if there is a device.
+    """Return the last recorded window, which has device events if there is a device.
 
     Raises:
-        Skip: There is no window, or it does not show the work of its device.
+        Skip: There is no window, or it lacks the events of its device.
     """
     reading = reading_of(session)
     if is_blind(reading.trace):
-        raise Skip(reading.trace.missing.get("device", "the trace does not show what the device did"))
+        raise Skip(reading.trace.missing.get("device", "the trace has no device events"))
     return reading
 
 
@@ -258,7 +258,7 @@ def _reading(session: Session, trace: TraceRecord) -> Reading:
 
 
 def _span_of(trace: TraceRecord) -> StageTimes:
-    """Return the span of a trace alone; it includes the profiler's own cost."""
+    """Return the span of a trace alone, which includes profiler overhead."""
     seconds: dict[str, float] = {}
     for phase in trace.phases:
         name = _PHASE_OF_TRACE.get(phase.name, "other")

@@ -1,4 +1,4 @@
-"""Training that waits for its loader, as a trace without a session shows it."""
+"""The finding of training that waits for its loader, from a trace without a session."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .wording import duration, percent
 
 
 def starved_in_trace(session: Session) -> Finding | None:
-    """Return the finding of a trace alone: without settings, and without waits that kernels hide.
+    """Return the finding of a trace alone, which has no settings; waits that kernels hide are excluded.
 
     Raises:
-        Skip: The trace does not show the device or the loader.
+        Skip: The trace has no events of the device or of the loader.
     """
     reading = complete_reading_of(session)
     trace, loader = reading.trace, reading.trace.loader
     if loader is None:
-        raise Skip("the trace holds no fetches of a loader")
+        raise Skip("the trace has no fetches of a loader")
     gone = reading.without("loader")
     exposed_s = reading.path_s("loader")
     if gone is None or reading.share(exposed_s) < WAIT_MIN_SHARE:
@@ -38,15 +38,15 @@ def starved_in_trace(session: Session) -> Finding | None:
         ),
         evidence=(
             reading.evidence(f"share of the time the {who} waits for data", exposed_s, WAIT_MIN_SHARE),
-            reading.evidence("host waiting for data, including waits that kernels hide", loader.total_s),
+            reading.evidence("data wait of the host, including waits that kernels hide", loader.total_s),
             fact("time per fetch", loader.p50_s, "s", n=loader.n),
             fact("longest fetch", loader.max_s, "s", n=loader.n),
-            fact("fetches that stall a step", loader.stalled_fraction, "fraction", n=loader.n),
+            fact("fetches that delay a step", loader.stalled_fraction, "fraction", n=loader.n),
         ),
         prescriptions=(_more_workers(reading, what_if.low_s),),
         low_s=low_s,
         high_s=high_s,
-        basis="at most the waiting, and no shorter than what device and host still need",
+        basis="at most the data wait; the step is limited by the remaining work of device and host",
         phases=("data_wait",),
         method="modeled",
         confidence="high" if trace.device is not None else "medium",
@@ -54,11 +54,11 @@ def starved_in_trace(session: Session) -> Finding | None:
 
 
 def _more_workers(reading: Reading, compute_s: float) -> Prescription:
-    """Recommend as many workers as batches have to be made at once; a trace does not show how many there are."""
+    """Recommend as many workers as batches must be made at the same time; a trace does not show how many are in use."""
     loader = reading.trace.loader
     n_per_period = loader.n / reading.n_steps if loader is not None and reading.trace.steps else 1.0
     batch_s = loader.total_s / max(loader.n, 1) if loader is not None else 0.0
     period_s = compute_s if reading.trace.steps else compute_s / max(loader.n if loader is not None else 1, 1)
     n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
-    # No code: its values would be relative to settings that the trace does not hold.
+    # No code to paste: the new values depend on settings that the trace does not contain.
     return fix(f"add at least {n_workers} worker processes to the loader, if there are cores for them", "one line")

@@ -1,4 +1,4 @@
-"""The lines of the user's code that take time, from samples of the training thread's stack."""
+"""Lines of the user's code that take time, from stack samples of the training thread."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from .thresholds import LINE_MIN_SAMPLES, NORMAL_Z95
 from .wording import place, site_of
 
 COLLECT = "gc.collect"
-"""Collections are counted one by one (PD508), which is more certain than samples of the line that asks for them."""
+"""Lines that call this are left to PD508, which times each collection instead of sampling."""
 
 
 _COMPUTING = ("transfer", "forward", "backward", "optimizer", "validation")
-"""In these phases torch operators are the training itself; elsewhere they are a part of what the line costs."""
+"""Phases in which torch operators are excluded from the cost of a line, because they are the training itself."""
 
 
 class LineTime(NamedTuple):
-    """A line of the user's, and what it takes: outside torch operators where the phase is for computing.
+    """The time of a line of the user's code, without torch operators if the phase computes.
 
     Attributes:
         line: The line.
-        phase: The phase that it takes its time in.
-        seconds: Of the steady span.
-        low_s, high_s: The ends of the 95 % interval of ``seconds``.
-        n: Samples behind it.
+        phase: Phase in which it runs.
+        seconds: Seconds of the steady span.
+        low_s: Lower end of the 95 % interval of ``seconds``.
+        high_s: Upper end of the interval.
+        n: Number of stack samples.
     """
 
     line: HostLine
@@ -39,21 +40,21 @@ class LineTime(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The line as a sentence names it, e.g. ``"training_step (model.py:81)"``."""
+        """Place of the line in the code, e.g. ``"training_step (model.py:81)"``."""
         return place(self.line.function, site_of(self.line.file, self.line.line))
 
     @property
     def doing(self) -> str:
-        """What it calls, e.g. ``" in json.loads"``; empty where the time passes in its own code."""
+        """The function that the line calls, e.g. ``" in json.loads"``; empty if the line itself takes the time."""
         return f" in {self.line.call}" if self.line.call else ""
 
 
 def lines_of(session: Session, *phases: str) -> list[LineTime]:
-    """Return the lines that take time in these phases, costliest first; none where no stack was sampled.
+    """Return the lines that take time in these phases, costliest first; empty if no stack was sampled.
 
     Args:
         session: The session.
-        phases: By name; none for all.
+        phases: Names of phases; none for all.
     """
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
@@ -69,12 +70,12 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
 
 
 def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
-    """Return the lines that are wanted, with the operators that they run, costliest first.
+    """Return the time of selected lines including the operators that they run, costliest first.
 
     Args:
         session: The session.
-        phases: By name.
-        is_wanted: Whether a line is.
+        phases: Names of phases.
+        is_wanted: Selects lines.
     """
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
@@ -95,29 +96,26 @@ def is_metric(line: HostLine) -> bool:
 
 
 def is_anomaly_trace(line: HostLine) -> bool:
-    """Return whether a line spends its time in the stack traces that anomaly detection takes of each operator."""
+    """Return whether a line spends its time in the stack traces that anomaly detection records for each operator."""
     return line.call == "torch.format_stack"
 
 
 def is_logging(line: HostLine) -> bool:
-    """Return whether a line spends its time in ``self.log``, which checks its arguments in the hook that logs."""
+    """Return whether a line spends its time in ``self.log``."""
     return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))
 
 
 def host_s(session: Session, phase: str) -> float:
-    """Return the seconds of a phase that pass in the user's lines and the collector, outside torch operators."""
+    """Return the seconds of a phase in the user's lines and the garbage collector, outside torch operators."""
     lines_s = sum(time.seconds for time in lines_of(session, phase) if not is_collecting(session, time.line))
     return lines_s + collecting_s(session, phase)
 
 
 def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]]:
-    """Return what slow steps do once they have lasted three times the median, and the share of that time it takes.
+    """Return the lines that run in slow steps after three times the median step, costliest first.
 
-    Costliest first, each with the lower end of the share's 95 % interval. None stands for automatic garbage
-    collections. Empty where no sample fell into a slow step.
-
-    Args:
-        session: The session.
+    Each line comes with its share of that time and the lower end of the share's 95 % interval. A line of None means
+    automatic garbage collection. Empty if no sample was taken in a slow step.
     """
     phases = session.host_profile.slow_steps.values() if session.host_profile is not None else ()
     found: list[tuple[HostLine | None, float, float]] = [
@@ -126,13 +124,13 @@ def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]
         for line in phase.lines
     ]
     collecting = sum(phase.share * phase.gc_fraction for phase in phases)
-    if collecting:  # timed by the collector's callbacks
+    if collecting:  # timed exactly, by gc.callbacks
         found.append((None, collecting, collecting))
     return sorted(found, key=lambda item: -item[1])
 
 
 def is_collecting(session: Session, line: HostLine) -> bool:
-    """Return whether a line asks for garbage collections; samples of it may show the callbacks that these make."""
+    """Return whether a line calls the garbage collector; its samples may show gc callbacks instead of the call."""
     asked = session.collections.asked if session.collections is not None else ()
     return line.call == COLLECT or any((one.file, one.line) == (line.file, line.line) for one in asked)
 
@@ -154,7 +152,7 @@ def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with
 
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
-    """Return Wilson's interval of a share of so many samples."""
+    """Return the 95 % Wilson interval of a share of ``n`` samples."""
     middle = (share + NORMAL_Z95**2 / (2 * n)) / (1 + NORMAL_Z95**2 / n)
     half = NORMAL_Z95 / (1 + NORMAL_Z95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_Z95**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)

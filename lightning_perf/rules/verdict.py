@@ -1,4 +1,4 @@
-"""The verdict: one line that says what to do first."""
+"""The verdict: one line with the most important finding and its recommendation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ QUALITY = "quality"
 
 
 def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """Return the first thing to do.
+    """Return the verdict on a session.
 
     Args:
-        session: What the findings were read from.
-        findings: Best first.
-        outcomes: One a rule.
+        session: The diagnosed session.
+        findings: The findings, best first.
+        outcomes: One outcome per rule.
 
     Returns:
-        The first finding above ``info`` that is not about the measurement itself; ``healthy`` where there is none;
-        ``unknown`` where too little was measured or too few rules ran to say so.
+        The first finding above ``info`` that is not about the measurement itself; ``healthy`` if there is none;
+        ``unknown`` if too little was measured or too few rules ran.
     """
     n_steps = session.steady.n_steps if session.steady else 0
     if predicted_steps(session) is not None:  # a loader probed without a training
@@ -37,34 +37,34 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 
 
 def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """Return the first thing to do about a trace.
+    """Return the verdict on a trace.
 
     Args:
-        record: What the findings were read from.
-        findings: Best first.
-        outcomes: One a rule.
+        record: The diagnosed trace.
+        findings: The findings, best first.
+        outcomes: One outcome per rule.
 
     Returns:
-        As ``verdict_of``; ``unknown`` also where the trace shows too little, or a device that is idle for no reason
-        that a rule knows.
+        As ``verdict_of``; ``unknown`` also if the trace has too few events, or if no rule explains why its device is
+        idle.
     """
     if is_blind(record):
-        reason = record.missing.get("device", "the trace does not show what the device did")
+        reason = record.missing.get("device", "the trace has no device events")
         return Verdict(category="unknown", code=None, text=f"unknown: {reason}")
     first = _first_of(findings)
     if first is not None:
         return first
     idle = _idle_share(record)
     if idle >= LATE_MIN_SHARE:
-        text = f"unknown: the device is idle for {percent(idle)} of its time, and no rule says why"
+        text = f"unknown: the device is idle for {percent(idle)} of its time, and no rule explains why"
         return Verdict(category="unknown", code=None, text=text)
     if record.device is None and not record.n_operators:
-        return Verdict(category="unknown", code=None, text="unknown: the trace holds neither operators nor device work")
+        return Verdict(category="unknown", code=None, text="unknown: the trace has neither operators nor device events")
     return _healthy_of(outcomes)
 
 
 def _idle_share(record: TraceRecord) -> float:
-    """Return the idle share of the steps; without steps, of the time from the device's first work to its last."""
+    """Return the idle share of the steps; without steps, of the time from the first to the last device event."""
     if record.device is None:
         return 0.0
     span_s = record.span_s if record.steps else record.device.span_s
@@ -90,7 +90,7 @@ def _healthy_of(outcomes: Sequence[RuleOutcome]) -> Verdict:
 
 
 def expectation(gain: Gain) -> str:
-    """Return a gain in words, e.g. ``"expect 1.7–2.1x"``; of one that is only modeled the upper end."""
+    """Return the text of a gain, e.g. ``"expect 1.7–2.1x"``; only its upper end if it is modeled."""
     text = speedup(gain)
     if gain.method == "modeled":
         return text

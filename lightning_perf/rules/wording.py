@@ -1,4 +1,4 @@
-"""How rules write figures in their sentences."""
+"""Formatting of numbers and places in the texts of findings."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ def percent(fraction: float) -> str:
 
 
 def number_of(n: float, what: str, plural: str = "") -> str:
-    """Return a number of things: ``"1 step"``, ``"12 steps"``, ``"1.5 steps"``."""
+    """Return a number with its noun: ``"1 step"``, ``"12 steps"``, ``"1.5 steps"``."""
     return f"{f'{n:,}' if isinstance(n, int) else f'{n:.3g}'} {what if n == 1 else plural or what + 's'}"
 
 
 def called(n: int) -> str:
-    """Return how often: ``"once"``, ``"12 times"``."""
+    """Return a number of calls: ``"once"``, ``"12 times"``."""
     return "once" if n == 1 else f"{n:,} times"
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that fits it: ``"320 µs"``, ``"12.5 ms"``, ``"3.2 s"``."""
+    """Return a time with a suitable unit: ``"320 µs"``, ``"12.5 ms"``, ``"3.2 s"``."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def size_text(n_bytes: float) -> str:
-    """Return bytes in words: ``"1.5 GiB"``."""
+    """Return bytes with a suitable unit: ``"1.5 GiB"``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.3g} {unit}"
@@ -38,7 +38,7 @@ def size_text(n_bytes: float) -> str:
 
 
 def speedup(gain: Gain) -> str:
-    """Return an expected speedup: ``"1.7–2.1x"``, or ``"up to 2.1x"`` if it may be none or was only modeled."""
+    """Return an expected speedup: ``"1.7–2.1x"``, or ``"up to 2.1x"`` if it is not certain or was only modeled."""
     for decimals in (1, 2):
         low, high = (f"{value:.{0 if value >= 10 else decimals}f}" for value in (gain.low, gain.high))
         if low != high and (decimals == 2 or gain.high >= 1.5):
@@ -52,10 +52,10 @@ def is_negligible(gain: Gain) -> bool:
 
 
 def place(function: str, site: str) -> str:
-    """Return a line of code as sentences name it: ``"training_step (model.py:81)"``, without unknown parts.
+    """Return a place in the code: ``"training_step (model.py:81)"``, without unknown parts.
 
     Args:
-        function: Its name; may be empty.
+        function: Name of the function; may be empty.
         site: File and line; may be empty.
     """
     if not site:
@@ -70,5 +70,5 @@ def site_of(file: str, line: int, n_parts: int = 1) -> str:
 
 
 def spent_waiting(share: float) -> str:
-    """Return the start of a data finding: ``"60 % of training time is spent waiting for data"``."""
+    """Return the headline of a data finding: ``"60 % of training time is spent waiting for data"``."""
     return f"{percent(share)} of training time is spent waiting for data"

@@ -1,4 +1,4 @@
-"""Bounds of a step by number of workers, from the cost of a batch and the cores, where nothing was probed."""
+"""Bounds of the step time by number of workers, from the cost of a batch and the cores, for loaders not probed."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .thresholds import (
 )
 
 CORES = "the cores of this rank"
-BATCHES = "the batches of an epoch"
-SHM = "what /dev/shm holds"
+BATCHES = "the batches per epoch"
+SHM = "the size of /dev/shm"
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with so many workers.
+    """Step time with a given number of workers.
 
     Attributes:
-        num_workers: Workers.
+        num_workers: Number of workers.
         step_s: Seconds per step.
-        low_s: Lower end of its interval.
-        high_s: Upper end.
-        fetch_s: Seconds from one batch to the next if nobody computed meanwhile.
-        is_measured: Whether the probe measured the step, rather than only the loader by itself.
+        low_s: Lower end of the interval of ``step_s``.
+        high_s: Upper end of the interval of ``step_s``.
+        fetch_s: Seconds from one batch to the next without compute.
+        is_measured: Whether the probe measured the step, instead of only the loader.
     """
 
     num_workers: int
@@ -44,21 +44,21 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def batch_cost(stage: StageTimes, n_now: int, step_s: float, compute_s: float, wait_s: float) -> tuple[float, str]:
-    """Return the seconds to make one batch, and how they are known."""
+    """Return the seconds to make one batch, and how they were obtained."""
     fetch = stage.fetch
     if n_now == 0:
         if fetch is None or fetch.wait_s.p50 <= 0:
             return wait_s, "mean wait for a batch"
         return fetch.wait_s.p50, "median wait for a batch, made in the training process"
     measured_s = fetch.in_process_batch_s if fetch is not None else None
-    # A measured cost that n workers would hide does not explain the wait: they get in one another's way.
+    # If n workers would hide the measured cost, it does not explain the wait: the workers slow each other down.
     if measured_s is not None and measured_s > n_now * compute_s:
         return measured_s, "measured in a process without workers"
-    return n_now * step_s, f"{n_now} workers deliver one batch a step between them"
+    return n_now * step_s, f"{n_now} workers together deliver one batch per step"
 
 
 def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) -> Step:
-    """Return the step between workers that wait on no core and workers that compute on shared ones."""
+    """Return the step time between two bounds: each worker has its own core, or workers share the cores."""
     if n_workers == 0:
         step_s = compute_s + batch_s
         return Step(num_workers=0, step_s=step_s, low_s=step_s, high_s=step_s, fetch_s=batch_s)
@@ -74,7 +74,7 @@ def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) ->
 
 
 def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:
-    """Return the most workers that can be of use, and what sets that."""
+    """Return the largest useful number of workers, and the limit that sets it."""
     cores = cores_per_rank(session)
     caps = {CORES: math.floor(cores) if cores >= WORKER_MIN_CORES else 0}
     on_core = probe.getitem_cpu_fraction if probe is not None else None
@@ -86,5 +86,5 @@ def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = No
     if probe is not None and shm_bytes is not None and probe.batch_bytes:
         n_batches = shm_bytes / max(1, session.machine.local_world_size) / probe.batch_bytes
         caps[SHM] = math.floor(SHM_MAX_FRACTION * n_batches / (loader.prefetch_factor or DEFAULT_PREFETCH))
-    basis = min(caps, key=lambda name: caps[name])  # the first of equals: the cores
+    basis = min(caps, key=lambda name: caps[name])  # of equal limits, the first: the cores
     return caps[basis], basis

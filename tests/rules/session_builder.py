@@ -1,11 +1,11 @@
 """Build a session from a compact description; unspecified parts are healthy.
 
-Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; forward and backward fill up to 1),
+Keys of a description: ``step_ms``, ``n_steps``, ``shares`` (of the span, by phase; the rest is forward and backward),
 ``loader`` and ``val_loader`` (merged into a plain DataLoader), ``loaders`` (instead of both), ``epoch_boundaries_ms``,
-``timeline_ms`` (forward stays as it is unless ``is_uniform``; the loop's ``other`` is ``loop_ms``, if any),
-``validation`` (``step_ms``, ``n_steps``, ``shares``), ``trace`` (a recorded window of three steps of 100 ms that keep a
-GPU busy for 80 ms; merged into ``TRACE``, a value of None takes a part away). Every other key is a field of Session and
-is merged into it.
+``timeline_ms`` (only backward varies unless ``is_uniform``; ``loop_ms`` sets the phase ``other``), ``validation``
+(``step_ms``, ``n_steps``, ``shares``), ``trace`` (a recorded window of three steps of 100 ms in which a GPU is busy for
+80 ms; merged into ``TRACE``, a value of None removes a part). Every other key is a field of Session and is merged into
+it.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ CPU_TRACE: dict[str, Any] = {
     "syncs": {"n": 0, "item_n": 0, "wait_s": 0.0, "idle_after_s": None},
     "operators": [{"name": "aten::relu", "calls": 300, "host_total_s": 0.2, "host_self_s": 0.2, "device_total_s": 0.0}],
 }
-"""Merged into ``TRACE`` before the description's own where that says ``cpu_trace``."""
+"""Merged into ``TRACE`` before the description if its key is ``cpu_trace``."""
 
 
 def build_trace(description: dict[str, Any], is_cpu: bool = False) -> TraceRecord:
@@ -194,7 +194,7 @@ def build_trace(description: dict[str, Any], is_cpu: bool = False) -> TraceRecor
 
 
 def _critical_path(trace: dict[str, Any]) -> dict[str, Any]:
-    """What the other fields of a trace say of its critical path; its kernels run one after another."""
+    """Return the critical path that follows from the other fields of a trace; its kernels run in sequence."""
 
     def seconds(part: str, field: str) -> float:
         return float((trace.get(part) or {}).get(field) or 0.0)
@@ -254,7 +254,7 @@ def build_session(description: dict[str, Any] | None = None) -> Session:
 
 
 def _ranks(parts_ms: list[list[float]], facts: dict[int, dict[str, Any]], step_s: float) -> dict[str, Any]:
-    """Ranks by their own data, compute and host time in a step; the rest of it they wait for one another."""
+    """Return ranks from their data, compute and host time per step; the rest of the step is waiting for other ranks."""
     summaries = []
     for rank, (data, compute, host) in enumerate(parts_ms):
         own_s = (data + compute + host) / 1e3

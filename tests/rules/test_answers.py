@@ -1,6 +1,6 @@
-"""The result of each rule in each of its cases, with all texts and figures, in golden files for review.
+"""The findings of each rule in each of its cases, with all texts and numbers, compared with golden files.
 
-A figure, a threshold or a gain that changes shows there; whether it is right is for whoever reads it.
+Changes of numbers, thresholds and gains show in the diff of these files and must be reviewed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _figure(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _told(finding: Finding) -> Iterator[str]:
+def _lines_of(finding: Finding) -> Iterator[str]:
     yield f"{finding.severity}, confidence {finding.confidence}: {finding.summary}"
     for each in finding.evidence:
         limit = "" if each.threshold is None else f", limit {_figure(each.threshold)}"
@@ -50,7 +50,7 @@ def _answers(code: str, cases: list[dict[str, Any]]) -> Iterator[str]:
         yield f"== {case['name']}"
         for finding in session.findings:
             if finding.code == code:
-                yield from _told(finding)
+                yield from _lines_of(finding)
         for outcome in session.outcomes:
             if outcome.code == code and outcome.reason:
                 yield f"{outcome.status}: {outcome.reason}"

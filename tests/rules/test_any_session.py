@@ -1,4 +1,4 @@
-"""Whatever a session holds, the rules answer, and what they promise stays within bounds."""
+"""For any session, every rule has an outcome, and gains and claims are within bounds."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ SESSION = st.fixed_dictionaries(
 
 
 OUTSIDE_THE_SPAN = ("PD311", "PD320")
-"""Rules whose time is in steps outside the span, so that they claim none of it."""
+"""Rules whose time is in steps outside the span, which therefore claim none of it."""
 
 
 @settings(max_examples=100 * FUZZ, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(SESSION)
-def test_rules_answer_within_bounds_when_a_session_holds_anything(description):
+def test_outcomes_are_within_bounds_when_a_session_is_arbitrary(description):
     validation = description.pop("validation")
     session = build_session(description)
     session = diagnose(type(session)(**{**_fields(session), "validation": _stage(validation)}))
@@ -120,7 +120,7 @@ def test_rules_answer_within_bounds_when_a_session_holds_anything(description):
 
 
 def _check_order(findings: Sequence[Finding]) -> None:
-    """The most severe comes first, but for a cause right before the symptom that it explains."""
+    """Check that findings are ordered by severity, except for causes right before symptoms that they explain."""
     explains = {rule.code: rule.explains for rule in all_rules()}
     for finding, later in itertools.pairwise(findings):
         is_cause = any(other.code in explains[finding.code] for other in findings)

@@ -1,4 +1,4 @@
-"""Whatever a trace holds, the rules answer, and what they promise stays within bounds."""
+"""For any trace, every rule has an outcome, and gains and claims are within bounds."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ PROFILED = settings(max_examples=150 * FUZZ, deadline=None, database=None, suppr
 
 
 def _of(description: dict[str, Any], is_cpu: bool) -> dict[str, Any]:
-    """Without the parts that a trace of a CPU run does not have."""
+    """Return the trace without the parts that a trace of a CPU run lacks."""
     parts = ("idle", "device", "copies", "kernels", "allocator")
     return {name: value for name, value in description.items() if not (is_cpu and name in parts)}
 
@@ -117,7 +117,7 @@ def _check_bounds(findings: Any, span_s: float) -> None:
 
 @PROFILED
 @given(TRACE, st.booleans())
-def test_trace_rules_answer_within_bounds_when_a_trace_holds_anything(description, is_cpu):
+def test_outcomes_are_within_bounds_when_a_trace_is_arbitrary(description, is_cpu):
     trace = build_trace(_of(description, is_cpu), is_cpu=is_cpu)
     said = diagnose_trace(trace)
     assert said.verdict is not None
@@ -126,7 +126,7 @@ def test_trace_rules_answer_within_bounds_when_a_trace_holds_anything(descriptio
 
 @PROFILED
 @given(TRACE, st.booleans())
-def test_trace_rules_do_not_fail_when_a_session_holds_any_window(description, is_cpu):
+def test_trace_rules_do_not_fail_when_a_session_has_any_window(description, is_cpu):
     session: Session = build_session({"cpu_trace" if is_cpu else "trace": _of(description, is_cpu)})
     session = diagnose(session)
     assert [(o.code, o.reason) for o in session.outcomes if o.status == "failed"] == []

@@ -49,10 +49,10 @@ def test_rule_result_matches_the_case_when_checked(code, case):
         assert getattr(finding, key) == case.get(key, getattr(finding, key))
     for text in case.get("says", []):
         assert text in f"{finding.summary} {[p.summary for p in finding.prescriptions]}"
-    told = {evidence.metric: evidence.value for evidence in finding.evidence}
-    assert {metric: told.get(metric) for metric in case.get("evidence", {})} == case.get("evidence", {})
-    for text in case.get("never_tells", []):
-        assert not [metric for metric in told if text in metric]
+    evidence = {each.metric: each.value for each in finding.evidence}
+    assert {metric: evidence.get(metric) for metric in case.get("evidence", {})} == case.get("evidence", {})
+    for text in case.get("lacks_evidence", []):
+        assert not [metric for metric in evidence if text in metric]
     assert (prescription.treatment if prescription else None) == case.get(
         "treatment", prescription.treatment if prescription else None
     )
@@ -108,7 +108,7 @@ def test_cases_name_existing_rules_when_listed():
     ("share", "severity"),
     [(0.2, "high"), (0.1999, "medium"), (0.1, "medium"), (0.0999, "low"), (0.02, "low"), (0.0199, "info"), (0, "info")],
 )
-def test_severity_follows_the_table_when_the_share_is_at_a_bound(share, severity):
+def test_severity_follows_the_table_when_the_share_is_at_a_threshold(share, severity):
     assert severity_of(share) == severity
 
 
@@ -125,7 +125,7 @@ def test_severity_follows_the_table_when_the_share_is_at_a_bound(share, severity
         (1.00, 1.01, "modeled", "info"),
     ],
 )
-def test_severity_goes_by_what_is_certain_when_a_gain_is_an_interval(low, high, method, severity):
+def test_severity_follows_the_certain_gain_when_a_gain_is_an_interval(low, high, method, severity):
     assert severity_of_gain(Gain(low=low, high=high, basis="", method=method)) == severity
 
 
@@ -151,6 +151,6 @@ def test_preflight_confidence_is_likely_when_only_settings_are_known(code, sick,
     assert preflight(build_session({**healthy, "steady": None})) == ()
 
 
-def test_preflight_is_silent_about_workers_when_there_is_one_epoch():
+def test_preflight_reports_no_workers_when_there_is_one_epoch():
     one_epoch = {"loader": {"persistent_workers": False}, "settings": {"trainer": {"max_epochs": 1}}}
     assert preflight(build_session(one_epoch)) == ()

@@ -45,7 +45,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def test_engine_answers_for_every_rule_when_diagnosing():
+def test_engine_returns_an_outcome_for_every_rule_when_diagnosing():
     session = diagnose(build_session(STARVED))
     assert [outcome.code for outcome in session.outcomes] == [rule.code for rule in all_rules()]
     found = {outcome.code for outcome in session.outcomes if outcome.status == "finding"}
@@ -69,7 +69,7 @@ def test_engine_records_the_reason_when_a_rule_skips(use_rules):
     assert (outcome.status, outcome.reason) == ("skipped", "no thermometer")
 
 
-def test_preflight_goes_on_when_a_rule_raises(use_rules, caplog):
+def test_preflight_continues_when_a_rule_raises(use_rules, caplog):
     use_rules(
         _rule("PD801", lambda s: None, preflight=lambda s: _raise(KeyError("x"))),
         _rule("PD802", lambda s: None, preflight=lambda s: _finding("PD802")),
@@ -207,7 +207,7 @@ def test_unmeasured_findings_are_ordered_by_the_time_they_act_on_when_nothing_el
     assert [finding.code for finding in diagnose(build_session()).findings] == ["PD305", "PD306", "PD301"]
 
 
-def test_alternative_stands_behind_another_cause_when_nothing_of_it_is_certain(use_rules):
+def test_alternative_is_ranked_behind_certain_causes_when_its_gain_is_not_certain(use_rules):
     def low(code: str, least: float, **changes: object) -> Rule:
         gain = Gain(low=least, high=2.0, basis="", method="timed")
         claims = {"data_wait" if code.startswith("PD1") else "callbacks": 10.0}
@@ -225,7 +225,7 @@ def test_alternative_stands_behind_another_cause_when_nothing_of_it_is_certain(u
     assert order(low("PD101", 1.0), certain) == ["PD101", "PD602"]
 
 
-def test_headline_names_the_line_when_a_wait_for_data_has_no_other_reason():
+def test_headline_names_the_line_when_a_data_wait_has_no_other_cause():
     line = {"file": "data.py", "line": 23, "function": "load", "entry": "__getitem__", "call": "Image.convert",
             "share": 0.81, "operator_fraction": 0.0, "n_samples": 180}  # fmt: skip
     phase = {"n_samples": 250, "n_effective": 200.0, "share": 0.5, "operator_fraction": 0.0, "lines": [line]}
@@ -235,7 +235,7 @@ def test_headline_names_the_line_when_a_wait_for_data_has_no_other_reason():
     assert session.verdict.text.startswith(f"54 % of training time is spent waiting for data; {place}: ")
 
 
-def test_confidence_is_lowered_when_the_measurement_is_doubtful():
+def test_confidence_is_lowered_when_the_measurement_is_unreliable():
     def confidence(**changes: object) -> str:
         session = diagnose(build_session({**STARVED, **changes}))
         return next(finding.confidence for finding in session.findings if finding.code == "PD101")
@@ -246,7 +246,7 @@ def test_confidence_is_lowered_when_the_measurement_is_doubtful():
     assert confidence(n_steps=20, steady={"is_steady": False}) == "low"
 
 
-def test_certain_gain_and_severity_are_lowered_when_the_measurement_is_doubtful(use_rules):
+def test_certain_gain_and_severity_are_lowered_when_the_measurement_is_unreliable(use_rules):
     sure = _finding("PD101", severity="high", gain=Gain(low=1.3, high=3, basis="", method="timed"))
     doubt = _rule("PD902", lambda _: _finding("PD902", category="quality"), weakens=lambda _: True)
     use_rules(_rule("PD101", lambda _: sure), msgspec.structs.replace(doubt, category="quality"))
@@ -255,12 +255,12 @@ def test_certain_gain_and_severity_are_lowered_when_the_measurement_is_doubtful(
     assert found.severity == "medium"  # 1.15x is certain now
 
 
-def test_confidence_is_lowered_when_the_doubt_itself_is_not_selected():
+def test_confidence_is_lowered_when_the_quality_rule_is_not_selected():
     session = diagnose(build_session({**STARVED, "n_steps": 20}), select=["PD101"])
     assert [(finding.code, finding.confidence) for finding in session.findings] == [("PD101", "medium")]
 
 
-def test_confidence_stays_when_the_finding_rests_on_no_time():
+def test_confidence_stays_when_the_finding_claims_no_time():
     optimizer = {"class_name": "SGD", "implementation": "foreach", "n_tensors": 9, "n_elements": 9,
                  "steps_without_zero_grad": 19, "n_steps_watched": 20}  # fmt: skip
     session = diagnose(build_session({"n_steps": 20, "settings": {"model": {"optimizers": [optimizer]}}}))
@@ -283,7 +283,7 @@ def test_verdict_is_healthy_when_there_is_only_info():
     assert session.verdict.text == "healthy: no change found that would save 2 % or more of the time"
 
 
-def test_verdict_mentions_when_rules_were_left_out():
+def test_verdict_states_the_number_of_rules_when_some_were_ignored():
     verdict = diagnose(build_session(STARVED), ignore=["PD1"]).verdict
     assert verdict.category == "healthy"
     assert "rules selected" in verdict.text
@@ -298,7 +298,7 @@ def test_verdict_is_unknown_when_too_little_was_measured(changes):
     assert changes.get("missing", {}).get("steady", "") in verdict.text
 
 
-def test_verdict_is_unknown_when_no_rule_could_answer():
+def test_verdict_is_unknown_when_no_rule_has_a_result():
     assert diagnose(build_session(), select=["PD907"]).verdict.category == "unknown"
 
 
@@ -312,7 +312,7 @@ def test_verdict_is_unknown_when_no_rule_could_answer():
         (1.5, 12.0, "expect 1.5–12x"),
     ],
 )
-def test_expectation_reads_well_when_printed(low, high, text):
+def test_expectation_has_the_right_words_when_printed(low, high, text):
     assert expectation(Gain(low=low, high=high, basis="", method="timed")) == text
 
 
@@ -324,7 +324,9 @@ def test_expectation_reads_well_when_printed(low, high, text):
         ("", "numerics", "lightning-perf compare BEFORE AFTER", {}),
     ],
 )
-def test_finding_names_a_way_to_measure_when_its_speedup_is_modeled(use_rules, treatment, safety, command, flags):
+def test_finding_has_the_command_that_measures_when_its_speedup_is_modeled(
+    use_rules, treatment, safety, command, flags
+):
     fix = Prescription(treatment=treatment, summary="Do", safety=safety, effort="minutes", trainer_flags={"flag": 1})
     modeled = Gain(low=1.2, high=1.8, basis="")
     said = _finding("PD303", severity="low", summary="Slow.", gain=modeled, prescriptions=(fix,))
@@ -336,12 +338,12 @@ def test_finding_names_a_way_to_measure_when_its_speedup_is_modeled(use_rules, t
     assert session.verdict.text == "Slow: Do (up to 1.8x, not measured)"
 
 
-def test_finding_does_not_say_how_to_measure_its_gain_when_part_of_it_is_certain(use_rules):
+def test_finding_has_no_command_that_measures_when_part_of_its_gain_is_certain(use_rules):
     use_rules(_rule("PD504", lambda _: _finding("PD504", gain=Gain(low=1.2, high=1.8, basis="", method="timed"))))
     assert "not measured" not in diagnose(build_session()).findings[0].summary
 
 
-# What the demo plants: the verdict has to name each, whatever else follows from it.
+# Faults of the demo: the verdict has to name each of them.
 PLANTED = {
     "slow transform": ("PD101", {"step_ms": 30, "shares": {"data_wait": 0.6}, "machine": {"usable_cores": 2.0},
                                  "loader": {"num_workers": 0, "persistent_workers": False}}),
@@ -388,19 +390,19 @@ def test_rules_load_neither_torch_nor_lightning_when_imported():
 SLOW_STEPS = {"n": 20, "excess_s": 2.0, "share": 0.1, "threshold_s": 0.06, "excess_by_phase_s": {"callbacks": 2.0}}
 
 
-@pytest.mark.parametrize(("share", "is_told"), [(0.0, True), (0.03, True), (0.1, False)])
-def test_slow_steps_yield_to_what_claims_their_time(share: float, is_told: bool) -> None:
+@pytest.mark.parametrize(("share", "is_reported"), [(0.0, True), (0.03, True), (0.1, False)])
+def test_slow_steps_are_dropped_when_other_findings_claim_their_time(share: float, is_reported: bool) -> None:
     named = [{"name": "Dumps", "kind": "callback", "hook": "on_train_batch_end", "phase": "callbacks", "total_s": 1.0,
               "share": share, "n_calls": 1000}]  # fmt: skip
     session = diagnose(
         build_session({"shares": {"callbacks": 0.12}, "steady": {"outliers": SLOW_STEPS, "named": named}})
     )
-    assert ("PD606" in {finding.code for finding in session.findings}) == is_told
+    assert ("PD606" in {finding.code for finding in session.findings}) == is_reported
     outcome = next(one for one in session.outcomes if one.code == "PD606")
-    assert outcome.reason == ("" if is_told else "explained by PD504")
+    assert outcome.reason == ("" if is_reported else "explained by PD504")
 
 
-def test_finding_names_the_ranks_when_others_did_not_find_it(use_rules):
+def test_finding_names_the_ranks_when_other_ranks_do_not_have_it(use_rules):
     use_rules(_rule("PD801", lambda session: _finding("PD801", name="hot", category="system")))
     parts = [[1, 10, 1]] * 4
     session = build_session({"rank_parts_ms": parts, "rank_facts": {2: {"found": ["PD801 hot"]}}})

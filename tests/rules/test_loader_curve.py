@@ -1,4 +1,4 @@
-"""The steps by number of workers: what holds whatever was measured."""
+"""Properties of the recommended number of workers, for any measurements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lightning_perf.records import LoaderProbe, Session, StageTimes
 from lightning_perf.rules.loader_curve import (
     WorkerPlan,
     delivered_batch_s,
-    feeding_of,
     plan_workers,
     predicted_steps,
+    probed_loader_of,
 )
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip
@@ -116,12 +116,12 @@ def test_nothing_is_delivered_when_the_probe_was_refused() -> None:
 
 @pytest.mark.parametrize("n_now", [0, 2])
 def test_cheaper_batches_save_their_share_and_no_more_than_the_waiting(n_now: int) -> None:
-    feeding = feeding_of(session_of([point(0, 0.028, 0.040), point(2, 0.014, 0.040)], n_now))
-    n_steps, waited_s = feeding.stage.n_steps, feeding.stage.n_steps * feeding.wait_s
-    assert feeding.saved_s(0.0) == 0.0
-    assert feeding.saved_s(1.0) == pytest.approx(waited_s)
-    expected_s = 0.5 * feeding.wait_s if n_now == 0 else 0.5 * feeding.stage.step_s.mean
-    assert feeding.saved_s(0.5) == pytest.approx(n_steps * expected_s)
+    probed = probed_loader_of(session_of([point(0, 0.028, 0.040), point(2, 0.014, 0.040)], n_now))
+    n_steps, waited_s = probed.stage.n_steps, probed.stage.n_steps * probed.wait_s
+    assert probed.saved_s(0.0) == 0.0
+    assert probed.saved_s(1.0) == pytest.approx(waited_s)
+    expected_s = 0.5 * probed.wait_s if n_now == 0 else 0.5 * probed.stage.step_s.mean
+    assert probed.saved_s(0.5) == pytest.approx(n_steps * expected_s)
 
 
 def test_steps_are_predicted_when_the_models_own_step_is_known_and_none_was_timed() -> None:
@@ -130,4 +130,4 @@ def test_steps_are_predicted_when_the_models_own_step_is_known_and_none_was_time
     assert isinstance(predicted, StageTimes)
     assert predicted.step_s.mean == pytest.approx(0.040)
     with pytest.raises(Skip):
-        feeding_of(msgspec.structs.replace(session_of([]), steady=None))
+        probed_loader_of(msgspec.structs.replace(session_of([]), steady=None))

@@ -1,4 +1,4 @@
-"""The pages on the rules are those that the generator gives."""
+"""The committed pages on the rules equal those of the generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_perf.rules.engine import all_rules
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_pages_equal_what_the_generator_gives_when_committed():
+def test_pages_equal_the_generators_when_committed():
     spec = importlib.util.spec_from_file_location("generate_rules", DOCS / "generate_rules.py")
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
@@ -19,7 +19,7 @@ def test_pages_equal_what_the_generator_gives_when_committed():
     assert committed == generator.pages(), "run: make docs-rules"
 
 
-def test_rules_not_built_names_no_code_twice_and_none_that_has_a_rule():
+def test_codes_are_unique_and_have_no_rule_when_listed_as_not_built():
     text = (DOCS / "reference" / "rules-not-built.md").read_text(encoding="utf-8")
     codes = re.findall(r"^\| (PD\d{3}) \|", text, re.MULTILINE)
     assert codes

@@ -1,4 +1,4 @@
-"""Recommended values stay the same over the diagnoses of one run until the evidence changes."""
+"""Recommended values change between the diagnoses of a run only if the evidence changes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_value_stays_when_the_intervals_of_both_speedups_overlap() -> None:
         assert session.verdict.text.startswith("Waiting: set num_workers=1")
 
 
-def test_speedup_is_the_one_of_the_value_that_stays() -> None:
+def test_speedup_stays_when_the_recommended_value_stays() -> None:
     session = with_stable_advice(diagnosed(finding(2, high=1.9)), diagnosed(finding(1)))
     assert session.findings[0].gain == finding(1).gain
 
@@ -76,11 +76,11 @@ def test_value_changes_in_another_run_and_in_the_first_diagnosis() -> None:
 
 
 @pytest.mark.parametrize("more", [(), (CHEAPER,)])
-def test_value_stays_when_further_advice_comes_or_goes(more: tuple[Prescription, ...]) -> None:
+def test_value_stays_when_other_recommendations_change(more: tuple[Prescription, ...]) -> None:
     before = diagnosed(finding(1, more=() if more else (CHEAPER,)))
     assert workers(with_stable_advice(diagnosed(finding(2, more=more)), before)) == 1
 
 
-def test_other_advice_is_shown_when_the_recommendation_itself_differs() -> None:
+def test_new_recommendation_is_shown_when_it_differs_in_kind() -> None:
     now = diagnosed(msgspec.structs.replace(finding(2), prescriptions=(CHEAPER,)))
     assert with_stable_advice(now, diagnosed(finding(1))) == now

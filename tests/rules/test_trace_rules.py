@@ -1,4 +1,4 @@
-"""The rules on real traces of others, of which it is known what is true of them; and on traces as such."""
+"""The rules on public traces with known causes, and on traces without a session."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ALSO = {
     "mtia-inference": {"PD907"},
 }
 NOT = {
-    "v100-ddp-unbucketed": {"PD702"},  # all of them are small: PD708
+    "v100-ddp-unbucketed": {"PD702"},  # all collectives are small: PD708
     "owlv2-h100": {"PD501"},  # after its waits the host fetches data: PD101
     "a100-ddp-host-bound": {"PD301", "PD310"},
     "transformer-with-stack-h100": {"PD301", "PD310"},
@@ -88,18 +88,18 @@ def test_verdict_names_the_known_cause_when_a_real_trace_is_diagnosed(name):
 
 @needs_shared_traces
 @pytest.mark.parametrize("name", ALSO)
-def test_findings_hold_the_further_causes_when_a_real_trace_is_diagnosed(name):
+def test_findings_include_further_causes_when_a_real_trace_is_diagnosed(name):
     assert ALSO[name] <= set(_found(name))
 
 
 @needs_shared_traces
 @pytest.mark.parametrize("name", NOT)
-def test_findings_hold_no_wrong_cause_when_a_real_trace_is_diagnosed(name):
+def test_findings_include_no_wrong_cause_when_a_real_trace_is_diagnosed(name):
     assert not NOT[name] & set(_found(name))
 
 
 @needs_shared_traces
-def test_gain_holds_the_step_with_workers_when_read_from_the_one_without():
+def test_gain_includes_the_measured_speedup_when_read_from_the_trace_without_workers():
     before, after = _diagnosed("resnet50-workers0"), _diagnosed("resnet50-workers4")
     gain = _found("resnet50-workers0")["PD101"].gain
     measured = (before.span_s / len(before.steps)) / (after.span_s / len(after.steps))
@@ -109,15 +109,17 @@ def test_gain_holds_the_step_with_workers_when_read_from_the_one_without():
 
 @needs_shared_traces
 @pytest.mark.parametrize("name", VERDICTS)
-def test_gain_stays_within_what_the_trace_lasted_when_a_real_trace_is_diagnosed(name):
-    said = _diagnosed(name)
-    for finding in said.findings:
+def test_gain_is_limited_to_the_time_of_the_trace_when_a_real_trace_is_diagnosed(name):
+    diagnosis = _diagnosed(name)
+    for finding in diagnosis.findings:
         if finding.gain is None:
             continue
         claimed_s = sum(finding.claims.values())
-        assert 0 <= claimed_s <= said.span_s * (1 + 1e-9)
+        assert 0 <= claimed_s <= diagnosis.span_s * (1 + 1e-9)
         assert 1.0 <= finding.gain.low <= finding.gain.high
-        assert finding.gain.high <= said.span_s / max(said.span_s - claimed_s, said.span_s / 50) * (1 + 1e-9)
+        assert finding.gain.high <= diagnosis.span_s / max(diagnosis.span_s - claimed_s, diagnosis.span_s / 50) * (
+            1 + 1e-9
+        )
 
 
 CAUSES = {
@@ -138,21 +140,21 @@ CAUSES = {
 @needs_shared_traces
 @pytest.mark.parametrize("name", [row.file.removesuffix(".json.gz") for row in index_rows()])
 def test_no_second_is_claimed_twice_when_a_real_trace_is_diagnosed(name):
-    said = _diagnosed(name)
-    path = said.critical_path
+    diagnosis = _diagnosed(name)
+    path = diagnosis.critical_path
     if path is None:
-        assert not any(finding.claims for finding in said.findings)
+        assert not any(finding.claims for finding in diagnosis.findings)
         return
-    assert sum(path.causes.values()) == pytest.approx(said.span_s, rel=1e-6)
+    assert sum(path.causes.values()) == pytest.approx(diagnosis.span_s, rel=1e-6)
     assert sum(path.kinds.values()) <= path.causes.get("compute", 0.0) * (1 + 1e-6)
     claimed: dict[tuple[str, ...], float] = {}
-    for finding in said.findings:
+    for finding in diagnosis.findings:
         if finding.claims:
             causes = CAUSES[finding.code]
             claimed[causes] = claimed.get(causes, 0.0) + sum(finding.claims.values())
     for causes, seconds in claimed.items():
         assert seconds <= sum(path.causes.get(cause, 0.0) for cause in causes) * (1 + 1e-6), causes
-    assert sum(claimed.values()) <= said.span_s * (1 + 1e-6)
+    assert sum(claimed.values()) <= diagnosis.span_s * (1 + 1e-6)
 
 
 @needs_shared_traces
@@ -162,8 +164,8 @@ def test_no_second_is_claimed_twice_when_a_real_trace_is_diagnosed(name):
         ("resnet50-workers4", "aten::copy_"),
         ("sam-fp32-syncs-a100", "aten::copy_"),
         ("sglang-decode", "resolve_future_token_ids.py:30"),
-        ("sampled-rank-0-of-128", "though its work was launched"),
-        ("alexnet-critical-path-a100", "before the first and after the last work"),
+        ("sampled-rank-0-of-128", "although work was launched"),
+        ("alexnet-critical-path-a100", "before the first and after the last device event"),
     ],
 )
 def test_unexplained_time_names_its_place_when_no_cause_of_a_real_trace_covers_it(name, place):
@@ -172,46 +174,46 @@ def test_unexplained_time_names_its_place_when_no_cause_of_a_real_trace_covers_i
 
 
 @needs_shared_traces
-def test_code_is_named_when_a_real_trace_holds_stacks():
+def test_code_is_named_when_a_real_trace_has_stacks():
     found = _found("owlv2-h100")
     assert "modeling_owlv2.py:410" in found["PD309"].summary
     assert "modeling_bert.py" in _found("bert-small-h100")["PD303"].summary
 
 
 @needs_shared_traces
-def test_thousands_of_waits_are_charged_with_idle_time_when_they_cost_little():
-    """7,024 synchronizations and 11,286 waits in all: what counts is the second that the device lost."""
+def test_gain_follows_from_idle_time_when_a_trace_has_thousands_of_waits():
+    """The trace has 7,024 synchronizations and 11,286 waits, but the device lost only one second."""
     finding = _found("sam-fp32-syncs-a100")["PD501"]
     assert finding.evidence[0].value == pytest.approx(1.0047 / 2.5651, rel=0.02)
 
 
 def test_device_is_not_reported_when_a_trace_shows_a_gpu_without_kernels():
-    said = diagnose_trace(build_trace({"device_name": "A100", "missing": {"device": "no kernel"}}, is_cpu=True))
-    assert [finding.code for finding in said.findings] == ["PD907"]
-    assert said.verdict is not None
-    assert (said.verdict.category, said.verdict.code) == ("unknown", None)
-    assert "no kernel" in said.verdict.text
+    diagnosis = diagnose_trace(build_trace({"device_name": "A100", "missing": {"device": "no kernel"}}, is_cpu=True))
+    assert [finding.code for finding in diagnosis.findings] == ["PD907"]
+    assert diagnosis.verdict is not None
+    assert (diagnosis.verdict.category, diagnosis.verdict.code) == ("unknown", None)
+    assert "no kernel" in diagnosis.verdict.text
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
 def test_trace_is_healthy_when_nothing_is_wrong_with_it(is_cpu):
-    said = diagnose_trace(build_trace({}, is_cpu=is_cpu))
-    assert [finding.code for finding in said.findings] == ([] if is_cpu else ["PD904"])
-    assert said.verdict is not None
-    assert said.verdict.category == "healthy"
+    diagnosis = diagnose_trace(build_trace({}, is_cpu=is_cpu))
+    assert [finding.code for finding in diagnosis.findings] == ([] if is_cpu else ["PD904"])
+    assert diagnosis.verdict is not None
+    assert diagnosis.verdict.category == "healthy"
 
 
 def test_verdict_is_unknown_when_a_device_is_idle_for_no_known_reason():
-    said = diagnose_trace(build_trace({"device": {"busy_s": 0.1}}))
-    assert said.verdict is not None
-    assert said.verdict.category == "unknown"
-    assert "idle for 67 %" in said.verdict.text
+    diagnosis = diagnose_trace(build_trace({"device": {"busy_s": 0.1}}))
+    assert diagnosis.verdict is not None
+    assert diagnosis.verdict.category == "unknown"
+    assert "idle for 67 %" in diagnosis.verdict.text
 
 
-def test_verdict_is_unknown_when_a_trace_holds_nothing():
-    said = diagnose_trace(build_trace({"n_operators": 0, "operators": [], "operator_mean_s": None}, is_cpu=True))
-    assert said.verdict is not None
-    assert said.verdict.category == "unknown"
+def test_verdict_is_unknown_when_a_trace_is_empty():
+    diagnosis = diagnose_trace(build_trace({"n_operators": 0, "operators": [], "operator_mean_s": None}, is_cpu=True))
+    assert diagnosis.verdict is not None
+    assert diagnosis.verdict.category == "unknown"
 
 
 def test_no_rule_fails_when_a_trace_has_no_length():
@@ -226,13 +228,13 @@ def test_no_rule_fails_when_a_trace_has_no_length():
     assert [(o.code, o.reason) for o in outcomes if o.status == "failed"] == []
 
 
-def test_selection_holds_when_a_trace_is_diagnosed():
+def test_selection_applies_when_a_trace_is_diagnosed():
     late = {"kernels": {"median_s": 5e-6}, "idle": {"host_wait_by_phase_s": {"forward": 0.15}}}
     assert {f.code for f in diagnose_trace(build_trace(late)).findings} == {"PD303"}
     assert diagnose_trace(build_trace(late), ignore=["PD3"]).findings == ()
 
 
-def test_shares_are_of_the_timed_steps_when_a_session_holds_both():
+def test_shares_apply_to_timed_steps_when_a_session_has_both():
     late = {"kernels": {"median_s": 5e-6}, "idle": {"host_wait_by_phase_s": {"forward": 0.15}}}
     session = diagnose(build_session({"trace": late, "shares": {"validation": 0.5}}))
     (finding,) = (f for f in session.findings if f.code == "PD303")

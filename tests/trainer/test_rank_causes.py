@@ -41,9 +41,9 @@ def found(session: Any) -> dict[str, Any]:
 
 
 CAUSES = {
-    "data": "waiting for its data",
-    "compute": "computing",
-    "second backward": "computing",
+    "data": "mostly data wait",
+    "compute": "mostly compute",
+    "second backward": "mostly compute",
     "callback": "SlowCallback.on_train_batch_end",
 }
 

@@ -10,8 +10,8 @@ from lightning_perf.reports.cells import TAB, Heads, Value
 from lightning_perf.reports.cells import share as share_cell
 from lightning_perf.reports.document import AnyPart, facts, listing, table
 from lightning_perf.reports.wording import count, line, number, seconds, share, size
-from lightning_perf.rules.loader_curve import Feeding, feeding_of
-from lightning_perf.rules.loader_signals import blamed, function_place
+from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of
+from lightning_perf.rules.loader_signals import function_place, function_share
 from lightning_perf.rules.rule import Skip
 
 _MAX_FUNCTIONS = 4
@@ -112,9 +112,9 @@ def curve_rows(session: Session) -> list[CurveRow]:
 
 def function_facts(probe: LoaderProbe) -> list[str]:
     """Return the costliest functions with file and line, and the costliest lines of the first one."""
-    shown = [f for f in probe.functions if blamed(f) >= _MIN_FUNCTION_SHARE][:_MAX_FUNCTIONS]
+    shown = [f for f in probe.functions if function_share(f) >= _MIN_FUNCTION_SHARE][:_MAX_FUNCTIONS]
     words = {"getitem": "the time per sample", "collate": "collate"}
-    told = [f"{line(function_place(f), 80)}: {share(blamed(f))} of {words[f.where]}" for f in shown]
+    told = [f"{line(function_place(f), 80)}: {share(function_share(f))} of {words[f.where]}" for f in shown]
     if told and shown[0] is probe.functions[0] and shown[0].where == "getitem":
         costly = sorted((each for each in probe.lines if each.share >= _MIN_LINE_SHARE), key=lambda each: -each.share)
         lines = [line(f"line {each.line}, {share(each.share)} of this function: {each.text}", 100) for each in costly]
@@ -142,9 +142,9 @@ def sample_facts(probe: LoaderProbe) -> list[str]:
     return told
 
 
-def _feeding(session: Session) -> Feeding | None:
+def _feeding(session: Session) -> ProbedLoader | None:
     try:
-        return feeding_of(session)
+        return probed_loader_of(session)
     except Skip:
         return None
 

@@ -1,4 +1,4 @@
-"""PD302: 32-bit matrix products that could run on Tensor Cores as TF32."""
+"""PD302: fp32 matrix multiplications that could run on Tensor Cores as TF32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 
 @replay_rule("PD302", "tf32-off")
 def check(session: Session) -> Diagnosis | None:
-    """Report matrix kernels in plain 32 bit unless a replay shows that TF32 is not faster."""
+    """Report matrix kernels in plain fp32 unless a replay shows that TF32 is not faster."""
     setting = session.settings.torch.float32_matmul_precision
     if setting not in (None, "highest"):
         return None
@@ -35,7 +35,7 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         f"{percent(reading.share(matrix_s))} of step time is fp32 matrix kernels that do not use TF32",
         (
-            reading.evidence("matrix kernels in plain 32 bit", matrix_s, TRACE_MIN_SHARE),
+            reading.evidence("matrix kernels in plain fp32", matrix_s, TRACE_MIN_SHARE),
             *((fact("float32_matmul_precision", setting),) if setting else ()),
         ),
         fix(
@@ -46,6 +46,6 @@ def check(session: Session) -> Diagnosis | None:
             code='torch.set_float32_matmul_precision("high")',
         ),
         "TF32 runs these operators",
-        # Where nearly all matrix kernels are in 32 bit, PD301 is about the same time.
+        # If nearly all matrix kernels are in fp32, PD301 claims the same time.
         at_stake=0.0 if full_precision_s(reading.trace) else reading.share(on_path_s),
     )

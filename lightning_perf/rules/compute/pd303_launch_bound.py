@@ -19,44 +19,44 @@ from lightning_perf.stats.roofline import least_of_step
 
 @rule("PD303", "launch-bound")
 def check(session: Session) -> Finding | None:
-    """Compare the time of late launches with the threshold; without a trace, the time of launching operators."""
+    """Compare the time of late launches with the threshold; without a trace, the time to launch operators."""
     return trace_or_live(session, _from_trace, _live, "model_profile")
 
 
 def _live(session: Session) -> Finding | None:
     profile = counted(session)
     if profile.device == "cpu":
-        raise Skip("a CPU starts no kernels")
+        raise Skip("a CPU launches no kernels")
     if bound_of(session) != "launch":
         return None
     steady = steady_of(session)
-    starting_s, device_s = _each_step(session)
+    launch_s, device_s = _least_per_step(session)
     step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
-    if step_s <= 0 or starting_s < LATE_MIN_SHARE * step_s:
+    if step_s <= 0 or launch_s < LATE_MIN_SHARE * step_s:
         return None
     n = sum(module.n_operators or 0 for module in profile.modules)
     return timed_finding(
         steady,
         summary=(
-            f"Launching {n:,} operators per step takes at least {percent(min(1.0, starting_s / step_s))} of forward "
+            f"Launching {n:,} operators per step takes at least {percent(min(1.0, launch_s / step_s))} of forward "
             f"and backward; computing them would take the device {duration(device_s)}."
         ),
         evidence=(
-            fact("launching operators ÷ forward and backward", starting_s / step_s, "fraction", LATE_MIN_SHARE, 1),
+            fact("launch time of operators ÷ forward and backward", launch_s / step_s, "fraction", LATE_MIN_SHARE, 1),
             fact("operators of forward and backward per step", n, "count"),
-            fact("launching one operator, measured on this device", starting_s / max(1, n), "s"),
-            fact("the step is bound by", "launch"),
+            fact("launch latency per operator, measured on this device", launch_s / max(1, n), "s"),
+            fact("bound of the step", "launch"),
         ),
         prescriptions=_prescriptions(session),
-        claims=claims_within(steady, (starting_s - device_s) * steady.n_steps, CODE_PHASES),
-        basis="at most the launching of these operators, without the time that the device computes",
+        claims=claims_within(steady, (launch_s - device_s) * steady.n_steps, CODE_PHASES),
+        basis="at most the launch time of these operators minus the device's compute time",
         confidence="low",
         method="modeled",
     )
 
 
-def _each_step(session: Session) -> tuple[float, float]:
-    """Return the least seconds per step of launching operators, and of computing them at the device's ceilings."""
+def _least_per_step(session: Session) -> tuple[float, float]:
+    """Return the least seconds per step to launch operators, and to compute them at the device's ceilings."""
     lower = least_of_step(counted(session), ceilings_of(session))
     return lower.launch_s or 0.0, max(lower.compute_s or 0.0, lower.bandwidth_s or 0.0)
 
@@ -66,13 +66,13 @@ def _from_trace(session: Session) -> Finding | None:
     trace = reading.trace
     kernels = trace.kernels
     tiny = tiny_operators(session, reading)
-    late_s = launching_s(trace) - (tiny.saved_s if tiny is not None else 0.0)  # PD304's
+    late_s = launching_s(trace) - (tiny.saved_s if tiny is not None else 0.0)  # reported by PD304
     if kernels is None or kernels.median_s is None or not is_launch_bound(reading, late_s):
         return None
     capped_s = min(late_s, reading.idle_limit_s)
     is_capped = capped_s < CAPPED_PART * late_s
     site = late_place(trace)
-    waited = "device idle because launches were late" + (", while profiled" if trace.steps else "")
+    idle = "device idle because of late launches" + (", with the profiler active" if trace.steps else "")
     return reading.finding(
         summary=(
             f"The device waits {percent(reading.share(capped_s))} of the time for the host to launch kernels: "
@@ -80,8 +80,8 @@ def _from_trace(session: Session) -> Finding | None:
             f"{duration(kernels.median_s)}{f'; the longest waits are at {site}' if site else ''}."
         ),
         evidence=(
-            reading.evidence(waited, late_s, LATE_MIN_SHARE),
-            fact("median kernel", kernels.median_s, "s", SHORT_KERNEL_S, trace.n_kernels),
+            reading.evidence(idle, late_s, LATE_MIN_SHARE),
+            fact("median kernel time", kernels.median_s, "s", SHORT_KERNEL_S, trace.n_kernels),
             fact("kernels " + ("per step" if trace.steps else "in the trace"), kernels.n_per_step),
             reading.evidence("device busy", device.busy_s),
         ),

@@ -1,4 +1,4 @@
-"""PD304: a Python loop of tiny operators takes longer than the arithmetic in it."""
+"""PD304: a Python loop of tiny operators takes longer than its arithmetic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent, place, site_of
 
 @rule("PD304", "python-bound-step")
 def check(session: Session) -> Finding | None:
-    """Look for a loop in the trace, or else in the sampled steps."""
+    """Find a loop of tiny operators in the trace, or else in the sampled steps."""
     reason = ""
     try:
         finding, is_exact = _from_trace(session)
@@ -43,21 +43,21 @@ def _live(session: Session) -> Finding | None:
         steady,
         worst,
         summary=(
-            f"{percent(worst.share)} of the step is a Python loop over a tensor: {_place(worst)} runs {worst.repeats} "
-            f"rounds per step, each of some operators that cost a few microseconds however little they compute"
-            f"{'' if calls.device == 'cpu' else ', and the device waits for each'}."
+            f"{percent(worst.share)} of step time is a Python loop over a tensor: {_place(worst)} runs {worst.repeats} "
+            f"iterations per step, and each operator in it costs a few microseconds of overhead"
+            f"{'' if calls.device == 'cpu' else ' while the device waits'}."
         ),
         evidence=(
             loop_evidence(worst, calls),
-            *(fact(f"rounds per step at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
-            fact("operators per step of the function", worst.operators_per_step, "count"),
+            *(fact(f"iterations per step at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
+            fact("operators per step in the function", worst.operators_per_step, "count"),
         ),
         prescriptions=_prescriptions(),
     )
 
 
 def _explains(loop: Finding, finding: Finding) -> bool:
-    """Return whether a loop explains most of the tiny operators."""
+    """Return whether a loop explains most of the time of the tiny operators."""
     return sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values())
 
 
@@ -78,11 +78,11 @@ def _prescriptions() -> tuple[Prescription, ...]:
 
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
-    """Return the finding of the trace, and whether it is final: it names a line, or a device that waits."""
+    """Return the finding from the trace, and whether it is final: it names a line or is about a device."""
     reading = complete_reading_of(session)
     trace = reading.trace
     if trace.n_operators == 0 or trace.operator_mean_s is None:
-        raise Skip(trace.missing.get("operators", "the trace holds no operators"))
+        raise Skip(trace.missing.get("operators", "the trace has no operators"))
     bound_s = max_mean_s(trace)
     found = tiny_operators(session, reading)
     if found is None:

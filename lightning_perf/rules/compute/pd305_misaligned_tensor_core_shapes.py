@@ -1,4 +1,4 @@
-"""PD305: large matrix products with dimensions that are not aligned for the matrix units."""
+"""PD305: large matrix multiplications with dimensions that are not aligned for the matrix units."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MULTIPLES = {
 
 @replay_rule("PD305", "misaligned-tensor-core-shapes")
 def check(session: Session) -> Diagnosis | None:
-    """Report misaligned products unless a replay shows that padding them gains nothing."""
+    """Report misaligned matrix multiplications unless a replay shows that padding is not faster."""
     reading, _ = device_reading_of(session)
     if not reading.trace.has_shapes:
         raise Skip("the profiler window recorded no shapes")
@@ -33,14 +33,14 @@ def check(session: Session) -> Diagnosis | None:
         return None
     worst = shapes[0]
     multiple = _MULTIPLES[worst.dtype.lower()]
-    odd = ", ".join(dict.fromkeys(str(size) for size in _dimensions(worst) if size % multiple))
+    misaligned = ", ".join(dict.fromkeys(str(size) for size in _dimensions(worst) if size % multiple))
     times = [fact(f"{s.operator} {s.shapes}", s.device_s, "s", n=s.calls) for s in shapes[:3]]
     return Diagnosis(
-        f"{percent(reading.share(spent_s))} of the time is matrix products with misaligned sizes, mostly "
+        f"{percent(reading.share(spent_s))} of the time is matrix multiplication with misaligned sizes, mostly "
         f"{worst.operator} of {worst.shapes}",
-        (reading.evidence("misaligned matrix products", spent_s, TRACE_MIN_SHARE), *times),
+        (reading.evidence("misaligned matrix multiplications", spent_s, TRACE_MIN_SHARE), *times),
         fix(
-            f"pad the sizes that are not a multiple of {multiple}: {odd}",
+            f"pad the sizes that are not a multiple of {multiple}: {misaligned}",
             "minutes",
             "semantics",
             code=f"size = -(-size // {multiple}) * {multiple}",

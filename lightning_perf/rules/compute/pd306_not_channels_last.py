@@ -1,4 +1,4 @@
-"""PD306: convolutions in 16 bit whose tensors are turned around before and after."""
+"""PD306: 16-bit convolutions whose tensors are converted to another memory layout and back."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ def check(session: Session) -> Diagnosis | None:
         f"{percent(reading.share(spent_s))} of step time is spent converting memory layouts ({kernels.layout_n} "
         "kernels)",
         (
-            reading.evidence("converting layouts, on the critical path", spent_s, LOW_SHARE),
-            fact(
-                "convolutions ÷ time of all kernels", share, "fraction", CONVOLUTION_MIN_SHARE, reading.trace.n_kernels
-            ),
+            reading.evidence("layout conversions on the critical path", spent_s, LOW_SHARE),
+            fact("convolutions ÷ kernel time", share, "fraction", CONVOLUTION_MIN_SHARE, reading.trace.n_kernels),
         ),
         fix(
             "convert model and images to channels_last once",

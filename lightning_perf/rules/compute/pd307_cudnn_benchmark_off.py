@@ -1,4 +1,4 @@
-"""PD307: convolutions of one shape without cuDNN's benchmark mode."""
+"""PD307: convolutions of one input shape without cuDNN's benchmark mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD307", "cudnn-benchmark-off")
 def check(session: Session) -> Diagnosis | None:
-    """Report that benchmark mode is off unless a replay shows that it gains nothing."""
+    """Report that benchmark mode is off unless a replay shows that it is not faster."""
     reading, device = device_reading_of(session)
     is_on = session.settings.torch.is_cudnn_benchmark_on
     if is_on is None:
-        raise Skip("a trace does not tell whether cudnn.benchmark is on")
+        raise Skip("whether cudnn.benchmark is on is not known from a trace")
     if is_on or device.kind not in ("cuda", "rocm") or session.settings.torch.is_deterministic:
         return None
     convolutions = reading.trace.convolutions
@@ -29,7 +29,7 @@ def check(session: Session) -> Diagnosis | None:
         raise Skip("the profiler window recorded no shapes")
     if convolutions.n_input_shapes > 1:
         return None
-    metric = "convolutions ÷ time of all kernels"
+    metric = "convolutions ÷ kernel time"
     return Diagnosis(
         f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
         (

@@ -1,4 +1,4 @@
-"""PD308: the optimizer updates one tensor after another."""
+"""PD308: the optimizer updates tensors one by one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD308", "unfused-optimizer")
 def check(session: Session) -> Diagnosis | None:
-    """Report a step that goes tensor by tensor unless a replay shows that fusing it gains nothing."""
+    """Report an optimizer that updates tensors one by one unless a replay shows that a fused one is not faster."""
     steady = steady_of(session)
     model = session.settings.model
     if model is None or not model.optimizers:
@@ -21,7 +21,7 @@ def check(session: Session) -> Diagnosis | None:
     slow = next((o for o in model.optimizers if o.implementation == "single-tensor"), None)
     if slow is None:
         if all(o.implementation == "unknown" for o in model.optimizers):
-            raise Skip("how the optimizer steps is not known")
+            raise Skip("the implementation of the optimizer is not known")
         return None
     flag = _flag(session, slow)
     treatment = f"{flag}-optimizer"
@@ -53,7 +53,7 @@ def check(session: Session) -> Diagnosis | None:
 
 
 def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
-    """Return the argument that helps; None where there is none: on a CPU foreach runs tensor by tensor too."""
+    """Return the argument to set; None if there is none, as on a CPU, where foreach also updates tensors one by one."""
     if optimizer.supports_fused:
         return "fused"
     return None if is_cpu_run(session) else "foreach"

@@ -1,4 +1,4 @@
-"""PD310: most of the device's work only moves numbers through memory."""
+"""PD310: memory bandwidth limits most of the device's kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD310", "bandwidth-bound-elementwise")
 def check(session: Session) -> Finding | None:
-    """Report kernels that only move numbers through memory where they take most of the computing."""
+    """Report kernels limited by memory bandwidth if they take much of the compute time."""
     return replayed_finding(session, _diagnosis(session))
 
 

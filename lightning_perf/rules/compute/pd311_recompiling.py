@@ -1,4 +1,4 @@
-"""PD311: ``torch.compile`` compiles the same function again and again."""
+"""PD311: ``torch.compile`` recompiles a function repeatedly."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ def check(session: Session) -> Finding | None:
     spent_s = min(watch.compile_after_warmup_s, sum(each.compile_s or 0.0 for each in late) or float("inf"))
     all_s = steady.span_s + spent_s
     share = spent_s / all_s
-    given_up = [each for each in watch.recompiles if each.n >= RECOMPILES_AT_LIMIT]
-    if not given_up and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):
+    at_limit = [each for each in watch.recompiles if each.n >= RECOMPILES_AT_LIMIT]
+    if not at_limit and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):
         return None
-    worst = max(given_up or late, key=lambda each: each.n)
-    # Steps that compile are in no span: the gain is that of the span with them over the span without. One compilation
-    # stays, for sizes that may change. A function that torch gave up compiles no more, whatever is done.
+    worst = max(at_limit or late, key=lambda each: each.n)
+    # The steady span excludes steps that compile, so the gain is the span with them ÷ the span without. One compilation
+    # remains, for sizes that may change. A function at the limit is not compiled again, so no gain is certain.
     gain = gain_from(
         steady,
-        0.0 if given_up else share * (1 - 1 / n) * steady.span_s,
+        0.0 if at_limit else share * (1 - 1 / n) * steady.span_s,
         share * steady.span_s,
-        "at most the time spent recompiling" if given_up else "all but one of these recompilations",
+        "at most the time spent recompiling" if at_limit else "all but one of these recompilations",
         "timed",
     )
     return unsigned_finding(
-        # What running uncompiled costs from then on is not known.
-        severity="low" if given_up and share < LOW_SHARE else severity_of_gain(gain),
+        # The cost of running uncompiled from then on is not known.
+        severity="low" if at_limit and share < LOW_SHARE else severity_of_gain(gain),
         summary=(
             f"{place(worst.function, site_of(worst.file, worst.line))} was recompiled {called(worst.n)}; "
-            f"recompiling takes {percent(share)} of the time after the first steps.{_GIVEN_UP if given_up else ''}"
+            f"recompiling takes {percent(share)} of the time after the first steps.{_AT_LIMIT if at_limit else ''}"
             f"{f' Reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
             fact("recompilations after the first steps", n, "count", MIN_RECOMPILES),
             fact("share of the time recompiling", share, "fraction", LOW_SHARE),
-            fact("compiling in total", duration(watch.compile_s)),
+            fact("total compile time", duration(watch.compile_s)),
             *(
                 fact(
                     f"{place(r.function, site_of(r.file, r.line))} recompiled",
                     r.n,
                     "count",
-                    RECOMPILES_AT_LIMIT if given_up else None,
+                    RECOMPILES_AT_LIMIT if at_limit else None,
                 )
-                for r in (given_up or late)[:3]
+                for r in (at_limit or late)[:3]
             ),
         ),
         prescriptions=_prescriptions(watch, worst),
@@ -65,7 +65,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-_GIVEN_UP = " After so many recompilations torch runs the function uncompiled, unless the limit was raised."
+_AT_LIMIT = " After so many recompilations torch runs the function uncompiled, unless the limit was raised."
 
 
 def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
@@ -81,7 +81,7 @@ def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription
             fix(
                 f"exclude {worst.function}, the only function that recompiles, from compilation",
                 "minutes",
-                code=f"@torch.compiler.disable  # on {worst.function}; what it calls may be compiled by itself",
+                code=f"@torch.compiler.disable  # on {worst.function}; functions that it calls are still compiled",
             )
         )
     return tuple(advice)

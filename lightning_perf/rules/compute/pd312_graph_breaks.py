@@ -13,14 +13,16 @@ from lightning_perf.rules.wording import number_of, percent, place, site_of
 
 @rule("PD312", "graph-breaks", explains=("PD304",))
 def check(session: Session) -> Finding | None:
-    """Report graph breaks; a speedup is known only if a loop that a break excludes was timed."""
+    """Report graph breaks; a speedup is known only if a loop in the same function was timed."""
     watch = session.compiler
     if watch is None:
         raise Skip(session.missing.get("compiler", "nothing was compiled"))
     if not watch.graph_breaks:
         return None
-    loop = _loop_kept_out(session, watch.graph_breaks)
-    breaks = watch.graph_breaks if loop is None else sorted(watch.graph_breaks, key=lambda b: not _is_in_one(b, loop))
+    loop = _loop_at_break(session, watch.graph_breaks)
+    breaks = (
+        watch.graph_breaks if loop is None else sorted(watch.graph_breaks, key=lambda b: not _is_same_function(b, loop))
+    )
     first = breaks[0]
     more = len(breaks) - 1
     others = f" and {number_of(more, 'other place')}" if more else ""
@@ -39,7 +41,7 @@ def check(session: Session) -> Finding | None:
     )
     if loop is None:
         return unsigned_finding(
-            severity="low",  # of unknown cost, which is small in most steps
+            severity="low",  # the cost is unknown, and small in most steps
             summary=summary,
             evidence=evidence,
             prescriptions=(advice,),
@@ -49,19 +51,20 @@ def check(session: Session) -> Finding | None:
     return loop_finding(
         steady,
         loop,
-        summary=f"{summary} A loop of {loop.repeats} rounds in it runs uncompiled, {percent(loop.share)} of the step.",
+        summary=f"{summary} Its loop of {loop.repeats} iterations is uncompiled: {percent(loop.share)} of step time.",
         evidence=(loop_evidence(loop, calls), *evidence),
         prescriptions=(advice,),
     )
 
 
-def _loop_kept_out(session: Session, breaks: Sequence[GraphBreak]) -> TensorLoop | None:
+def _loop_at_break(session: Session, breaks: Sequence[GraphBreak]) -> TensorLoop | None:
     """Return the costliest loop over a tensor in a function that has a graph break."""
     if session.sync_calls is None or session.steady is None:
         return None
-    return next((loop for loop in loops_of(session.sync_calls) if any(_is_in_one(b, loop) for b in breaks)), None)
+    return next(
+        (loop for loop in loops_of(session.sync_calls) if any(_is_same_function(b, loop) for b in breaks)), None
+    )
 
 
-def _is_in_one(one: GraphBreak, loop: TensorLoop) -> bool:
-    """Return whether both are in the same function, by its lines."""
-    return one.file == loop.file and loop.first_line <= one.line <= loop.last_line
+def _is_same_function(graph_break: GraphBreak, loop: TensorLoop) -> bool:
+    return graph_break.file == loop.file and loop.first_line <= graph_break.line <= loop.last_line

@@ -1,4 +1,4 @@
-"""PD313: the batch is too small to keep the device busy, and memory is free for a larger one."""
+"""PD313: the batch is too small to keep the device busy, and a larger one would fit in memory."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def check(session: Session) -> Diagnosis | None:
         return None
     n = session.settings.trainer.accumulate_grad_batches or 1
     fewer = f", and accumulate fewer than {n} batches" if n > 1 else ""
-    metric = "peak of reserved memory ÷ memory of the device"
+    metric = "peak reserved memory ÷ device memory"
     return Diagnosis(
         f"The device is busy {percent(busy)} of the time ({bound_of(session)}-bound), and {percent(1 - fraction)} of "
         "its memory is free",
         (
             reading.evidence("device busy", device.busy_s, SMALL_BATCH_MAX_BUSY),
             fact(metric, fraction, "fraction", HEADROOM_MAX_FRACTION),
-            fact("the step is bound by", bound_of(session)),
+            fact("bound of the step", bound_of(session)),
         ),
         fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),
         "a batch twice as large runs these operators",

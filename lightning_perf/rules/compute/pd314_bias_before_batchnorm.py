@@ -1,4 +1,4 @@
-"""PD314: a bias that the batch normalization after it removes."""
+"""PD314: convolutions with a bias that the following batch normalization removes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _from_layers(session: Session) -> Diagnosis | None:
 
 @replay_rule("PD314", "bias-before-batchnorm", preflight=_from_layers)
 def check(session: Session) -> Diagnosis | None:
-    """Report biases without effect unless a replay shows that leaving them out gains nothing."""
+    """Report biases without effect unless a replay shows that removing them is not faster."""
     try:
         trace = reading_of(session).trace
     except Skip:

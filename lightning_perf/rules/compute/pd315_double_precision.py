@@ -19,7 +19,7 @@ def _from_dtypes(session: Session) -> Diagnosis | None:
     fraction = n_double / max(1, sum(group.n_elements for group in model.parameters))
     if fraction < DOUBLE_MIN_FRACTION:
         return None
-    metric = "fraction of the parameters in float64"
+    metric = "fraction of parameter elements in float64"
     return Diagnosis(
         f"{percent(fraction)} of the parameters are float64",
         (

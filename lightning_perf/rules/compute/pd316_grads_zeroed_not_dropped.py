@@ -1,4 +1,4 @@
-"""PD316: gradients are overwritten with zeros instead of dropped."""
+"""PD316: gradients are filled with zeros instead of set to None."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD316", "grads-zeroed-not-dropped")
 def check(session: Session) -> Diagnosis | None:
-    """Report gradients kept as zeros unless a replay shows that dropping them gains nothing."""
+    """Report gradients kept as zeros unless a replay shows that setting them to None is not faster."""
     steady = steady_of(session)
     model = session.settings.model
     seen = [o.zero_grad_keeps_tensors for o in model.optimizers] if model is not None else []
     if not any(keeps is not None for keeps in seen):
-        raise Skip("how gradients are cleared was not seen")
+        raise Skip("how gradients are cleared is not known")
     if not any(seen):
         return None
     times = [time for time in steady.named if time.kind == "loop" and time.name == "zero_grad"]

@@ -1,4 +1,4 @@
-"""PD317: the device is busy, and nothing else was found: what it does, and how fast."""
+"""PD317: the device is busy, and no other rule found lost time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 
 @rule("PD317", "compute-bound", only_unexplained=True)
 def check(session: Session) -> Finding | None:
-    """Report a busy device; the engine drops this if another finding claims time."""
+    """Report a busy device; the engine drops this finding if another one claims time."""
     reading, device = device_reading_of(session)
     trace = reading.trace
-    # Without steps the trace holds the start of the program as well: what counts is the time of the device's work.
+    # A trace without steps includes the start of the program: use the span of device events instead.
     busy = device.busy_s / (trace.span_s if trace.steps else max(device.span_s, device.busy_s, 1e-9))
     busy = min(busy, 1.0)
     if busy < BUSY_MIN_SHARE or work_share(trace, *_kinds(trace)) <= 0:
@@ -30,11 +30,11 @@ def check(session: Session) -> Finding | None:
         severity="info",
         summary=(
             f"The device is busy {percent(busy)} of the time; {percent(matrix)} of kernel time is matrix "
-            "products and convolutions. Only less or faster arithmetic makes it faster."
+            "multiplication and convolution. Only less or faster arithmetic would reduce step time."
         ),
         evidence=(
             fact("device busy", busy, "fraction", BUSY_MIN_SHARE, len(trace.steps) or None),
-            fact("matrix kernels ÷ time of all kernels", matrix, "fraction", n=trace.n_kernels),
+            fact("matrix kernels ÷ kernel time", matrix, "fraction", n=trace.n_kernels),
             *_speed(reading, device),
             *_utilisation(session),
         ),
@@ -48,7 +48,7 @@ def _kinds(trace: TraceRecord) -> tuple[str, ...]:
 
 
 def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
-    """Return the FLOP/s of matrix products with known shapes, and their fraction of the datasheet's peak."""
+    """Return the FLOP/s of matrix multiplications with known shapes, and their fraction of the datasheet peak."""
     trace = reading.trace
     known = [shape for shape in trace.matrix_shapes if shape.m and shape.n and shape.k and shape.device_s > 0]
     seconds = sum(shape.device_s for shape in known)
@@ -56,7 +56,7 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
         return ()
     speed = sum(_operations(shape) for shape in known) / seconds
     facts = (
-        fact("speed of the matrix products", speed, "FLOP/s", n=sum(s.calls for s in known)),
+        fact("matrix multiplication rate", speed, "FLOP/s", n=sum(s.calls for s in known)),
         reading.evidence("matrix kernels", kind_s(trace, *MATRIX_KINDS)),
     )
     precisions = trace.kernels.matrix_precisions
@@ -65,22 +65,22 @@ def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
     peak = peaks.get(max(precisions, key=lambda precision: precisions[precision]), 0.0) if precisions else 0.0
     if chip is None or not peak:
         return facts
-    metric = f"of the {peak / 1e12:g} TFLOP/s in the {chip.chip}'s datasheet"
+    metric = f"matrix multiplication rate ÷ datasheet peak of the {chip.chip} ({peak / 1e12:g} TFLOP/s)"
     return (*facts, fact(metric, speed / peak, "fraction"))
 
 
 def _utilisation(session: Session) -> tuple[Evidence, ...]:
-    """Return the arithmetic rate of the whole step, and its fraction of the measured and the datasheet's peak."""
+    """Return the FLOP/s of the whole step, and its fraction of the measured ceiling and of the datasheet peak."""
     used = session.model_profile.utilisation if session.model_profile is not None else None
     if used is None:
         return ()
-    facts = [fact("arithmetic of the model per step", used.flops_per_s, "FLOP/s")]
-    for fraction, peak, whose in (
-        (used.measured_fraction, used.measured_flops_per_s, "measured on this device"),
-        (used.datasheet_fraction, used.datasheet_flops_per_s, "in its datasheet"),
+    facts = [fact("FLOP rate of the model over the step", used.flops_per_s, "FLOP/s")]
+    for fraction, peak, ceiling in (
+        (used.measured_fraction, used.measured_flops_per_s, "measured ceiling"),
+        (used.datasheet_fraction, used.datasheet_flops_per_s, "datasheet peak"),
     ):
         if fraction is not None and peak is not None:
-            metric = f"of the {peak / 1e12:.3g} TFLOP/s ({used.precision}) {whose}"
+            metric = f"FLOP rate of the model ÷ {ceiling} ({peak / 1e12:.3g} TFLOP/s, {used.precision})"
             facts.append(fact(metric, fraction, "fraction"))
     return tuple(facts)
 

@@ -1,4 +1,4 @@
-"""PD318: a CPU training that uses fewer threads than it has cores."""
+"""PD318: CPU training uses fewer threads than cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD318", "single-threaded-compute")
 def check(session: Session) -> Diagnosis | None:
-    """Report unused cores unless a replay shows that more threads gain nothing."""
+    """Report unused cores unless a replay shows that more threads are not faster."""
     steady = steady_of(session)
     if not is_cpu_run(session):
         return None
@@ -25,7 +25,7 @@ def check(session: Session) -> Diagnosis | None:
     n_workers = max((each.num_workers or 0 for each in session.settings.loaders if each.stage == "train"), default=0)
     cores = cores_per_rank(session)
     if session.machine.n_physical_cores is not None:
-        # Two threads on one physical core share its arithmetic units; torch's own default counts physical cores too.
+        # Hyper-threads share the arithmetic units of a physical core; torch's default also counts physical cores.
         cores = min(cores, session.machine.n_physical_cores / session.machine.local_world_size)
     n_wanted = math.floor(cores) - n_workers
     compute = {name: computing_s(session, steady, name) for name in ("forward", "backward", "optimizer")}
@@ -35,14 +35,14 @@ def check(session: Session) -> Diagnosis | None:
         return None
     omp = session.settings.torch.omp_num_threads
     return Diagnosis(
-        f"{percent(compute_s / steady.span_s)} of training time is computing on {n_threads} of {n_wanted} cores"
+        f"{percent(compute_s / steady.span_s)} of training time is compute on {n_threads} of {n_wanted} cores"
         + (f" (OMP_NUM_THREADS={omp})" if omp else ""),
         (
-            fact("threads of torch", n_threads, "count", n_wanted),
+            fact("torch threads", n_threads, "count", n_wanted),
             fact(
-                "share of the time computing", compute_s / steady.span_s, "fraction", THREADS_MIN_SHARE, steady.n_steps
+                "share of the time in compute", compute_s / steady.span_s, "fraction", THREADS_MIN_SHARE, steady.n_steps
             ),
-            fact("computing per step", each_s, "s", THREADS_MIN_STEP_S, steady.n_steps),
+            fact("compute time per step", each_s, "s", THREADS_MIN_STEP_S, steady.n_steps),
         ),
         fix(
             f"use {n_wanted} threads (now {n_threads})",

@@ -1,4 +1,4 @@
-"""PD319: a CPU that multiplies denormal numbers."""
+"""PD319: the CPU multiplies denormal numbers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD319", "denormal-arithmetic")
 def check(session: Session) -> Diagnosis | None:
-    """Report products of denormal numbers unless a replay shows that flushing them gains nothing."""
+    """Report operators on denormal numbers unless a replay shows that flushing them is not faster."""
     if not is_cpu_run(session):
         return None
     operators = counted(session).operators
-    fed = [operator for operator in operators if _is_fed_denormals(operator)]
-    if not fed:
+    slow = [operator for operator in operators if _has_denormal_inputs(operator)]
+    if not slow:
         return None
     steady = steady_of(session)
-    part = sum(one.total_s or 0.0 for one in fed) / max(1e-12, sum(one.total_s or 0.0 for one in operators))
+    part = sum(one.total_s or 0.0 for one in slow) / max(1e-12, sum(one.total_s or 0.0 for one in operators))
     share = part * computing_s(session, steady, "forward", "backward") / steady.span_s
     if share < LOW_SHARE:
         return None
-    worst = max(fed, key=lambda one: one.total_s or 0.0)
-    fraction, metric = worst.denormal_fraction or 0.0, f"denormal numbers into {worst.name}"
+    worst = max(slow, key=lambda one: one.total_s or 0.0)
+    fraction, metric = worst.denormal_fraction or 0.0, f"denormal fraction of the inputs of {worst.name}"
     return Diagnosis(
-        f"{percent(share)} of the time is matrix products with denormal numbers: {percent(fraction)} of the inputs of "
-        f"{worst.name}",
+        f"{percent(share)} of the time is matrix multiplication with denormal numbers: {percent(fraction)} of the "
+        f"inputs of {worst.name}",
         (fact(metric, fraction, "fraction", DENORMAL_MIN_FRACTION, worst.calls),),
         fix(
             "flush denormal numbers to zero",
@@ -42,6 +42,6 @@ def check(session: Session) -> Diagnosis | None:
     )
 
 
-def _is_fed_denormals(operator: OperatorProfile) -> bool:
-    is_product = operator.flops > 0 and operator.dtype == "float32" and operator.total_s is not None
-    return is_product and (operator.denormal_fraction or 0.0) >= DENORMAL_MIN_FRACTION
+def _has_denormal_inputs(operator: OperatorProfile) -> bool:
+    is_timed_fp32 = operator.flops > 0 and operator.dtype == "float32" and operator.total_s is not None
+    return is_timed_fp32 and (operator.denormal_fraction or 0.0) >= DENORMAL_MIN_FRACTION

@@ -1,4 +1,4 @@
-"""PD320: fp16 training throws steps away because gradients overflow."""
+"""PD320: fp16 training skips optimizer steps because gradients overflow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD320", "loss-scaler-skipping")
 def check(session: Session) -> Finding | None:
-    """Compare skipped with all optimizer steps, and check the loss scale."""
+    """Compare the fraction of skipped optimizer steps with the threshold, and check the loss scale."""
     scaler = session.loss_scaler
     if scaler is None:
         raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
     if scaler.skips is None:
-        raise Skip("the loss scaler does not tell what it skipped")
+        raise Skip("the loss scaler does not report skipped steps")
     if scaler.n_steps < SCALER_MIN_STEPS:
-        raise Skip(f"{scaler.n_steps} optimizer steps after the scaler's first; at least {SCALER_MIN_STEPS} are needed")
+        raise Skip(f"{scaler.n_steps} optimizer steps with a settled scale; at least {SCALER_MIN_STEPS} are needed")
     steady = steady_of(session)
     skipped = scaler.skips / scaler.n_steps
     has_collapsed = scaler.scale < SCALER_MIN_SCALE
@@ -50,7 +50,7 @@ def check(session: Session) -> Finding | None:
 
 def _bf16() -> Prescription:
     return fix(
-        'set precision="bf16-mixed": it needs no loss scaler',
+        'set precision="bf16-mixed", which needs no loss scaler',
         "one line",
         "numerics",
         treatment="precision-bf16",
@@ -61,7 +61,7 @@ def _bf16() -> Prescription:
 
 def _clip() -> Prescription:
     return fix(
-        "clip gradients, and compute the operators that overflow in fp32",
+        "clip gradients, and run operators that overflow in fp32",
         "minutes",
         "semantics",
         code="Trainer(..., gradient_clip_val=1.0)",

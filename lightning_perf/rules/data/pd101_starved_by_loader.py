@@ -1,4 +1,4 @@
-"""PD101: training waits for its loader; how many workers would hide the loading."""
+"""PD101: training waits for its loader; the number of workers that would hide loading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_perf.rules.worker_bounds import CORES
 
 @rule("PD101", "starved-by-loader")
 def check(session: Session) -> Finding | None:
-    """Compare the starved share with the threshold, and find the number of workers that would help."""
+    """Compare the share of data wait with the threshold, and find the number of workers that would help."""
     predicted = predicted_steps(session)
     try:
         steady = steady_of(session) if predicted is None else predicted
@@ -34,9 +34,9 @@ def check(session: Session) -> Finding | None:
     plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
     in_process_s, _ = in_process_of(session, steady)
     if plan.n_now and in_process_s is not None and steady.fetch is not None and in_process_s < steady.fetch.wait_s.p50:
-        return None  # The workers themselves cost the time: PD103.
+        return None  # PD103: batches are faster without workers.
     if predicted is not None and plan.cost_more:
-        return None  # The same without a training: PD103, PD109.
+        return None  # PD103 or PD109, from the probe alone.
     evidence = (
         fact(
             f"share of the time {'the device' if device else 'the host'} waits for data",
@@ -48,7 +48,7 @@ def check(session: Session) -> Finding | None:
         fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
         fact("step without waiting", plan.compute_s, "s", n=steady.n_steps),
         fact("num_workers", "unknown" if loader.num_workers is None else loader.num_workers),
-        fact(f"most workers, limited by {plan.cap_basis}", plan.n_cap, "count"),
+        fact(f"maximum number of workers, limited by {plan.cap_basis}", plan.n_cap, "count"),
         *plan_evidence(plan),
         *_rank_evidence(session),
     )
@@ -56,46 +56,46 @@ def check(session: Session) -> Finding | None:
     summary = f"{waiting}. Making a batch takes {duration(plan.batch_s)}, computing a step {duration(plan.compute_s)}."
     if plan.is_too_cheap:
         return _too_cheap(summary, evidence)
-    can_prescribe = plan.n_workers > 0 and loader.num_workers is not None
-    prescriptions: tuple[Prescription, ...] = (_workers(session, loader, len(loaders), plan),) if can_prescribe else ()
-    if not can_prescribe or plan.n_workers < plan.n_needed:
+    can_recommend = plan.n_workers > 0 and loader.num_workers is not None
+    prescriptions: tuple[Prescription, ...] = (_workers(session, loader, len(loaders), plan),) if can_recommend else ()
+    if not can_recommend or plan.n_workers < plan.n_needed:
         prescriptions += (_cheaper(plan),)
-    seconds = steady.n_steps * plan.saved_high_s if can_prescribe else share * steady.span_s
+    seconds = steady.n_steps * plan.saved_high_s if can_recommend else share * steady.span_s
     return timed_finding(
         steady,
         summary=summary,
         evidence=evidence,
         prescriptions=prescriptions,
         claims={"data_wait": min(seconds, share * steady.span_s)},
-        low_s=steady.n_steps * plan.saved_low_s if can_prescribe else 0.0,
-        basis=_basis(plan) if can_prescribe else "at most all of the waiting",
+        low_s=steady.n_steps * plan.saved_low_s if can_recommend else 0.0,
+        basis=_basis(plan) if can_recommend else "at most the data wait",
         confidence="high" if predicted is None and (device is not None or loader.num_workers == 0) else "medium",
-        method=plan.method if can_prescribe else "timed",
+        method=plan.method if can_recommend else "timed",
     )
 
 
 def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
-    """Return the rank that waits most for its data, if the ranks differ."""
+    """Return the rank with the longest data wait, if the ranks differ."""
     summaries = session.ranks.summaries if session.ranks is not None else ()
     if len(summaries) < 2:
         return ()
     most = max(summaries, key=lambda one: one.wait_share)
     if most.wait_share - min(one.wait_share for one in summaries) < WAIT_MIN_SHARE:
         return ()
-    metric = f"share of its time that rank {most.rank} waits for data, the most of {len(summaries)} ranks"
+    metric = f"data wait of rank {most.rank} (highest of {len(summaries)} ranks), share of its time"
     return (fact(metric, most.wait_share, "fraction", n=most.n_steps),)
 
 
 def _basis(plan: WorkerPlan) -> str:
     if plan.method == "probed":
         tried = ", ".join(str(step.num_workers) for step in plan.steps)
-        return f"loader probed with {tried} workers beside a step's computing"
+        return f"loader probed with {tried} workers while another process computes like a step"
     n = number_of(max(1, plan.n_workers), "worker")
     return f"modeled: {duration(plan.batch_s)} per batch ({plan.basis}) on {n}"
 
 
 def _exposed_share(session: Session, steady: StageTimes) -> float:
-    """Return the share that the host waits; of a device without a clock, the part during which a trace saw it idle."""
+    """Return the host's data wait as a share; for a device without a clock, the part in which a trace shows it idle."""
     share = phase_s(steady, "data_wait") / steady.span_s
     for window in reversed(session.windows):
         trace = window.trace
@@ -105,7 +105,7 @@ def _exposed_share(session: Session, steady: StageTimes) -> float:
 
 
 def _loader(session: Session, loaders: tuple[LoaderSettings, ...]) -> LoaderSettings:
-    """Return the loader that was probed, which is the costliest; otherwise the first."""
+    """Return the probed loader, which is the slowest; otherwise the first."""
     probe = session.loader_probe
     index = probe.index if probe is not None and probe.stage == "train" else None
     return next((each for each in loaders if each.index == index), loaders[0])
@@ -117,19 +117,19 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         arguments["pin_memory"] = True
     summary = f"set num_workers={plan.n_workers} (now {plan.n_now}) on the {loader.stage} loader"
     if n_loaders > 1:
-        summary += f" that is slowest of {n_loaders}"
+        summary += f" (the slowest of {n_loaders})"
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
     if loader.is_iterable:
         summary += "; the IterableDataset must shard itself by torch.utils.data.get_worker_info()"
     elif not loader.is_plain and n_loaders == 1:
         summary += f", if {loader.class_name} accepts it"
-    is_certain = loader.is_plain and not loader.is_iterable and n_loaders == 1
+    can_apply = loader.is_plain and not loader.is_iterable and n_loaders == 1
     return fix(
         summary,
-        "one line" if is_certain else "minutes",
-        treatment="loader-workers" if is_certain else "",
-        loader_args=arguments if is_certain else {},
+        "one line" if can_apply else "minutes",
+        treatment="loader-workers" if can_apply else "",
+        loader_args=arguments if can_apply else {},
         code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
     )
 
@@ -146,10 +146,10 @@ def _cheaper(plan: WorkerPlan) -> Prescription:
 
 
 def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
-    """Return the finding for batches that cost less than workers would."""
+    """Return the finding for batches that are cheaper to make than to fetch from a worker."""
     return unsigned_finding(
         "info",
-        summary + " A worker process needs longer to hand over a batch, so workers would not help.",
+        summary + " Fetching a batch from a worker process takes longer, so workers would not help.",
         evidence,
         (fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes"),),
     )

@@ -1,4 +1,4 @@
-"""PD102: the processes that make batches queue for cores."""
+"""PD102: workers queue for cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Presc
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import is_waiting
-from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import (
+    host_of,
+    is_blocked,
+    loading_wait,
+    optional_evidence,
+    sampled,
+    wait_share,
+)
 from lightning_perf.rules.parts import fact, fix, loader_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
@@ -18,7 +25,7 @@ from lightning_perf.rules.wording import number_of, spent_waiting
 
 @rule("PD102", "oversubscribed-workers")
 def check(session: Session) -> Finding | None:
-    """Compare waiting for data with queueing for cores."""
+    """Report data wait during which the loader queues for cores."""
     steady = steady_of(session)
     share = wait_share(steady)
     if share < WAIT_MIN_SHARE:
@@ -29,7 +36,7 @@ def check(session: Session) -> Finding | None:
     wait = loading_wait(host, n_workers)
     queueing = wait.cores
     if queueing is None and host.cpu_busy_fraction is None and host.process_cpu_cores is None:
-        raise Skip("neither queueing for cores nor their use was sampled")
+        raise Skip("neither queueing for cores nor CPU utilization was sampled")
     busy = _busy_fraction(session, host)
     is_contended = busy >= CPU_BUSY_MIN if queueing is None else queueing >= LOADER_QUEUEING_MIN
     if not is_contended or is_blocked(wait, BLOCKED_MIN_FRACTION):
@@ -39,7 +46,7 @@ def check(session: Session) -> Finding | None:
     plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores
-    lost = queueing if queueing is not None else max(0.0, 1.0 - usable / max(1, n_processes))
+    lost_fraction = queueing if queueing is not None else max(0.0, 1.0 - usable / max(1, n_processes))
     who = number_of(n_processes, "worker") if n_workers else "the loader"
     how = f"queue{'' if n_processes > 1 else 's'} for {usable:g} usable core{'' if usable == 1 else 's'}"
     return timed_finding(
@@ -48,19 +55,21 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
             fact("workers on this node", n_processes, "count", usable),
-            *told("part of that waiting spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN),
-            *told("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),
+            *optional_evidence(
+                "fraction of data wait spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN
+            ),
+            *optional_evidence("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),
             *sampled("CPU cores used by workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=(_prescription(session, loader, n_processes, plan),),
-        claims={"data_wait": lost * share * steady.span_s},
-        basis="at most the waiting during which the loader queued for a core",
+        claims={"data_wait": lost_fraction * share * steady.span_s},
+        basis="at most the data wait in which the loader queued for a core",
         confidence="high" if queueing is not None and n_processes > usable else "medium",
     )
 
 
 def _busy_fraction(session: Session, host: HostTelemetry) -> float:
-    """Return the busy fraction of the usable cores: by all programs, or by this training against its quota."""
+    """Return the busy fraction of the usable cores: of all programs, or of this training relative to its quota."""
     busy = host.cpu_busy_fraction.mean if host.cpu_busy_fraction is not None else 0.0
     own = sum(each.mean for each in (host.process_cpu_cores, host.workers_cpu_cores) if each is not None)
     return max(busy, min(1.0, own / session.machine.usable_cores))

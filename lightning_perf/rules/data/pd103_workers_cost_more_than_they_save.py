@@ -1,10 +1,10 @@
-"""PD103: getting a batch from a worker takes longer than making it."""
+"""PD103: fetching a batch from a worker takes longer than making it."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import feeding_of, plan_workers, run_spread, saved_by
+from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.parts import fact, without_workers
@@ -30,7 +30,7 @@ def check(session: Session) -> Finding | None:
     if fetch is None or in_process_s is None:
         raise Skip(f"the cost of a batch without workers: {basis}")
     if _has_another_cause(session) or fetch.wait_s.p50 <= in_process_s:
-        return None  # where workers deliver sooner, only starting them costs: PD104
+        return None  # PD104: if workers deliver faster, only their start costs time
     restart_s = start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)
@@ -50,16 +50,16 @@ def check(session: Session) -> Finding | None:
 
 
 def _probed_savings(session: Session, steady: StageTimes, loader: LoaderSettings) -> tuple[float, float] | None:
-    """Return the seconds per step saved without workers, least and most; None if the probe measured no such step."""
+    """Return the least and most seconds per step saved without workers; None if the probe measured no such step."""
     plan = plan_workers(session, loader, steady, wait_share(steady) * steady.span_s / steady.n_steps)
     alone = next((step for step in plan.steps if step.num_workers == 0 and step.is_measured), None)
     return None if alone is None else saved_by(steady.step_s.mean, plan.now, alone, run_spread(session))
 
 
 def _predicted(session: Session) -> Finding | None:
-    """Return the same without timed steps, from the probe and the model's own step."""
-    feeding = feeding_of(session)
-    plan, stage = feeding.plan, feeding.stage
+    """Return the finding without timed steps, from the probe and the measured compute time of the model."""
+    probed = probed_loader_of(session)
+    plan, stage = probed.plan, probed.stage
     alone = next((step for step in plan.steps if step.num_workers == 0), None)
     if plan.n_now == 0 or plan.now is None or alone is None or _has_another_cause(session):
         return None
@@ -67,7 +67,7 @@ def _predicted(session: Session) -> Finding | None:
     if saved_s < LOW_SHARE * stage.span_s:
         return None
     times = (plan.now.fetch_s, plan.batch_s, plan.basis)
-    return _finding(stage, feeding.loader, times, {"data_wait": saved_s}, 0.0, "probed")
+    return _finding(stage, probed.loader, times, {"data_wait": saved_s}, 0.0, "probed")
 
 
 def _finding(
@@ -95,14 +95,16 @@ def _finding(
         claims=claims,
         low_s=low_s,
         method=method,
-        basis="the step without workers, as probed" if method == "probed" else "at most what workers took longer",
+        basis="the probed step without workers"
+        if method == "probed"
+        else "at most the extra time per batch with workers",
         confidence="medium",
     )
 
 
 def _has_another_cause(session: Session) -> bool:
-    """Return whether the probe saw batches that are costly to move (PD109), uneven (PD105) or waited for (PD106)."""
+    """Return whether the probe found expensive transport (PD109), uneven samples (PD105) or blocking I/O (PD106)."""
     probe = session.loader_probe
     if probe is None or probe.getitem is None:
         return False
-    return is_waiting(probe) or is_bursty(probe) or is_transport_costly(feeding_of(session))
+    return is_waiting(probe) or is_bursty(probe) or is_transport_costly(probed_loader_of(session))

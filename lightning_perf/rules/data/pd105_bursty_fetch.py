@@ -1,10 +1,10 @@
-"""PD105: batches come in bursts, with a wait once every round of the workers."""
+"""PD105: batches arrive in bursts, with one wait per round of the workers."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, Feeding, feeding_of
+from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, ProbedLoader, probed_loader_of
 from lightning_perf.rules.loader_signals import (
     burst_share,
     function_evidence,
@@ -30,23 +30,23 @@ from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 @rule("PD105", "bursty-fetch", explains=("PD101",))
 def check(session: Session) -> Finding | None:
-    """Look for samples of uneven cost; without a probe, for waits that recur once per round of the workers."""
+    """Find samples of uneven cost; without a probe, waits that recur once per round of the workers."""
     probe = session.loader_probe
     if probe is not None and probe.getitem is not None:
         is_uneven = is_bursty(probe) and not indexes_rows(probe)
-        return _probed(session, feeding_of(session), probe) if is_uneven else None
+        return _probed(session, probed_loader_of(session), probe) if is_uneven else None
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
     if loader.num_workers is None or fetch is None:
-        raise Skip("the number of workers is not known" if loader.num_workers is None else "no fetch was seen")
+        raise Skip("the number of workers is not known" if loader.num_workers is None else "no fetch was timed")
     wait_s = phase_s(steady, "data_wait")
     share = wait_s / steady.span_s
     if loader.num_workers < 2 or share < LOW_SHARE:
         return None
     if fetch.burst_period is None or fetch.burst_fraction is None:
-        raise Skip("fewer than 8 waits were seen")
-    # Without a ratio the median wait is 0: most batches were there, and what waits there are stand out from them.
+        raise Skip("fewer than 8 waits were timed")
+    # Without a ratio the median wait is 0: most batches were ready, so any wait is an outlier.
     is_uneven = fetch.p90_over_p50 is None or fetch.p90_over_p50 >= UNEVEN_MIN_RATIO
     is_in_rounds = fetch.burst_period == loader.num_workers and fetch.burst_fraction >= BURST_MIN_FRACTION
     if not (is_uneven and is_in_rounds):
@@ -54,7 +54,7 @@ def check(session: Session) -> Finding | None:
     compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
     in_process_s = fetch.in_process_batch_s
     if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * loader.num_workers * compute_s:
-        return None  # Too few workers for the work: PD101.
+        return None  # PD101: too few workers.
     prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
     return timed_finding(
         steady,
@@ -64,7 +64,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact(
-                "90th percentile of the wait ÷ its median",
+                "data wait, 90th percentile ÷ median",
                 "the median is 0" if fetch.p90_over_p50 is None else fetch.p90_over_p50,
                 "" if fetch.p90_over_p50 is None else "ratio",
                 UNEVEN_MIN_RATIO,
@@ -87,55 +87,55 @@ def check(session: Session) -> Finding | None:
             fix("avoid samples that are much slower than the others", "hours"),
         ),
         claims={"data_wait": wait_s},
-        basis="at most all of the waiting; nothing if workers are too slow on average",
+        basis="at most the data wait; no gain if workers are too slow on average",
         confidence="medium",
     )
 
 
-def _probed(session: Session, feeding: Feeding, probe: LoaderProbe) -> Finding | None:
-    """Return the finding of the loader's probe, which timed samples one by one."""
-    plan, getitem = feeding.plan, probe.getitem
-    if feeding.share < LOW_SHARE or plan.is_too_cheap or getitem is None:
+def _probed(session: Session, probed: ProbedLoader, probe: LoaderProbe) -> Finding | None:
+    """Return the finding from the loader probe, which times single samples."""
+    plan, getitem = probed.plan, probe.getitem
+    if probed.share < LOW_SHARE or plan.is_too_cheap or getitem is None:
         return None
-    stage, uneven = feeding.stage, burst_share(probe)
-    waited_s = stage.n_steps * feeding.wait_s
-    evened_s = feeding.saved_s(uneven)
+    stage, uneven = probed.stage, burst_share(probe)
+    waited_s = stage.n_steps * probed.wait_s
+    evened_s = probed.saved_s(uneven)
     workers = plan.n_workers or plan.n_now
-    factor = _prefetch_factor(probe, feeding.loader.prefetch_factor or DEFAULT_PREFETCH)
-    ahead = loader_fix(
-        feeding.loader,
+    factor = _prefetch_factor(probe, probed.loader.prefetch_factor or DEFAULT_PREFETCH)
+    prefetch_more = loader_fix(
+        probed.loader,
         f"prefetch more: set num_workers={workers} (now {plan.n_now}) and prefetch_factor={factor} on the train loader",
         "loader-workers" if plan.n_now else "",
         num_workers=workers,
         prefetch_factor=factor,
         persistent_workers=True,
     )
-    even = fix("avoid samples that are much slower than the others", "hours")
+    even_samples = fix("avoid samples that are much slower than the others", "hours")
     return timed_finding(
         stage,
         summary=(
-            f"{spent_waiting(feeding.share)}; a few slow samples take {percent(uneven)} of "
-            f"making it. The slowest of {getitem.n} took {duration(getitem.max_s)}, the median "
-            f"{duration(getitem.p50_s)}.{where_from(probe)}"
+            f"{spent_waiting(probed.share)}; a few slow samples take {percent(uneven)} of loading time. The slowest of "
+            f"{getitem.n} samples took {duration(getitem.max_s)}, the median {duration(getitem.p50_s)}."
+            f"{where_from(probe)}"
         ),
         evidence=(
-            wait_evidence(feeding, LOW_SHARE),
-            fact("time of samples beyond the median", uneven, "fraction", BURST_MIN_SHARE, getitem.n),
-            fact("median time of a sample", getitem.p50_s, "s", n=getitem.n),
-            fact("longest time of a sample", getitem.max_s, "s", n=getitem.n),
+            wait_evidence(probed, LOW_SHARE),
+            fact("sample time above the median", uneven, "fraction", BURST_MIN_SHARE, getitem.n),
+            fact("median time per sample", getitem.p50_s, "s", n=getitem.n),
+            fact("longest time per sample", getitem.max_s, "s", n=getitem.n),
             *function_evidence(probe, "getitem", n=1),
         ),
-        prescriptions=(ahead, even) if workers else (even,),
+        prescriptions=(prefetch_more, even_samples) if workers else (even_samples,),
         claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
-        basis="at least what more workers save, at most samples of even cost",
+        basis="from more workers to samples of even cost",
         confidence="high",
         method=plan.method if plan.n_workers else "probed",
     )
 
 
 def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
-    """Return the smallest probed factor above ``now`` within ``WORKERS_SLACK`` of the best, else the next one."""
+    """Return the smallest probed factor above ``now`` within ``WORKERS_SLACK`` of the best, else the next one up."""
     tried = [point for point in probe.prefetch if (point.prefetch_factor or 0) > now]
     best_s = min((point.batch_s for point in tried), default=0.0)
     good = [point.prefetch_factor or now for point in tried if point.batch_s <= (1 + WORKERS_SLACK) * best_s]

@@ -1,4 +1,4 @@
-"""PD106: the loader waits for storage rather than computing."""
+"""PD106: the loader waits for storage instead of computing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session,
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of
 from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_serialized, is_waiting, where_from
-from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import (
+    host_of,
+    is_blocked,
+    loading_wait,
+    optional_evidence,
+    sampled,
+    wait_share,
+)
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
@@ -20,10 +27,10 @@ from lightning_perf.rules.thresholds import (
 )
 from lightning_perf.rules.wording import percent, spent_waiting
 
-BASIS = "at most the waiting during which the loader was blocked"
+BASIS = "at most the data wait in which the loader was blocked"
 
 
-PRESCRIPTION = fix(
+RECOMMENDATION = fix(
     "keep the dataset in memory if it fits; otherwise pack it into large shards, or copy it to a fast disk", "hours"
 )
 
@@ -38,7 +45,7 @@ def check(session: Session) -> Finding | None:
     probe = session.loader_probe
     if probe is not None and probe.getitem_cpu_fraction is not None:
         if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
-            return None  # it computes, a few samples decide, or workers wait for one another: PD107, PD105, PD115
+            return None  # PD107: it computes; PD105: a few samples are slow; PD115: workers block one another
         return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)
@@ -46,15 +53,15 @@ def check(session: Session) -> Finding | None:
     blocked = wait.elsewhere
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
-        raise Skip("the kernel reports neither what the loader does nor how long cores are idle for I/O")
-    is_disk_waited_for = iowait is not None and iowait >= IOWAIT_MIN_FRACTION
-    if not (is_disk_waited_for if blocked is None else is_blocked(wait, BLOCKED_MIN_FRACTION)):
+        raise Skip("the kernel reports neither how long the loader is blocked nor how long cores are idle for I/O")
+    has_high_iowait = iowait is not None and iowait >= IOWAIT_MIN_FRACTION
+    if not (has_high_iowait if blocked is None else is_blocked(wait, BLOCKED_MIN_FRACTION)):
         return None
     if n_workers == 0 and _computes_in_threads(session, steady, host, share):
         return None
     waited = blocked if blocked is not None else (iowait or 0.0)
     how = (
-        f"{percent(blocked)} of that the loader is blocked"
+        f"for {percent(blocked)} of that, the loader is blocked"
         if blocked is not None
         else f"cores are idle for I/O {percent(waited)} of the time, and the loader is likely blocked"
     )
@@ -63,14 +70,14 @@ def check(session: Session) -> Finding | None:
         summary=f"{spent_waiting(share)}; {how} on {_what(host)}.",
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
-            *told(
-                "part of that waiting neither on a core nor queueing",
+            *optional_evidence(
+                "fraction of data wait in which the loader is blocked",
                 blocked,
                 "fraction",
                 max(wait.cores or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.cores or 0.0))),
             ),
             *sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
-            *sampled("busiest disk, time in use", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
+            *sampled("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
             *sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
             *(
                 (fact("file system of the dataset", host.dataset_disk.file_system),)
@@ -78,15 +85,15 @@ def check(session: Session) -> Finding | None:
                 else ()
             ),
         ),
-        prescriptions=(PRESCRIPTION,),
+        prescriptions=(RECOMMENDATION,),
         claims={"data_wait": waited * share * steady.span_s},
         basis=BASIS,
-        confidence="high" if blocked is not None and _is_disk_seen(host, is_disk_waited_for) else "medium",
+        confidence="high" if blocked is not None and _is_disk_slow(host, has_high_iowait) else "medium",
     )
 
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
-    """Return the finding of the loader's probe, which knows the function that waits."""
+    """Return the finding from the loader probe, which names the function that waits."""
     host = session.telemetry.host if session.telemetry is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
     return timed_finding(
@@ -98,12 +105,17 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         ),
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
-            fact("blocked ÷ time of making a sample", waited, "fraction", 1.0 - COMPUTES_MIN_FRACTION),
-            fact("time of a sample", sample_s, "s"),
-            *told("read from storage per sample", probe.read_bytes, "bytes"),
+            fact(
+                "fraction of sample time spent blocked",
+                waited,
+                "fraction",
+                1.0 - COMPUTES_MIN_FRACTION,
+            ),
+            fact("time per sample", sample_s, "s"),
+            *optional_evidence("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
         ),
-        prescriptions=(PRESCRIPTION,),
+        prescriptions=(RECOMMENDATION,),
         claims={"data_wait": waited * share * steady.span_s},
         method="probed",
         basis=BASIS,
@@ -112,23 +124,23 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
 
 
 def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:
-    """Return whether the process used more CPU than its computing explains: by threads of the dataset."""
+    """Return whether the process used more CPU than training explains, so that the dataset computes in threads."""
     if host.process_cpu_cores is None:
         return False
     n_threads = max(1, session.settings.torch.n_threads or 1) if is_cpu_run(session) else 1
     return host.process_cpu_cores.mean > (1.0 - share) * n_threads + BLOCKED_MIN_CORES * share
 
 
-def _is_disk_seen(host: HostTelemetry, is_disk_waited_for: bool) -> bool:
+def _is_disk_slow(host: HostTelemetry, has_high_iowait: bool) -> bool:
     is_busy = host.disk_busy_fraction is not None and host.disk_busy_fraction.mean >= DISK_BUSY_MIN
-    return is_disk_waited_for or is_busy or (host.dataset_disk is not None and host.dataset_disk.is_network)
+    return has_high_iowait or is_busy or (host.dataset_disk is not None and host.dataset_disk.is_network)
 
 
 def _what(host: HostTelemetry) -> str:
-    """Return what is waited for; a disk only where one was seen to be slow."""
+    """Return what the loader is blocked on; a disk only if telemetry shows that it is slow."""
     disk = host.dataset_disk
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else 0.0
-    if disk is None or not _is_disk_seen(host, iowait >= IOWAIT_MIN_FRACTION):
+    if disk is None or not _is_disk_slow(host, iowait >= IOWAIT_MIN_FRACTION):
         return "storage, a network or a lock"
     kind = "network storage" if disk.is_network else "a spinning disk" if disk.is_rotational else "its disk"
     return f"{kind} ({disk.file_system} at {disk.mount})"

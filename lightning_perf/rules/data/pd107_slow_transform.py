@@ -1,16 +1,16 @@
-"""PD107: one function makes samples slow."""
+"""PD107: one function takes most of the time to make a sample."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import feeding_of
+from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
-    blamed,
     costliest,
     costly_line,
     function_evidence,
     function_place,
+    function_share,
     indexes_rows,
     is_bursty,
     is_transport_costly,
@@ -26,38 +26,38 @@ from lightning_perf.rules.wording import duration, percent, site_of, spent_waiti
 
 @rule("PD107", "slow-transform", explains=("PD101", "PD102"))
 def check(session: Session) -> Finding | None:
-    """Find a function that takes most of making a sample."""
-    feeding = feeding_of(session)
-    probe, plan = feeding.probe, feeding.plan
-    if feeding.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
+    """Find a function that takes most of the time to make a sample."""
+    probed = probed_loader_of(session)
+    probe, plan = probed.probe, probed.plan
+    if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
-    if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(feeding):
+    if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(probed):
         return None  # PD106, PD105, PD110, PD109
     function = costliest(probe, "getitem")
     if function is None:
-        raise Skip(probe.missing.get("functions", "no function of the dataset was seen"))
-    share = blamed(function)
+        raise Skip(probe.missing.get("functions", "no function of the dataset was profiled"))
+    share = function_share(function)
     of_batch = share * sample_share(probe)
     if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:
         return None
     line = costly_line(probe)
     return timed_finding(
-        feeding.stage,
+        probed.stage,
         summary=(
-            f"{spent_waiting(feeding.share)}; {function_place(function)} takes "
-            f"{percent(share)} of making a sample, in {_who(function)}{_most_of_it(function, line)}. That is "
-            f"{duration(feeding.batch_s * of_batch)} of the {duration(feeding.batch_s)} per batch."
+            f"{spent_waiting(probed.share)}; {function_place(function)} takes "
+            f"{percent(share)} of the time to make a sample, in {_who(function)}{_most_of_it(function, line)}. That is "
+            f"{duration(probed.batch_s * of_batch)} of {duration(probed.batch_s)} per batch."
         ),
         evidence=(
-            wait_evidence(feeding),
+            wait_evidence(probed),
             *function_evidence(probe, "getitem"),
-            fact("CPU time ÷ time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
-            fact("found by", function.basis),
+            fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
+            fact("profiled by", function.basis),
         ),
         prescriptions=(_prescription(function, line),),
-        claims={"data_wait": feeding.saved_s(of_batch)},
-        basis="at most the function's time; with the workers in use",
-        confidence="medium" if feeding.is_predicted else "high",
+        claims={"data_wait": probed.saved_s(of_batch)},
+        basis="at most the function's time, with the workers in use",
+        confidence="medium" if probed.is_predicted else "high",
         method="modeled",
     )
 
@@ -80,6 +80,6 @@ def _prescription(function: HotFunction, line: HotLine | None) -> Prescription:
         summary = f"vectorize {short}: operate on whole arrays instead of looping in Python, or cache its result"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"
     else:
-        summary = f"speed up {short}: a faster library, smaller inputs, the same on the device, or a cached result"
+        summary = f"speed up {short}: use a faster library or smaller inputs, run it on the device, or cache its result"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
     return fix(summary, "hours", code=code)

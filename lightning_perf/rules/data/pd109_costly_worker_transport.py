@@ -1,12 +1,12 @@
-"""PD109: moving a batch from a worker to the training process takes much of fetching it."""
+"""PD109: moving a batch from a worker to the training process takes much of the fetch time."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import Feeding, feeding_of, run_spread, saved_by
+from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
-from lightning_perf.rules.machine_signals import told
+from lightning_perf.rules.machine_signals import optional_evidence
 from lightning_perf.rules.parts import fact, fix, without_workers
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
@@ -23,77 +23,77 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD109", "costly-worker-transport", explains=("PD101", "PD102", "PD103"))
 def check(session: Session) -> Finding | None:
-    """Compare moving a batch with fetching it."""
-    feeding = feeding_of(session)
-    probe, plan, stage = feeding.probe, feeding.plan, feeding.stage
-    if plan.n_now == 0 or feeding.share < WAIT_MIN_SHARE:
+    """Compare the time to move a batch with the time to fetch it."""
+    probed = probed_loader_of(session)
+    probe, plan, stage = probed.probe, probed.plan, probed.stage
+    if plan.n_now == 0 or probed.share < WAIT_MIN_SHARE:
         return None
     if probe.transport is None:
         raise Skip(probe.missing.get("transport", "moving a batch was not timed"))
-    share = transport_share(feeding)
+    share = transport_share(probed)
     if share < TRANSPORT_MIN_SHARE:
         return None
     moved_s = probe.transport.p50_s
     what = _what(probe.n_tensors or 0, probe.n_objects or 0, probe.batch_bytes or 0)
     is_in_pieces = (probe.n_tensors or 0) >= TRANSPORT_MIN_TENSORS or (probe.n_objects or 0) >= TRANSPORT_MIN_OBJECTS
-    handed_on_s = phase_s(stage, "transfer") if is_in_pieces else 0.0
-    low_s, high_s = _packed_s(feeding), min(feeding.wait_s, moved_s)
+    transfer_s = phase_s(stage, "transfer") if is_in_pieces else 0.0
+    low_s, high_s = _packed_s(probed), min(probed.wait_s, moved_s)
     prescriptions: tuple[Prescription, ...] = (_PACK,)
     alone = plan.chosen if plan.chosen is not None and plan.chosen.num_workers == 0 else None
     if alone is not None and alone.step_s < stage.step_s.mean:
-        prescriptions = (_PACK, _alone(feeding))
-        if alone.is_measured:  # beside the training's computing
-            prescriptions = (_alone(feeding), _PACK)
+        prescriptions = (_PACK, _alone(probed))
+        if alone.is_measured:
+            prescriptions = (_alone(probed), _PACK)
             low_s, alone_s = saved_by(stage.step_s.mean, plan.now, alone, run_spread(session))
             high_s = max(high_s, alone_s)
     return timed_finding(
         stage,
         summary=(
-            f"{percent(feeding.share)} of training time is spent waiting for data; moving a batch of {what} from a "
-            f"worker to the training process takes {duration(moved_s)}, {percent(share)} of fetching it."
+            f"{percent(probed.share)} of training time is spent waiting for data; moving a batch of {what} from a "
+            f"worker to the training process takes {duration(moved_s)}, {percent(share)} of the fetch time."
         ),
         evidence=(
-            wait_evidence(feeding),
+            wait_evidence(probed),
             fact("time to move a batch from a worker", moved_s, "s", n=probe.transport.n),
-            fact("share of fetching a batch", share, "fraction", TRANSPORT_MIN_SHARE),
-            *told("tensors per batch", probe.n_tensors, "count", TRANSPORT_MIN_TENSORS),
-            *told("other objects per batch", probe.n_objects, "count", TRANSPORT_MIN_OBJECTS),
-            *told("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
+            fact("transport time ÷ fetch time", share, "fraction", TRANSPORT_MIN_SHARE),
+            *optional_evidence("tensors per batch", probe.n_tensors, "count", TRANSPORT_MIN_TENSORS),
+            *optional_evidence("other objects per batch", probe.n_objects, "count", TRANSPORT_MIN_OBJECTS),
+            *optional_evidence("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
         ),
         prescriptions=prescriptions,
-        claims={"data_wait": stage.n_steps * high_s, "transfer": handed_on_s},
-        low_s=stage.n_steps * min(feeding.wait_s, low_s),
+        claims={"data_wait": stage.n_steps * high_s, "transfer": transfer_s},
+        low_s=stage.n_steps * min(probed.wait_s, low_s),
         method="probed",
-        basis="moving a batch as timed by the loader's probe",
+        basis="time to move a batch, measured by the loader probe",
         confidence="medium",
     )
 
 
-def _packed_s(feeding: Feeding) -> float:
-    """Return the seconds per step that packing saves at least: what the training process takes for all tensors but one.
+def _packed_s(probed: ProbedLoader) -> float:
+    """Return the seconds per step that packing saves at least: the time to receive all tensors but one.
 
-    Each tensor is a piece of shared memory that the training process opens by itself. Of objects and of bytes it is not
-    known how many remain; and where workers are too slow, taking a batch is hidden behind their work.
+    The training process opens the shared memory of each tensor separately. Returns 0 for batches of objects or large
+    tensors, because it is unknown how many remain, and if workers are too slow, because their work hides this time.
     """
-    probe, plan = feeding.probe, feeding.plan
+    probe, plan = probed.probe, probed.plan
     point = probe.point_at(plan.n_now)
     if point is None or not point.take_s or probe.transport is None or (probe.n_tensors or 0) < TRANSPORT_MIN_TENSORS:
         return 0.0
-    if (feeding.batch_s + probe.transport.p50_s) / plan.n_now > plan.compute_s + point.take_s:
+    if (probed.batch_s + probe.transport.p50_s) / plan.n_now > plan.compute_s + point.take_s:
         return 0.0
     return (1 - SPREAD) * point.take_s * (1 - 1 / (probe.n_tensors or 1))
 
 
 _PACK = fix(
-    "pack the fields of a batch into few tensors, of no wider dtype than they need",
+    "pack the fields of a batch into few tensors, with the smallest dtype that fits",
     "minutes",
     code="def collate(samples):\n    return torch.stack([torch.cat(list(sample.values())) for sample in samples])",
 )
 
 
-def _alone(feeding: Feeding) -> Prescription:
-    summary = f"set num_workers=0 (now {feeding.plan.n_now}): batches are then not moved"
-    return without_workers(feeding.loader, summary)
+def _alone(probed: ProbedLoader) -> Prescription:
+    summary = f"set num_workers=0 (now {probed.plan.n_now}): batches are then not moved between processes"
+    return without_workers(probed.loader, summary)
 
 
 def _what(n_tensors: int, n_objects: int, n_bytes: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import feeding_of
+from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import indexes_rows, is_transport_costly, is_waiting, wait_evidence
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
@@ -15,23 +15,23 @@ from lightning_perf.rules.wording import duration, spent_waiting
 @rule("PD110", "per-sample-indexing-of-tensors", explains=("PD101",))
 def check(session: Session) -> Finding | None:
     """Find rows of tensors that are fetched one by one while training waits."""
-    feeding = feeding_of(session)
-    probe = feeding.probe
-    if not indexes_rows(probe) or feeding.share < WAIT_MIN_SHARE:
+    probed = probed_loader_of(session)
+    probe = probed.probe
+    if not indexes_rows(probe) or probed.share < WAIT_MIN_SHARE:
         return None
-    if is_waiting(probe) or is_transport_costly(feeding):
+    if is_waiting(probe) or is_transport_costly(probed):
         return None  # PD106, PD109
     batch_size = probe.batch_size or 1
     return timed_finding(
-        feeding.stage,
+        probed.stage,
         summary=(
-            f"{spent_waiting(feeding.share)}: tensors in memory are indexed "
-            f"sample by sample. Fetching {batch_size} rows one at a time takes {duration(feeding.batch_s)} per batch."
+            f"{spent_waiting(probed.share)}: tensors in memory are indexed "
+            f"sample by sample. Fetching {batch_size} rows one at a time takes {duration(probed.batch_s)} per batch."
         ),
         evidence=(
-            wait_evidence(feeding),
-            fact("time per batch, row by row", feeding.batch_s, "s"),
-            fact("num_workers", feeding.plan.n_now),
+            wait_evidence(probed),
+            fact("time per batch, row by row", probed.batch_s, "s"),
+            fact("num_workers", probed.plan.n_now),
         ),
         prescriptions=(
             fix(
@@ -43,8 +43,8 @@ def check(session: Session) -> Finding | None:
                 ),
             ),
         ),
-        claims={"data_wait": feeding.stage.n_steps * feeding.wait_s},
-        basis="at most the waiting, if one lookup of the whole batch took no time",
-        confidence="high" if feeding.plan.n_now == 0 else "medium",
+        claims={"data_wait": probed.stage.n_steps * probed.wait_s},
+        basis="at most the data wait, if indexing a whole batch took no time",
+        confidence="high" if probed.plan.n_now == 0 else "medium",
         method="modeled",
     )

@@ -14,13 +14,13 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD111", "starved-validation-loader", explains=("PD601",))
 def check(session: Session) -> Finding | None:
-    """Compare waiting with validation's time; the claim is of the whole training."""
+    """Compare data wait with validation time; the gain refers to the whole training."""
     steady = steady_of(session)
     validation = session.validation
     if validation is None or validation.span_s < MIN_SPAN_S:
-        raise Skip(session.missing.get("validation", "no validation was seen inside fit"))
+        raise Skip(session.missing.get("validation", "fit ran no validation"))
     if validation.n_steps < MIN_STEPS:
-        raise Skip(f"{validation.n_steps} batches of validation; at least {MIN_STEPS} are needed")
+        raise Skip(f"{validation.n_steps} validation batches; at least {MIN_STEPS} are needed")
     share = phase_s(validation, "data_wait") / validation.span_s
     if share < WAIT_MIN_SHARE:
         return None
@@ -29,9 +29,9 @@ def check(session: Session) -> Finding | None:
     if plan.is_too_cheap:
         return None
     validation_s = phase_s(steady, "validation")
-    can_prescribe = plan.n_workers > 0 and loader.num_workers is not None
+    can_recommend = plan.n_workers > 0 and loader.num_workers is not None
     scale = validation.n_steps / validation.span_s * validation_s
-    if can_prescribe:
+    if can_recommend:
         code = f"DataLoader(..., num_workers={plan.n_workers}, persistent_workers=True)  # in val_dataloader"
         advice = fix(
             f"set num_workers={plan.n_workers} (now {plan.n_now}) on the validation loader", "one line", code=code
@@ -46,12 +46,12 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("share of validation waiting for data", share, "fraction", WAIT_MIN_SHARE, validation.n_steps),
-            fact("validation's share of the time", validation_s / steady.span_s, "fraction"),
+            fact("validation, share of training time", validation_s / steady.span_s, "fraction"),
             fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
         ),
         prescriptions=(advice,),
-        claims={"validation": plan.saved_high_s * scale if can_prescribe else share * validation_s},
-        low_s=plan.saved_low_s * scale if can_prescribe else 0.0,
-        method=plan.method if can_prescribe else "timed",
-        basis="estimated from validation batch times" if can_prescribe else "at most all of validation's waiting",
+        claims={"validation": plan.saved_high_s * scale if can_recommend else share * validation_s},
+        low_s=plan.saved_low_s * scale if can_recommend else 0.0,
+        method=plan.method if can_recommend else "timed",
+        basis="estimated from validation batch times" if can_recommend else "at most the data wait of validation",
     )

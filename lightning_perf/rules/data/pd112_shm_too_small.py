@@ -1,4 +1,4 @@
-"""PD112: shared memory is too small for the batches that workers prepare."""
+"""PD112: shared memory is too small for the prefetched batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, SHM_SAFETY_FACTOR
 
 @rule("PD112", "shm-too-small")
 def check(session: Session) -> Finding | None:
-    """Compare the size of /dev/shm with the batches in flight."""
+    """Compare the size of /dev/shm with the prefetched batches."""
     loader = max(loaders_of(session, "train"), key=lambda each: each.num_workers or 0)
     if not loader.num_workers:
         return None
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
     if size_bytes >= needed_bytes:
         return None
     gib = max(1, -(-needed_bytes // 2**30))
-    # Not by the table: what is at stake is the run, not its speed.
+    # Not rated by time saved: the run may crash.
     return unsigned_finding(
         severity="high" if size_bytes < n_ready * batch_bytes else "medium",
         summary=(

@@ -1,4 +1,4 @@
-"""PD114: the first batch of an epoch takes much longer than a usual one."""
+"""PD114: the first batch of an epoch takes much longer than a typical one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 @rule("PD114", "slow-first-batch")
 def check(session: Session) -> Finding | None:
-    """Compare first batches with usual ones."""
+    """Compare the first batches of epochs with a typical batch."""
     steady = steady_of(session)
     fetch, waits = steady.fetch, start_waits(steady)
     if fetch is None or not waits:
-        raise Skip("the first fetch of a second epoch has not been seen")
+        raise Skip("no second epoch has started yet")
     loader = loaders_of(session)[0]
     if loader.num_workers and loader.persistent_workers is False:
         return None  # PD104
@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=(
             f"The first batch of an epoch takes {duration(first_s)}, {percent(share)} of the epoch. "
-            f"A usual batch takes {duration(fetch.wait_s.p50)}."
+            f"A typical batch takes {duration(fetch.wait_s.p50)}."
         ),
         evidence=(
             fact("first batch of an epoch", first_s, "s", FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50, len(waits)),

@@ -1,10 +1,10 @@
-"""PD115: workers wait for one another."""
+"""PD115: workers block one another."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.loader_curve import feeding_of
+from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
     is_bursty,
     is_serialized,
@@ -21,9 +21,9 @@ from lightning_perf.rules.wording import spent_waiting
 @rule("PD115", "serialized-workers", explains=("PD101", "PD102", "PD106"))
 def check(session: Session) -> Finding | None:
     """Compare the throughput of several workers with that of one process."""
-    feeding = feeding_of(session)
-    probe = feeding.probe
-    if feeding.share < WAIT_MIN_SHARE:
+    probed = probed_loader_of(session)
+    probe = probed.probe
+    if probed.share < WAIT_MIN_SHARE:
         return None
     speedup = serialized_speedup(probe)
     if speedup is None:
@@ -34,24 +34,24 @@ def check(session: Session) -> Finding | None:
     line = next(iter(probe.worker_lines), None)
     waited = 1.0 - (probe.getitem_cpu_fraction or 0.0)
     return timed_finding(
-        feeding.stage,
+        probed.stage,
         summary=(
-            f"{spent_waiting(feeding.share)}; {n_workers} workers deliver {_times(low, high)} the batches of "
-            "one process: they wait for one another."
+            f"{spent_waiting(probed.share)}; {n_workers} workers deliver {_times(low, high)} the batches of "
+            "one process: they block one another."
         ),
         evidence=(
-            wait_evidence(feeding),
+            wait_evidence(probed),
             fact(
                 f"throughput of {n_workers} workers ÷ that of one process, at most",
                 high,
                 "ratio",
                 max_serialized_speedup(n_workers),
             ),
-            fact("blocked ÷ time of making a sample", waited, "fraction"),
+            fact("fraction of sample time spent blocked", waited, "fraction"),
             *(
                 (
                     fact(
-                        "time of all workers in one line",
+                        "worker time spent in one line of code",
                         line.share,
                         "fraction",
                         SAME_LINE_MIN_SHARE,
@@ -72,8 +72,8 @@ def check(session: Session) -> Finding | None:
                 ),
             ),
         ),
-        claims={"data_wait": feeding.saved_s(waited)},
-        basis="at most the waiting of samples, if workers no longer took turns",
+        claims={"data_wait": probed.saved_s(waited)},
+        basis="at most the blocked time of samples, if workers no longer took turns",
         confidence="high" if line is not None else "medium",
         method="modeled",
     )

@@ -1,4 +1,4 @@
-"""PD701: one rank works longer than the others, which wait for it in every step."""
+"""PD701: one rank works longer per step than the others, which wait for it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _PHASES = {
     "host": ("scheduler", "callbacks", "logging", "other"),
 }
 _CAUSES = {
-    "data": "waiting for its data",
-    "compute": "computing",
-    "host": "in callbacks, logging and the training loop",
+    "data": "data wait and transfer",
+    "compute": "compute",
+    "host": "time in callbacks, logging and the training loop",
 }
 
 
 @rule("PD701", "straggling-rank", explains=("PD702",))
 def check(session: Session) -> Finding | None:
-    """Compare the rank that works longest with the others."""
+    """Compare the work of the slowest rank with the median of the others."""
     traced = traced_ranks_of(session)
     if traced is not None:
         ranks, reading = traced
@@ -55,10 +55,10 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     least_excess = STRAGGLER_MIN_CORE_EXCESS if is_core else STRAGGLER_MIN_EXCESS
     if excess_s < least_excess * usual_s or excess_s < least_share * step_s:
         return None
-    cause = "on the host, with nothing computed" if is_traced and part == "host" else _CAUSES[part]
+    cause = "host time without compute" if is_traced and part == "host" else _CAUSES[part]
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
-    seen_s = _seen_s(ranks, worst)
+    measured_s = _measured_s(ranks, worst)
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
@@ -78,14 +78,14 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                 1 + least_excess,
                 worst.n_steps,
             ),
-            fact(f"longer than the others {cause}", _excess_s(ranks, worst, part), "s", n=worst.n_steps),
+            fact(f"excess per step: {cause}", _excess_s(ranks, worst, part), "s", n=worst.n_steps),
             *(
-                fact(f"rank {one.rank} waits for other ranks, per step", one.waiting_s or 0.0, "s", n=one.waiting_n)
+                fact(f"wait of rank {one.rank} for other ranks, per step", one.waiting_s or 0.0, "s", n=one.waiting_n)
                 for one in sorted(waiting, key=lambda one: -(one.waiting_s or 0.0))[:1]
             ),
             *(
                 fact(
-                    f"found on rank {worst.rank}, not on most others",
+                    f"found on rank {worst.rank} but not on most others",
                     f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
                 )
                 for text in found_alone(ranks, worst.rank)
@@ -94,19 +94,21 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         ),
         prescriptions=(_prescription(worst, part, is_traced),),
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
-        low_s=0.0 if seen_s is None else (1 - SPREAD) * min(lost_s, seen_s * steady.n_steps),
-        method="modeled" if seen_s is None else "timed",
+        low_s=0.0 if measured_s is None else (1 - SPREAD) * min(lost_s, measured_s * steady.n_steps),
+        method="modeled" if measured_s is None else "timed",
         basis=(
-            f"the excess of rank {worst.rank} ({percent(excess_s / step_s)} of a step)"
-            + ("" if seen_s is None else ", and how much longer the other ranks waited")
-            + ("; then the next slow rank limits the step" if others else "")
+            f"the excess of rank {worst.rank} ({percent(excess_s / step_s)} of step time)"
+            + ("" if measured_s is None else ", and the longer waits of other ranks")
+            + ("; the second-slowest rank then limits the step" if others else "")
         ),
     )
 
 
-def _seen_s(ranks: Ranks, worst: RankSummary) -> float | None:
-    """Return the seconds per step until the next slow rank, as work and as waiting; None if waiting was not "
-    "measured."""
+def _measured_s(ranks: Ranks, worst: RankSummary) -> float | None:
+    """Return the seconds per step that the slowest rank exceeds the second-slowest; None if waits were not measured.
+
+    This is the smaller of two measurements: by their work, and by how long ranks wait.
+    """
     others = [one for one in ranks.summaries if one is not worst]
     waits = [one.waiting_s for one in others if one.waiting_s is not None]
     if worst.waiting_s is None or len(waits) < len(others):
@@ -119,7 +121,7 @@ def _excess_s(ranks: Ranks, worst: RankSummary, part: str) -> float:
 
 
 def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> dict[str, float]:
-    """Return the lost time by phase of this session's rank: where it is slow itself, or else in backward."""
+    """Return the lost time by phase of this session's rank: its slow part, or backward if another rank is slow."""
     steady = steady_of(session)
     if worst.rank != session.run.rank:
         return {"backward": lost_s}
@@ -130,7 +132,7 @@ def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> d
 
 
 def _claims_of_a_trace(span: StageTimes, lost_s: float) -> dict[str, float]:
-    """Return the lost time spread over all phases: in which of them the others wait depends on the strategy."""
+    """Return the lost time distributed over all phases: in which of them ranks wait depends on the strategy."""
     within = {name: phase for name, phase in span.phases.items() if name in STEP_PHASES}
     total_s = sum(phase.total_s for phase in within.values())
     return {name: lost_s * phase.total_s / total_s for name, phase in within.items()} if total_s > 0 else {}
@@ -143,7 +145,7 @@ def _name_of(worst: RankSummary, part: str) -> str:
 
 
 def _line_of(ranks: Ranks, worst: RankSummary) -> str:
-    """Return the line that this rank alone spends much time in."""
+    """Return a sentence on the line in which only this rank spends much time."""
     alone = (worst.found_lines.get(text, "") for text in found_alone(ranks, worst.rank))
     line = next(filter(None, alone), "")
     return f" Only rank {worst.rank} spends much time in {line}." if line else ""
@@ -161,5 +163,5 @@ def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescriptio
         "host": f"run {worst.slowest_name or 'callbacks'} less often, or on all ranks in turn",
     }
     if is_traced:
-        summaries["host"] = f"find what only rank {worst.rank} does on the host, and do it less often"
+        summaries["host"] = f"find the host work that only rank {worst.rank} does, and run it less often"
     return fix(summaries[part], "minutes")

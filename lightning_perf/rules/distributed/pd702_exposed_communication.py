@@ -1,4 +1,4 @@
-"""PD702: collectives that no computing hides."""
+"""PD702: exposed communication: collectives not hidden behind compute."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lightning_perf.rules.thresholds import COMMUNICATION_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent
 
-_BASIS = "at most what is not hidden; nothing, if it is another rank that is waited for"
-_BASIS_COMPARED = "at most what is not hidden, waiting for later ranks left out"
+_BASIS = "at most the exposed communication; no gain if this rank waits for another rank"
+_BASIS_COMPARED = "at most the exposed communication, without waiting for slower ranks"
 _REPLICATED = (
     fix(
-        "tell DDP that every step is alike, so that it exchanges buckets as early as it can",
+        "set static_graph=True on DDP if every step has the same graph: it then exchanges buckets as early as possible",
         "one line",
         treatment="ddp-static-graph",
         code="Trainer(..., strategy=DDPStrategy(static_graph=True, gradient_as_bucket_view=True))",
     ),
     fix(
-        "exchange gradients compressed to bf16: half the bytes",
+        "compress gradients to bf16: half the bytes",
         "one line",
         "numerics",
         code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
@@ -35,13 +35,13 @@ _REPLICATED = (
 )
 _SHARDED = (
     fix(
-        "let FSDP fetch the next layer's parameters while this one computes, in forward and in backward",
+        "prefetch the next layer's parameters in FSDP, in forward and in backward",
         "one line",
         code="FSDPStrategy(forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE)",
     ),
     fix(
         (
-            "shard inside a machine only, or keep parameters after forward (SHARD_GRAD_OP): fewer all-gathers, "
+            "shard only within each node, or keep parameters after forward (SHARD_GRAD_OP): fewer all-gathers, "
             "more memory"
         ),
         "one line",
@@ -53,7 +53,7 @@ _SHARDED = (
 
 @rule("PD702", "exposed-communication")
 def check(session: Session) -> Finding | None:
-    """Compare the time of collectives without another kernel with the threshold."""
+    """Compare the time of exposed communication with the threshold."""
     reading = complete_reading_of(session)
     trace = reading.trace
     communication = trace.communication
@@ -64,7 +64,7 @@ def check(session: Session) -> Finding | None:
     exposed_s = reading.path_s("communication")
     if not is_compared and communication.least_exposed_s is not None:
         exposed_s = min(exposed_s, communication.least_exposed_s * len(trace.steps))
-    # Small ones are PD708's.
+    # PD708 reports small collectives.
     exposed_s = (exposed_s - waiting_s) * (1 - small_part(reading))
     if reading.share(exposed_s) < COMMUNICATION_MIN_SHARE:
         return None
@@ -73,12 +73,12 @@ def check(session: Session) -> Finding | None:
     hidden = communication.overlap_fraction
     return reading.finding(
         summary=(
-            f"Only collectives run {percent(reading.share(exposed_s))} of the time ({reading.step_words(exposed_s)}). "
-            f"Collectives: {reading.per_step(communication.n)}"
-            + (f", {percent(hidden)} of their time hidden behind computing." if hidden is not None else ".")
+            f"{percent(reading.share(exposed_s))} of the time is exposed communication "
+            f"({reading.step_words(exposed_s)}). Collectives: {reading.per_step(communication.n)}"
+            + (f", {percent(hidden)} of their time hidden behind compute." if hidden is not None else ".")
         ),
         evidence=(
-            reading.evidence("collectives while no other kernel ran", exposed_s, COMMUNICATION_MIN_SHARE),
+            reading.evidence("exposed communication", exposed_s, COMMUNICATION_MIN_SHARE),
             reading.evidence("collectives", communication.total_s),
             *((fact("waiting for slower ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
             *(fact(name, seconds, "s") for name, seconds in by_name),

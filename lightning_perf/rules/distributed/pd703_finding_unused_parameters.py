@@ -1,4 +1,4 @@
-"""PD703: DDP looks for unused parameters in every step and finds none."""
+"""PD703: DDP searches for unused parameters in every step and finds none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import UNUSED_MAX_FRACTION
 
-_PRESCRIPTION = fix(
+_RECOMMENDATION = fix(
     'set strategy="ddp": no parameter was unused',
     "one line",
     treatment="ddp-find-unused-off",
@@ -20,42 +20,42 @@ _PRESCRIPTION = fix(
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the flag alone."""
+    """Report the setting."""
     if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
         return None
     return unsigned_finding(
         severity="info",
         summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
         evidence=(fact("find_unused_parameters", True),),
-        prescriptions=(_PRESCRIPTION,),
+        prescriptions=(_RECOMMENDATION,),
     )
 
 
 @rule("PD703", "finding-unused-parameters", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Report the search if every parameter gets its gradient."""
+    """Report the search if every parameter gets a gradient in all sampled steps."""
     ranks = ranks_of(session)
     is_on = session.settings.trainer.find_unused_parameters
     if is_on is None:
         raise Skip("the strategy is not DDP")
     if not is_on:
         return None
-    looked = [one for one in ranks.summaries if one.n_unused is not None]
-    if not looked:
-        raise Skip("the gradients of no step were sampled")
-    if any(one.n_unused for one in looked):
+    sampled = [one for one in ranks.summaries if one.n_unused is not None]
+    if not sampled:
+        raise Skip("no step's gradients were sampled")
+    if any(one.n_unused for one in sampled):
         return None
     steady = steady_of(session)
     backward_s = phase_s(steady, "backward")
-    n_looked = sum(one.waiting_n for one in looked)
+    n_steps = sum(one.waiting_n for one in sampled)
     return timed_finding(
         steady,
         summary=(
             "DDP searches for unused parameters in every step, but there are none: in "
-            f"{n_looked} sampled steps on {len(looked)} ranks every parameter got a gradient."
+            f"{n_steps} sampled steps on {len(sampled)} ranks every parameter got a gradient."
         ),
-        evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_looked)),
-        prescriptions=(_PRESCRIPTION,),
+        evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_steps)),
+        prescriptions=(_RECOMMENDATION,),
         claims={"backward": UNUSED_MAX_FRACTION * backward_s},
         basis="assumed: at most a fifth of backward",
         confidence="medium",

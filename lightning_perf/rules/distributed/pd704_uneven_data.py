@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD704", "uneven-data")
 def check(session: Session) -> Finding | None:
-    """Compare the data that the ranks get."""
+    """Compare the number of batches and samples on the ranks."""
     ranks = ranks_of(session)
     batches = {one.rank: one.n_batches for one in ranks.summaries if one.n_batches is not None}
     samples = {one.rank: one.n_samples for one in ranks.summaries if one.n_samples is not None}
@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact(
-                f"{unit} of rank {most} beyond the mean ÷ its own",
+                f"{unit} of rank {most} above the mean, fraction of its own",
                 unevenness,
                 "fraction",
                 LOW_SHARE,
@@ -58,9 +58,7 @@ def check(session: Session) -> Finding | None:
         claims={
             phase: unevenness * phase_s(steady, phase) for phase in ("forward", "backward", "data_wait", "transfer")
         },
-        basis=(
-            f"at most the difference of the largest share from the mean ({percent(lost_s / steady.span_s)} of the time)"
-        ),
+        basis=(f"at most the excess of the largest rank over the mean ({percent(lost_s / steady.span_s)} of the time)"),
         confidence="medium",
         method="modeled",
     )

@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
         return None
     steady = steady_of(session)
     reducing = [one for one in steady.named if one.name == "sync_dist"]
-    # Names are counted between epochs too, where all metrics are reduced: no more than logging takes of the steps.
+    # Named times include the reductions between epochs: limit the share to that of logging in steps.
     share = min(share_of(reducing), phase_s(steady, "logging") / steady.span_s)
     if share < LOW_SHARE:
         return None
@@ -47,25 +47,25 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "reduce metrics once per epoch: on_step=False, on_epoch=True; in steps log without sync_dist",
+                "reduce metrics once per epoch: on_step=False, on_epoch=True; log without sync_dist in steps",
                 "one line",
                 code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
             ),
         ),
         claims=claims_of(reducing, steady.span_s),
         low_s=0.0 if waited_s is None else (1 - SPREAD) * share * steady.span_s - waited_s * steady.n_steps,
-        basis="the reductions as timed; waiting for slower ranks in them may come back elsewhere",
+        basis="the timed reductions; waits for slower ranks in them may move elsewhere",
     )
 
 
 def _waited_s(session: Session) -> float | None:
-    """Return the seconds per step that this rank waits for the slowest one at most; None if not known."""
+    """Return the most seconds per step that this rank waits for the slowest one; None if not known."""
     summaries = session.ranks.summaries if session.ranks is not None else ()
     own = next((one for one in summaries if one.rank == session.run.rank), None)
     if own is None or len(summaries) < session.run.world_size or any("compute" not in one.parts_s for one in summaries):
         return None
-    return max(_before_s(one) for one in summaries) - _before_s(own)
+    return max(_work_s(one) for one in summaries) - _work_s(own)
 
 
-def _before_s(rank: RankSummary) -> float:
+def _work_s(rank: RankSummary) -> float:
     return rank.parts_s.get("data", 0.0) + rank.parts_s.get("compute", 0.0)

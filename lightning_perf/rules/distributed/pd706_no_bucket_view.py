@@ -1,4 +1,4 @@
-"""PD706: DDP holds every gradient twice while memory is tight."""
+"""PD706: DDP stores every gradient twice while memory is nearly full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD706", "no-bucket-view")
 def check(session: Session) -> Finding | None:
-    """Report copied gradients if memory is nearly full."""
+    """Report gradients copied to DDP's buckets if memory is nearly full."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     is_view = session.settings.trainer.gradient_as_bucket_view

@@ -1,4 +1,4 @@
-"""PD707: the Trainer itself makes the host wait for the device at every step of a run on many ranks."""
+"""PD707: the Trainer makes the host wait for the device in every step of a run on several ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 @rule("PD707", "per-step-host-broadcast")
 def check(session: Session) -> Finding | None:
-    """Look for such reads in the trace of a run with several ranks."""
+    """Report reads from the device in every step of a run on several ranks."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     if session.settings.trainer.accelerator == "cpu":

@@ -13,7 +13,7 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD708", "many-small-collectives")
 def check(session: Session) -> Finding | None:
-    """Compare the time of small collectives without another kernel with the threshold."""
+    """Compare the exposed time of small collectives with the threshold."""
     reading = complete_reading_of(session)
     communication = reading.trace.communication
     if communication is None or not reading.trace.steps:
@@ -27,11 +27,11 @@ def check(session: Session) -> Finding | None:
     return reading.finding(
         summary=(
             f"{small:.0f} small collectives per step (median {duration(communication.median_s or 0.0)}) take "
-            f"{percent(reading.share(exposed_s))} of the time without a kernel beside them."
+            f"{percent(reading.share(exposed_s))} of the time while no other kernel runs."
         ),
         evidence=(
             fact("small collectives per step", small, "count", COLLECTIVES_MIN_SMALL),
-            reading.evidence("small collectives while no other kernel ran", exposed_s, LOW_SHARE),
+            reading.evidence("exposed time of small collectives", exposed_s, LOW_SHARE),
         ),
         prescriptions=(
             fix(
@@ -41,6 +41,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         high_s=most_s,
-        basis="at most these collectives; their bytes are still exchanged",
+        basis="at most the time of these collectives; their bytes are still exchanged",
         confidence="high" if communication.small_per_step is not None else "medium",
     )

@@ -17,7 +17,7 @@ from lightning_perf.rules.wording import duration, number_of, percent, place, si
 
 @rule("PD501", "synchronising-call")
 def check(session: Session) -> Finding | None:
-    """Compare the device's idle time after synchronizing calls with the threshold; without a trace, name the lines."""
+    """Compare the device's idle time after synchronizing calls with the threshold; without a trace, find the lines."""
     return trace_or_live(session, _from_trace, _live)
 
 
@@ -33,7 +33,7 @@ def _live(session: Session) -> Finding | None:
     computing = ("forward", "backward", "optimizer")
     lines = whole_lines_of(session, computing, lambda line: any(_is_at(call, line) for call in waits))
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
-    told = (
+    cost = (
         f"On this CPU these calls take {percent(share)} of the step; on a GPU the host would wait there "
         "for all queued work"
         if is_host and is_timed
@@ -45,26 +45,26 @@ def _live(session: Session) -> Finding | None:
         steady,
         summary=(
             f"{_line(waits[0])} reads a result on the host in {_often(waits[0])} ({waits[0].operator}{_more(waits)}). "
-            f"{told}."
+            f"{cost}."
         ),
         evidence=(
             *(
                 fact(f"{_line(call)}: {call.operator}", call.per_step, "per step", n=calls.n_steps)
                 for call in waits[:5]
             ),
-            fact("such calls per step", n, "count", n=calls.n_steps),
+            fact("synchronizing calls per step", n, "count", n=calls.n_steps),
         ),
         prescriptions=(_prescription(f" at {_line(waits[0])}"),),
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
         low_s=sampled_s,
         basis=(
-            f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls as timed in sampled steps"
+            f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls, timed in sampled steps"
         ),
         confidence="high" if is_host and is_timed else "medium",
     )
     if is_host and is_timed:
         return finding
-    # Host seconds in these calls are waiting for work that has to be done anyway: no gain can be promised from them.
+    # Host time in these calls is a wait for work that has to be done anyway: no gain follows from it.
     return msgspec.structs.replace(finding, severity="low", gain=None)
 
 
@@ -111,18 +111,22 @@ def _from_trace(session: Session) -> Finding | None:
         ),
         evidence=(
             reading.evidence("device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
-            *((reading.evidence("only collectives while it waited", delayed_s),) if delayed_s else ()),
+            *(
+                (reading.evidence("device running only collectives while the host waited", delayed_s),)
+                if delayed_s
+                else ()
+            ),
             *(
                 fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
                 for s in sites[:3]
             ),
-            fact("host waiting in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
+            fact("host wait in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
             fact("calls of aten::item", syncs.item_n, "count"),
         ),
         prescriptions=(_prescription(_at(sites)),),
         low_s=least_s,
         high_s=most_s,
-        basis="at most the device's idle time; nothing if another wait follows",
+        basis="at most the device's idle time; no gain if another wait follows",
     )
 
 

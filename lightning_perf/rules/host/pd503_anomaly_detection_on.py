@@ -13,14 +13,14 @@ from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_F
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the setting alone."""
+    """Report the setting."""
     is_on = session.settings.trainer.is_anomaly_detection_on
     if is_on is None:
         raise Skip("whether anomaly detection is on is not known")
     if not is_on:
         return None
     return unsigned_finding(
-        severity="low",  # what it costs is not measured
+        severity="low",  # the cost is not measured
         summary="Anomaly detection is on and will likely slow down every step.",
         evidence=(fact("detect_anomaly", True),),
         prescriptions=(
@@ -37,7 +37,7 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD503", "anomaly-detection-on", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Report the setting; the gain is an assumption over forward and backward."""
+    """Report the setting; the gain is an assumed fraction of forward and backward."""
     finding = preflight(session)
     steady = steady_of(session)
     if finding is None:

@@ -1,4 +1,4 @@
-"""PD504: one callback, or a hook of the module, takes a share of every step."""
+"""PD504: a callback, or a hook of the module, takes a share of the time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         timed=claims_of(times, steady.span_s),
-        # Work that the hook itself does every few steps only is left out less often than the hook is.
+        # The hook may already skip its work in most calls; calling it less often then saves less.
         left=1 / min(MANY, max(1, worst.n_calls)),
         left_least=0.0,
     )
@@ -61,5 +61,5 @@ def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
     counted = f"global_step % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
     if worst.kind == "callback":
         return f"# in {name}\nif trainer.{counted} != 0:\n    return"
-    # A module's hook is not handed the Trainer, and some have to return what they were given.
+    # Hooks of a module do not receive the Trainer, and some must return their input, so they cannot return early.
     return f"# around the costly part of {name}\nif self.trainer.{counted} == 0:\n    ..."

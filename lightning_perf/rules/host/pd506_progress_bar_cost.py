@@ -1,4 +1,4 @@
-"""PD506: drawing the progress bar takes a share of every step."""
+"""PD506: refreshing the progress bar takes a share of the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PD507: clipping gradients takes a share of the step."""
+"""PD507: clipping gradients takes a share of the time."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims=claims_of(times, steady.span_s),
-        basis="at most all of the clipping; nothing if it already is one call",
+        basis="at most the time of clipping; no gain if it is one call already",
         confidence="medium",
     )

@@ -1,4 +1,4 @@
-"""PD509: metrics of torchmetrics take a share of the step."""
+"""PD509: torchmetrics metrics take a share of the step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD509", "costly-metrics")
 def check(session: Session) -> Finding | None:
-    """Add up the lines that call metrics."""
+    """Compare the time of lines that call metrics with the threshold."""
     steady = steady_of(session)
     if session.host_profile is None:
         raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
@@ -47,6 +47,5 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims,
         low_s=(1 - 1 / METRIC_EVERY_STEPS) * low_s,
-        basis=f"one call in {METRIC_EVERY_STEPS} remains; the share is known from "
-        f"{sum(time.n for time in found)} samples",
+        basis=f"one call in {METRIC_EVERY_STEPS} remains; share from {sum(time.n for time in found)} stack samples",
     )

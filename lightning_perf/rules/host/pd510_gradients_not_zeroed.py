@@ -1,4 +1,4 @@
-"""PD510: an optimizer steps again on gradients that were not cleared."""
+"""PD510: gradients are not cleared between optimizer steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check(session: Session) -> Finding | None:
     if fraction < UNCLEARED_MIN_FRACTION:
         return None
     return unsigned_finding(
-        # About what is trained, not how fast.
+        # Not rated by time saved: the training itself is wrong.
         severity="medium",
         summary=(
             f"{worst.class_name} used gradients that were not cleared in {percent(fraction)} of its steps: "

@@ -1,4 +1,4 @@
-"""PD512: a learning-rate scheduler takes a share of the step."""
+"""PD512: learning-rate schedulers take a share of the time."""
 
 from __future__ import annotations
 

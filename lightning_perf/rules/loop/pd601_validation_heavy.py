@@ -1,4 +1,4 @@
-"""PD601: validation takes a large part of the training's time."""
+"""PD601: validation takes a large share of training time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD601", "validation-heavy")
 def check(session: Session) -> Finding | None:
-    """Compare validation's share with the threshold."""
+    """Compare the share of validation with the threshold."""
     steady = steady_of(session)
     if session.run.stage != "fit":
-        raise Skip(f"only fit has a validation loop of its own, this is {session.run.stage}")
+        raise Skip(f"only fit has a validation loop, this is {session.run.stage}")
     validation_s = phase_s(steady, "validation")
     share = validation_s / steady.span_s
     if share < VALIDATION_MIN_SHARE:
@@ -31,7 +31,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{percent(share)} of training time is validation.",
         evidence=(
-            fact("validation's share of the time", share, "fraction", VALIDATION_MIN_SHARE),
+            fact("validation, share of the time", share, "fraction", VALIDATION_MIN_SHARE),
             fact("val_check_interval", _shown(trainer.val_check_interval)),
             fact("check_val_every_n_epoch", _shown(trainer.check_val_every_n_epoch)),
         ),
@@ -52,7 +52,7 @@ def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
         )
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
     return fix(
-        f"set {setting}: checkpoints and early stopping that monitor validation then act less often",
+        f"set {setting}: checkpoints and early stopping that monitor validation are then updated less often",
         "one line",
         "semantics",
         treatment="val-less-often",
@@ -76,7 +76,7 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
     if isinstance(interval, int) and not isinstance(interval, bool) and interval > 1:
         times = min(wanted, n_batches // (interval * every))
         flags: dict[str, Any] = {"val_check_interval": int(interval * every * times)}
-        if trainer.check_val_every_n_epoch is not None:  # else counted within an epoch, which may be shorter
+        if trainer.check_val_every_n_epoch is not None:  # count batches over all epochs, which may be shorter
             flags["check_val_every_n_epoch"] = None
     else:
         times = min(wanted, n_epochs // every)

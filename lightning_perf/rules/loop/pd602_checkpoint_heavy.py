@@ -1,4 +1,4 @@
-"""PD602: saving checkpoints takes a share of the training's time."""
+"""PD602: saving checkpoints takes a share of training time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 @rule("PD602", "checkpoint-heavy")
 def check(session: Session) -> Finding | None:
-    """Compare the checkpoint phase with the threshold."""
+    """Compare the share of the checkpoint phase with the threshold."""
     steady = steady_of(session)
     seconds = phase_s(steady, "checkpoint")
     share = seconds / steady.span_s
@@ -35,7 +35,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("share of the time saving checkpoints", share, "fraction", LOOP_MIN_SHARE),
             *(fact("time per checkpoint", _each_s(saves), "s", n=n_saves) for _ in saves[:1]),
-            fact("saved by", name or "trainer.save_checkpoint"),
+            fact("checkpoints saved by", name or "trainer.save_checkpoint"),
         ),
         prescriptions=(
             *((_less_often(session, name, n_saves, times),) if times > 1 else ()),
@@ -60,7 +60,7 @@ def _each_s(saves: Sequence[NamedTime]) -> float:
 
 
 def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescription:
-    """Recommend one checkpoint in ``times``, counted in epochs if none was saved within one."""
+    """Recommend one checkpoint in ``times``, with an interval in epochs unless they are saved within epochs."""
     run = session.run
     n_steps, n_epochs = (n / max(1, n_saves or run.n_epochs) for n in (run.n_steps, run.n_epochs))
     is_in_epoch = n_epochs < IN_EPOCH_MAX_EPOCHS

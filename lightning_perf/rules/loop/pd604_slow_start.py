@@ -1,4 +1,4 @@
-"""PD604: it takes long until the first step is done."""
+"""PD604: the first step ends late."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lightning_perf.rules.wording import duration, percent
 _ADVICE = {
     "sanity_validation": "set num_sanity_val_steps=0",
     "loader_start": "make the first batch cheaper: lighter dataset constructors, fewer workers",
-    "first_step": "keep the compiler's cache: compiling and tuning kernels then happen once",
+    "first_step": "keep the compiler's cache, so that kernels are compiled and tuned only once",
     "callbacks": "move work out of the setup and start hooks of callbacks",
 }
 
 
 @rule("PD604", "slow-start")
 def check(session: Session) -> Finding | None:
-    """Compare the time to the first step with a minute and with the fit."""
+    """Compare the time to the end of the first step with a minute and with the duration of the fit."""
     run = session.run
     if run.stage != "fit":
         raise Skip(f"the start is measured for fit, this is {run.stage}")
@@ -36,11 +36,11 @@ def check(session: Session) -> Finding | None:
     if not is_long and (share < START_MIN_FIT_SHARE or start_s < NOTICED_START_S):
         return None
     rest_s = start_s - sum(run.startup.values())
-    told = {
+    startup = {
         **run.startup,
         **({"not attributed": rest_s} if run.startup and rest_s >= START_MIN_REST_SHARE * start_s else {}),
     }
-    parts = sorted(told.items(), key=lambda part: -part[1])
+    parts = sorted(startup.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
     return unsigned_finding(
         severity=_severity(start_s, share),
@@ -59,7 +59,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _severity(start_s: float, share: float) -> Severity:
-    """Return the severity by the start itself, which is outside the steady span."""
+    """Return the severity by the length of the start, which is outside the steady span."""
     if start_s >= LONG_START_S:
         return "medium" if share >= START_MIN_FIT_SHARE else "low"
     return "low" if start_s >= TRY_OUT_START_S else "info"

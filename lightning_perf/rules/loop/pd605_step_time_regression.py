@@ -1,4 +1,4 @@
-"""PD605: from some point on, steps take longer."""
+"""PD605: steps take longer from some point of the run on."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 
 LOOP = "other"
-# Where these take longer on a CPU of which the training has less than before, others took it.
+# If these phases take longer on a CPU while the training gets fewer cores, other programs are the cause.
 COMPUTING = ("forward", "backward", "optimizer")
 
 
 @rule("PD605", "step-time-regression")
 def check(session: Session) -> Finding | None:
-    """Look for a change of level in the timeline."""
+    """Find a change point in the timeline."""
     steady = steady_of(session)
     blocks = steady.timeline
     if len(blocks) < 2 * MIN_SEGMENT:
-        raise Skip(f"{len(blocks)} points in the course of the run; at least {2 * MIN_SEGMENT} are needed")
+        raise Skip(f"{len(blocks)} points in the timeline; at least {2 * MIN_SEGMENT} are needed")
     change = find_change([block.step_s for block in blocks])
     if change is None or change.after < (1 + GROWTH_MIN) * change.before:
         return None
@@ -63,23 +63,23 @@ def check(session: Session) -> Finding | None:
                 (
                     "check what else ran on the machine from then on, and whether batches grew"
                     if is_uniform or is_machine
-                    else f"find what grows or starts there in {phase.replace('_', ' ') or 'the step'}"
+                    else f"find what grows or starts at that step in {phase.replace('_', ' ') or 'the step'}"
                 ),
                 "hours",
             ),
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
-        basis=f"at most the former step time in all later steps ({percent(1 - change.before / change.after)} less)",
+        basis=f"at most the earlier step time in all later steps ({percent(1 - change.before / change.after)} less)",
         confidence="medium",
     )
-    # Nothing to win back by changing the training.
+    # If the machine is the cause, no change of the training helps.
     return (
         msgspec.structs.replace(finding, severity="info", gain=None, claims={}) if is_uniform or is_machine else finding
     )
 
 
 def _is_uniform(before: Sequence[Block], after: Sequence[Block], growth_ratio: float) -> bool:
-    """Return whether all relevant phases, at least two, grew about as much as the step, as on a slower machine."""
+    """Return whether all relevant phases (at least two) grew about as much as the step, as on a slower machine."""
     step_s = statistics.median(block.step_s for block in before)
     former = {name: _median(before, name) for name in {name for block in before for name in block.phases}}
     heavy = {name: seconds for name, seconds in former.items() if seconds > 0 and seconds >= GROWTH_MIN_WEIGHT * step_s}

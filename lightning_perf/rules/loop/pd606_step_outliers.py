@@ -1,14 +1,14 @@
-"""PD606: single steps that take several times the median cost a share of the time."""
+"""PD606: single steps that take several times the median take a share of the time."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import told
+from lightning_perf.rules.machine_signals import optional_evidence
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, CORELESS_PART, LOW_SHARE, MANY
+from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import slow_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
 
@@ -24,10 +24,10 @@ def check(session: Session) -> Finding | None:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
     worst = outliers.worst[0] if outliers.worst else None
-    coreless = _coreless(session)
-    # A step that waits for a core is slow for no fault of its own. All of this waiting is taken for the slow steps'.
-    own = max(0.0, 1.0 - coreless / outliers.share)
-    is_disturbed = own < CORELESS_PART
+    queueing = _queueing_share(session)
+    # Waiting for a core is caused by other programs. All of it is attributed to the slow steps.
+    own = max(0.0, 1.0 - queueing / outliers.share)
+    is_disturbed = own < OUTLIER_MIN_OWN_PART
     cause, advice, common = _in_common(session, phase)
     claims = {phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()}
     return timed_finding(
@@ -35,14 +35,12 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{number_of(outliers.n, 'slow step')} cost {percent(outliers.share)} of training time: each took more "
             f"than {duration(outliers.threshold_s)} (three times the median), mostly in {phase.replace('_', ' ')}."
-            + (f" The training thread waited {percent(coreless)} of its time for a core." if is_disturbed else cause)
+            + (f" The training thread waited {percent(queueing)} of its time for a core." if is_disturbed else cause)
         ),
         evidence=(
-            fact(
-                "share of the time in slow steps beyond the median", outliers.share, "fraction", LOW_SHARE, outliers.n
-            ),
-            fact("a slow step takes more than", outliers.threshold_s, "s"),
-            *told("share of its time that the training thread waited for a core", coreless or None, "fraction"),
+            fact("extra time of slow steps, share of the time", outliers.share, "fraction", LOW_SHARE, outliers.n),
+            fact("threshold for slow steps", outliers.threshold_s, "s"),
+            *optional_evidence("training thread waiting for a core, share of its time", queueing or None, "fraction"),
             *((fact(f"slowest: step {worst.step}", worst.duration_s, "s"),) if worst else ()),
         ),
         prescriptions=(
@@ -54,16 +52,16 @@ def check(session: Session) -> Finding | None:
         claims=claims,
         low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
         basis=(
-            "from the stack samples of this line to all time beyond the median step"
+            "from the stack samples of this line to all time above the median step"
             if common and not is_disturbed
-            else "at most the time beyond the median step, without waiting for a core"
+            else "at most the time above the median step, without waiting for a core"
         ),
         confidence="medium",
     )
 
 
 def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
-    """Return what slow steps have in common as a sentence, what to do about it, and its least share of their time."""
+    """Return the common cause of slow steps as a sentence, the advice, and the least share of their time it takes."""
     unknown = "train longer, so that more slow steps are sampled"
     if phase == "data_wait":
         return "", "avoid samples that are much slower than the others, or prefetch more batches", 0.0
@@ -82,17 +80,17 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     return text, f"run {where} in every tenth of these steps, or in the background", least
 
 
-def _coreless(session: Session) -> float:
+def _queueing_share(session: Session) -> float:
     """Return the share of its time that the training thread waited for a core; 0 if not known.
 
-    In a queue by the kernel's account; and in a virtual machine, where the kernel takes it for running, what the
-    hypervisor took of cores that were busy, the training thread's among them.
+    This is its time in the kernel's run queue, plus CPU steal in a virtual machine, during which the kernel counts the
+    thread as running.
     """
     host = session.telemetry.host if session.telemetry is not None else None
     if host is None:
         return 0.0
     stolen = host.steal_fraction.mean if host.steal_fraction is not None else 0.0
     busy = host.cpu_busy_fraction.mean if host.cpu_busy_fraction is not None else 1.0
-    # The training thread alone keeps one core busy.
+    # The training thread alone uses one core.
     stolen_when_busy = stolen / max(busy, 1 / session.machine.usable_cores)
     return min(1.0, (host.process_queueing_fraction or 0.0) + stolen_when_busy)

@@ -13,11 +13,11 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD607", "gradients-in-evaluation")
 def check(session: Session) -> Finding | None:
-    """Report validation outputs that hold a graph; what recording it costs is not measured."""
+    """Report validation outputs that have a graph; its cost is not measured."""
     steady = steady_of(session)
     model, trainer = session.settings.model, session.settings.trainer
     if model is None or model.eval_outputs_have_graph is None:
-        raise Skip("whether validation's outputs hold a graph was not seen")
+        raise Skip("whether validation outputs have a graph is not known")
     if not model.eval_outputs_have_graph:
         return None
     is_off = trainer.is_inference_mode is False
@@ -35,8 +35,8 @@ def check(session: Session) -> Finding | None:
             f"memory and time. {how_to_measure([prescription])}"
         ),
         evidence=(
-            fact("validation's outputs hold a graph", True),
-            fact("validation's share of the time", share, "fraction", LOW_SHARE),
+            fact("validation outputs have a graph", True),
+            fact("validation, share of the time", share, "fraction", LOW_SHARE),
             fact(WHY_NOT_MEASURED, "validation was not timed without graphs"),
             fact("inference_mode", "unknown" if trainer.is_inference_mode is None else trainer.is_inference_mode),
         ),

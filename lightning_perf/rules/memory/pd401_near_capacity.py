@@ -1,4 +1,4 @@
-"""PD401: peak memory is close to what the device has."""
+"""PD401: peak memory is close to the device's capacity."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD401", "near-capacity")
 def check(session: Session) -> Finding | None:
-    """Compare the peak with the capacity."""
+    """Compare the peak of reserved memory with the capacity."""
     device = device_memory_of(session)
     fraction = capacity_fraction(device)
     if fraction < NEAR_CAPACITY_FRACTION:
@@ -32,8 +32,8 @@ def check(session: Session) -> Finding | None:
             "A slightly larger batch would end the run."
         ),
         evidence=(
-            fact("peak of reserved memory ÷ memory of the device", fraction, "fraction", NEAR_CAPACITY_FRACTION),
-            fact("peak of allocated memory", device.peak_allocated_bytes, "bytes"),
+            fact("peak reserved memory ÷ device memory", fraction, "fraction", NEAR_CAPACITY_FRACTION),
+            fact("peak allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
         prescriptions=(CHECKPOINTING, *bf16_of(session), smaller_batch(session, n_samples)),
     )

@@ -1,4 +1,4 @@
-"""PD402: activations are most of what a tight memory holds."""
+"""PD402: activations are most of the memory in use, and memory is nearly full."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent, size_text
 
 @rule("PD402", "activations-dominate")
 def check(session: Session) -> Finding | None:
-    """Compare activations with the peak."""
+    """Compare activations with the memory in use."""
     breakdown = breakdown_of(session)
     if breakdown.activations_bytes is None:
         raise Skip(breakdown.activations_basis)

@@ -1,4 +1,4 @@
-"""PD403: optimizer states are most of what memory holds."""
+"""PD403: optimizer states are most of the memory in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent, size_text
 
 @rule("PD403", "optimizer-states-dominate")
 def check(session: Session) -> Finding | None:
-    """Compare optimizer states with the peak."""
+    """Compare optimizer states with the memory in use."""
     breakdown = breakdown_of(session)
     if breakdown.optimizer_bytes is None:
         raise Skip(breakdown.optimizer_basis)
@@ -22,12 +22,12 @@ def check(session: Session) -> Finding | None:
     fraction = breakdown.optimizer_bytes / whole
     if fraction <= DOMINANT_PART:
         return None
-    tight = is_tight(session)
+    is_limited = is_tight(session)
     return unsigned_finding(
-        severity="medium" if tight else "info",
+        severity="medium" if is_limited else "info",
         summary=(
             f"Optimizer states are {percent(fraction)} of the memory in use ({size_text(breakdown.optimizer_bytes)})."
-            + (" Memory limits this run." if tight else "")
+            + (" Memory limits this run." if is_limited else "")
         ),
         evidence=(
             fact("optimizer states ÷ memory in use", fraction, "fraction", DOMINANT_PART),

@@ -1,4 +1,4 @@
-"""PD404: the allocator holds far more than tensors use."""
+"""PD404: the allocator reserves far more memory than tensors use."""
 
 from __future__ import annotations
 

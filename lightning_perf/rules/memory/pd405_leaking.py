@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD405", "leaking")
 def check(session: Session) -> Finding | None:
-    """Look for rising memory and for containers that keep autograd graphs."""
+    """Find growing memory and containers that keep autograd graphs."""
     memory = session.memory
     trends = [g for g in memory.growth if g.where != "workers"]  # PD113
     held = [s for s in memory.held_graphs if s.n_with_graph >= HELD_MIN_TENSORS or s.kind == "graph"]
@@ -26,12 +26,12 @@ def check(session: Session) -> Finding | None:
     is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     return unsigned_finding(
-        # What ends a run is more than what slows it down, but not before it is known to come.
+        # Running out of memory is worse than a slow run, but only high if the cause is known.
         severity="high" if worst is not None and suspects else "medium" if worst is not None else "low",
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
-            *(fact(f"{s.name}: gained per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
+            *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
         prescriptions=(_prescription(suspects),),
         confidence="high" if suspects else "medium",
@@ -42,11 +42,11 @@ def _summary(growth: Growth | None, suspects: tuple[Suspect, ...], is_hidden: bo
     first = suspects[0] if suspects else None
     if growth is None:
         assert first is not None
-        gathers = "gains autograd nodes" if first.kind == "graph" else "keeps tensors with their autograd graphs"
-        return f"{first.name} {gathers} in every step. {_what(first)}."
+        grows = "gains autograd nodes" if first.kind == "graph" else "keeps tensors with their autograd graphs"
+        return f"{first.name} {grows} in every step. {_what(first)}."
     place = "Host memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
     text = f"{place} grows by {size_text(growth.bytes_per_step)} per step"
-    hidden = " Resident memory does not show it as long as the heap has free blocks." if is_hidden else ""
+    hidden = " Resident memory does not show it while the heap has free blocks." if is_hidden else ""
     if first is None:
         return f"{text}. No container of tensors that grows with it was found.{hidden}"
     return f"{text}, and {first.name} grows with it. {_what(first)}.{hidden}"
@@ -72,5 +72,5 @@ def _prescription(suspects: tuple[Suspect, ...]) -> Prescription:
     elif suspects:
         summary, code = f"clear {suspects[0].name} after use, or keep only the needed part", ""
     else:
-        summary, code = "look for objects kept in every step: lists, caches, closures, and memory outside Python", ""
+        summary, code = "find objects kept in every step: lists, caches, closures, and memory outside Python", ""
     return fix(summary, "minutes", code=code)

@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD406", "unused-headroom")
 def check(session: Session) -> Finding | None:
-    """Compare the peak with the capacity, and check whether the device is idle."""
+    """Compare the peak of reserved memory with the capacity, and check whether the device is idle."""
     device = device_memory_of(session)
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch
@@ -25,7 +25,7 @@ def check(session: Session) -> Finding | None:
     if fraction >= HEADROOM_MAX_FRACTION or (busy and not is_idle):
         return None
     fits = larger_batch(session)
-    evidence = [fact("peak of reserved memory ÷ memory of the device", fraction, "fraction", HEADROOM_MAX_FRACTION)]
+    evidence = [fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION)]
     if busy:
         evidence.append(
             fact("device busy in profiled steps", statistics.median(busy), "fraction", UNDERUSED_MAX_BUSY, len(busy))

@@ -27,7 +27,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("allocation retries", device.alloc_retries, "count", 0),
-            fact("peak of reserved memory", device.peak_reserved_bytes, "bytes"),
+            fact("peak reserved memory", device.peak_reserved_bytes, "bytes"),
         ),
         prescriptions=(smaller_batch(session, n_samples), EXPANDABLE_SEGMENTS),
     )

@@ -35,15 +35,15 @@ def check(session: Session) -> Finding | None:
         "shm": "Shared memory of the DataLoader workers ran out",
     }[oom.where]
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
-    asked = f" The failed request was for {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
+    request = f" The failed request was {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
-    evidence = [fact("steps before", oom.step, "count")]
+    evidence = [fact("completed steps", oom.step, "count")]
     for tensor in oom.largest_tensors[:3]:
         name = tensor.name or "an unnamed tensor"
-        evidence.append(fact(f"live: {name}", tensor.n_bytes, "bytes"))
+        evidence.append(fact(f"live tensor: {name}", tensor.n_bytes, "bytes"))
     return unsigned_finding(
         severity="high",
-        summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{asked}",
+        summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{request}",
         evidence=tuple(evidence),
         prescriptions=_prescriptions(session, oom),
     )
@@ -59,7 +59,7 @@ def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ..
 
 
 def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescription, int | None]]:
-    """Yield what to change, with the bytes that this frees by the breakdown of the memory."""
+    """Yield recommendations, each with the bytes that it frees by the memory breakdown."""
     breakdown = session.memory.breakdown
     activations = (breakdown.activations_bytes or 0) if breakdown is not None else 0
     states = (breakdown.optimizer_bytes or 0) if breakdown is not None else 0

@@ -12,27 +12,27 @@ from lightning_perf.rules.wording import percent, size_text
 
 @rule("PD409", "host-memory-pressure")
 def check(session: Session) -> Finding | None:
-    """Compare memory in use with the limit."""
+    """Compare host memory in use with its limit, and check for swapped memory."""
     host = session.memory.host
     if host is None:
         raise Skip(session.missing.get("memory", "the host's memory was not read"))
     if not host.limit_bytes:
-        raise Skip("neither a limit nor the size of the machine's memory is known")
+        raise Skip("neither a memory limit nor the size of the machine's memory is known")
     own_bytes = host.peak_rss_bytes or host.rss_bytes
     fraction = max(own_bytes, host.used_bytes or 0) / host.limit_bytes
     swapped_bytes = host.swapped_bytes or 0
     if fraction < HOST_MEMORY_FRACTION and swapped_bytes < SWAPPED_MIN_BYTES:
         return None
     limit = "the cgroup's memory limit" if host.limit_basis == "cgroup" else "the machine's memory"
-    told = []
+    sentences = []
     if fraction >= HOST_MEMORY_FRACTION:
-        told.append(f"{percent(fraction)} of {limit} ({size_text(host.limit_bytes)}) was in use.")
+        sentences.append(f"{percent(fraction)} of {limit} ({size_text(host.limit_bytes)}) was in use.")
     if swapped_bytes >= SWAPPED_MIN_BYTES:
-        told.append(f"{size_text(swapped_bytes)} of this training is swapped out.")
+        sentences.append(f"{size_text(swapped_bytes)} of this training is swapped out.")
     fewer = fewer_batches_ahead(session)
     return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
-        summary=" ".join(told),
+        summary=" ".join(sentences),
         evidence=(
             fact(f"memory in use ÷ {limit}", fraction, "fraction", HOST_MEMORY_FRACTION),
             fact("peak resident memory of this process", own_bytes, "bytes"),

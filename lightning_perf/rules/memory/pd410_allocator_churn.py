@@ -1,4 +1,4 @@
-"""PD410: steady steps ask the driver for memory, and give it back, again and again."""
+"""PD410: the driver allocates and frees memory in steady steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     reading, device = device_reading_of(session)
     allocator = reading.trace.allocator
     if allocator is None:
-        raise Skip("the trace holds no calls of the driver")
+        raise Skip("the trace has no memory calls of the driver")
     exposed_s = reading.path_s("allocator")
     if reading.share(exposed_s) < LOW_SHARE:
         return None
@@ -28,7 +28,7 @@ def check(session: Session) -> Finding | None:
             f"memory{f': {calls}' if calls else ''}."
         ),
         evidence=(
-            reading.evidence("allocating and freeing with the device idle", exposed_s, LOW_SHARE),
+            reading.evidence("device idle while the driver allocates or frees memory", exposed_s, LOW_SHARE),
             *(fact(call.name, call.total_s, "s", n=call.n) for call in allocator.calls[:3]),
         ),
         prescriptions=(
@@ -41,7 +41,7 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=least_s,
         high_s=most_s,
-        basis="at most these calls, while the device was idle",
+        basis="at most the time of these calls in which the device was idle",
     )
 
 

@@ -1,4 +1,4 @@
-"""PD901: fewer steps than a trustworthy figure needs."""
+"""PD901: too few steps for reliable averages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
 
-def _rests_on_it(finding: Finding) -> bool:
-    """Return whether a finding rests on steps."""
+def _depends_on_steps(finding: Finding) -> bool:
     return bool(finding.claims) or finding.gain is not None
 
 
-@rule("PD901", "too-few-steps", weakens=_rests_on_it)
+@rule("PD901", "too-few-steps", weakens=_depends_on_steps)
 def check(session: Session) -> Finding | None:
     """Compare the number of steady steps with the minimum."""
     if session.steady is None and session.run.n_steps == 0:

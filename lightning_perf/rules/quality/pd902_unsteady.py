@@ -1,4 +1,4 @@
-"""PD902: the two halves of the measured steps disagree."""
+"""PD902: step time differs between the halves of the run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 
 
-def _rests_on_it(finding: Finding) -> bool:
-    """Return whether a finding rests on steps."""
+def _depends_on_steps(finding: Finding) -> bool:
     return bool(finding.claims) or finding.gain is not None
 
 
-@rule("PD902", "unsteady", weakens=_rests_on_it)
+@rule("PD902", "unsteady", weakens=_depends_on_steps)
 def check(session: Session) -> Finding | None:
-    """Report halves that disagree."""
+    """Report a run whose halves have different step times."""
     steady = steady_of(session)
     if steady.is_steady is None:
         raise Skip("fewer than 20 steps: two halves cannot be compared")

@@ -1,4 +1,4 @@
-"""PD903: PerfDoctor itself costs more than it promised."""
+"""PD903: PerfDoctor's overhead exceeds its budget."""
 
 from __future__ import annotations
 

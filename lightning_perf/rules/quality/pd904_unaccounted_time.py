@@ -1,4 +1,4 @@
-"""PD904: much of the time belongs to no phase."""
+"""PD904: much of the time is in no known phase."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _MEANING = {
     "between": "host time between operators while the device waits",
     "launch": "host time in operators while the device waits",
     "blocked": "while the host waits for the device, which is idle",
-    "queue": "while the device is idle though its work was launched",
-    "edges": "before the first and after the last work of the device",
+    "queue": "while the device is idle although work was launched",
+    "edges": "before the first and after the last device event",
 }
 
 
 @rule("PD904", "unaccounted-time")
 def check(session: Session) -> Finding | None:
-    """Compare the phase ``other``, or what no cause in a trace explains, with the bound."""
+    """Compare the phase ``other``, or the unexplained time of a trace, with the threshold."""
     if session.steady is None and session.windows:
         return _in_a_trace(session)
     steady = steady_of(session)
-    # What ranks wait for one another there has a name.
+    # Waits of ranks for one another are named times in this phase.
     named = share_of(one for one in steady.named if one.phase == "other")
     share = phase_s(steady, "other") / steady.span_s - named
     if share <= UNACCOUNTED_MAX_SHARE:
@@ -38,7 +38,7 @@ def check(session: Session) -> Finding | None:
     where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
     return unsigned_finding(
         severity="info",
-        summary=f"{percent(share)} of training time belongs to no known phase.{where}",
+        summary=f"{percent(share)} of training time is in no known phase.{where}",
         evidence=(
             fact("share of the time in no known phase", share, "fraction", UNACCOUNTED_MAX_SHARE, steady.n_steps),
         ),
@@ -77,7 +77,7 @@ def _in_a_trace(session: Session) -> Finding | None:
         ),
         prescriptions=(
             fix(
-                "record the trace with Python stacks: they show the lines that the host runs",
+                "record the trace with Python stacks, which show the lines that the host runs",
                 "minutes",
                 code="torch.profiler.profile(..., with_stack=True)",
             ),

@@ -1,4 +1,4 @@
-"""PD905: an accelerator is in use, but its clock was not read."""
+"""PD905: an accelerator is in use, but steps were not timed by device events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 
 
-def _rests_on_it(finding: Finding) -> bool:
-    """Return whether a finding differs between host and device times."""
+def _depends_on_device_time(finding: Finding) -> bool:
+    """Return whether a finding would differ with device times instead of host times."""
     return finding.category in ("data", "transfer", "compute")
 
 
-@rule("PD905", "no-device-clock", weakens=_rests_on_it)
+@rule("PD905", "no-device-clock", weakens=_depends_on_device_time)
 def check(session: Session) -> Finding | None:
-    """Report a device whose times are missing."""
+    """Report missing device times."""
     if is_cpu_run(session):
         return None
     if steady_of(session).device is not None:

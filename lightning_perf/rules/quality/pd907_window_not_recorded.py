@@ -1,4 +1,4 @@
-"""PD907: a profiler window came back without events, or failed."""
+"""PD907: a profiler window recorded no events, or failed."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled, told
+from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, optional_evidence, sampled
 from lightning_perf.rules.parts import fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
@@ -16,7 +16,7 @@ THERMAL_REASONS = ("sw_thermal", "hw_thermal")
 
 @rule("PD801", "thermal-throttling")
 def check(session: Session) -> Finding | None:
-    """Check the driver's throttling reasons; without them, compare temperature and clocks."""
+    """Compare the time of thermal throttling with the threshold; if not reported, check temperature and clock."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     reasons = device.throttle_fractions
@@ -39,7 +39,7 @@ def check(session: Session) -> Finding | None:
         else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
     )
     evidence = (
-        *told(
+        *optional_evidence(
             "time thermally throttled",
             min(1.0, throttled) if reasons is not None else None,
             "fraction",
@@ -48,9 +48,9 @@ def check(session: Session) -> Finding | None:
         ),
         *sampled("temperature", hot, "°C", HOT_C, "p95"),
         *sampled("clock", clock, "MHz"),
-        *told("highest clock", device.max_sm_clock_mhz, "MHz"),
+        *optional_evidence("highest clock", device.max_sm_clock_mhz, "MHz"),
     )
-    if lost is None:  # what it costs is not known
+    if lost is None:  # the cost is not known
         return unsigned_finding(severity="low", summary=summary, evidence=evidence, prescriptions=(_COOLER,))
     return timed_finding(
         steady,
@@ -58,7 +58,7 @@ def check(session: Session) -> Finding | None:
         evidence=evidence,
         prescriptions=(_COOLER,),
         claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
-        basis=("at most the highest clock all the time" + ("" if is_hot_and_slow else " while throttled")),
+        basis=("at most compute at the highest clock" + ("" if is_hot_and_slow else " while throttled")),
         confidence="medium" if is_hot_and_slow else "high",
         method="modeled",
     )

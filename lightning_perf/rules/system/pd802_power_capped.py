@@ -1,9 +1,9 @@
-"""PD802: the device would clock higher if it were given more power."""
+"""PD802: the power limit lowers the device's clock."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
+from lightning_perf.rules.machine_signals import device_telemetry_of, optional_evidence, sampled
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import POWER_CAPPED_MIN_FRACTION
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
         return None
     limit_w, default_w = device.power_limit_w, device.default_power_limit_w
     is_lowered = limit_w is not None and default_w is not None and limit_w < default_w
-    # A device at the limit that it was delivered with is well used: nothing to win, hence info.
+    # At its default limit a device is well used and nothing can be gained, hence info.
     return unsigned_finding(
         severity="low" if is_lowered else "info",
         summary=(
@@ -34,7 +34,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("time at the power limit", capped, "fraction", POWER_CAPPED_MIN_FRACTION, device.n_samples),
             *sampled("power", device.power_w, "W", limit_w),
-            *told("default limit", default_w, "W"),
+            *optional_evidence("default limit", default_w, "W"),
             *sampled("clock", device.sm_clock_mhz, "MHz"),
         ),
         prescriptions=(

@@ -1,11 +1,11 @@
-"""PD803: more computing threads than cores."""
+"""PD803: more compute threads than cores."""
 
 from __future__ import annotations
 
 import math
 
 from lightning_perf.records import HostTelemetry, Session
-from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, sampled, told
+from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, optional_evidence, sampled
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
@@ -16,25 +16,25 @@ from lightning_perf.rules.wording import number_of, percent
 
 @replay_rule("PD803", "too-many-threads")
 def check(session: Session) -> Diagnosis | None:
-    """Report more threads than cores unless a replay shows that fewer threads gain nothing."""
+    """Report more threads than cores unless a replay shows that fewer threads are not faster."""
     host = host_of(session)
     n_threads = session.settings.torch.n_threads or host.n_torch_threads
     if not n_threads:
         raise Skip("the number of threads is not known")
     n_processes = session.machine.local_world_size
     usable = session.machine.usable_cores
-    if n_threads * n_processes <= usable or not _collide(host):
+    if n_threads * n_processes <= usable or not _compete_for_cores(host):
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     queueing = host.process_queueing_fraction or 0.0
     fewer = f"{n_fitting} thread{'s' if n_fitting > 1 else ''}"
     return Diagnosis(
-        f"{number_of(n_processes, 'process', 'processes')} with {n_threads} computing threads share {usable:g} usable "
+        f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads share {usable:g} usable "
         "cores" + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
         (
-            fact("computing threads on this node", n_threads * n_processes, "count", usable),
-            *told(
-                "time of the training thread queueing for a core",
+            fact("compute threads on this node", n_threads * n_processes, "count", usable),
+            *optional_evidence(
+                "training thread queueing for a core, share of its time",
                 host.process_queueing_fraction,
                 "fraction",
                 THREAD_QUEUEING_MIN,
@@ -42,8 +42,8 @@ def check(session: Session) -> Diagnosis | None:
             *sampled(
                 "involuntary context switches per second", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S
             ),
-            *told("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
-            *told("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
+            *optional_evidence("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
+            *optional_evidence("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
         ),
         fix(
             f"use {fewer} per process (now {n_threads})",
@@ -59,7 +59,7 @@ def check(session: Session) -> Diagnosis | None:
     )
 
 
-def _collide(host: HostTelemetry) -> bool:
+def _compete_for_cores(host: HostTelemetry) -> bool:
     switches = host.involuntary_switches_per_s
     is_queueing = (host.process_queueing_fraction or 0.0) >= THREAD_QUEUEING_MIN
     return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)

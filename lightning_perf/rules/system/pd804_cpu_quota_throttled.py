@@ -1,10 +1,10 @@
-"""PD804: the container's CPU quota stops the training for part of each period."""
+"""PD804: the CPU quota of the container throttles training."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import host_of, told
+from lightning_perf.rules.machine_signals import host_of, optional_evidence
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD804", "cpu-quota-throttled")
 def check(session: Session) -> Finding | None:
-    """Compare the throttled periods of the cgroup with the threshold."""
+    """Compare the fraction of throttled periods of the cgroup with the threshold."""
     steady = steady_of(session)
     host = host_of(session)
     if not host.throttle_periods:
@@ -38,8 +38,8 @@ def check(session: Session) -> Finding | None:
                 THROTTLED_MIN_FRACTION,
                 host.throttle_periods,
             ),
-            *told("time throttled, summed over cores", host.throttled_s, "s"),
-            *told("quota", quota, "cores"),
+            *optional_evidence("time throttled, summed over cores", host.throttled_s, "s"),
+            *optional_evidence("quota", quota, "cores"),
         ),
         prescriptions=(
             fix(

@@ -1,9 +1,9 @@
-"""PD805: another process computes on the same device."""
+"""PD805: another process uses the same device."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.machine_signals import device_telemetry_of, sampled, told
+from lightning_perf.rules.machine_signals import device_telemetry_of, optional_evidence, sampled
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 
@@ -18,16 +18,16 @@ def check(session: Session) -> Finding | None:
         raise Skip(reason or f"{device.device} does not report its processes")
     if n_others < 1:
         return None
-    # Not by the table: how much the others take cannot be told from here.
+    # Not rated by time saved: the device time of other processes is not known.
     return unsigned_finding(
         severity="medium",
         summary=(
-            f"{n_others} other process{'es' if n_others > 1 else ''} computed on {device.device} during this training. "
+            f"{n_others} other process{'es' if n_others > 1 else ''} used {device.device} during this training. "
             f"{'They share' if n_others > 1 else 'It shares'} its compute time and memory."
         ),
         evidence=(
             fact("other processes on the device", n_others, "count", n=device.n_samples),
-            *told("memory of other processes", device.other_memory_bytes, "bytes"),
+            *optional_evidence("memory of other processes", device.other_memory_bytes, "bytes"),
             *sampled("utilization by all processes", device.utilisation_fraction, "fraction"),
         ),
         prescriptions=(fix("find the processes with nvidia-smi; use a free device", "minutes"),),

@@ -1,4 +1,4 @@
-"""PD806: the device's PCIe link is slower than it could be."""
+"""PD806: the PCIe link of the device is slower than device and slot support."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning_perf.rules.signals import phase_s, steady_of
 
 @rule("PD806", "degraded-link")
 def check(session: Session) -> Finding | None:
-    """Compare the best link seen under load with the highest that device and slot support."""
+    """Compare the fastest link observed under load with the fastest that device and slot support."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     now = (device.pcie_generation, device.pcie_width)
     most = (device.max_pcie_generation, device.max_pcie_width)
     if now[0] is None or now[1] is None or not most[0] or not most[1]:
-        raise Skip(f"{device.device} does not report the state of its link")
+        raise Skip(f"{device.device} does not report its PCIe link")
     if now[0] >= most[0] and now[1] >= most[1]:
         return None
     # Each generation doubles the rate of a lane.
@@ -38,7 +38,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=(fix("reseat the card, or try another slot, riser or BIOS setting for the link speed", "hours"),),
         claims={"transfer": lost * phase_s(steady, "transfer")},
-        basis="at most all copies at the full rate; nothing if they overlap with computing",
+        basis="at most all copies at the full rate; no gain if they overlap with compute",
         confidence="medium",
         method="modeled",
     )

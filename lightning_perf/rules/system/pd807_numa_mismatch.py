@@ -1,10 +1,10 @@
-"""PD807: the training runs on cores far from its device."""
+"""PD807: training runs on cores of another NUMA node than its device."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, told
+from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, optional_evidence
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD807", "numa-mismatch")
 def check(session: Session) -> Finding | None:
-    """Compare the node of the device with the nodes of the process."""
+    """Compare the NUMA node of the device with those of the process."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     host = host_of(session)
@@ -33,7 +33,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("NUMA node of the device", node),
             fact("NUMA nodes of the process", ", ".join(map(str, nodes))),
-            *told("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
+            *optional_evidence("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
         ),
         prescriptions=(
             fix(
@@ -43,7 +43,7 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={"transfer": FAR_NODE_MAX_GAIN * far * phase_s(steady, "transfer")},
-        basis="assumed: at most copies a third faster",
+        basis="assumed: copies at most a third faster",
         confidence="low",
         method="modeled",
     )

@@ -1,9 +1,9 @@
-"""PD808: the device is little or unevenly used, and no other rule says why."""
+"""PD808: the device's utilization is low or uneven, and no other rule explains it."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.machine_signals import device_telemetry_of, needed
+from lightning_perf.rules.machine_signals import device_spread_of, device_telemetry_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
@@ -13,10 +13,10 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD808", "low-utilisation-unexplained", only_unexplained=True)
 def check(session: Session) -> Finding | None:
-    """Compare the device's utilization with the bounds; the engine drops this if another finding explains it."""
+    """Compare the device's utilization with the thresholds; the engine drops this finding if another explains it."""
     steady_of(session)
     device = device_telemetry_of(session)
-    use = needed(session, device, "utilisation_fraction")
+    use = device_spread_of(session, device, "utilisation_fraction")
     is_low = use.p95 < UTILIZATION_LOW_P95
     is_uneven = not is_low and use.p5 < UTILIZATION_UNEVEN_P5
     if not is_low and not is_uneven:
@@ -25,17 +25,17 @@ def check(session: Session) -> Finding | None:
         what = f"{device.device} was at most {percent(use.p95)} utilized (p95)"
     else:
         what = f"{device.device} was {percent(use.p5)} to {percent(use.p95)} utilized (p5 to p95)"
-    # Not by the table: without a cause nothing can be claimed.
+    # Not rated by time saved: without a cause no gain is known.
     return unsigned_finding(
         severity="low",
         summary=f"{what}, and no other rule explains it.",
         evidence=(
-            fact("utilisation, p95", use.p95, "fraction", UTILIZATION_LOW_P95, use.n),
-            fact("utilisation, p5", use.p5, "fraction", UTILIZATION_UNEVEN_P5, use.n),
+            fact("utilization, p95", use.p95, "fraction", UTILIZATION_LOW_P95, use.n),
+            fact("utilization, p5", use.p5, "fraction", UTILIZATION_UNEVEN_P5, use.n),
         ),
         prescriptions=(
             fix(
-                "record a profiler window: it shows where the device is idle",
+                "record a profiler window, which shows when the device is idle",
                 "one line",
                 code="PerfDoctor(schedule=(5, 2, 3, 1))",
             ),

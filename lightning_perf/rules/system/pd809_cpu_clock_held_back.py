@@ -1,10 +1,10 @@
-"""PD809: the CPU runs below its clock while the training needs it."""
+"""PD809: the CPU runs below its base clock while training needs it."""
 
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, told, wait_share
+from lightning_perf.rules.machine_signals import compute_claims, host_of, optional_evidence, sampled, wait_share
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
@@ -13,7 +13,7 @@ from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART, WAIT_MIN_SHARE
 
 @rule("PD809", "cpu-clock-held-back")
 def check(session: Session) -> Finding | None:
-    """Compare the clock of the training thread's core with the expected one."""
+    """Compare the clock of the training thread's core with the expected clock."""
     steady = steady_of(session)
     host = host_of(session)
     clock = host.cpu_mhz
@@ -22,13 +22,13 @@ def check(session: Session) -> Finding | None:
         raise Skip(session.missing.get("telemetry.host.cpu_mhz", "the clock of the CPU is not known"))
     waits = wait_share(steady)
     if not is_cpu_run(session) and waits < WAIT_MIN_SHARE:
-        return None  # the device decides the speed
+        return None  # the device limits the speed
     is_governed = host.cpu_governor not in (None, "performance")
-    # Without a guaranteed clock only the highest is known, which few cores reach at once.
+    # Without a base clock only the maximum is known, which few cores reach at the same time.
     allowed = 1.0 if host.base_cpu_mhz else CPU_CLOCK_MIN_PART
     if clock.p50 >= allowed * full_mhz:
         return None
-    level = "the guaranteed clock" if host.base_cpu_mhz else "half of the highest"
+    level = "the base clock" if host.base_cpu_mhz else "half of the maximum clock"
     wanted = f"instead of {'' if host.base_cpu_mhz else 'up to '}{full_mhz:.0f} MHz"
     lost = 1.0 - clock.p50 / (allowed * full_mhz)
     phases = compute_claims(steady, lost) if is_cpu_run(session) else {}
@@ -40,8 +40,8 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             *sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
-            *told("guaranteed clock", host.base_cpu_mhz, "MHz"),
-            *told("highest clock", host.max_cpu_mhz, "MHz"),
+            *optional_evidence("base clock", host.base_cpu_mhz, "MHz"),
+            *optional_evidence("maximum clock", host.max_cpu_mhz, "MHz"),
             fact("governor", host.cpu_governor or "unknown"),
         ),
         prescriptions=(
@@ -54,7 +54,7 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={**phases, "data_wait": lost * phase_s(steady, "data_wait")},
-        basis=f"at most computing at {level}",
+        basis=f"at most compute at {level}",
         confidence="medium" if is_governed else "low",
         method="modeled",
     )

@@ -1,4 +1,4 @@
-"""PD201: batches are copied to the device from memory that the driver has to copy once more."""
+"""PD201: batches are copied to the device from pageable memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent, place
 
 @rule("PD201", "pageable-copies")
 def check(session: Session) -> Finding | None:
-    """Compare the time of copies from pageable memory without a kernel with the threshold."""
+    """Compare the exposed time of copies from pageable memory with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = reading.path_s("pageable_copy")
@@ -22,18 +22,18 @@ def check(session: Session) -> Finding | None:
     is_pinned = any(loader.pin_memory for loader in session.settings.loaders if loader.stage == "train")
     return reading.finding(
         summary=(
-            f"The device only copies from pageable memory {percent(reading.share(exposed_s))} of the time. "
-            f"{copies.h2d_pageable_n} copies in the trace{_where(copies)}."
+            f"{percent(reading.share(exposed_s))} of the time is exposed copies from pageable memory. "
+            f"The trace has {copies.h2d_pageable_n} of them{_where(copies)}."
         ),
         evidence=(
-            reading.evidence("copying from pageable memory while no kernel ran", exposed_s, PAGEABLE_MIN_SHARE),
+            reading.evidence("copies from pageable memory while no kernel ran", exposed_s, PAGEABLE_MIN_SHARE),
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
-        prescriptions=(_make_on_device(),) if is_pinned else (_pin(),),
+        prescriptions=(_create_on_device(),) if is_pinned else (_pin(),),
         low_s=least_s,
         high_s=most_s,
-        basis="at most the copies, if they ran beside kernels",
+        basis="at most the copies, if they overlapped with kernels",
     )
 
 
@@ -52,7 +52,7 @@ def _pin() -> Prescription:
     )
 
 
-def _make_on_device() -> Prescription:
+def _create_on_device() -> Prescription:
     return fix(
         "create these tensors on the device: the loader already pins its batches",
         "minutes",

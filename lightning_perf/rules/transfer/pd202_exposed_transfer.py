@@ -1,4 +1,4 @@
-"""PD202: the device waits while its next batch is copied, though copies could run beside kernels."""
+"""PD202: the device waits while its next batch is copied, although copies could overlap with kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD202", "exposed-transfer")
 def check(session: Session) -> Finding | None:
-    """Compare the time of copies from pinned memory without a kernel with the threshold."""
+    """Compare the exposed time of copies from pinned memory with the threshold."""
     reading, device = device_reading_of(session)
     copies = reading.trace.copies
     if copies is None:
@@ -28,7 +28,7 @@ def check(session: Session) -> Finding | None:
         code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255",
     )
     prefetch = fix(
-        "copy the next batch on a side stream while this one is computed",
+        "copy the next batch on a side stream during the current step",
         "hours",
         code="with torch.cuda.stream(side):\n    upcoming = batch.to(device, non_blocking=True)",
     )
@@ -36,19 +36,19 @@ def check(session: Session) -> Finding | None:
     speed = copies.h2d_bytes / copies.h2d_s if copies.h2d_bytes and copies.h2d_s > 0 else None
     return reading.finding(
         summary=(
-            f"The device only copies from pinned memory {percent(reading.share(exposed_s))} of the time: "
-            f"{copies.h2d_n} copies in the trace without a kernel beside them."
+            f"{percent(reading.share(exposed_s))} of the time is exposed copies from pinned memory. "
+            f"The trace has {copies.h2d_n} copies to the device."
         ),
         evidence=(
-            reading.evidence("copying from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
-            reading.evidence("kernels running, beside which copies could run", device.compute_s),
-            *((fact("speed of the copies", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
+            reading.evidence("copies from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
+            reading.evidence("kernels that copies could overlap with", device.compute_s),
+            *((fact("copy rate", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
         ),
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
         high_s=max(overlap_s, smaller_s),
         basis=(
-            "at most the copies that would fit beside kernels"
+            "at most the copies that kernels could hide"
             if can_hide
-            else "at most three quarters of the copies, if 32-bit numbers were sent as bytes"
+            else "at most three quarters of the copies, if fp32 values were sent as bytes"
         ),
     )

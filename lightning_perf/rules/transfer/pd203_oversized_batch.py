@@ -1,4 +1,4 @@
-"""PD203: batches are twice as large as what they say needs."""
+"""PD203: batches are at least twice as large as their values need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD203", "oversized-batch", explains=("PD101", "PD109"))
 def check(session: Session) -> Finding | None:
-    """Compare the bytes of a batch with what its values need."""
+    """Compare the bytes of a batch with the bytes that its values need."""
     probe = probe_of(session)
     if probe.batch_bytes is None:
         raise Skip(probe.missing.get("batch_bytes", "the size of a batch is not known"))
@@ -33,10 +33,10 @@ def check(session: Session) -> Finding | None:
             f"({ratio:.1f} times less). {_why(probe)}"
         ),
         evidence=(
-            fact("bytes of a batch", probe.batch_bytes, "bytes", OVERSIZED_MIN_BYTES),
+            fact("bytes per batch", probe.batch_bytes, "bytes", OVERSIZED_MIN_BYTES),
             fact("bytes ÷ bytes that its values need", ratio, "ratio", OVERSIZED_MIN_RATIO),
             *((fact("float64", wide, "bytes"),) if wide else ()),
-            *((fact("floats whose values fit one byte", probe.narrow_bytes, "bytes"),) if probe.narrow_bytes else ()),
+            *((fact("float values that fit one byte", probe.narrow_bytes, "bytes"),) if probe.narrow_bytes else ()),
         ),
         prescriptions=(
             Prescription(
@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
                 summary=f"return uint8{' (or float32)' if wide else ''} and convert on the device"
                 if probe.narrow_bytes
                 else "return float32 instead of float64",
-                # Rounding float64 to float32 changes what is computed; bytes converted later do not.
+                # Rounding float64 to float32 changes results; converting bytes later does not.
                 safety="exact" if probe.narrow_bytes and not wide - probe.narrow_bytes > 0 else "numerics",
                 effort="minutes",
                 code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255"
@@ -56,8 +56,8 @@ def check(session: Session) -> Finding | None:
             "transfer": part * phase_s(stage, "transfer"),
             "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
         },
-        basis="at most the same part of the time that moves batches",
-        confidence="high" if wide else "medium",  # a type is seen; that all values fit a byte holds for those looked at
+        basis="at most the same fraction of the time to move batches",
+        confidence="high" if wide else "medium",  # the dtype is certain; whether all values fit a byte was sampled
     )
 
 
@@ -65,8 +65,8 @@ def _needed_bytes(probe: LoaderProbe) -> int:
     n_bytes, wide, narrow = probe.batch_bytes or 0, probe.bytes_by_dtype.get("float64", 0), probe.narrow_bytes or 0
     narrow_single = min(narrow, probe.bytes_by_dtype.get("float32", 0))
     narrow_double = min(narrow - narrow_single, wide)
-    spared = 0.75 * narrow_single + 0.875 * narrow_double + 0.5 * (wide - narrow_double)
-    return max(0, round(n_bytes - spared))
+    saved = 0.75 * narrow_single + 0.875 * narrow_double + 0.5 * (wide - narrow_double)
+    return max(0, round(n_bytes - saved))
 
 
 def _why(probe: LoaderProbe) -> str:

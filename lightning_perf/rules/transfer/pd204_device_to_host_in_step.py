@@ -1,4 +1,4 @@
-"""PD204: results travel back to the host inside the step."""
+"""PD204: results are copied to the host within the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent, place
 
 @rule("PD204", "device-to-host-in-step")
 def check(session: Session) -> Finding | None:
-    """Compare the time of copies to the host without a kernel with the threshold."""
+    """Compare the exposed time of copies to the host with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = reading.path_s("device_to_host")
@@ -23,11 +23,11 @@ def check(session: Session) -> Finding | None:
     where = f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
     return reading.finding(
         summary=(
-            f"The device only copies to the host {percent(reading.share(exposed_s))} of the time: "
+            f"{percent(reading.share(exposed_s))} of the time is exposed copies to the host: "
             f"{reading.per_step(copies.d2h_n, 'copy', 'copies')}{where}."
         ),
         evidence=(
-            reading.evidence("copying to the host while no kernel ran", exposed_s, LOW_SHARE),
+            reading.evidence("copies to the host while no kernel ran", exposed_s, LOW_SHARE),
             fact("copies to the host", copies.d2h_n, "count"),
         ),
         prescriptions=(
@@ -39,5 +39,5 @@ def check(session: Session) -> Finding | None:
         ),
         low_s=least_s,
         high_s=most_s,
-        basis="at most the copies without a kernel beside them",
+        basis="at most the copies while no kernel ran",
     )
