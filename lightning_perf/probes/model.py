@@ -109,6 +109,7 @@ def unwrap(optimizer: Any) -> Any:
 
 
 def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
+    """Return the parameters that an optimizer updates."""
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
