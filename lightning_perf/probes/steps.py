@@ -28,7 +28,7 @@ def open_loop(
         pl_module: Its module.
         owner: The callback that measures; its own time is kept apart.
         stage: Of the run.
-        probes: Is told what fails.
+        probes: Records what fails.
         wants_device: Whether the device's clock is used.
     """
     clock, reason = None, "device_stats=False"

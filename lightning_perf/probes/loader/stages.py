@@ -60,7 +60,7 @@ _MIN_BURST_S = 1e-3  # system noise dominates the times of faster batches
 
 Extent = Literal["full", "short", "batches"]
 """``"short"`` measures only samples, their lines and the curve, with forked workers; ``"batches"`` only the median time
-of a few batches of random samples. Both are what nobody asked for, and guarded (see ``guard``)."""
+of a few batches of random samples. The user did not request either, so both run under ``guard``."""
 
 
 class Plan(NamedTuple):

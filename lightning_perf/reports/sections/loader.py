@@ -75,28 +75,28 @@ def ceiling_facts(session: Session) -> list[str]:
     probe = session.loader_probe
     if probe is None:
         return []
-    told = [line(probe.reason, 200)] if probe.reason else []
-    feeding = _feeding(session)
-    if feeding is None or feeding.plan.now is None:
-        return told
-    plan = feeding.plan
-    fetch_s = next((p.batch_s for p in probe.curve if p.num_workers == plan.n_now), feeding.plan.now.fetch_s)
-    told += [f"loader alone: {_rate(fetch_s, probe)}", f"model alone: {_rate(plan.compute_s, probe)}"]
+    texts = [line(probe.reason, 200)] if probe.reason else []
+    probed = _probed_loader(session)
+    if probed is None or probed.plan.now is None:
+        return texts
+    plan = probed.plan
+    fetch_s = next((p.batch_s for p in probe.curve if p.num_workers == plan.n_now), probed.plan.now.fetch_s)
+    texts += [f"loader alone: {_rate(fetch_s, probe)}", f"model alone: {_rate(plan.compute_s, probe)}"]
     if plan.n_now == 0:
-        return [*told, "without workers, a step takes the sum of both"]
-    return [*told, "the loader limits" if fetch_s > plan.compute_s else "the model limits"]
+        return [*texts, "without workers, a step takes the sum of both"]
+    return [*texts, "the loader limits" if fetch_s > plan.compute_s else "the model limits"]
 
 
 def curve_rows(session: Session) -> list[CurveRow]:
     """Return what was measured by number of workers, fewest first, and what is in use and enough."""
-    probe, feeding = session.loader_probe, _feeding(session)
+    probe, probed = session.loader_probe, _probed_loader(session)
     if probe is None or not probe.curve:
         return []
-    steps = {step.num_workers: step.step_s for step in feeding.plan.steps} if feeding is not None else {}
+    steps = {step.num_workers: step.step_s for step in probed.plan.steps} if probed is not None else {}
     marks: dict[int, list[str]] = {}
-    if feeding is not None and feeding.plan.chosen is not None:
-        marks.setdefault(feeding.plan.chosen.num_workers, []).append("enough")
-        marks.setdefault(feeding.plan.n_now, []).append("in use")
+    if probed is not None and probed.plan.chosen is not None:
+        marks.setdefault(probed.plan.chosen.num_workers, []).append("enough")
+        marks.setdefault(probed.plan.n_now, []).append("in use")
     fastest_s = min((point.batch_s for point in probe.curve if point.batch_s > 0), default=0.0)
     return [
         CurveRow(
@@ -114,35 +114,35 @@ def function_facts(probe: LoaderProbe) -> list[str]:
     """Return the costliest functions with file and line, and the costliest lines of the first one."""
     shown = [f for f in probe.functions if function_share(f) >= _MIN_FUNCTION_SHARE][:_MAX_FUNCTIONS]
     words = {"getitem": "the time per sample", "collate": "collate"}
-    told = [f"{line(function_place(f), 80)}: {share(function_share(f))} of {words[f.where]}" for f in shown]
-    if told and shown[0] is probe.functions[0] and shown[0].where == "getitem":
+    texts = [f"{line(function_place(f), 80)}: {share(function_share(f))} of {words[f.where]}" for f in shown]
+    if texts and shown[0] is probe.functions[0] and shown[0].where == "getitem":
         costly = sorted((each for each in probe.lines if each.share >= _MIN_LINE_SHARE), key=lambda each: -each.share)
         lines = [line(f"line {each.line}, {share(each.share)} of this function: {each.text}", 100) for each in costly]
-        told[1:1] = lines[:_MAX_LINES]
-    return told
+        texts[1:1] = lines[:_MAX_LINES]
+    return texts
 
 
 def sample_facts(probe: LoaderProbe) -> list[str]:
     """Return the cost of a sample, of collating and of transport, and the size of a batch."""
-    told = []
+    texts = []
     if probe.getitem is not None:
         each = probe.getitem
-        told.append(f"{seconds(each.p50_s)} per sample (p95 {seconds(each.p95_s)}, max {seconds(each.max_s)})")
+        texts.append(f"{seconds(each.p50_s)} per sample (p95 {seconds(each.p95_s)}, max {seconds(each.max_s)})")
     if probe.getitem_cpu_fraction is not None:
-        told.append(f"{share(probe.getitem_cpu_fraction)} of it CPU time")
+        texts.append(f"{share(probe.getitem_cpu_fraction)} of it CPU time")
     if probe.collate is not None:
-        told.append(f"collate {seconds(probe.collate.p50_s)} per batch")
+        texts.append(f"collate {seconds(probe.collate.p50_s)} per batch")
     if probe.transport is not None:
-        told.append(f"transport from the worker {seconds(probe.transport.p50_s)} per batch")
+        texts.append(f"transport from the worker {seconds(probe.transport.p50_s)} per batch")
     if probe.batch_bytes is not None:
         tensors = f" in {count(probe.n_tensors, 'tensor')}" if probe.n_tensors else ""
-        told.append(f"{size(probe.batch_bytes)}{tensors} per batch")
+        texts.append(f"{size(probe.batch_bytes)}{tensors} per batch")
     if probe.read_bytes:
-        told.append(f"{size(round(probe.read_bytes))} read per sample")
-    return told
+        texts.append(f"{size(round(probe.read_bytes))} read per sample")
+    return texts
 
 
-def _feeding(session: Session) -> ProbedLoader | None:
+def _probed_loader(session: Session) -> ProbedLoader | None:
     try:
         return probed_loader_of(session)
     except Skip:

@@ -1,4 +1,4 @@
-"""PD301: matrix products in full precision where lower precision was measured to be faster."""
+"""PD301: matrix multiplications in full precision where lower precision was measured to be faster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MATRIX_OPERATORS = (
 
 @replay_rule("PD301", "full-precision-matmul")
 def check(session: Session) -> Diagnosis | None:
-    """Report matrix products in 32 bit unless a replay shows that 16 bit is not faster."""
+    """Report fp32 matrix multiplications unless a replay shows that a 16-bit dtype is not faster."""
     precision = session.settings.trainer.precision
     if precision is not None and precision not in FULL_PRECISION:
         return None
@@ -37,7 +37,7 @@ def check(session: Session) -> Diagnosis | None:
     prescription = _prescription(session)
     if prescription is None:
         return None
-    metric = "share of fp32 matrix products in the computing"
+    metric = "share of compute time in fp32 matrix multiplications"
     evidence = fact(metric, share, "fraction", MATRIX_MIN_SHARE)
     setting = () if precision is None else (fact("precision", precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
@@ -46,7 +46,7 @@ def check(session: Session) -> Diagnosis | None:
 
 
 def _matrix_shares(session: Session) -> tuple[float, float]:
-    """Return the shares of fp32 matrix products in the computing and in the time.
+    """Return the share of compute time and of all time in fp32 matrix multiplications.
 
     Raises:
         Skip: Neither a window nor a sampled step shows operators, or their precision is not known.
@@ -89,7 +89,7 @@ def _prescription(session: Session) -> Prescription | None:
     units = matrix_units(session, trace)
     bf16, fp16 = (_may_compute_in_bf16(session), False) if is_cpu else (units.bf16, units.fp16)
     if bf16 is None and not fp16:
-        raise Skip("whether the hardware has fast 16-bit matrix products is not known")
+        raise Skip("whether the hardware has fast 16-bit matrix multiplications is not known")
     if not bf16 and not fp16:
         return None
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")

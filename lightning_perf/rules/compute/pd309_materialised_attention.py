@@ -66,8 +66,8 @@ def _diagnosed(
     prescription: Prescription,
 ) -> Diagnosis:
     return Diagnosis(
-        f"{percent(share)} of the time is attention written out as matrix products and softmax: {site or 'the model'} "
-        f"writes {scores} to memory",
+        f"{percent(share)} of the time is attention written out as matrix multiplications and softmax: "
+        f"{site or 'the model'} writes {scores} to memory",
         evidence,
         prescription,
         "fused attention runs it",
@@ -85,7 +85,7 @@ def _prescription(call: AttentionCall | None = None) -> Prescription:
         code = ""
         summary = (
             "use inputs for which scaled_dot_product_attention has a fused kernel: four dimensions and a mask that it "
-            "supports; here it falls back to matrix products"
+            "supports; here it falls back to matrix multiplications"
         )
     return fix(summary, "minutes", "numerics", code=code)
 
