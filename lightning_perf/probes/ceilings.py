@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 import torch
 
+from lightning_perf import interrupts
+from lightning_perf.interrupts import error_text
 from lightning_perf.records import Ceilings, Session
 from lightning_perf.records.files import read_regular, require_room, write_whole
 from lightning_perf.stats.datasheets import datasheet_of
@@ -76,7 +78,7 @@ def measured(device: torch.device) -> Ceilings:
 
 def forget(device: torch.device) -> None:
     """Remove the device's ceilings from the cache, if that can be written."""
-    with suppress(OSError):
+    with interrupts.suppress(OSError):
         _file(device).unlink(missing_ok=True)
 
 
@@ -121,7 +123,7 @@ def measure(
         try:
             return function()
         except Exception as error:  # noqa: BLE001 - recorded
-            missing[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+            missing[name] = error_text(error).splitlines()[0][:200]
             return None
 
     with torch.no_grad():
@@ -353,7 +355,7 @@ def _file(device: torch.device) -> Path:
 def _keep(found: Ceilings, device: torch.device) -> None:
     """Write the cache; ignore a failure."""
     content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _file(device)
-    with suppress(OSError):
+    with interrupts.suppress(OSError):
         require_room(file.parent, len(content))
         write_whole(file, content)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from lightning_perf.interrupts import raise_if_from_signal
+
 now_ns: Callable[[], int] = time.perf_counter_ns
 """The host's clock: monotonic nanoseconds."""
 
@@ -133,5 +135,6 @@ def device_clock(device: Any, on_fail: Callable[[Exception], None]) -> tuple[Dev
     try:
         make_event().record()
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
+        raise_if_from_signal(error)
         return None, f"{device.type} has no timed events in torch {torch.__version__}: {error}"
     return DeviceClock(make_event, device.type, on_fail), ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf.cgroups import read_number
+from lightning_perf.interrupts import error_text
 from lightning_perf.records import GpuTelemetry
 
 from .nvml import DeviceLostError, Driver, WantedDevice, find_device, text_of, wanted_device
@@ -255,7 +256,7 @@ class TorchReader(GpuReader):
             try:
                 value = float(getattr(self._cuda, function)(self._index)) * factor
             except Exception as error:  # noqa: BLE001 - recorded in missing; amdsmi has errors of many kinds
-                self.missing[metric] = f"torch.cuda.{function}: {type(error).__name__}: {error}"
+                self.missing[metric] = f"torch.cuda.{function}: {error_text(error)}"
                 continue
             if metric != "power_w":
                 sample[metric] = value

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Suspect
 
 from . import plain
@@ -130,7 +131,8 @@ class HeapDiff:
 def _suspect(container: Any, n_added: int, n_steps: int) -> Suspect | None:
     try:
         elements = list(container.values()) if plain.is_a(container, dict) else list(container)
-    except RuntimeError:  # another thread changes it
+    except RuntimeError as error:  # another thread changes it
+        raise_if_from_signal(error)
         return None
     # The newest elements; the others are estimated by their mean.
     inspected = elements[-_MAX_INSPECTED:]

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
 
 from . import module_walk, plain
@@ -127,7 +128,8 @@ def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     local = _local(tensor)
     try:
         address = local.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a subclass without storage of its own
+    except (RuntimeError, NotImplementedError) as error:  # a subclass without storage of its own
+        raise_if_from_signal(error)
         address = 0
     # Meta and fake tensors have no address: only the object identifies them.
     return (address, local.storage_offset(), local.shape, local.dtype) if address else (id(tensor),)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from lightning_perf.interrupts import suppress
+from lightning_perf import interrupts
 
 from .plain import field, is_plain_tensor, is_readable_tensor
 
@@ -160,7 +160,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
     for tensor in args:
         if is_plain_tensor(tensor) and tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
-            with suppress(RuntimeError):  # a tensor without memory on the host
+            with interrupts.suppress(RuntimeError):  # a tensor without memory on the host
                 numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
                 if numbers.size:
                     shares[id(tensor)] = int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size
@@ -170,7 +170,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
     """Return the precision of matrix multiplication with these arguments, e.g. ``tf32``."""
     if dtype is torch.float32 and any(is_readable_tensor(a) and field(a, "is_cuda") for a in args):
-        with suppress(Exception):  # newer versions raise if both of their interfaces were used
+        with interrupts.suppress(Exception):  # newer versions raise if both of their interfaces were used
             return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"
     return _PRECISIONS.get(dtype, str(dtype).removeprefix("torch."))
 

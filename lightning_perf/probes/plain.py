@@ -85,7 +85,8 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
                 return tuple(int(size) for size in value.shape)
         if type(value) is np.ndarray:
             return tuple(value.shape)
-    except RuntimeError:  # nested tensors have no shape
+    except RuntimeError as error:  # nested tensors have no shape
+        raise_if_from_signal(error)
         return None
     return None
 

@@ -297,6 +297,7 @@ def nsys_obstacle(device: Any) -> str | None:
         torch.cuda.cudart()  # type: ignore[no-untyped-call]
         torch.cuda.nvtx.mark("perfdoctor:window")  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError, AttributeError) as error:
+        raise_if_from_signal(error)
         return f"emit='nsys' needs CUDA's runtime and NVTX: {error}; use emit='kineto'"
     return None
 

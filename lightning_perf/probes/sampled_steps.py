@@ -6,13 +6,13 @@ step per kind of tracer, or two if that is cheap; rounds become rarer.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from lightning_perf import interrupts
 from lightning_perf.records import ModelProfile, Session, SyncCalls
 
 from .base import Probe, RunContext
@@ -98,7 +98,7 @@ class DeviceWarnings(StepTracer):
             try:
                 self._debug.set_sync_debug_mode(self._before)
             finally:
-                with contextlib.suppress(RuntimeError):  # an interrupt came before it was entered
+                with interrupts.suppress(RuntimeError):  # an interrupt came before it was entered
                     catch.__exit__(None, None, None)
                 self._catch = None
         return True

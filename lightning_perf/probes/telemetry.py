@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_perf import interrupts
 from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import DatasetDisk, Session, Telemetry
@@ -115,7 +116,7 @@ class TelemetryProbe(Probe):
         self._stopping.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # an interrupt came before it was started
+            with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
                 thread.join(_JOIN_S)
             self._thread = None
             if thread.is_alive():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from lightning_perf import interrupts
 
 from .undo import Undos
 
@@ -39,8 +40,8 @@ def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
 
 def tear_down(trainer: Any) -> None:
     """Do what Lightning does after ``on_exception`` unless that raised: restore signal handlers, finish loggers."""
-    with contextlib.suppress(Exception):
+    with interrupts.suppress(Exception):
         trainer._teardown()
     for logger in trainer.loggers:
-        with contextlib.suppress(Exception):
+        with interrupts.suppress(Exception):
             logger.finalize("failed")

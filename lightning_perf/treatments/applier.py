@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
+from lightning_perf.interrupts import raise_if_from_signal
 
 from .rebuild import rebuilt
 from .specs import TreatmentSpec, check_together
@@ -118,6 +119,7 @@ class Applier:
             try:
                 apply(spec)
             except Exception as error:  # noqa: BLE001 - raised when the others are done
+                raise_if_from_signal(error)
                 errors.append(error)
         if len(errors) > 1:
             raise TreatmentError("; ".join(map(str, errors))) from errors[0]

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lightning_perf import seams
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.trials.job import JOB_VARIABLE, OUTPUTS, RESULT_FILE, Job, Result, note, read_job, warn
 
 if TYPE_CHECKING:
@@ -122,9 +123,10 @@ class Guest:
         try:
             return function()
         except Exception as error:  # noqa: BLE001 - reported; in mode run the user's training goes on
-            self._is_off = self.job.mode == "run"
             if self.job.mode != "run":
                 fail(self.job, describe(error), error)
+            raise_if_from_signal(error)
+            self._is_off = True
             warn(f"not added to this Trainer: {describe(error)}")
             return otherwise
 

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from lightning_perf import seams
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.plain import size_reader
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
@@ -128,7 +129,8 @@ class MeterHooks:
                 self._batch_type = type(batch)
                 self._size_of = size_reader(batch)
             size = self._size_of(batch)
-        except Exception:  # noqa: BLE001 - a batch without a size: the result says None
+        except Exception as error:  # noqa: BLE001 - a batch without a size: the result says None
+            raise_if_from_signal(error)
             size = -1
         if size < 0:
             self._is_size_known = False

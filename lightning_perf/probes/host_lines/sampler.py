@@ -16,7 +16,6 @@ line that called it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import sys
@@ -27,6 +26,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from lightning_perf import interrupts
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.spans import OWN
@@ -121,7 +121,7 @@ class LineSampler(Probe):
         self._stopping.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # an interrupt came before it was started
+            with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
                 thread.join(_JOIN_S)
         self._thread = None  # not before: an interrupt may have ended the join
 

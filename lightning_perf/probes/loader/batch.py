@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records.loader_probe import Repeated, WorkerPoint
 
 _MAX_DEPTH = 6
@@ -97,7 +98,8 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     try:
         plain = value.detach()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
-    except (TypeError, RuntimeError):  # sparse, nested, quantized
+    except (TypeError, RuntimeError) as error:  # sparse, nested, quantized
+        raise_if_from_signal(error)
         return np.empty(0)
 
 
@@ -141,7 +143,8 @@ def _memory(value: Any) -> tuple[int, int] | None:
         try:
             storage = value.untyped_storage()
             return value.data_ptr(), storage.data_ptr() + storage.nbytes()
-        except RuntimeError:
+        except RuntimeError as error:
+            raise_if_from_signal(error)
             return None
     if isinstance(value, np.ndarray) and value.size:
         begin = int(value.__array_interface__["data"][0])

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from lightning_perf import interrupts
 from lightning_perf.probes import plain
 
 from .code_reached import (
@@ -220,7 +221,7 @@ def _address_of(value: Any) -> int | None:
     if plain.is_a(value, np.ndarray):
         return int(np.ndarray.__array_interface__.__get__(value)["data"][0])
     if plain.is_readable_tensor(value):
-        with contextlib.suppress(RuntimeError, NotImplementedError), plain.without_overrides():
+        with interrupts.suppress(RuntimeError, NotImplementedError), plain.without_overrides():
             return int(torch._C.TensorBase.data_ptr(value))
     return None
 

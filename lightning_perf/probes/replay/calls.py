@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.plain import is_plain_tensor
 
 MAX_CALLS = 2048
@@ -210,5 +211,6 @@ def _level(share: float) -> float:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # a subclass without storage
+    except (RuntimeError, NotImplementedError) as error:  # a subclass without storage
+        raise_if_from_signal(error)
         return 0

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from lightning_perf.interrupts import raise_if_from_signal
+
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Bound, Work, mapped, with_specs, works_of
 
@@ -87,7 +89,8 @@ def _fits(bound: Bound) -> bool:
     try:
         with torch.no_grad():
             function(*_on_meta(args), **{name: _on_meta(value) for name, value in kwargs.items()})
-    except (RuntimeError, NotImplementedError, IndexError):
+    except (RuntimeError, NotImplementedError, IndexError) as error:
+        raise_if_from_signal(error)
         return False
     return True
 
