@@ -29,7 +29,7 @@ def demo(
     fault: Annotated[str, typer.Option(help=f"One of {', '.join(FAULT_NAMES)}.")] = "slow-transform",
     out: Annotated[Path | None, typer.Option(help="Where logs go; perf_logs/demo-<fault>-<time> by default.")] = None,
 ) -> None:
-    """Train a small model on the CPU with a planted fault, and diagnose it; takes about 10 seconds.
+    """Train a small model on the CPU with a planted fault, and diagnose it; takes about half a minute.
 
     Exits with 1 if the diagnosis names another fault first.
     """
