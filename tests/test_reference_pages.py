@@ -103,3 +103,8 @@ def mismatches(value, told, definitions, path):
                 yield from mismatches(one, properties[name], definitions, f"{path}.{name}")
             elif isinstance(more, dict):
                 yield from mismatches(one, more, definitions, f"{path}.{name}")
+
+
+def test_no_page_of_the_build_is_also_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    assert [path for path in generator("build_hook").pages() if (DOCS / path).exists()] == []
