@@ -100,11 +100,6 @@ class ZeroGradWatch(Probe):
         """Whether every optimizer seen was watched long enough; False before the first."""
         return bool(self._optimizers) and all(watched.is_done for _, watched in self._optimizers.values())
 
-    @property
-    def n_optimizers(self) -> int:
-        """The number of optimizers seen so far."""
-        return len(self._optimizers)
-
     def after_step(self, optimizer: Any) -> None:
         """Handle the end of ``optimizer.step``, before anything can clear its gradients."""
         optimizer, watched = self._entry(optimizer)
