@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -33,12 +34,9 @@ class ResidentMemory:
 
     def __init__(self, pid: int, root: Path = Path("/")) -> None:
         self.pid = pid
-        self._process: psutil.Process | None = None
         self._file: int | None = None
-        try:
+        with contextlib.suppress(OSError):  # not Linux, or ended
             self._file = os.open(root / "proc" / str(pid) / "statm", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError:
-            self._process = psutil.Process(pid)
 
     def read(self) -> int | None:
         """Return bytes; None once the process has ended."""
@@ -46,7 +44,7 @@ class ResidentMemory:
             if self._file is not None:
                 fields = os.pread(self._file, 128, 0).split()
                 return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else None
-            return None if self._process is None else int(self._process.memory_info().rss)
+            return int(psutil.Process(self.pid).memory_info().rss)
         except (OSError, psutil.Error):
             return None
 
@@ -55,7 +53,6 @@ class ResidentMemory:
         if self._file is not None:
             file, self._file = self._file, None  # first: an interrupt must not close the descriptor twice
             os.close(file)
-            self._process = psutil.Process(self.pid) if psutil.pid_exists(self.pid) else None
 
 
 class WorkerMemory:
@@ -149,10 +146,11 @@ def peak_rss_bytes() -> int | None:
 
 
 def _rss_of(pid: int) -> int | None:
+    memory = ResidentMemory(pid)
     try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return None
+        return memory.read()
+    finally:
+        memory.close()
 
 
 def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
