@@ -213,10 +213,10 @@ class _LastHookSpan:
     def __enter__(self) -> str | None:
         try:
             self._span.__enter__()
+            return self.action
         except BaseException as error:  # an interrupt: the hook itself is not called
             self._actions.is_lost(error, is_own=True)
             raise
-        return self.action
 
     def __exit__(self, *exception: Any) -> None:
         try:

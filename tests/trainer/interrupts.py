@@ -92,7 +92,8 @@ class LineTrace:
         try:
             function()
         except BaseException as error:  # noqa: BLE001 - the caller judges it
-            return error.with_traceback(None)
+            _drop_frames(error)
+            return error
         finally:
             sys.settrace(before)
         return None
@@ -109,6 +110,13 @@ class LineTrace:
                 self.has_raised = True
                 self._raise(f"planted at {line[0]}:{line[1]}")
         return self._line_tracer
+
+
+def _drop_frames(error: BaseException | None) -> None:
+    """Let go of the frames that an error and what it came from hold: a run ends when its frames do, at the latest."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__
 
 
 def process_state() -> dict[str, Any]:
