@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Session, StageTimes
 from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
@@ -105,7 +105,8 @@ def _facts(session: Session) -> Line:
     run, steady, word = session.run, session.steady, step_word(session)
     machine, rate = wording.line(machine_text(session), 60), ""
     tail = ""
-    error = f" ({run.error})" if run.status == "failed" and run.error else ""
+    reason = "Ctrl-C" if run.error == "KeyboardInterrupt" else run.error
+    error = f" ({reason})" if reason else ""
     told = [] if run.status in ("finished", "running") else [f"{run.status}{error}"]
     if run.stage != "fit":
         told.append(run.stage)
@@ -121,7 +122,7 @@ def _facts(session: Session) -> Line:
         told += [rate, f"median {word} {p50}{tail}"]
     told += [f"{run.world_size} ranks" if run.world_size > 1 else "", _peak(session), machine]
     told = [wording.line(each, 60) for each in told if each]
-    for spare in (rate, " in all", machine, error, tail, "peak ", "median "):  # the least important first
+    for spare in (rate, " in all", machine, tail, "peak ", "median ", error):  # the least important first
         if cell_len(" · ".join(told)) > MAX_WIDTH:
             told = [each.replace(spare, "") for each in told if each != spare]
     return Line(((wording.cut(" · ".join(told), MAX_WIDTH), QUIET),))
@@ -152,6 +153,7 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     device = session.steady.device
     idle = f"device idle {wording.share(device.starved_share)}" if device is not None else ""
     notes = {"data_wait": idle, "backward": _RANKS_WAIT if session.verdict.code == "PD701" else ""}
+    notes = {**_part_of_phase(session, session.steady), **{phase: note for phase, note in notes.items() if note}}
     cells = [(row.name, row.share, notes.get(row.phase, "")) for row in shown]
     if rest:
         names = ", ".join([row.name for row in rest if row.phase != "other"][:3])
@@ -163,6 +165,18 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
         yield Line(
             ((f"  {name:<{width}}{_percent(share):>5}  ", ""), (bar, "cyan"), (f"  {note}" if note else "", QUIET))
         )
+
+
+def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
+    """Return the phase of which the first line names a part, with a note of that part: ``PD104: 28 %``."""
+    finding = verdict_finding(session)
+    if finding is None or not finding.claims:
+        return {}
+    phase = max(finding.claims, key=lambda each: finding.claims[each])
+    whole = steady.phases[phase].share if phase in steady.phases else 0.0
+    part = _percent(finding.claims[phase] / steady.span_s) if steady.span_s > 0 else ""
+    is_part = part != _percent(whole) and part in first_sentence(finding.summary)
+    return {phase: f"{wording.line(finding.code, 16)}: {part}"} if part and is_part else {}
 
 
 def _loader(session: Session) -> Iterator[Line]:
@@ -192,7 +206,7 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
     if any(each.startswith("up to") for each in speedups):
         notes.append('"up to" = not measured')
     head = f"fix ({', '.join(notes)})" if notes else "fix"
-    yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}cause", QUIET),))
+    yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}cause is", QUIET),))
     for i, (group, speedup) in enumerate(zip(shown, speedups, strict=True), start=1):
         first, fix = group[0], group[0].prescriptions[0]
         whole = code_text(fix, session, _FIX) or fix_text(fix, session, _FIX + 40 if i == 1 else _FIX)
@@ -241,7 +255,7 @@ def _commands(session: Session, place: str | None) -> Iterator[Line]:
     if session.memory.oom is None and session.run.stage == "fit" and groups:
         tried = (group[0] for group in groups[:_MAX_FIXES] if group[0].prescriptions[0].treatment)
         if not all(measured_speedup(session, each) for each in tried):
-            yield command("measure", "lightning-perf trial -- python train.py", "short runs, script unchanged")
+            yield command("measure", "lightning-perf trial -- python train.py", "tries fixes, script unchanged")
         elif place:
             yield command("measure", f"lightning-perf compare {_quoted(place)} NEXT_RUN", "after the change")
     yield from _details(place)

@@ -72,8 +72,8 @@ def code_text(fix: Prescription, session: Session, room: int) -> str:
     if not values or len({bool(fix.trainer_flags), bool(fix.loader_args), bool(match)} - {False}) > 1:
         return ""
     callee = fix.code.partition("(")[0] if match else "Trainer" if fix.trainer_flags else "DataLoader"
-    first, n_train = next(iter(values)), sum(each.stage == "train" for each in session.settings.loaders)
-    if callee == "DataLoader" and len(session.settings.loaders) > n_train:
+    first = next(iter(values))
+    if callee == "DataLoader" and any(each.stage == "train" for each in session.settings.loaders):
         callee = "train DataLoader"
     now = _now(fix, session, first)
     for n in range(len(values), 0, -1):

@@ -94,7 +94,8 @@ def demo(fault: str) -> Session:
     case = next(case for case in cases if case["expect"] == "finding")
     session = build_session(case["session"])
     assert session.steady is not None
-    run = msgspec.structs.replace(session.run, wall_s=session.steady.span_s + 2)
+    steady = session.steady
+    run = msgspec.structs.replace(session.run, n_steps=steady.n_steps + steady.n_warmup_steps, wall_s=steady.span_s + 2)
     return diagnose(msgspec.structs.replace(session, run=run))
 
 
@@ -119,6 +120,24 @@ def text_of(session: Session, width: int = MAX_WIDTH) -> str:
 @pytest.mark.parametrize("name", RUNS)
 def test_brief_report_matches_its_golden_file(name: str) -> None:
     assert_golden(f"reports/brief_{name}.txt", text_of(RUNS[name]()))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_steps_of_a_demo_take_no_longer_than_its_run(fault: str) -> None:
+    session = demo(fault)
+    assert session.steady is not None
+    assert session.run.n_steps * session.steady.step_s.p50 <= session.run.wall_s
+
+
+def test_phase_tells_which_part_the_first_line_names() -> None:
+    text = text_of(demo("no-persistent-workers"))
+    assert text.startswith("PerfDoctor  28 % of training time")
+    assert re.search(r"^  epoch boundary +30 %  █+  PD104: 28 %$", text, re.M)
+    assert "PD101: " not in text_of(demo("slow-transform"))  # it names the whole phase
+
+
+def test_interrupted_run_tells_by_what() -> None:
+    assert text_of(interrupted()).splitlines()[2].startswith("interrupted (Ctrl-C) · 420 steps")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -168,7 +187,7 @@ def test_more_than_three_fixes_are_counted() -> None:
 def test_speedup_is_the_measured_one_when_a_trial_tried_the_fix() -> None:
     session = msgspec.structs.replace(twelve_findings(), trials=(climbed(),))
     text = text_of(session)
-    assert re.search(r"^1 PD101 DataLoader\(num_workers=2\), now 0 +1.8x measured +one line", text, re.M)
+    assert re.search(r"^1 PD101 train DataLoader\(num_workers=2\), now 0 +1.8x measured +one line", text, re.M)
     assert "lightning-perf trial" in text  # the second fix was not measured with success
     assert "x measured" not in text_of(twelve_findings()).replace('"up to": not measured', "")
 
