@@ -255,9 +255,9 @@ def _commands(session: Session, place: str | None) -> Iterator[Line]:
     if session.memory.oom is None and session.run.stage == "fit" and groups:
         tried = (group[0] for group in groups[:_MAX_FIXES] if group[0].prescriptions[0].treatment)
         if not all(measured_speedup(session, each) for each in tried):
-            yield command("measure", "lightning-perf trial -- python train.py", "tries fixes, script unchanged")
+            yield command("measure", "lightning-perf trial -- python train.py", "tries fixes in short runs")
         elif place:
-            yield command("measure", f"lightning-perf compare {_quoted(place)} NEXT_RUN", "after the change")
+            yield command("measure", f"lightning-perf compare {_quoted(place)} NEW_RUN", "after a changed run")
     yield from _details(place)
     code = wording.line(session.verdict.code or ("PD408" if session.memory.oom is not None else ""), 16)
     if code:

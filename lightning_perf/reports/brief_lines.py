@@ -66,8 +66,11 @@ def labelled(label: str, text: str, rank: int = NEEDED) -> Line:
 
 
 def command(label: str, text: str, purpose: str = "") -> Line:
-    """Return a command to copy and its purpose, which is omitted if there is no room."""
-    return Line(((f"{label:<{LABEL}}", QUIET), (text, ""), (f"   {purpose}", QUIET)), is_command=True)
+    """Return a command and its purpose, which is omitted if there is no room.
+
+    The purpose is a shell comment, so that a copied line runs.
+    """
+    return Line(((f"{label:<{LABEL}}", QUIET), (text, ""), (f"  # {purpose}" * bool(purpose), QUIET)), is_command=True)
 
 
 def joined(parts: Sequence[str], separator: str) -> list[str]:

@@ -50,7 +50,7 @@ def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iter
     if oom.post_mortem_file:
         folder = os.path.dirname(place) if place and place.endswith(".json") else place or ""
         file = os.path.normpath(os.path.join(folder, wording.line(oom.post_mortem_file, 200)))
-        yield command("report", file, "memory state at the failure")
+        yield command("memory", file, "what held memory at the failure")
 
 
 def _parts(session: Session, oom: OutOfMemory) -> Iterator[Line]:
@@ -77,9 +77,9 @@ def _fixes(finding: Finding | None) -> Iterator[Line]:
     fixes = finding.prescriptions[:_MAX_FIXES] if finding is not None else ()
     if not fixes:
         return
-    frees = "frees, modeled" if any(each.frees_bytes for each in fixes) else ""
+    frees = "frees (est.)" if any(each.frees_bytes for each in fixes) else ""
     yield BLANK
-    head = "fix: try in this order" if len(fixes) > 1 else "fix"
+    head = "fix: 1 first; add the next if it fails again" if len(fixes) > 1 else "fix"
     yield Line(((f"  {head:<{_FIX}}  {frees:<{_FREES}}effort", QUIET),))
     for i, fix in enumerate(fixes, start=1):
         text, *rest = textwrap.wrap(_fix_text(fix), _FIX, break_on_hyphens=False)[:2]

@@ -86,7 +86,9 @@ def code_text(fix: Prescription, session: Session, room: int) -> str:
 
 def instruction(fix: Prescription, session: Session | None, room: int = 90) -> str:
     """Return `fix_text` as part of a sentence: arguments follow the verb "set"."""
-    return f"{'set ' if _arguments(fix) else ''}{fix_text(fix, session, room)}"
+    values = _arguments(fix)
+    callee = fix.code.partition("(")[0] if values and not fix.trainer_flags and not fix.loader_args else ""
+    return f"{'set ' if values else ''}{fix_text(fix, session, room)}{f' in {callee}' if callee else ''}"
 
 
 def _arguments(fix: Prescription) -> dict[str, str]:
