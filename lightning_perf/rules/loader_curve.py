@@ -158,7 +158,10 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     n_workers = min(n_needed, n_cap) if chosen is None else chosen.num_workers
     saved = (0.0, 0.0)
     if n_workers > n_now:
-        saved = saved_by(step_s, now, chosen or bound(session, batch_s, compute_s, n_workers), run_spread(session))
+        # Workers do not deliver faster than the mean batch takes, which costly batches raise above the median.
+        mean_s = batch_s if n_now else max(batch_s, wait_s)
+        step = chosen or bound(session, mean_s, compute_s, n_workers)
+        saved = saved_by(step_s, now, step, run_spread(session))
     takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
         n_now=n_now,

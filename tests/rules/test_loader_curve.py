@@ -131,3 +131,19 @@ def test_steps_are_predicted_when_the_models_own_step_is_known_and_none_was_time
     assert predicted.step_s.mean == pytest.approx(0.040)
     with pytest.raises(Skip):
         probed_loader_of(msgspec.structs.replace(session_of([]), steady=None))
+
+
+def test_one_worker_is_promised_no_faster_than_the_mean_batch_when_some_batches_are_costly() -> None:
+    session = build_session(
+        {"step_ms": 40, "shares": {"data_wait": 0.6, "validation": 0.0}, "loader": {"num_workers": 0}}
+    )
+    steady = session.steady
+    assert steady is not None
+    assert steady.fetch is not None
+    mean_s = 0.6 * steady.span_s / steady.n_steps
+    typical = msgspec.structs.replace(steady.fetch.wait_s, p50=mean_s / 4)
+    fetch = msgspec.structs.replace(steady.fetch, wait_s=typical)
+    steady = msgspec.structs.replace(steady, fetch=fetch)
+    plan = plan_workers(session, loaders_of(session)[0], steady, mean_s)
+    assert plan.n_workers == 1
+    assert steady.step_s.mean - plan.saved_high_s >= mean_s
