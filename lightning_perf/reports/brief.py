@@ -49,7 +49,7 @@ _MAX_OVERHEAD_SHARE = 0.02
 _MIN_OVERHEAD_RUN_S = 60.0
 """In a shorter run, the reports at its end are a large share of it."""
 _BAR = 30
-_FIX, _SPEEDUP, _EFFORT = 38, 15, 10
+_FIX, _SPEEDUP, _EFFORT = 38, 14, 10
 """Widths of the columns of fixes."""
 _MAX_CURVE = 3
 _RANKS_WAIT = "of rank 0, includes waiting for other ranks"
@@ -168,7 +168,7 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
 
 
 def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
-    """Return the phase of which the first line names a part, with a note of that part: ``PD104: 28 %``."""
+    """Return the phase of which the first line names a part, with a note of that part: ``of which PD104: 28 %``."""
     finding = verdict_finding(session)
     if finding is None or not finding.claims:
         return {}
@@ -176,7 +176,7 @@ def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
     whole = steady.phases[phase].share if phase in steady.phases else 0.0
     part = _percent(finding.claims[phase] / steady.span_s) if steady.span_s > 0 else ""
     is_part = part != _percent(whole) and part in first_sentence(finding.summary)
-    return {phase: f"{wording.line(finding.code, 16)}: {part}"} if part and is_part else {}
+    return {phase: f"of which {wording.line(finding.code, 16)}: {part}"} if part and is_part else {}
 
 
 def _loader(session: Session) -> Iterator[Line]:
@@ -206,7 +206,7 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
     if any(each.startswith("up to") for each in speedups):
         notes.append('"up to" = not measured')
     head = f"fix ({', '.join(notes)})" if notes else "fix"
-    yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}cause is", QUIET),))
+    yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}diagnosis", QUIET),))
     for i, (group, speedup) in enumerate(zip(shown, speedups, strict=True), start=1):
         first, fix = group[0], group[0].prescriptions[0]
         whole = code_text(fix, session, _FIX) or fix_text(fix, session, _FIX + 40 if i == 1 else _FIX)

@@ -75,10 +75,10 @@ def code_text(fix: Prescription, session: Session, room: int) -> str:
     first = next(iter(values))
     if callee == "DataLoader" and any(each.stage == "train" for each in session.settings.loaders):
         callee = "train DataLoader"
-    now = _now(fix, session, first)
+    now, callees = _now(fix, session, first), (callee, callee.removeprefix("train "))
     for n in range(len(values), 0, -1):
         told = ", ".join(f"{name}={value}" for name, value in list(values.items())[:n])
-        for text in (f"{callee}({told}){f', now {now}' if now else ''}", f"{callee}({told})"):
+        for text in (f"{callee}({told}){f', now {now}' if now else ''}", *(f"{one}({told})" for one in callees)):
             if len(text) <= room:
                 return wording.line(text, room)
     return wording.line(f"{first}={values[first]}", room)
@@ -86,9 +86,11 @@ def code_text(fix: Prescription, session: Session, room: int) -> str:
 
 def instruction(fix: Prescription, session: Session | None, room: int = 90) -> str:
     """Return `fix_text` as part of a sentence: arguments follow the verb "set"."""
-    values = _arguments(fix)
-    callee = fix.code.partition("(")[0] if values and not fix.trainer_flags and not fix.loader_args else ""
-    return f"{'set ' if values else ''}{fix_text(fix, session, room)}{f' in {callee}' if callee else ''}"
+    values, text = _arguments(fix), fix_text(fix, session, room)
+    if not values:
+        return text
+    callee = "DataLoader" if fix.loader_args else "" if fix.trainer_flags else fix.code.partition("(")[0]
+    return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
 
 
 def _arguments(fix: Prescription) -> dict[str, str]:

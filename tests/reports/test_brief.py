@@ -132,7 +132,7 @@ def test_steps_of_a_demo_take_no_longer_than_its_run(fault: str) -> None:
 def test_phase_tells_which_part_the_first_line_names() -> None:
     text = text_of(demo("no-persistent-workers"))
     assert text.startswith("PerfDoctor  28 % of training time")
-    assert re.search(r"^  epoch boundary +30 %  █+  PD104: 28 %$", text, re.M)
+    assert re.search(r"^  epoch boundary +30 %  █+  of which PD104: 28 %$", text, re.M)
     assert "PD101: " not in text_of(demo("slow-transform"))  # it names the whole phase
 
 

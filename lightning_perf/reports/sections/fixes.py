@@ -31,7 +31,7 @@ def fixes_table(session: Session) -> Table:
         "fix",
         "speedup",
         Column("effort", _WIDE),
-        Column("cause is", _WIDE),
+        Column("diagnosis", _WIDE),
     )
     return table(heads, rows, key="fixes")
 
