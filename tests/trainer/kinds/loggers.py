@@ -175,7 +175,7 @@ def remote(run: Run) -> None:
     run.trainer(logger=Named(run.notes, "s3://bucket/run")).fit(Deep(), varied())
 
 
-@kind("session-file-is-a-fifo", may_fail=_WRITES, core=True, limit_s=20.0)
+@kind("session-file-is-a-fifo", may_fail=_WRITES, core=True)
 def fifo(run: Run) -> None:
     folder = run.folder / "logs"
     folder.mkdir()

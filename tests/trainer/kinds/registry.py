@@ -37,7 +37,7 @@ class Kind:
     probes: bool = False
     fresh: bool = False
     rounds: int = 1000
-    limit_s: float = 60.0
+    limit_s: float = 120.0
     ignore: tuple[str, ...] = ()
     may_fail: tuple[str, ...] = ()
     configurations: tuple[str, ...] = ("defaults", "windows", "everything")
