@@ -17,7 +17,7 @@ import torch
 from lightning_perf.probes.host_lines import LineSampler, calls, sampler, stacks
 from lightning_perf.probes.host_lines.calls import OwnCode
 from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilder
-from lightning_perf.probes.host_lines.stacks import StackReader
+from lightning_perf.probes.host_lines.stacks import Stack, StackReader, frames_of
 from lightning_perf.probes.pauses import GarbagePauses
 
 LIGHTNING_FILE = os.path.abspath(__import__("lightning").pytorch.__file__)
@@ -48,8 +48,12 @@ def training_step() -> FrameType:
     return helper()
 
 
+def stack_of(frame: FrameType, reader: StackReader | None = None) -> Stack | None:
+    return (reader or StackReader()).read(frames_of(1, lambda: {1: frame}))
+
+
 def lines(frame: FrameType) -> list[str]:
-    stack = StackReader().read(frame)
+    stack = stack_of(frame)
     assert stack is not None
     return [code.co_name for code, _, _ in stack.lines]
 
@@ -59,7 +63,7 @@ def test_reader_keeps_the_users_frames_below_lightning_when_a_script_calls_it():
 
 
 def test_reader_answers_none_when_lightning_is_not_on_the_stack():
-    assert StackReader().read(training_step()) is None
+    assert stack_of(training_step()) is None
 
 
 def test_reader_names_the_library_function_when_a_line_calls_one():
@@ -69,7 +73,7 @@ def test_reader_names_the_library_function_when_a_line_calls_one():
     class Watching(json.JSONDecoder):
         def decode(self, *_: Any) -> None:
             # as if json's own code ran: what this test's frame would add is left out
-            seen.append(reader.read(sys._getframe(1)))
+            seen.append(stack_of(sys._getframe(1), reader))
 
     def parse() -> Any:
         return json.loads("{}", cls=Watching)
@@ -85,6 +89,41 @@ def test_reader_reads_generated_code_as_its_modules_when_a_dataclass_is_made():
     theirs = {"current": current, "__file__": LIGHTNING_FILE, "__name__": "lightning.pytorch"}
     exec(compile(source, "<string>", "exec"), theirs)
     assert lines(run_by_lightning(theirs["made"])) == []
+
+
+def first() -> None:
+    sum(range(20))
+
+
+def second() -> None:
+    sum(range(20))
+
+
+def alternate(stop: threading.Event) -> None:
+    while not stop.is_set():
+        first()
+        second()
+
+
+def test_stack_is_of_one_moment_when_its_thread_runs_on():
+    stop = threading.Event()
+    thread = threading.Thread(target=run_by_lightning, args=(alternate, stop))
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = StackReader()
+    seen: set[tuple[str, int]] = set()
+    try:
+        thread.start()
+        for _ in range(3000):
+            stack = reader.read(frames_of(thread.ident or 0, sys._current_frames))
+            if stack is not None and len(stack.lines) == 2:
+                (_, _, line), (called, _, _) = stack.lines
+                seen.add((called.co_name, line - alternate.__code__.co_firstlineno))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(usual_s)
+    assert seen == {("first", 2), ("second", 3)}
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns before Python 3.11")

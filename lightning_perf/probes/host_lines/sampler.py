@@ -34,7 +34,7 @@ from lightning_perf.probes.step_aggregator import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, Session, StageTimes
 
 from .profile import PhaseSamples, ProfileBuilder
-from .stacks import StackReader
+from .stacks import StackReader, frames_of
 
 MAX_SHARE = 0.005
 """Share of the run's time that sampling may cost."""
@@ -167,11 +167,10 @@ class LineSampler(Probe):
         gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
         _wait(self._sleep, pause_s)
         late_ns = max(0.0, self._now_ns() - asked_ns - pause_s * 1e9)
-        frame = self._frames().get(self._watched)
-        if frame is None:
+        frames = frames_of(self._watched, self._frames)
+        if not frames:
             return None
-        stack = self._reader.read(frame)
-        del frame  # a reference would keep its variables alive
+        stack = self._reader.read(frames)
         if stack is None:
             return False
         if not self._is_undisturbed():

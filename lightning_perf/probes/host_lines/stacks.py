@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from itertools import accumulate, chain, repeat, starmap
+from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -22,6 +25,24 @@ _NO_OPERATORS = tuple(
 
 Visit = tuple[CodeType, int, int]
 """Code, offset of the instruction and line of a frame."""
+
+
+Frame = tuple[CodeType, int, int | None, dict[str, Any]]
+"""Code, offset of the instruction, line and global names of a frame."""
+
+_fields = attrgetter("f_code", "f_lasti", "f_lineno", "f_globals")
+
+
+def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -> list[Frame]:
+    """Return a thread's frames, innermost first; empty if the thread has ended.
+
+    A single call of C functions, within which the interpreter lock is not handed over. Between two bytecodes it would
+    be: lines would be of different moments, and a frame that its thread has left can lead to freed memory (seen with
+    Python 3.11.7).
+    """
+    innermost = map(methodcaller("get", thread), starmap(current_frames, [()]))
+    frames = accumulate(chain(innermost, repeat("f_back")), getattr)
+    return list(map(_fields, iter(frames.__next__, None)))
 
 
 class Stack(NamedTuple):
@@ -48,38 +69,35 @@ class StackReader:
         """Modules of the functions that the user's lines call."""
         self._owners: dict[str, str] = {}
 
-    def read(self, frame: FrameType | None) -> Stack | None:
-        """Return the stack above its innermost frame; None if Lightning is not on it."""
+    def read(self, frames: Iterable[Frame]) -> Stack | None:
+        """Return the stack of these frames, given innermost first; None if Lightning is not on it."""
         leaf = ""
         below: CodeType | None = None
-        inner: FrameType | None = None
+        inner: tuple[CodeType, dict[str, Any]] | None = None
         pending: list[Visit] = []
         n_confirmed = 0
         is_below_lightning = False
-        while frame is not None:
-            if frame.f_globals.get("__name__", "").startswith(_OURS):  # as if it was not there
-                frame = frame.f_back
+        for code, offset, line, names in frames:
+            if names.get("__name__", "").startswith(_OURS):  # as if it was not there
                 continue
-            code = frame.f_code
             file = code.co_filename
             if file[0] == "<":  # generated for a module, as methods of dataclasses are
-                file = frame.f_globals.get("__file__") or file
+                file = names.get("__file__") or file
             owner = self._owners.get(file) or self._owner(file)
             leaf = leaf or owner
             if owner == USER:
                 if not pending and inner is not None:
-                    below = inner.f_code
+                    below, names_below = inner
                     if below not in self.modules:
-                        self.modules[below] = str(inner.f_globals.get("__name__", ""))
-                pending.append((code, frame.f_lasti, frame.f_lineno or 0))
+                        self.modules[below] = str(names_below.get("__name__", ""))
+                pending.append((code, offset, line or 0))
                 if code not in self.globals_of:
-                    self.globals_of[code] = frame.f_globals
+                    self.globals_of[code] = names
             elif owner == LIGHTNING:
                 n_confirmed = len(pending)  # frames further out than all of Lightning's only started the run
                 is_below_lightning = True
             if code.co_name not in _MODULE_CALLS:
-                inner = frame
-            frame = frame.f_back
+                inner = code, names
         if not is_below_lightning:
             return None
         return Stack(tuple(reversed(pending[:n_confirmed])), below if n_confirmed else None, leaf)
