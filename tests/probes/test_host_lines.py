@@ -105,6 +105,30 @@ def alternate(stop: threading.Event) -> None:
         second()
 
 
+def test_nothing_is_collected_while_frames_are_read_when_that_can_deadlock(monkeypatch):
+    monkeypatch.setattr(stacks, "_MAY_DEADLOCK", True)
+    enabled: list[bool] = []
+
+    def current_frames() -> dict[int, FrameType]:
+        enabled.append(gc.isenabled())
+        if len(enabled) == 2:
+            raise RuntimeError("planted")
+        return {1: sys._getframe()}
+
+    assert frames_of(1, current_frames)[0][0].co_name == "current_frames"
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError):
+        frames_of(1, current_frames)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        frames_of(1, current_frames)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert enabled == [False, False, False]
+
+
 def test_stack_is_of_one_moment_when_its_thread_runs_on():
     stop = threading.Event()
     thread = threading.Thread(target=run_by_lightning, args=(alternate, stop))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate, chain, repeat, starmap
 from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lightning_perf.probes.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, USER, owner_of
 
@@ -26,11 +29,14 @@ _NO_OPERATORS = tuple(
 Visit = tuple[CodeType, int, int]
 """Code, offset of the instruction and line of a frame."""
 
-
 Frame = tuple[CodeType, int, int | None, dict[str, Any]]
 """Code, offset of the instruction, line and global names of a frame."""
 
 _fields = attrgetter("f_code", "f_lasti", "f_lineno", "f_globals")
+_call = methodcaller("__call__")
+
+_MAY_DEADLOCK = (3, 11) <= sys.version_info < (3, 11, 5)
+"""A collection within ``sys._current_frames`` deadlocks with a thread being started (python/cpython#106883)."""
 
 
 def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -> list[Frame]:
@@ -42,7 +48,15 @@ def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -
     """
     innermost = map(methodcaller("get", thread), starmap(current_frames, [()]))
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
-    return list(map(_fields, iter(frames.__next__, None)))
+    read: Callable[[], list[Frame]] = partial(list, map(_fields, iter(frames.__next__, None)))
+    if not (_MAY_DEADLOCK and gc.isenabled()):
+        return read()
+    try:
+        _, frames_read, _ = map(_call, (gc.disable, read, gc.enable))
+    except BaseException:
+        gc.enable()
+        raise
+    return cast("list[Frame]", frames_read)
 
 
 class Stack(NamedTuple):
