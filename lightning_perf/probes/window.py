@@ -14,6 +14,7 @@ import msgspec
 from lightning_perf import seams
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import Session, TraceRecord, Window
+from lightning_perf.stats.changepoint import LevelWatch
 
 from .base import Probe, RunContext
 from .clock import NEVER
@@ -72,11 +73,10 @@ class WindowProbe(Probe):
         self._recording: Recording | None = None
         self._is_requested = False
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
-        self._median_at_window_ns: float | None = None
+        self._median_at_window_ns = LevelWatch(_AUTO_CHANGE)
         self._next_median = 0
         self._check_every = _AUTO_CHECK_EVERY
         self._checked_s = -math.inf
-        self._has_changed = False  # whether the median step had changed at the last check
         self._is_closed = False
         self._no_files: str | None = None  # why trace files are written no more
         self._n_scheduled = 0
@@ -196,7 +196,7 @@ class WindowProbe(Probe):
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
             self._next_check = self._planned_at = NEVER
             return
-        self._median_at_window_ns, self._has_changed = self._loop.main.recent_median_ns(), False
+        self._median_at_window_ns.restart(self._loop.main.recent_median_ns())
         self._loop.enter_window(annotation_for(self.options.emit))
         try:
             self._recording = Recording(self.options, self._device, self._step, reason)
@@ -266,14 +266,9 @@ class WindowProbe(Probe):
             return None
         if not n_recorded:
             return "steady state reached"
-        before = self._median_at_window_ns
-        if not before:
-            return None
-        has_changed = max(median_ns / before, before / median_ns) >= _AUTO_CHANGE
-        # A change must last for two checks: other programs slow steps down temporarily.
-        is_lasting, self._has_changed = has_changed and self._has_changed, has_changed
-        if is_lasting:
-            return f"the median step changed from {before / 1e6:.1f} to {median_ns / 1e6:.1f} ms"
+        before_ns = self._median_at_window_ns.level
+        if self._median_at_window_ns.has_changed(median_ns) and before_ns is not None:
+            return f"the median step changed from {before_ns / 1e6:.1f} to {median_ns / 1e6:.1f} ms"
         return None
 
     def _can_afford(self, median_step_ns: float) -> bool:

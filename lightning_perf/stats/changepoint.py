@@ -36,6 +36,30 @@ class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
     p_value: float
 
 
+class LevelWatch:
+    """Watches a level for a change that lasts for two checks: other programs slow steps down temporarily.
+
+    Args:
+        factor: By how much the level must differ, up or down.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.level: float | None = None
+        self._factor = factor
+        self._was_different = False
+
+    def restart(self, level: float | None) -> None:
+        """Compare with this level from now on; with none if it is unknown."""
+        self.level, self._was_different = level, False
+
+    def has_changed(self, level: float | None) -> bool:
+        """Return whether the level differs at this check and did at the one before."""
+        before = self.level
+        is_different = bool(level and before and max(level / before, before / level) >= self._factor)
+        is_lasting, self._was_different = is_different and self._was_different, is_different
+        return is_lasting
+
+
 def find_change(values: Sequence[float]) -> ChangePoint | None:
     """Find one change of level by ranks, so that single spikes count for little; None without one.
 
