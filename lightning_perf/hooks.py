@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lightning_perf import arguments
+from lightning_perf import arguments, seams
 from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.window import WindowProbe
@@ -149,7 +149,8 @@ class DoctorHooks(Results):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End a run that failed: Lightning calls no teardown."""
         if self._run is not None:
-            self._run.finish("interrupted" if isinstance(exception, KeyboardInterrupt) else "failed", exception)
+            is_asked = isinstance(exception, KeyboardInterrupt) or seams.is_preempted(trainer, exception)
+            self._run.finish("interrupted" if is_asked else "failed", exception)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Read the settings."""
@@ -195,6 +196,8 @@ class DoctorHooks(Results):
             return
         if loop.is_instrumented_step:
             self._probes.step_ends(loop, batch)
+            if self._run is not None:
+                self._run.step_ended(pl_module)
             return
         try:
             loop.main.batch_ends(batch)

@@ -1,4 +1,4 @@
-"""Treatments that PerfDoctor applies to a running training, between two epochs."""
+"""Treatments that PerfDoctor applies to a running training, between two epochs or steps."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _log = logging.getLogger("lightning_perf")
 
 
 class LiveTreatments:
-    """Applies each treatment once, at the start of the epoch after a finding recommended it.
+    """Applies each treatment once after a finding recommended it: those of loaders at the start of the next epoch.
 
     Args:
-        texts: The treatments, as a user names them; all can be changed between epochs.
+        texts: The treatments, as a user names them; all can be changed between epochs, and between steps unless they
+            change loaders.
 
     Attributes:
         applied: The results of those that a finding recommended.
@@ -40,15 +41,16 @@ class LiveTreatments:
         self._undos = Undos()
         self.applied: tuple[AppliedTreatment, ...] = ()
 
-    def requests(self, session: Session | None) -> list[Request]:
+    def requests(self, session: Session | None, is_within_epoch: bool = False) -> list[Request]:
         """Return the treatments that a diagnosis recommends and that are not applied yet, as data for other ranks."""
         if session is None:
             return []
-        asked = [(spec, _asking(session, spec)) for spec in self._waiting]
+        possible = [spec for spec in self._waiting if not (is_within_epoch and Applier([spec]).changes_loaders)]
+        asked = [(spec, _asking(session, spec)) for spec in possible]
         return [(with_default(spec, session).text, code) for spec, code in asked if code is not None]
 
     def apply(self, requests: Sequence[Request], trainer: Any, module: Any) -> None:
-        """Apply treatments in ``on_train_epoch_start``; undo one that cannot be applied."""
+        """Apply treatments in ``on_train_epoch_start`` or between steps; undo one that cannot be applied."""
         for text, code in requests:
             spec = parse(text)
             self._waiting = [one for one in self._waiting if one.treatment.id != spec.treatment.id]

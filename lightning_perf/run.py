@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lightning_perf import seams
+from lightning_perf.diagnosis_schedule import DiagnosisSchedule
 from lightning_perf.interrupts import is_from_signal
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.base import RunContext
@@ -46,13 +47,15 @@ class DoctorRun:
 
     Attributes:
         ranks: Brings all ranks together; None with one rank.
-        live: Applies treatments between epochs; None if none may be.
+        live: Applies treatments between epochs or steps; None if none may be.
+        schedule: When to diagnose within an epoch; None if that is never done.
     """
 
     def __init__(self, doctor: DoctorHooks, trainer: Any, probes: ProbeSet, on_end: Callable[[], None]) -> None:
         self.probes = probes
         self.ranks: RankProbe | None = None
         self.live: LiveTreatments | None = None
+        self.schedule: DiagnosisSchedule | None = None
         self.reports = RunReports(doctor, trainer, probes)
         self._doctor, self._trainer, self._on_end = doctor, trainer, on_end
         self._undos = seams.Undos()
@@ -105,6 +108,9 @@ class DoctorRun:
         probes.begin(context)
         seams.tap_end_of_run(self._is_lost, self._undos)
         probes.open_all()
+        if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
+            self.schedule = DiagnosisSchedule(loop, now_ns)
+            probes.add(self.schedule)
         if options.progress:
             probes.call("progress", self._show_progress, loop)
 
@@ -128,20 +134,36 @@ class DoctorRun:
 
     # -- between ------------------------------------------------------------------------------------------------------
 
-    def apply_treatments(self, pl_module: Any) -> None:
+    def apply_treatments(self, pl_module: Any, is_within_epoch: bool = False) -> None:
         """Apply the recommendations of the last diagnosis, if allowed to."""
         live, trainer = self.live, self._trainer
         if live is None:
             return
         requests: list[Any] = []
         if trainer.is_global_zero:
-            requests = self.probes.call("apply", live.requests, self._doctor.session) or []
+            requests = self.probes.call("apply", live.requests, self._doctor.session, is_within_epoch) or []
         if trainer.world_size > 1:  # every rank changes the same; a collective, so outside of any isolation
             requests = trainer.strategy.broadcast(requests)
         self.probes.call("apply", live.apply, requests, trainer, pl_module)
 
+    def step_ended(self, pl_module: Any) -> None:
+        """Diagnose within the epoch if that is due; apply what can be changed between two steps."""
+        probes, schedule, trainer = self.probes, self.schedule, self._trainer
+        if schedule is None or not schedule.is_due or probes.loop is None or seams.is_preempted(trainer):
+            return
+        loop, begin_ns = probes.loop, now_ns()
+        self._reporting(True)
+        with loop.diagnosing:
+            probes.call("overhead", probes.keep_to_budget)
+            probes.call("session", lambda: self.reports.within_epoch(self._diagnosed("running", None)))
+            if trainer.world_size == 1:  # other ranks do not know of this diagnosis
+                self.apply_treatments(pl_module, is_within_epoch=True)
+        self._reporting(False)
+        probes.call("steps", loop.main.pause)
+        probes.call(schedule.name, schedule.diagnosed, now_ns() - begin_ns)
+
     def epoch_ends(self, is_due: bool) -> None:
-        """Diagnose and report an epoch if that is due."""
+        """Diagnose and report an epoch if that is due, unless the run must end."""
         probes = self.probes
         if probes.loop is not None:
             probes.call("steps", probes.loop.epoch_ends)
@@ -152,8 +174,11 @@ class DoctorRun:
             probes.notify("before_report", False)
             self._share(is_last=False)
             wall_s = probes.loop.wall_ns() / 1e9 if probes.loop is not None else 0.0
-            if probes.context is not None and self.reports.can_afford_epoch(wall_s):
+            has_time = self.reports.can_afford_epoch(wall_s) and not seams.is_preempted(self._trainer)
+            if probes.context is not None and has_time:
                 self.reports.charged(self._report_epoch)
+                if self.schedule is not None:
+                    probes.call(self.schedule.name, self.schedule.diagnosed)
         self._reporting(False)
 
     def _reporting(self, is_on: bool) -> None:

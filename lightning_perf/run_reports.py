@@ -26,6 +26,7 @@ _log = logging.getLogger("lightning_perf")
 
 _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
+WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
 
 
 class RunReports:
@@ -101,11 +102,22 @@ class RunReports:
         if "json" in reports:
             self._probes.call("json", self._save, session)
 
-    def _epoch_report(self, session: Session, epoch: int) -> Any:
-        """Return what the console shows of an epoch; None if nothing."""
-        is_full = self._doctor.console == "full"
-        make: Any = console_report.epoch_report if is_full else console_report.brief_epoch
-        report = make(session, epoch, self._shown)
+    def within_epoch(self, session: Session) -> None:
+        """Save a diagnosis between two steps; print what is new once the run has taken a minute."""
+        reports = self._active()
+        if "console" in reports and session.run.wall_s >= WITHIN_EPOCH_LEAST_S:
+            self._print(lambda: self._epoch_report(session, self._trainer.current_epoch, is_within=True))
+        if "json" in reports:
+            self._probes.call("json", self._save, session)
+
+    def _epoch_report(self, session: Session, epoch: int, is_within: bool = False) -> Any:
+        """Return what the console shows of an epoch, or within it; None if nothing."""
+        if is_within:
+            report: Any = console_report.brief_epoch(session, epoch, self._shown, is_within)
+        else:
+            is_full = self._doctor.console == "full"
+            make: Any = console_report.epoch_report if is_full else console_report.brief_epoch
+            report = make(session, epoch, self._shown)
         if report is not None:
             self._shown = session
         return report
@@ -125,7 +137,7 @@ class RunReports:
             return
         if "console" in reports and (session.run.n_steps > 0 or session.memory.oom is not None):
             self._print(lambda: self._run_report(session, is_saved="json" in reports))
-        if "html" in reports:
+        if "html" in reports and not seams.is_preempted(self._trainer):
             self._probes.call("html", self._write_page, session)
         # A report that fails belongs into the record too.
         if len(failures) > len(session.probes_off):

@@ -201,7 +201,8 @@ class CeilingsProbe(Probe):
     def training_ends(self) -> None:
         """Measure the device if operations were counted, no result is cached and the run was long enough."""
         is_counted = self._sampled is not None and self._sampled.profile is not None
-        if not is_counted or self._trainer.fast_dev_run or not self._may_measure or self.ceilings() is not None:
+        has_time = self._may_measure and not self._trainer.fast_dev_run and not self._trainer.received_sigterm
+        if not is_counted or not has_time or self.ceilings() is not None:
             return
         wall_s = self._wall_s()
         if self._trainer.world_size > 1:

@@ -56,6 +56,8 @@ class LoopProbe(ActionSpans):
         self.missing: dict[str, str] = {}
         own = self._span("callbacks", type(owner).__name__, "self", "on_train_batch_end")
         self.main = StageProbe(self.timeline, device_clock, own=own)
+        self.diagnosing = self._span("callbacks", type(owner).__name__, "self", "diagnosis")
+        """Encloses a diagnosis between two steps: its time is reporting, not that of the hook."""
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self.on_record_end: Callable[[], None] | None = None
         """Called where a sampled step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""

@@ -120,12 +120,13 @@ class Window(Record, frozen=True, kw_only=True):
 
 
 class AppliedTreatment(Record, frozen=True, kw_only=True):
-    """A treatment that PerfDoctor was allowed to apply between epochs (``PerfDoctor(apply=...)``).
+    """A treatment that PerfDoctor was allowed to apply between epochs or steps (``PerfDoctor(apply=...)``).
 
     Attributes:
         treatment: With its value, e.g. ``"loader-workers=4"``.
         finding: Code of the finding that recommended it.
-        epoch: First epoch with the treatment. Figures and settings of the session include the time before.
+        epoch: First epoch with the treatment, perhaps not in all of its steps. Figures and settings of the session
+            include the time before.
         status: ``applied``, or ``refused`` where it could not be.
         reason: Why it was refused; empty otherwise.
     """

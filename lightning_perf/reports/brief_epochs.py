@@ -21,13 +21,16 @@ _SAME_STEP = 0.10
 """A step time that changed by less is not reported at the end of an epoch."""
 
 
-def brief_epoch(session: Session, epoch_index: int, previous: Session | None = None) -> BriefReport | None:
+def brief_epoch(
+    session: Session, epoch_index: int, previous: Session | None = None, is_within: bool = False
+) -> BriefReport | None:
     """Return the report of an epoch, or None if there is nothing new.
 
     Args:
         session: With findings and verdict up to now.
         epoch_index: ``Epoch.index`` of the epoch that ended.
         previous: The session at the last report that was shown; None at first.
+        is_within: Whether the epoch has not ended: then only other findings are new, no step times.
     """
     epoch = next((each for each in session.epochs if each.index == epoch_index), None)
     if epoch is None or epoch.wall_s < _MIN_EPOCH_S:
@@ -36,10 +39,11 @@ def brief_epoch(session: Session, epoch_index: int, previous: Session | None = N
     change = None
     if before is not None and before.step_p50_s and epoch.step_p50_s:
         change = epoch.step_p50_s / before.step_p50_s - 1
-    is_same = previous is not None and _advice_of(previous) == _advice_of(session)
-    if is_same and (change is None or abs(change) <= _SAME_STEP):
+    known = _advice_of(previous) if previous is not None else (None, "") if is_within else None
+    is_same = known == _advice_of(session)
+    if is_same and (is_within or change is None or abs(change) <= _SAME_STEP):
         return None
-    told = [f"epoch {epoch_index}"]
+    told = [f"epoch {epoch_index}", *([f"step {session.run.n_steps:,}"] if is_within else [])]
     if epoch.step_p50_s is not None:
         signed = "" if change is None else f" ({'+' if change >= 0 else '−'}{wording.share(abs(change))})"
         told.append(f"{wording.seconds(epoch.step_p50_s)}/step{signed}")

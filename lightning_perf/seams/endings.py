@@ -38,6 +38,14 @@ def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
     return True
 
 
+def is_preempted(trainer: Any, error: BaseException | None = None) -> bool:
+    """Return whether the run must end soon: this process got SIGTERM, or Lightning raised its exception for it.
+
+    Lightning ends the ranks that got no signal by the same exception.
+    """
+    return bool(trainer.received_sigterm) or type(error).__name__ == "SIGTERMException"
+
+
 def tear_down(trainer: Any) -> None:
     """Do what Lightning does after ``on_exception`` unless that raised: restore signal handlers, finish loggers."""
     with interrupts.suppress(Exception):

@@ -226,7 +226,7 @@ class Model(pl.LightningModule):
         if batch_idx == 0:
             n = self.trainer.train_dataloader.num_workers
             open(f"rank-{self.global_rank}-epoch-{self.current_epoch}-workers-{n}", "w").close()
-def requests(self, session):
+def requests(self, session, *_):
     return [("loader-workers=1", "PD101")] if session is not None and self._waiting else []
 LiveTreatments.requests = requests
 trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False,
