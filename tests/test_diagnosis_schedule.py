@@ -81,16 +81,16 @@ def test_first_diagnosis_waits_for_twenty_steps_when_they_take_minutes() -> None
 
 
 def test_diagnoses_become_rarer_up_to_five_minutes() -> None:
-    times_s = Training().steps(300_000, 0.01).times_s()
+    times_s = Training().steps(60_000, 0.02).times_s()
     gaps_s = [later - before for before, later in itertools.pairwise(times_s)]
-    assert gaps_s[:4] == pytest.approx([times_s[0] * 2**n for n in range(4)], rel=0.1)
+    assert gaps_s[:4] == pytest.approx([times_s[0] * 2**n for n in range(4)], rel=0.15)
     assert gaps_s[-1] == pytest.approx(300, abs=2)
     assert max(gaps_s) <= 302
 
 
-@pytest.mark.parametrize("step_s", [0.001, 0.02, 0.5, 3.0])
+@pytest.mark.parametrize("step_s", [0.01, 0.5, 3.0])
 def test_no_diagnosis_takes_more_than_one_percent_of_the_time_since_the_last(step_s: float) -> None:
-    times_s = Training(took_s=5.0).steps(round(4000 / step_s), step_s).times_s()
+    times_s = Training(took_s=5.0).steps(round(1700 / step_s), step_s).times_s()
     assert len(times_s) > 2
     assert all(later - before >= 500 for before, later in itertools.pairwise(times_s))
 
@@ -129,7 +129,7 @@ def test_diagnosis_waits_until_a_profiler_window_and_a_sampled_step_are_over() -
 
 
 def test_few_steps_are_observed() -> None:
-    assert Training().steps(100_000, 0.001).n_checks <= 100_000 / MAX_CHECK_EVERY + 20
+    assert Training().steps(30_000, 0.001).n_checks <= 30_000 / MAX_CHECK_EVERY + 20
     assert Training().steps(1000, 0.2).n_checks <= 220
 
 

@@ -59,6 +59,14 @@ _PROBE_CONSTANTS = {
     "SHORT_MOST_S": _PROBE_LIMIT_S,
 }
 """Of the watch of loaders: loaders are probed in every run, however short and whether it waits for its data or not."""
+_SCHEDULE_CONSTANTS = {
+    "FIRST_SLOW_STEPS": 1,
+    "FIRST_SLOW_S": 0.0,
+    "MAX_INTERVAL_S": 0.0,
+    "COST_FACTOR": 1,
+    "CHECK_S": 0.0,
+}
+"""Of the schedule within epochs: diagnoses after almost every step, which take up to half of the time."""
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
@@ -80,6 +88,14 @@ def _probe_every_loader() -> None:
     for name, value in _PROBE_CONSTANTS.items():
         setattr(watch, name, value)
     watch.LoaderWatch._suspicious_loader = _training_loader
+
+
+def _diagnose_often() -> None:
+    """Diagnose and print within epochs, however short they are."""
+    schedule = importlib.import_module("lightning_perf.diagnosis_schedule")
+    for name, value in _SCHEDULE_CONSTANTS.items():
+        setattr(schedule, name, value)
+    importlib.import_module("lightning_perf.run_reports").WITHIN_EPOCH_LEAST_S = 0.0
 
 
 def _training_loader(self: Any, settings: Any, share: float, needs_workers: bool = False) -> Any:
@@ -105,6 +121,8 @@ def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) ->
     seed_everything(7, verbose=False)
     if request["probes"]:
         _probe_every_loader()
+    if request["configuration"] == "everything":
+        _diagnose_often()
     run = Run(folder, _doctors(request["configuration"]), lambda name: _doctors(request["configuration"], name))
     shown: list[Any] = []
     warnings.simplefilter("default")
