@@ -156,10 +156,10 @@ def checked_apply(treatments: Any) -> tuple[str, ...]:
 
 
 def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:
-    price = _checked_rate("price_per_hour", price_per_hour, "a number of at least 0, in any currency, or None")
+    price = checked_number("price_per_hour", price_per_hour, "a number of at least 0, in any currency, or None")
     if not isinstance(gco2_per_kwh, str):
         grams = 'grams of at least 0, a country such as "FRA" (with codecarbon installed), or None'
-        gco2_per_kwh = _checked_rate("gco2_per_kwh", gco2_per_kwh, grams)
+        gco2_per_kwh = checked_number("gco2_per_kwh", gco2_per_kwh, grams)
     try:
         gco2, basis = carbon_intensity(gco2_per_kwh)
     except ValueError as error:
@@ -167,7 +167,7 @@ def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:
     return Rates(hour_price=price, gco2_per_kwh=gco2, gco2_basis=basis)
 
 
-def _checked_rate(name: str, value: Any, expected: str) -> float | None:
+def checked_number(name: str, value: Any, expected: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:

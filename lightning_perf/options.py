@@ -36,6 +36,8 @@ class DoctorOptions:
         device_stats: Time steps with device events (never a synchronization), and sample device and host in a
             background thread about once per second.
         host_lines: Sample the lines of your code that the training thread runs, for at most 0.5 % of the run.
+        hang_after_s: Describe a hang once nothing has moved for this many seconds and 20 median steps: the open phase,
+            the stacks of all threads, workers and ranks. The run is not stopped. None or 0 switches this off.
         module_depth: Depth at which module times are reported; 1 for top-level modules. 0 disables the sampled steps
             that measure module times, synchronizing lines and loops over tensors.
         arithmetic: Count the operations and memory traffic of one training step. Its result does not change; its time
@@ -59,6 +61,7 @@ class DoctorOptions:
     memory_snapshot: bool = False
     device_stats: bool = True
     host_lines: bool = True
+    hang_after_s: float | None = 60
     module_depth: int = 1
     arithmetic: bool = True
     ceilings: bool = True
@@ -72,6 +75,7 @@ class DoctorOptions:
         arguments.checked_whole("module_depth", self.module_depth, least=0)
         for name in _FLAGS:
             arguments.checked_flag(name, getattr(self, name))
+        arguments.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
         arguments.checked_window(None, self.profiler)
         arguments.checked_rates(self.price_per_hour, self.gco2_per_kwh)
 

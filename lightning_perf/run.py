@@ -104,6 +104,7 @@ class DoctorRun:
             rates=doctor.rates,
             machine=machine or Machine(os=sys.platform, python=sys.version.split()[0]),
             missing=missing,
+            show_hang=self.reports.hang,
         )
         probes.begin(context)
         seams.tap_end_of_run(self._is_lost, self._undos)

@@ -15,9 +15,10 @@ import msgspec
 from lightning_perf import seams
 from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Session
+from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
 from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.reports import console as console_report
+from lightning_perf.reports.sections.hang import hang_text
 
 if TYPE_CHECKING:
     from .hooks import DoctorHooks
@@ -160,6 +161,23 @@ class RunReports:
         is_shown = "console" in self._doctor.reports and self._doctor.console == "full"
         if session is not None and session.memory.oom is not None and is_shown:
             self._print(lambda: console_report.post_mortem(session))
+
+    def hang(self, hang: Hang, stacks: str) -> Hang:
+        """Write the stacks of a hang and show it; called in a thread while the training hangs."""
+        trainer, name = self._trainer, "hang.txt"
+        if not trainer.is_global_zero:
+            name = f"{RANKS_FOLDER}/hang.rank{trainer.global_rank}.txt"
+        if not trainer.fast_dev_run:
+            try:
+                self._write(name, f"{hang_text(hang)}\n{stacks}".encode())
+                hang = msgspec.structs.replace(hang, file=name)
+            except OSError as error:
+                _log.debug("writing %s failed: %s", name, error)
+        if "console" in self._active() and trainer.is_global_zero:
+            place = console_report.short_path(self.folder / name) if hang.file else None
+            shown = hang_text(msgspec.structs.replace(hang, file=place))
+            console_report.emit(shown, console=seams.live_console(trainer))
+        return hang
 
     def _with_post_mortem(self, session: Session, diagnose: Callable[[Session], Session]) -> Session:
         """Write the file on the rank whose memory ran out; return the session, which names no file if that fails."""

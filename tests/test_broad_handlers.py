@@ -31,6 +31,7 @@ ELSEWHERE = (
     "probes/loader/child.py",
     "probes/loader/stages.py",
     "probes/host_lines/sampler.py",
+    "probes/hang/watch.py",
     "trials/bootstrap/",
     "trials/reach.py",
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning_perf import probes
-from lightning_perf.records import Machine, Session, Settings, TraceRecord
+from lightning_perf.records import Hang, Machine, Session, Settings, TraceRecord
 
 from .clock import NEVER
 
@@ -49,6 +49,7 @@ class RunContext:
         settings: Known once the loops are ready.
         machine: What the run runs on.
         missing: Why figures are None by the user's options, by their path in the session.
+        show_hang: Shows a hang with the stacks of all threads, and writes its file; returns the record with its name.
     """
 
     trainer: Any
@@ -66,6 +67,7 @@ class RunContext:
     machine: Machine
     settings: Settings = field(default_factory=Settings)
     missing: dict[str, str] = field(default_factory=dict)
+    show_hang: Callable[[Hang, str], Hang] = lambda hang, _: hang
     started_s: float = field(default_factory=time.monotonic)
 
     def wall_s(self) -> float:

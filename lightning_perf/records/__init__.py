@@ -7,6 +7,7 @@ from .base import *
 from .collectives import *
 from .comparison import *
 from .finding import *
+from .hang import *
 from .host_calls import *
 from .host_profile import *
 from .loader_probe import *

@@ -15,6 +15,7 @@ from lightning_perf.errors import SessionError
 from .base import Record
 from .files import read_regular, write_whole
 from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
+from .hang import Hang
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
 from .host_profile import Collections, HostProfile
 from .loader_probe import LoaderProbe
@@ -157,6 +158,7 @@ class Session(Record, frozen=True, kw_only=True):
         loss_scaler: The loss scaler of fp16 training; None without one.
         host_profile: The lines of the user's code in which the host's time passes; None if they were not sampled.
         collections: Python's garbage collections; None if there was none.
+        hangs: Times in which nothing moved; empty without one, and with ``hang_after_s=None``.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -186,6 +188,7 @@ class Session(Record, frozen=True, kw_only=True):
     host_profile: HostProfile | None = None
     collections: Collections | None = None
     replay: Replay | None = None
+    hangs: tuple[Hang, ...] = ()
 
     def __repr__(self) -> str:
         """Return one line; `str` gives the brief report and `to_json` all fields."""

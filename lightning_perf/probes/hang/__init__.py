@@ -1,0 +1,5 @@
+"""Describe hangs: times in which nothing in a training moves."""
+
+from .watch import HangWatch
+
+__all__ = ["HangWatch"]

@@ -1,0 +1,48 @@
+"""Tell a thread that waits for the user, compiles or saves from one that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lightning_perf.probes.host_lines.calls import OwnCode
+from lightning_perf.probes.host_lines.stacks import Frame
+
+_KNOWN = {
+    "a debugger": (
+        "pdb.", "bdb.", "ipdb.", "pudb.", "code.interact", "IPython.core.debugger.", "IPython.terminal.debugger.",
+        "IPython.terminal.embed.",
+    ),
+    "compiling": (
+        "torch._dynamo.convert_frame.", "torch._inductor.compile_fx.", "torch.utils.cpp_extension.", "triton.compiler.",
+    ),
+    "saving": ("torch.serialization.", "torch.distributed.checkpoint.", "safetensors."),
+}  # fmt: skip
+"""Beginnings of ``module.function`` on the stack of any thread: backward compiles in a thread of autograd's."""
+
+_IDE_DEBUGGERS = ("pydevd", "_pydevd", "debugpy")
+"""These have threads of their own, which wait all the time: only the training thread's stack counts."""
+
+_PROMPTS = ("getpass.", "ipykernel.kernelbase._input_request")
+
+
+def busy_reason(own: Sequence[Frame], others: Mapping[str, Sequence[Frame]]) -> str:
+    """Return why a training thread does not hang although nothing moves; empty if it may hang.
+
+    Args:
+        own: Its frames, innermost first.
+        others: Those of all other threads, by any key.
+    """
+    called = [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in own]
+    if any(name.startswith(_IDE_DEBUGGERS) for name in called):
+        return "a debugger"
+    if any(name.startswith(_PROMPTS) for name in called) or _asks_for_input(own):
+        return "waiting for input"
+    for frames in others.values():
+        called += [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in frames]
+    return next((reason for reason, known in _KNOWN.items() if any(name.startswith(known) for name in called)), "")
+
+
+def _asks_for_input(own: Sequence[Frame]) -> bool:
+    code, offset, line, names = own[0]
+    call = OwnCode(code, offset, line or 0, names).call
+    return call.rpartition(".")[2] == "input" or "stdin" in call

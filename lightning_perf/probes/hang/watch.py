@@ -1,0 +1,289 @@
+"""Watch in a thread of its own whether the training moves, and describe it once when it does not.
+
+The thread reads counters that the training thread changes anyway, a few times per minute. It never ends or interrupts
+anything. Time is counted by the thread's own turns, so that a stopped process or a suspended machine does not count.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+
+import msgspec
+
+from lightning_perf import interrupts
+from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.host_lines import current_phase
+from lightning_perf.probes.host_lines.calls import OwnCode, library_call, shown_file
+from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of
+from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.processes import read_bytes
+from lightning_perf.probes.spans import OWN
+from lightning_perf.records import Hang, RankState
+
+from .busy import busy_reason
+from .ranks import RankFiles
+from .workers import Workers
+
+MEDIAN_FACTOR = 20
+"""A step may take this many times the median step."""
+
+SLOW_FACTOR = 5
+"""The first steps may take this many times as long, since workers start; so may sampled and profiled steps."""
+
+_POLLS = 12  # in ``hang_after_s``
+_HEARTBEAT_POLLS = 6
+_MOST_HANGS = 5
+_JOIN_S = 2.0
+_KNOWN_PHASES = ("validation", "checkpoint")
+_WORKER_PHASES = ("data_wait", "epoch_boundary", "startup")
+_OURS = "lightning-perf"
+
+
+class HangWatch(Probe):
+    """The hangs of one run. Made and started in the training thread.
+
+    Args:
+        loop: Measures the run.
+        hang_after_s: How long nothing must move.
+        show: Called with a hang and the stacks of all threads; returns the record, with the file that was written.
+        rank: This rank.
+        files: Where ranks exchange what they do; None with one rank.
+        now_s: Replaced in tests, as is ``frames``.
+        frames: Returns the frames of all threads.
+    """
+
+    name = field = "hangs"
+    stages = ("fit",)
+    after = ("steps",)
+
+    def __init__(
+        self,
+        loop: LoopProbe,
+        hang_after_s: float,
+        show: Callable[[Hang, str], Hang],
+        rank: int = 0,
+        files: RankFiles | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
+    ) -> None:
+        self.hangs: list[Hang] = []
+        self.poll_s = hang_after_s / _POLLS
+        self._loop, self._hang_after_s, self._show = loop, hang_after_s, show
+        self._rank, self._files = rank, files
+        self._now_s, self._frames = now_s, frames
+        self._watched = threading.get_ident()
+        self._reader = StackReader()
+        self._workers = Workers()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last_s = now_s()
+        self._seen: tuple[int, int, int] | None = None
+        self._quiet_s = self._longest_s = 0.0
+        self._is_reported = False
+        self._where_quiet = ""
+        self._schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self._used: tuple[float, float] | None = None  # time, and the training thread's CPU time by then
+        self._n_polls = 0
+
+    # -- the run's events ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, run: RunContext) -> HangWatch | None:
+        """Watch a fit, unless ``hang_after_s`` is None or 0."""
+        after_s = run.options.hang_after_s
+        if not after_s:
+            run.missing["hangs"] = f"hang_after_s={after_s}"
+            return None
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            run.missing["hangs"] = "this interpreter runs without its global lock: stacks change while read"
+            return None
+        files, trainer = None, run.trainer
+        is_local = run.folder is not None and not re.match(r"\w\w+:/", run.folder.as_posix())
+        if trainer.world_size > 1 and run.folder is not None and is_local:
+            files = RankFiles(run.folder, trainer.global_rank, trainer.world_size)
+        return cls(run.loop, after_s, run.show_hang, trainer.global_rank, files)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._workers.open()
+        target = (weakref.ref(self), self._stopping, self.poll_s)
+        self._thread = threading.Thread(target=_run, args=target, name=f"{_OURS} hang watch", daemon=True)
+        self._thread.start()
+
+    def run_ends(self, error: BaseException | None) -> None:
+        """Stop; a hang that an error ended did not end by itself."""
+        self._stop()
+        last = self.hangs[-1] if self.hangs else None
+        if last is not None and error is not None and last.n_steps == self._loop.main.n_steps:
+            self.hangs[-1] = msgspec.structs.replace(last, lasted_s=None)
+
+    def close(self) -> None:
+        """End the thread, and remove the file of this rank. Can be called twice."""
+        self._stop()
+        self._workers.close()
+        if self._files is not None:
+            self._files.remove()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
+                thread.join(_JOIN_S)
+        self._thread = None  # not before: an interrupt may have ended the join
+
+    def record(self) -> tuple[Hang, ...]:
+        """Return the hangs so far."""
+        return tuple(self.hangs)
+
+    # -- watching -----------------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Read the counters; report once when nothing has moved for too long."""
+        now_s, loop = self._now_s(), self._loop
+        passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
+        seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
+        busy = self._known_phase()
+        if seen != self._seen or busy:
+            self._moves()
+        else:
+            self._quiet_s += passed_s
+        self._seen = seen
+        own: list[Frame] = []
+        others: dict[str, list[Frame]] = {}
+        is_quiet = self._quiet_s >= self._hang_after_s / 2 and not self._is_reported
+        if is_quiet:
+            own, others = self._stacks()
+            if not own or self._reader.read(own) is None:
+                self._stopping.set()  # the run ended without a call to stop
+                return
+            busy = busy_reason(own, others)
+            if busy:
+                self._quiet_s = self._hang_after_s / 2
+            self._used = self._used or self._used_now()
+            self._where_quiet = self._where(own)[0]
+        if self._files is not None and (is_quiet or self._n_polls % _HEARTBEAT_POLLS == 0):
+            phase, where = current_phase(loop), self._where_quiet
+            self._files.write(RankState(rank=self._rank, n_steps=seen[0], phase=phase, busy=busy, where=where))
+        self._n_polls += 1
+        if own and not busy and self._quiet_s >= (limit_s := self._limit_s()):
+            self._report(limit_s, own, others)
+
+    def _known_phase(self) -> str:
+        """Return what the training does that may take long; empty for a step."""
+        phase = current_phase(self._loop)
+        if self._loop.timeline.current.phase == OWN:
+            return "measuring"
+        return phase if phase in _KNOWN_PHASES else ""
+
+    def _moves(self) -> None:
+        self._longest_s = max(self._longest_s, self._quiet_s)
+        if self._is_reported:
+            self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
+        self._quiet_s, self._is_reported, self._used, self._where_quiet = 0.0, False, None, ""
+
+    def _limit_s(self) -> float:
+        """Return how long nothing may move; longer than twice the longest pause so far, which was no hang."""
+        loop, median_ns = self._loop, self._loop.main.recent_median_ns()
+        limit_s = max(self._hang_after_s, MEDIAN_FACTOR * (median_ns or 0.0) / 1e9, 2 * self._longest_s)
+        is_slow = median_ns is None or loop.timeline.phase_listener is not None or loop.is_profiling
+        return SLOW_FACTOR * limit_s if is_slow else limit_s
+
+    def _report(self, limit_s: float, own: list[Frame], others: Mapping[str, Sequence[Frame]]) -> None:
+        ranks = self._files.read() if self._files is not None else ()
+        if any(rank.busy and rank.age_s < self._hang_after_s for rank in ranks):
+            return  # this rank waits for one that is in no hurry
+        self._is_reported = True
+        loop, phase = self._loop, current_phase(self._loop)
+        where, code = self._where(own)
+        workers, worker_stacks = self._workers.states(with_stacks=phase in _WORKER_PHASES)
+        median_ns = loop.main.recent_median_ns()
+        hang = Hang(
+            n_steps=loop.main.n_steps,
+            phase=phase,
+            quiet_s=self._quiet_s,
+            limit_s=limit_s,
+            median_step_s=None if median_ns is None else median_ns / 1e9,
+            where=where or next((worker.where for worker in workers if worker.where), ""),
+            code=code,
+            call=self._call(own),
+            cpu_fraction=self._cpu_fraction(),
+            workers=workers,
+            ranks=ranks,
+        )
+        is_new = (phase, hang.where) not in {(one.phase, one.where) for one in self.hangs}
+        self.hangs = [*self.hangs[-_MOST_HANGS + 1 :], hang]
+        if is_new:
+            texts = [_stack_text("training thread", own), *(_stack_text(*item) for item in others.items())]
+            self.hangs[-1] = self._show(hang, "\n".join([*texts, worker_stacks]))
+
+    # -- the threads --------------------------------------------------------------------------------------------------
+
+    def _stacks(self) -> tuple[list[Frame], dict[str, list[Frame]]]:
+        """Return the frames of the training thread, and of all other threads but PerfDoctor's."""
+        threads = [one for one in threading.enumerate() if one.ident and not one.name.startswith(_OURS)]
+        others = {
+            f"{one.name} ({one.ident})": frames_of(one.ident or 0, self._frames)
+            for one in threads
+            if one.ident != self._watched
+        }
+        return frames_of(self._watched, self._frames), others
+
+    def _where(self, own: Sequence[Frame]) -> tuple[str, str]:
+        """Return the user's innermost line and its text; empty without one below Lightning."""
+        stack = self._reader.read(own)
+        if stack is None or not stack.lines:
+            return "", ""
+        code, _, line = stack.lines[-1]
+        place = f"{shown_file(code.co_filename)}:{line} in {code.co_name}"
+        return place, linecache.getline(code.co_filename, line).strip()[:120]
+
+    def _call(self, own: Sequence[Frame]) -> str:
+        """Return what the user's line calls, otherwise the innermost function."""
+        stack = self._reader.read(own)
+        if stack is None or not stack.lines:
+            return library_call(own[0][0], str(own[0][3].get("__name__", "")))
+        if stack.below is not None:
+            return library_call(stack.below, self._reader.modules.get(stack.below, ""))
+        code, offset, line = stack.lines[-1]
+        return OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
+
+    def _used_now(self) -> tuple[float, float] | None:
+        fields = read_bytes(self._schedule).split()
+        return (self._now_s(), int(fields[0]) / 1e9) if fields else None
+
+    def _cpu_fraction(self) -> float | None:
+        before, now = self._used, self._used_now()
+        if before is None or now is None or now[0] <= before[0]:
+            return None
+        return min(1.0, max(0.0, (now[1] - before[1]) / (now[0] - before[0])))
+
+
+def _run(watch: weakref.ref[HangWatch], stopping: threading.Event, poll_s: float) -> None:
+    """Watch until stopped or until nothing else references the watch."""
+    while not stopping.wait(poll_s):
+        own = watch()
+        if own is None:
+            return
+        try:
+            own.poll()
+        except Exception as error:  # noqa: BLE001 - kept for the training thread, which reports it
+            own.error = error
+            return
+        del own
+
+
+def _stack_text(name: str, frames: Sequence[Frame]) -> str:
+    """Return a stack as text, innermost first."""
+    texts = [f"Thread {name}"]
+    for code, _, line, _ in frames:
+        text = linecache.getline(code.co_filename, line or 0).strip()
+        texts.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}' + (f"\n    {text}" if text else ""))
+    return "\n".join(texts) + "\n"

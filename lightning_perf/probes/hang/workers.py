@@ -1,0 +1,109 @@
+"""States and stacks of worker processes.
+
+A forked worker registers a handler of ``faulthandler`` for a real-time signal that nothing else uses. It is written in
+C, needs no interpreter lock and restarts system calls, so a signal makes a deadlocked worker write its stacks and
+changes nothing else. No signal is sent before a hang, and none to a process without the handler.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import time
+from multiprocessing import process
+from typing import Any
+
+from lightning_perf.interrupts import suppress
+from lightning_perf.probes.code_lines import USER, owner_of
+from lightning_perf.probes.host_lines.calls import shown_file
+from lightning_perf.probes.processes import read_bytes
+from lightning_perf.records import WorkerState
+
+_SIGNAL = signal.SIGRTMAX - 5 if sys.platform.startswith("linux") else 0
+_MAX_WORKERS = 32
+_ANSWER_S = 0.5
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "Z": "ended", "X": "ended", "T": "stopped",
+           "t": "stopped"}  # fmt: skip
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_WORKER_LOOP = "_worker_loop"  # frames further out belong to the process that forked
+
+_output: int | None = None
+"""The file that forked processes write their stacks to; None outside runs."""
+_is_registered = False
+
+
+class Workers:
+    """The processes that multiprocessing has started from this one."""
+
+    def open(self) -> None:
+        """Make processes that are forked from now on able to write their stacks."""
+        global _output, _is_registered
+        if not _SIGNAL or not hasattr(os, "memfd_create") or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
+            return
+        _output = os.memfd_create("lightning-perf stacks")
+        if not _is_registered:
+            _is_registered = True
+            os.register_at_fork(after_in_child=_register)
+
+    def close(self) -> None:
+        """Undo ``open``. Can be called twice."""
+        global _output
+        if _output is not None:
+            output, _output = _output, None
+            os.close(output)
+
+    def states(self, with_stacks: bool) -> tuple[tuple[WorkerState, ...], str]:
+        """Return the states of all workers, and their stacks as text."""
+        found: list[WorkerState] = []
+        texts: list[str] = []
+        for worker in sorted(_children(), key=lambda each: each.pid or 0)[:_MAX_WORKERS]:
+            pid = worker.pid or 0
+            status = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            state = _STATES.get(status[0].decode(), "") if status else ""
+            wait = read_bytes(f"/proc/{pid}/wchan").decode()
+            stacks = _stacks_of(pid) if with_stacks else ""
+            where = _users_line(stacks)
+            found.append(WorkerState(pid=pid, state=state, waits_in=wait.strip("0"), where=where))
+            texts.append(f"Process {pid} ({worker.name}): {state or 'state unknown'} {wait.strip('0')}\n{stacks}")
+        return tuple(found), "\n".join(texts)
+
+
+def _children() -> list[Any]:
+    # Not ``active_children``, which waits for ended processes.
+    return list(getattr(process, "_children", ()))
+
+
+def _register() -> None:
+    if _output is not None:
+        with suppress(RuntimeError, OSError, ValueError):
+            faulthandler.register(_SIGNAL, file=_output, all_threads=True)
+
+
+def _stacks_of(pid: int) -> str:
+    caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read_bytes(f"/proc/{pid}/status"))
+    if _output is None or caught is None or not int(caught[1], 16) >> (_SIGNAL - 1) & 1:
+        return ""
+    os.ftruncate(_output, 0)
+    os.lseek(_output, 0, os.SEEK_SET)  # of the worker too, which shares the open file
+    with suppress(OSError):
+        os.kill(pid, _SIGNAL)
+    until_s, size = time.monotonic() + _ANSWER_S, 0
+    while time.monotonic() < until_s:
+        time.sleep(_ANSWER_S / 20)
+        before, size = size, os.fstat(_output).st_size
+        if 0 < before == size:
+            break
+    return os.pread(_output, size, 0).decode(errors="replace")
+
+
+def _users_line(stacks: str) -> str:
+    for text in stacks.splitlines():
+        frame = _FRAME.fullmatch(text)
+        if frame is not None and frame["function"] == _WORKER_LOOP:
+            break
+        if frame is not None and owner_of(frame["file"]) == USER:
+            return f"{shown_file(frame['file'])}:{frame['line']} in {frame['function']}"
+    return ""

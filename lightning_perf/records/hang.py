@@ -1,0 +1,73 @@
+"""Hangs: times in which nothing in the training moved."""
+
+from __future__ import annotations
+
+from .base import Record
+
+
+class WorkerState(Record, frozen=True, kw_only=True):
+    """A process that Python's multiprocessing started, such as a DataLoader worker, during a hang.
+
+    Attributes:
+        state: ``running``, ``sleeping``, ``waiting for a disk``, ``ended``, ``stopped``; empty where the system does
+            not report it.
+        waits_in: The kernel's function in which it waits; empty if unknown.
+        where: The user's innermost line, as ``Hang.where``; empty if unknown.
+    """
+
+    pid: int
+    state: str = ""
+    waits_in: str = ""
+    where: str = ""
+
+
+class RankState(Record, frozen=True, kw_only=True):
+    """What one rank last wrote about itself.
+
+    Attributes:
+        n_steps: Steps that it had completed.
+        busy: Why it does not count as hanging although nothing moves, e.g. ``"validation"``; empty otherwise.
+        where: As ``Hang.where``; empty if it was not read.
+        age_s: Seconds since it was written.
+    """
+
+    rank: int
+    n_steps: int
+    phase: str
+    busy: str = ""
+    where: str = ""
+    age_s: float = 0.0
+
+
+class Hang(Record, frozen=True, kw_only=True):
+    """One hang.
+
+    Attributes:
+        n_steps: Steps completed before it.
+        phase: The phase that did not end.
+        quiet_s: How long nothing had moved when it was reported.
+        limit_s: The limit that this exceeded.
+        median_step_s: None before the first usual step.
+        lasted_s: Its whole length; None if nothing moved until the run ended.
+        where: The user's innermost line, of the training thread, otherwise of a worker: ``"train.py:31 in forward"``.
+        code: That line's text.
+        call: What the training thread was calling, e.g. ``"socket.recv"``; empty if unknown.
+        cpu_fraction: Share of a core that the training thread used; None if unknown.
+        workers: Empty without worker processes.
+        ranks: Empty with one rank, and where ranks cannot exchange files.
+        file: The file with the stacks of all threads, relative to the session; None if none could be written.
+    """
+
+    n_steps: int
+    phase: str
+    quiet_s: float
+    limit_s: float
+    median_step_s: float | None = None
+    lasted_s: float | None = None
+    where: str = ""
+    code: str = ""
+    call: str = ""
+    cpu_fraction: float | None = None
+    workers: tuple[WorkerState, ...] = ()
+    ranks: tuple[RankState, ...] = ()
+    file: str | None = None

@@ -1,0 +1,44 @@
+"""A hang, as a block of text for the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_perf.records import Hang, RankState
+from lightning_perf.reports.wording import count, cut, line, phase_name, seconds, share
+
+_WIDTH = 160
+_MAX_LISTED = 8
+
+
+def hang_text(hang: Hang) -> str:
+    """Return what hangs where, what workers and other ranks do, and where the stacks are."""
+    return "".join(f"{cut(text, _WIDTH)}\n" for text in _lines(hang))
+
+
+def _lines(hang: Hang) -> Iterator[str]:
+    usual = f"; a step usually takes {seconds(hang.median_step_s)}" if hang.median_step_s is not None else ""
+    yield (
+        f"PerfDoctor: nothing has moved for {seconds(hang.quiet_s)} in {phase_name(hang.phase)} "
+        f"after {count(hang.n_steps, 'step')}{usual}"
+    )
+    if hang.where:
+        yield f"  line     {line(hang.where, 200)}{f': {line(hang.code, 200)}' if hang.code else ''}"
+    used = f"training thread uses {share(hang.cpu_fraction)} of a core" if hang.cpu_fraction is not None else ""
+    if hang.call or used:
+        yield f"  call     {'; '.join(each for each in (line(hang.call, 80), used) if each)}"
+    for worker in hang.workers[:_MAX_LISTED]:
+        told = (worker.state, f"in {worker.waits_in}" if worker.waits_in else "", worker.where and f"at {worker.where}")
+        yield f"  worker   process {worker.pid} {line(' '.join(each for each in told if each), 200)}"
+    # Of many ranks, those that are elsewhere than most.
+    ranks = sorted(hang.ranks, key=lambda one: (sum(_place(one) == _place(other) for other in hang.ranks), one.rank))
+    for rank in sorted(ranks[:_MAX_LISTED], key=lambda one: one.rank):
+        at = f" at {line(rank.where, 200)}" if rank.where else ""
+        yield f"  rank {rank.rank:<3} {phase_name(rank.phase)} after {count(rank.n_steps, 'step')}{at}"
+    if hang.file:
+        yield f"  stacks   {line(hang.file, 200)}"
+    yield "  The run goes on. DoctorOptions(hang_after_s=None) switches this off."
+
+
+def _place(rank: RankState) -> tuple[int, str, str]:
+    return rank.n_steps, rank.phase, rank.where
