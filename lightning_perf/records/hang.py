@@ -45,7 +45,7 @@ class Hang(Record, frozen=True, kw_only=True):
     Attributes:
         n_steps: Steps completed before it.
         phase: The phase that did not end.
-        quiet_s: How long nothing had moved when it was reported.
+        quiet_s: How long nothing had moved when it was reported; until the end of a run that an error ended in it.
         limit_s: The limit that this exceeded.
         median_step_s: None before the first usual step.
         lasted_s: Its whole length; None if nothing moved until the run ended.

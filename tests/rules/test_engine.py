@@ -439,3 +439,8 @@ def test_slow_scheduler_recommends_a_longer_schedule_when_every_step_is_recorded
 )
 def test_finding_is_measured_when_a_part_of_its_gain_is_certain(severity, gain, evidence, expected):
     assert is_measured(_finding("PD801", severity=severity, gain=gain, evidence=evidence)) is expected
+
+
+def test_verdict_is_the_hang_when_a_run_hung_before_enough_steps() -> None:
+    hang = {"n_steps": 1, "phase": "forward", "quiet_s": 400, "limit_s": 300}
+    assert diagnose(build_session({"steady": None, "hangs": [hang]})).verdict.code == "PD609"

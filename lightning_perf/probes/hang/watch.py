@@ -122,7 +122,8 @@ class HangWatch(Probe):
         self._stop()
         last = self.hangs[-1] if self.hangs else None
         if last is not None and error is not None and last.n_steps == self._loop.main.n_steps:
-            self.hangs[-1] = msgspec.structs.replace(last, lasted_s=None)
+            quiet_s = max(last.quiet_s, last.lasted_s or self._quiet_s)
+            self.hangs[-1] = msgspec.structs.replace(last, lasted_s=None, quiet_s=quiet_s)
 
     def close(self) -> None:
         """End the thread, and remove the file of this rank. Can be called twice."""
