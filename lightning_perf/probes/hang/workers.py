@@ -41,6 +41,7 @@ class Workers:
     def open(self) -> None:
         """Make processes that are forked from now on able to write their stacks."""
         global _output, _is_registered
+        self.close()  # of a run whose end was missed
         if not _SIGNAL or not hasattr(os, "memfd_create") or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
             return
         _output = os.memfd_create("lightning-perf stacks")
