@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from lightning_perf.errors import ConfigError, SessionError
 from lightning_perf.records import SESSION_FILE, Comparison, load_run
+from lightning_perf.records.remote import any_path, exists, is_dir
 from lightning_perf.stats.comparison import Source, compare_sessions
 
 from .output import FOUND, write, write_error
@@ -67,13 +68,15 @@ def _gate(comparison: Comparison, percent: float) -> None:
 
 def _sessions(path: Path) -> list[Source]:
     """Return the sessions of one side."""
-    if not os.path.isdir(path) or os.path.exists(path / SESSION_FILE):
-        return [(str(path), load_run(path))]
-    runs = sorted(file.parent for file in path.glob(f"*/{SESSION_FILE}"))
+    place = any_path(path)
+    runs: list[Any] = []
+    with contextlib.suppress(OSError):  # load_run says what is wrong
+        if is_dir(place) and not exists(place / SESSION_FILE):
+            runs = sorted(file.parent for file in place.glob(f"*/{SESSION_FILE}"))
     if not runs:
-        return [(str(path), load_run(path))]  # ranks of a run whose rank 0 died, or an error
+        return [(str(place), load_run(place))]
     if len(runs) > MAX_RUNS:
-        raise ConfigError(f"{path} holds {len(runs)} runs; expected {MAX_RUNS} at most: give a folder of fewer")
+        raise ConfigError(f"{place} holds {len(runs)} runs; expected {MAX_RUNS} at most: give a folder of fewer")
     return [(str(run), load_run(run)) for run in runs]
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records.files import write_whole
+from lightning_perf.records.remote import RemotePath, any_path, exists, is_dir
 from lightning_perf.reports.wording import fit_encoding, line
 
 FOUND: Final = 1
@@ -53,7 +54,9 @@ def default_folder(kind: str) -> Path:
 
 
 def check_folder(out: Path | None) -> None:
-    """Raise ``ConfigError`` if the folder given with ``--out`` is a file."""
+    """Raise ``ConfigError`` if the folder given with ``--out`` is a file, or at a URL."""
+    if out is not None and isinstance(any_path(out), RemotePath):
+        raise ConfigError(f"--out {any_path(out)} is a URL; this command writes to a local folder only")
     if out is not None and os.path.exists(out) and not os.path.isdir(out):
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
 
@@ -65,10 +68,15 @@ def check_file(target: Path | None, is_forced: bool) -> None:
     """
     if target is None:
         return
-    if os.path.isdir(target):
-        raise ConfigError(f"--out {target} is a folder; give the name of a file in it")
-    if os.path.exists(target) and not is_forced:
-        raise ConfigError(f"--out {target} exists already; add --force to replace it, or choose another file")
+    place = any_path(target)
+    try:
+        is_folder, is_taken = is_dir(place), not is_forced and exists(place)
+    except OSError as error:
+        raise ConfigError(f"cannot write --out {place}: {error.strerror}") from error
+    if is_folder:
+        raise ConfigError(f"--out {place} is a folder; give the name of a file in it")
+    if is_taken:
+        raise ConfigError(f"--out {place} exists already; add --force to replace it, or choose another file")
 
 
 def write_file(target: Path, text: str, is_forced: bool) -> None:
@@ -80,7 +88,7 @@ def write_file(target: Path, text: str, is_forced: bool) -> None:
     check_file(target, is_forced)
     try:
         whole = text if text.endswith("\n") else text + "\n"
-        write_whole(target, whole.encode())
+        write_whole(any_path(target), whole.encode())
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot write --out {target}: {reason}; choose another file") from error
+        raise ConfigError(f"cannot write --out {any_path(target)}: {reason}; choose another file") from error

@@ -9,6 +9,7 @@ import typer
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Session, load_run
+from lightning_perf.records.remote import any_path
 from lightning_perf.reports import formats
 
 from .output import write, write_page
@@ -17,7 +18,7 @@ FORMATS = ("console", *formats.FORMATS)
 
 
 def report(
-    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or the folder it is in.")],
+    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or its folder; also a URL.")],
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
@@ -42,7 +43,8 @@ def report(
         raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
     if (select or ignore) and not diagnose:
         raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
-    loaded = load_run(session)
+    place = any_path(session)
+    loaded = load_run(place)
     if diagnose or _has_learned_of_ranks(loaded):
         from lightning_perf.rules.engine import diagnose as run_rules
 
@@ -50,13 +52,13 @@ def report(
     if format_ == "console":
         from lightning_perf.reports.console import brief_report, emit, run_report, to_text
 
-        drawn = run_report(loaded, show_all, str(session)) if full or show_all else brief_report(loaded, str(session))
+        drawn = run_report(loaded, show_all, str(place)) if full or show_all else brief_report(loaded, str(place))
         if out is None:
             emit(drawn)
             return
         text = to_text(drawn)
     else:
-        text = formats.draw(format_, loaded, show_all, str(session))
+        text = formats.draw(format_, loaded, show_all, str(place))
     if out is None and format_ == "html":
         write_page(text)
     else:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lightning_perf.errors import TrialError
+from lightning_perf.records.remote import any_path
 
 from .output import check_folder
 
@@ -16,7 +17,7 @@ from .output import check_folder
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Your training command.")],
     out: Annotated[
-        Path | None, typer.Option(help="Where perf_session.json goes; the logger's folder by default.")
+        Path | None, typer.Option(help="Folder or URL of perf_session.json; the logger's folder by default.")
     ] = None,
     with_: Annotated[
         str, typer.Option("--with", metavar="ID,...", help="Treatments to apply, e.g. loader-workers=4,precision-bf16.")
@@ -33,10 +34,13 @@ def run(
     from lightning_perf.trials.reach import where_it_ended
     from lightning_perf.trials.runner import check_command
 
-    check_folder(out)
+    place = None if out is None else any_path(out)
+    if isinstance(place, Path):
+        check_folder(place)
+        place = place.resolve()
     check_command(command)
     specs = checked_specs(with_, are_combined=True)
-    arguments = {} if out is None else {"out_dir": str(out.resolve())}
+    arguments = {} if place is None else {"out_dir": str(place)}
     with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
         job = Job(mode="run", folder=folder, specs=specs, with_doctor=doctor, doctor=arguments)
         code, events = run_in_front(command, job, environment_of(specs))

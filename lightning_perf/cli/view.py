@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sysconfig
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from lightning_perf.errors import ConfigError, TraceError
+from lightning_perf.records.remote import any_path, exists, is_dir, local_file
 from lightning_perf.traces.json_stream import text_chunks
 
 from .output import BAD_INPUT, write_error
@@ -27,13 +27,17 @@ def view(
 ) -> None:
     """Open a trace in an offline Perfetto, until Ctrl-C. Needs the extra ``trace``."""
     viewer = _viewer()
-    if not os.path.isfile(trace):
-        raise TraceError(f"{trace} is no file. Expected one profiler trace as JSON or gzip.")
+    place = any_path(trace)
+    try:
+        if is_dir(place) or not exists(place):
+            raise TraceError(f"{place} is no file. Expected one profiler trace as JSON or gzip.")
+    except OSError as error:
+        raise TraceError(f"Cannot read {place}: {error}") from error
     with tempfile.TemporaryDirectory(prefix="lightning-perf-view-") as folder:
         # The viewer detects the format by the file name, which is often another one.
         plain = Path(folder) / f"{trace.name.removesuffix('.gz').removesuffix('.json')}.json"
-        with plain.open("wb") as file:
-            for chunk in text_chunks(trace):
+        with local_file(place) as local, plain.open("wb") as file:
+            for chunk in text_chunks(local):
                 file.write(chunk)
         command = [*viewer, "--port", str(port), *(["--server_only"] if no_browser else []), str(plain)]
         print(f"{trace.name} at http://localhost:{port} until Ctrl-C", flush=True)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from .remote import AnyPath, RemotePath
+
 RESERVE_BYTES = 128 * 2**20
 """Free disk space that PerfDoctor's files never use, so that the training can write its own files."""
 
@@ -27,8 +29,10 @@ _KINDS = (
 )
 
 
-def write_whole(target: Path, content: bytes) -> None:
+def write_whole(target: AnyPath, content: bytes) -> None:
     """Write a temporary file and rename it to the target, so that readers never see incomplete content.
+
+    Remote storage does the same by itself.
 
     Args:
         target: The file; parents are made, an existing file is replaced.
@@ -37,6 +41,9 @@ def write_whole(target: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written, or the target is no regular file; nothing is left behind.
     """
+    if isinstance(target, RemotePath):
+        target.write_bytes(content)
+        return
     with whole_file(target) as file:
         file.write(content)
 
@@ -141,8 +148,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return file
 
 
-def read_regular(path: str | os.PathLike[str]) -> bytes:
+def read_regular(path: str | AnyPath) -> bytes:
     """Return the content of a regular file; raises as ``open_regular`` does."""
+    if isinstance(path, RemotePath):
+        return path.read_bytes()
     with open_regular(path) as file:
         return file.read()
 

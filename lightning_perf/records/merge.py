@@ -6,13 +6,14 @@ import glob
 import os
 import re
 from datetime import datetime
-from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from lightning_perf.errors import SessionError
 
 from .ranks import MAX_FOUND, RANKS_FOLDER, MissingRank, RankSummary, together
+from .remote import AnyPath, RemotePath, any_path, exists, is_dir
 from .session import SESSION_FILE, Session, load
 
 MAX_RANKS = 100_000
@@ -22,7 +23,7 @@ _CLOCKS_DIFFER_S = 300.0
 """Largest difference between start times of sessions of one run, by clock differences and process start."""
 
 
-def load_run(path: str | os.PathLike[str]) -> Session:
+def load_run(path: str | os.PathLike[str] | RemotePath) -> Session:
     """Read the session of a run, merged with those of its other ranks.
 
     Args:
@@ -35,12 +36,13 @@ def load_run(path: str | os.PathLike[str]) -> Session:
     Raises:
         SessionError: As for ``load``.
     """
-    source = Path(path)
-    file = source / SESSION_FILE if os.path.isdir(source) else source
-    # Files of an earlier run have that run's id after the rank, and are ignored.
-    folder, is_ranks = file.parent / RANKS_FOLDER, re.compile(re.escape(file.stem) + r"\.rank[0-9]+\.json")
-    files = folder.glob(f"{glob.escape(file.stem)}.rank*.json") if os.path.isdir(folder) else ()
-    others = sorted(one for one in files if is_ranks.fullmatch(one.name))
+    source = any_path(path)
+    try:
+        file = source / SESSION_FILE if is_dir(source) else source
+        others = _of_other_ranks(file)
+        has_first = exists(file)
+    except OSError as error:
+        raise SessionError(f"cannot read a session from {source}: {error}") from error
     readable: list[Session] = []
     problems: list[MissingRank] = []
     for other in others:
@@ -48,7 +50,7 @@ def load_run(path: str | os.PathLike[str]) -> Session:
             readable.append(load(other))
         except SessionError as error:
             problems.append(MissingRank(rank=int(other.stem.rpartition("rank")[2]), reason=str(error)))
-    has_stand_in = not os.path.exists(file) and readable
+    has_stand_in = not has_first and readable
     session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(source)
     if not others or session.run.world_size < 2:
         return session
@@ -58,6 +60,13 @@ def load_run(path: str | os.PathLike[str]) -> Session:
             names = tuple(f"{finding.code} {finding.name}" for finding in found.findings[:MAX_FOUND])
             known += [msgspec.structs.replace(one, found=names or one.found) for one in found.ranks.summaries]
     return _with(session, known, problems)
+
+
+def _of_other_ranks(file: AnyPath) -> list[Any]:
+    """Return the files of other ranks; those of an earlier run have that run's id after the rank, and are ignored."""
+    folder, is_ranks = file.parent / RANKS_FOLDER, re.compile(re.escape(file.stem) + r"\.rank[0-9]+\.json")
+    files = folder.glob(f"{glob.escape(file.stem)}.rank*.json") if is_dir(folder) else ()
+    return sorted(one for one in files if is_ranks.fullmatch(one.name))
 
 
 def _is_same_run(one: Session, other: Session) -> bool:

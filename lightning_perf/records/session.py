@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +22,7 @@ from .machine import Machine
 from .memory import Memory
 from .model_profile import ModelProfile
 from .ranks import Ranks
+from .remote import AnyPath, RemotePath, any_path, exists, is_dir
 from .replay import Replay
 from .settings import Settings
 from .steps import Epoch, StageTimes
@@ -215,12 +215,16 @@ class Session(Record, frozen=True, kw_only=True):
         """Return the session as indented JSON."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def file_content(self) -> bytes:
+        """Return what ``save`` writes: like ``to_json``, without figures that ``load`` would refuse."""
+        return _repaired(self).to_json()
+
+    def save(self, path: str | os.PathLike[str] | RemotePath) -> AnyPath:
         """Write the session; a crash leaves an existing file intact.
 
         Args:
-            path: The file, or a folder for ``perf_session.json``. Parent folders are created. An existing session of
-                another run is kept and renamed to ``perf_session.<its id>.json``.
+            path: The file, or a folder for ``perf_session.json``; local, or a URL that fsspec knows. Parent folders are
+                created. An existing session of another run is kept and renamed to ``perf_session.<its id>.json``.
 
         Returns:
             The file written.
@@ -229,11 +233,11 @@ class Session(Record, frozen=True, kw_only=True):
             SessionError: The file cannot be written, another kind of file is there, or a required figure
                 is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` says why.
         """
-        content = _repaired(self).to_json()
-        target = Path(path)
-        if os.path.isdir(target) or target.suffix != ".json":
-            target = target / SESSION_FILE
+        content = self.file_content()
+        target = any_path(path)
         try:
+            if target.suffix != ".json" or is_dir(target):
+                target = target / SESSION_FILE
             self._set_aside(target)
             write_whole(target, content)
         except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
@@ -243,8 +247,8 @@ class Session(Record, frozen=True, kw_only=True):
             target.with_name(f"{target.stem}.{self.run.id}.json").unlink()
         return target
 
-    def _set_aside(self, target: Path) -> None:
-        if not os.path.exists(target):
+    def _set_aside(self, target: AnyPath) -> None:
+        if not exists(target):
             return
         try:
             other = load(target).run.id
@@ -255,7 +259,7 @@ class Session(Record, frozen=True, kw_only=True):
             ) from error
         if other != self.run.id:
             with contextlib.suppress(FileNotFoundError):  # that run, still going, was faster
-                os.replace(target, target.with_name(f"{target.stem}.{other}.json"))
+                target.replace(target.with_name(f"{target.stem}.{other}.json"))  # type: ignore[arg-type]
 
     def _merged(self, field: str, safety: Safety) -> dict[str, Any]:
         if safety not in SAFETIES:
@@ -272,11 +276,11 @@ class Session(Record, frozen=True, kw_only=True):
 _MOST_NEARBY = 3
 
 
-def load(path: str | os.PathLike[str]) -> Session:
+def load(path: str | os.PathLike[str] | RemotePath) -> Session:
     """Read a session; needs neither torch nor lightning.
 
     Args:
-        path: A session file, or a folder that holds ``perf_session.json``.
+        path: A session file, or a folder that holds ``perf_session.json``; local, or a URL that fsspec knows.
 
     Returns:
         The session, upgraded to this version's schema.
@@ -284,24 +288,25 @@ def load(path: str | os.PathLike[str]) -> Session:
     Raises:
         SessionError: No such file, not a session, cut short, or written by a newer version.
     """
-    source = Path(path)
-    if os.path.isdir(source):
-        source = source / SESSION_FILE
+    source = place = any_path(path)
     try:
+        if is_dir(place):
+            source = place / SESSION_FILE
         content = read_regular(source)
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         raise SessionError(
             f"cannot read a session from {source}: {getattr(error, 'strerror', None) or error}; "
-            f"expected a {SESSION_FILE} written by PerfDoctor{_nearby(Path(path))}"
+            f"expected a {SESSION_FILE} written by PerfDoctor{_nearby(place)}"
         ) from error
     return from_json(content, str(source))
 
 
-def _nearby(folder: Path) -> str:
+def _nearby(folder: AnyPath) -> str:
     """Return sessions near a folder that has none under the usual name: of other stages, or in subfolders."""
-    if not os.path.isdir(folder):
-        return ""
-    found = sorted((*folder.glob("perf_session*.json"), *folder.glob(f"*/{SESSION_FILE}")))
+    found: list[Any] = []
+    with contextlib.suppress(OSError):
+        if is_dir(folder):
+            found = sorted((*folder.glob("perf_session*.json"), *folder.glob(f"*/{SESSION_FILE}")))
     more = f" and {len(found) - _MOST_NEARBY} more" if len(found) > _MOST_NEARBY else ""
     return f"; there is {', '.join(map(str, found[:_MOST_NEARBY]))}{more}" if found else ""
 

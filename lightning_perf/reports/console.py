@@ -15,6 +15,7 @@ from lightning_perf.records import (
     TraceRecord,
     Trial,
 )
+from lightning_perf.records.remote import AnyPath
 
 from . import wording
 from .brief import brief_report
@@ -97,7 +98,7 @@ def model_summary(profile: ModelProfile) -> DocumentReport:
     return DocumentReport(Document(None, (), (section("model", model_title(profile), [*parts, *memory]),)))
 
 
-def short_path(session: Path) -> str:
+def short_path(session: AnyPath) -> str:
     """Return the folder of a session file, relative to the current one if it lies below; the file if it is unusual."""
     place = session.parent if session.name == SESSION_FILE else session
-    return wording.short_path(str(place))
+    return wording.short_path(str(place)) if isinstance(place, Path) else str(place)

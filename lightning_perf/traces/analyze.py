@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord, Verdict
+from lightning_perf.records.remote import RemotePath
 from lightning_perf.records.validation import Refused, checked
 
 from .attribute import OperatorTimes, describe_code, describe_operators
@@ -32,11 +33,11 @@ from .waits import describe_allocator, describe_loader, describe_startup
 from .whatif import predict
 
 
-def analyze(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> TraceRecord:
+def analyze(path: str | os.PathLike[str] | RemotePath, *, max_bytes: int | None = None) -> TraceRecord:
     """Analyze a trace file: what host and device were doing.
 
     Args:
-        path: A trace of ``torch.profiler`` as JSON or gzip, of torch 1.8 or newer, CUDA, ROCm or CPU.
+        path: A trace, or its URL, of ``torch.profiler`` as JSON or gzip, of torch 1.8 or newer, CUDA, ROCm or CPU.
         max_bytes: Most text that a compressed file may contain; None for the default limits.
 
     Raises:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from lightning_perf.errors import TraceError
 from lightning_perf.records import TraceRecord
+from lightning_perf.records.remote import AnyPath, RemotePath, any_path, exists, is_dir
 
 from .analyze import analyze_timeline
 from .multi_rank import RankLog, compare_ranks
@@ -24,22 +24,27 @@ _NOT_COMPARED: Final = (
 )
 
 
-def trace_files(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Return the trace files among files and folders (searched recursively), sorted by name.
+def trace_files(paths: Iterable[str | os.PathLike[str] | RemotePath]) -> list[AnyPath]:
+    """Return the trace files among files and folders (searched recursively), also at URLs, sorted by name.
 
     Raises:
         TraceError: A path does not exist, or a folder contains no trace.
     """
-    found: dict[Path, None] = {}
-    for each in paths:
-        path = Path(each)
-        if os.path.isdir(path):
-            inside = sorted(file for file in path.rglob("*") if file.name.endswith(_ENDINGS) and file.is_file())
+    found: dict[AnyPath, None] = {}
+    for path in map(any_path, paths):
+        try:
+            is_folder, is_there = is_dir(path), exists(path)
+            files: list[Any] = list(path.glob("**/*")) if is_folder else []
+        except OSError as error:
+            raise TraceError(f"Cannot read {path}: {error}") from error
+        if is_folder:
+            files = [one for one in files if isinstance(one, RemotePath) or one.is_file()]
+            inside = sorted(one for one in files if one.name.endswith(_ENDINGS))
             traces = [file for file in inside if ".pt.trace.json" in file.name] or inside
             if not traces:
                 raise TraceError(f"{path} holds no trace: expected files ending in .json or .json.gz.")
             found.update(dict.fromkeys(traces))
-        elif os.path.exists(path):
+        elif is_there:
             found[path] = None
         else:
             raise TraceError(f"{path} does not exist. Expected a trace file, or a folder of traces.")

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
+from lightning_perf.errors import TraceError
 from lightning_perf.records.files import as_text
+from lightning_perf.records.remote import RemotePath, any_path, local_file
 
 from .builder import ColumnBuilder
 from .columns import Origin, Trace
 from .json_stream import EventStream, Header, text_chunks
 
 
-def read(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> Trace:
+def read(path: str | os.PathLike[str] | RemotePath, *, max_bytes: int | None = None) -> Trace:
     """Read a trace written by ``torch.profiler``, as JSON or gzip.
 
     Args:
-        path: The file.
+        path: The file, or its URL.
         max_bytes: Most text that a compressed file may contain; None for the default limits against gzip bombs.
 
     Raises:
         TraceError: It cannot be read, is incomplete, or is not a trace; the message says which.
     """
-    file = Path(path)
-    stream = EventStream(text_chunks(file, max_bytes), str(file))
-    builder = ColumnBuilder()
-    for batch in stream:
-        builder.add(batch)
-    return builder.build(as_text(file.name), _origin(stream.header))
+    place = any_path(path)
+    try:
+        with local_file(place) as file:
+            stream = EventStream(text_chunks(file, max_bytes), str(place))
+            builder = ColumnBuilder()
+            for batch in stream:
+                builder.add(batch)
+            return builder.build(as_text(file.name), _origin(stream.header))
+    except OSError as error:
+        raise TraceError(f"Cannot read {place}: {error.strerror or error}. Expected a profiler trace file.") from error
 
 
 def _origin(header: Header) -> Origin:

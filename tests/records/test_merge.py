@@ -21,6 +21,7 @@ from lightning_perf.records import (
     together,
 )
 from lightning_perf.records.merge import MAX_RANKS
+from lightning_perf.records.remote import RemotePath
 
 WORLD = 3
 
@@ -35,7 +36,7 @@ def session(rank: int, started_at: str = "2026-11-21T10:00:00Z", world_size: int
     )  # fmt: skip
 
 
-def save(folder: Path, one: Session) -> None:
+def save(folder: Path | RemotePath, one: Session) -> None:
     name = SESSION_FILE if one.run.rank == 0 else f"{RANKS_FOLDER}/perf_session.rank{one.run.rank}.json"
     one.save(folder / name)
 
