@@ -11,10 +11,11 @@ from typing import Any, Literal
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
 from lightning_perf.probes.profiler_recording import WindowOptions
+from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.treatments.registry import all_treatments
 from lightning_perf.treatments.specs import parse_all
 
-REPORTS = ("console", "tensorboard", "json")
+REPORTS = ("console", "tensorboard", "json", "upload")
 """Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""
 
 KNOWN_REPORTS = (*REPORTS, "html")
@@ -97,12 +98,15 @@ def checked_probe_data(value: Any) -> bool | Literal["auto"]:
     return "auto"
 
 
-def checked_path(value: Any) -> Path | None:
+def checked_path(value: Any) -> AnyPath | None:
     if value is None:
         return None
-    if not isinstance(value, (str, Path)) or not str(value):
-        raise ConfigError(f"out_dir={value!r}: expected a folder's path or None")
-    path = Path(os.path.expanduser(value))
+    if not isinstance(value, (str, Path, RemotePath)) or not str(value):
+        raise ConfigError(f"out_dir={value!r}: expected a folder's path, its URL or None")
+    path = any_path(value)
+    if isinstance(path, RemotePath):
+        return path
+    path = Path(os.path.expanduser(path))
     # A path that cannot be read fails later, when files are written, and does not stop the run.
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(f"out_dir={str(path)!r} is a file: expected a folder, which is created if it is missing")

@@ -14,6 +14,7 @@ from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.window import WindowProbe
 from lightning_perf.records import Session
+from lightning_perf.records.remote import AnyPath
 from lightning_perf.results import Results
 from lightning_perf.rules.engine import check_codes
 from lightning_perf.run import DoctorRun
@@ -36,11 +37,12 @@ class DoctorHooks(Results):
             another if the step time changes, or on ``profile_now()``),
             ``(wait, warmup, active[, repeat])`` in steps, or None.
         reports: Some of ``"console"``, ``"tensorboard"`` (also plain figures
-            for W&B, MLflow, Comet, Neptune), ``"json"``, ``"html"``.
+            for W&B, MLflow, Comet, Neptune), ``"json"``, ``"html"``,
+            ``"upload"`` (session and HTML report to these services at the end).
         console: ``"brief"`` (15 lines), ``"full"`` or ``"off"``. None: the
             environment variable ``LIGHTNING_PERF_CONSOLE``, else brief.
-        out_dir: Folder of ``perf_session.json``. None: the logger's folder, or
-            ``perf_logs/<time>``.
+        out_dir: Folder of ``perf_session.json``, or its URL (``s3://…``). None:
+            the logger's folder of the run, or ``perf_logs/<time>``.
         probe_data: Measure the training loader in a child process that works
             on copies. ``"auto"``: at the end of a fit of 50 s or more that
             waited for data over 20 % of its time, at most 1 % of it and 5 s;
@@ -103,7 +105,7 @@ class DoctorHooks(Results):
     def _forget(self) -> None:
         """Reset the state between runs: what one run showed is no diagnosis of the next."""
         self.session: Session | None = None
-        self._saved_at: Path | None = None
+        self._saved_at: AnyPath | None = None
         self._run: DoctorRun | None = None
         self._probes = ProbeSet()  # of the run; empty without one
 

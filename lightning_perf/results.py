@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from lightning_perf.errors import PerfDoctorError
 from lightning_perf.records import Finding, Session, Verdict
+from lightning_perf.records.remote import AnyPath
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports.render.html import to_fragment
 from lightning_perf.reports.session_document import session_document
@@ -59,7 +59,7 @@ class Results:
     """
 
     session: Session | None = None
-    _saved_at: Path | None = None
+    _saved_at: AnyPath | None = None
 
     @property
     def verdict(self) -> Verdict | None:

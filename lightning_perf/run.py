@@ -67,10 +67,9 @@ class DoctorRun:
         """Open the probes; whatever fails, the training goes on."""
         doctor, trainer, probes = self._doctor, self._trainer, self.probes
         # These are collective calls: on every rank, whatever else happens.
-        log_dir = trainer.log_dir
-        stamp = time.strftime("%Y%m%d-%H%M%S")
+        folder = self.reports.default_folder(trainer.log_dir)
         if trainer.world_size > 1:
-            stamp = trainer.strategy.broadcast(stamp)
+            folder = trainer.strategy.broadcast(folder)
         if doctor.apply and seams.is_fitting(trainer):
             self.live = LiveTreatments(doctor.apply)
         if trainer.world_size > 1:
@@ -78,7 +77,7 @@ class DoctorRun:
             if self.ranks is not None:
                 probes.add(self.ranks)
         try:
-            self.reports.open(log_dir, stamp)
+            self.reports.open(folder)
             self._open_probes(pl_module, stage)
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             probes.switch_off("setup", error)

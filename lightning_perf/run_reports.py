@@ -6,7 +6,9 @@ import errno
 import logging
 import os
 import time
+import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
 from lightning_perf.records.files import require_room, write_whole
+from lightning_perf.records.remote import AnyPath, any_path
+from lightning_perf.remote_folder import RemoteFolder, within
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports.sections.hang import hang_text
 
@@ -28,6 +32,9 @@ _log = logging.getLogger("lightning_perf")
 _REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
 WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
+
+_UPLOAD_S = 30.0  # for each upload at the end of a run
+_INTERRUPTED_UPLOAD_S = 1.0  # a preempted job is killed soon
 
 
 class RunReports:
@@ -44,17 +51,20 @@ class RunReports:
         self.spent_s = 0.0
         self._doctor, self._trainer, self._probes = doctor, trainer, probes
         self._loggers = LoggerReports()
+        self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
         self._shown: Session | None = None  # at the end of an epoch
 
-    def open(self, log_dir: str | None, stamp: str) -> None:
+    def default_folder(self, log_dir: str | None) -> str:
+        """Return the folder of this run alone: its logger's, where checkpoints go too, or a new one named by time."""
+        trainer = self._trainer
+        new = os.path.join("perf_logs", f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}")
+        folder = self._probes.call("folder", seams.run_folder, trainer, log_dir, new)
+        return folder or os.path.join(trainer.default_root_dir, new)
+
+    def open(self, default_folder: str) -> None:
         """Choose the run's folder; if it cannot be written, say so once and write no files."""
         trainer, out_dir = self._trainer, self._doctor.out_dir
-        if out_dir is not None:
-            self.folder = out_dir
-        elif trainer.loggers and log_dir:
-            self.folder = Path(log_dir)
-        else:
-            self.folder = Path(trainer.default_root_dir) / "perf_logs" / stamp
+        place = any_path(default_folder) if out_dir is None else out_dir
         wanted = {
             "json": "json" in self._doctor.reports,
             "last save": "json" in self._doctor.reports,
@@ -62,16 +72,23 @@ class RunReports:
             "traces": self._doctor.window_options is not None,
         }
         files = [name for name, is_wanted in wanted.items() if is_wanted]
+        if isinstance(place, Path):
+            self.folder = place
         if not files or trainer.fast_dev_run:
             return
         try:
-            _require_writable(self.folder)
+            if isinstance(place, Path):
+                _require_writable(place)
+            else:
+                self._remote = RemoteFolder(place)
+                self.folder = self._remote.folder
+                place.require_storage()
         except OSError as error:
             warning = (
-                f"PerfDoctor cannot write to {self.folder} ({error.strerror}): this run leaves no files, the diagnosis "
+                f"PerfDoctor cannot write to {place} ({error.strerror}): this run leaves no files, the diagnosis "
                 "is shown all the same; choose another out_dir."
             )
-            for name in files:
+            for name in files if self._remote is None else (*files, "copy"):
                 self._probes.switch_off(name, error, warning)
 
     def can_afford_epoch(self, wall_s: float) -> bool:
@@ -102,6 +119,8 @@ class RunReports:
             self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
         if "json" in reports:
             self._probes.call("json", self._save, session)
+            if self._remote is not None:
+                self._probes.call("copy", self._remote.copy_soon)
 
     def within_epoch(self, session: Session) -> None:
         """Save a diagnosis between two steps; print what is new once the run has taken a minute."""
@@ -130,12 +149,22 @@ class RunReports:
             session: Its last session.
             diagnose: Adds failures of reports, and what follows from them, to a session.
         """
-        session = self._with_post_mortem(session, diagnose)
+        session = self._make_all(self._with_post_mortem(session, diagnose), diagnose)
+        limit_s = _INTERRUPTED_UPLOAD_S if session.run.status == "interrupted" else _UPLOAD_S
+        if "upload" in self._active() and self._trainer.is_global_zero and session.run.n_steps > 0:
+            self._probes.call("upload", self._upload, session, limit_s)
+        if self._remote is not None:
+            self._finish_copying(self._remote, limit_s)
+        if len(self._probes.failures) > len(session.probes_off):
+            diagnose(session)
+
+    def _make_all(self, session: Session, diagnose: Callable[[Session], Session]) -> Session:
+        """Make the reports on this machine; return the session, which says which of them failed."""
         reports, failures = self._active(), self._probes.failures
         if not self._trainer.is_global_zero:
             if "json" in reports:
                 self._probes.call("json", self._save, session)
-            return
+            return session
         if "console" in reports and (session.run.n_steps > 0 or session.memory.oom is not None):
             self._print(lambda: self._run_report(session, is_saved="json" in reports))
         if "html" in reports and not seams.is_preempted(self._trainer):
@@ -147,11 +176,32 @@ class RunReports:
             self._probes.call("json", self._save, session)
         elif "json" in self._doctor.reports and not self._trainer.fast_dev_run:  # a full disk may have room again
             self._probes.call("last save", self._save, session)
-        if len(failures) > len(session.probes_off):
-            diagnose(session)
+        return session
+
+    def _upload(self, session: Session, limit_s: float) -> None:
+        """Upload session and page to the hosted loggers; after an interrupt only the session, which is made faster."""
+        loggers = [logger for logger in self._trainer.loggers if seams.takes_any_figure(logger)]
+        if not loggers:
+            return
+        files = {self._session_path(session).name: session.file_content()}
+        if session.run.status != "interrupted":
+            files |= dict([self._page(session)])
+        for logger in loggers:
+            upload = partial(seams.upload_files, logger, self._session_path(session).stem, files)
+            self._probes.call(f"upload to {type(logger).__name__}", within, limit_s, upload)
+
+    def _finish_copying(self, remote: RemoteFolder, limit_s: float) -> None:
+        if "copy" in self._probes.failures:
+            remote.remove()
+            return
+        try:
+            remote.finish(limit_s)
+        except Exception as error:  # noqa: BLE001 - reported; the run goes on
+            kept = f"PerfDoctor could not copy its files to {remote.target} ({error}); they are in {remote.folder}."
+            self._probes.switch_off("copy", error, kept)
 
     def _run_report(self, session: Session, is_saved: bool) -> Any:
-        place = console_report.short_path(self._session_path(session)) if is_saved else None
+        place = console_report.short_path(self._place(session)) if is_saved else None
         if self._doctor.console == "full":
             return console_report.run_report(session, place=place) if session.run.n_steps > 0 else None
         return console_report.brief_report(session, place)
@@ -203,13 +253,16 @@ class RunReports:
         self._probes.call("console", show)
 
     def _write_page(self, session: Session) -> None:
+        self._write(*self._page(session))
+
+    def _page(self, session: Session) -> tuple[str, bytes]:
+        """Return the HTML report, with the name of its file."""
         from lightning_perf.reports.render.html import (
             to_page,  # plotly, which no run needs that does not ask for a page
         )
 
         name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
-        place = console_report.short_path(self._session_path(session))
-        self._write(name, to_page(session, place).encode())
+        return name, to_page(session, console_report.short_path(self._place(session))).encode()
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file into the run's folder; raises ``OSError`` where that would fill the disk."""
@@ -218,7 +271,8 @@ class RunReports:
 
     def _save(self, session: Session) -> None:
         require_room(self.folder, 0)  # a session is small beside the reserve
-        self._doctor._saved_at = session.save(self._session_path(session))
+        session.save(self._session_path(session))
+        self._doctor._saved_at = self._place(session)
 
     def _active(self) -> tuple[str, ...]:
         """Return the reports to make; a trial run of a few batches leaves no files behind."""
@@ -230,6 +284,11 @@ class RunReports:
         if session.run.rank == 0:
             return self.folder / name
         return self.folder / RANKS_FOLDER / f"{Path(name).stem}.rank{session.run.rank}.json"
+
+    def _place(self, session: Session) -> AnyPath:
+        """Return where users find the session file."""
+        file = self._session_path(session)
+        return file if self._remote is None else self._remote.place_of(file)
 
 
 def _require_writable(folder: Path) -> None:

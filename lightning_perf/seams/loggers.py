@@ -1,7 +1,10 @@
-"""Log additional rows to the user's loggers, only those known to accept any metric in any row."""
+"""Log additional rows and files to the user's loggers, only to those known to accept them; and find a run's folder."""
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,3 +46,52 @@ def log_own_row(logger: Any, figures: Mapping[str, float], step: int) -> None:
     prefix = getattr(logger, "_prefix", "")
     row = {f"{prefix}-{name}" if prefix else name: value for name, value in figures.items()}
     logger.experiment.log({**row, "trainer/global_step": step}, commit=False)
+
+
+def upload_files(logger: Any, name: str, files: Mapping[str, bytes]) -> None:
+    """Add files to the run of a hosted service; the client may still send them after this returns.
+
+    Args:
+        logger: One that ``takes_any_figure``.
+        name: What the files are, for a service that keeps versions of them.
+        files: Contents by file name.
+    """
+    run, folder = logger.experiment, "lightning_perf"
+    if base_class(type(logger), ("WandbLogger",)) is not None:
+        artifact = sys.modules["wandb"].Artifact(f"{name}-{run.id}", type=folder)
+        for file, content in files.items():
+            with artifact.new_file(file, mode="wb") as target:
+                target.write(content)
+        run.log_artifact(artifact)
+        return
+    for file, content in files.items():
+        if base_class(type(logger), ("MLFlowLogger",)) is not None:
+            run.log_text(logger.run_id, content.decode(), f"{folder}/{file}")
+        elif base_class(type(logger), ("CometLogger",)) is not None:
+            run.log_asset(io.BytesIO(content), file_name=f"{folder}/{file}")
+        else:
+            stem, _, extension = file.rpartition(".")
+            run[f"{folder}/{stem}"].upload(sys.modules["neptune"].types.File.from_content(content, extension=extension))
+
+
+def run_folder(trainer: Any, log_dir: str | None, new: str) -> str:
+    """Return a folder that no other run of the same project uses.
+
+    It is that of the first logger's checkpoints, named by project and run. ``Trainer.log_dir`` is so only for loggers
+    of files; for others it is the folder of all runs.
+
+    Args:
+        trainer: The Trainer.
+        log_dir: Its ``log_dir``.
+        new: Path of a folder that does not exist, for runs without a logger or name.
+    """
+    root, logger = trainer.default_root_dir, next(iter(trainer.loggers), None)
+    if logger is not None and trainer.is_global_zero:
+        if base_class(type(logger), ("TensorBoardLogger", "CSVLogger")) is not None and log_dir:
+            return log_dir
+        root, version = logger.save_dir or root, logger.version
+        if version not in (None, ""):
+            return os.path.join(
+                root, str(logger.name or ""), version if isinstance(version, str) else f"version_{version}"
+            )
+    return os.path.join(root, new)

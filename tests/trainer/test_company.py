@@ -100,6 +100,7 @@ class Rows(Logger):
     """A user's logger that keeps what it gets; ``allowed`` are its columns, None for any."""
 
     allowed: set[str] | None = None
+    run_id = "run"
 
     def __init__(self) -> None:
         Logger.__init__(self)
@@ -131,6 +132,9 @@ class Rows(Logger):
 
     def after_save_checkpoint(self, *_: Any) -> None:
         """Keep nothing."""
+
+    def log_text(self, run_id: str, text: str, file: str) -> None:
+        """Keep no file."""
 
     def finalize(self, status: str) -> None:
         """Nothing is open."""
@@ -282,7 +286,7 @@ def test_wandb_drops_no_row_of_the_users_when_figures_are_logged(make_trainer: M
         assert run.dropped == []
         return run
 
-    rows, without = run_of(PerfDoctor(schedule=None)).rows, run_of().rows
+    rows, without = run_of(PerfDoctor(schedule=None, reports=("tensorboard",))).rows, run_of().rows
     ours = [number for number, row in rows.items() if "mine-perf/step_ms/p50" in row]
     assert len(ours) == 3
     plain = {number: {key for key in row if "perf/" not in key} for number, row in rows.items()}

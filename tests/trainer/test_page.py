@@ -44,5 +44,5 @@ def test_failed_page_is_recorded_and_does_not_affect_the_training(
 
 
 def test_report_that_is_not_known_is_refused_with_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="'console', 'tensorboard', 'json', 'html'"):
+    with pytest.raises(ConfigError, match="'console', 'tensorboard', 'json', 'upload', 'html'"):
         PerfDoctor(reports=["pdf"])

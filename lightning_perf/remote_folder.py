@@ -1,0 +1,108 @@
+"""Files of a run whose folder is at a URL: written locally, then copied by a thread beside the training."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.records import load
+from lightning_perf.records.remote import RemotePath
+
+_log = logging.getLogger("lightning_perf")
+
+
+class RemoteFolder:
+    """Local folder whose files are copied to a remote one.
+
+    Args:
+        target: Where the files go.
+
+    Attributes:
+        folder: The local folder.
+    """
+
+    def __init__(self, target: RemotePath) -> None:
+        self.target = target
+        self.folder = Path(tempfile.mkdtemp(prefix="lightning-perf-"))
+        self._copied: dict[Path, int] = {}  # when each file was last changed
+        self._thread: threading.Thread | None = None
+
+    def place_of(self, file: Path) -> RemotePath:
+        """Return where a file of the local folder is copied to."""
+        return self.target / file.relative_to(self.folder).as_posix()
+
+    def copy_soon(self) -> None:
+        """Copy what changed, in a thread; the next call tries again what fails."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._try_copying, name="lightning-perf-copy", daemon=True)
+            self._thread.start()
+
+    def finish(self, limit_s: float) -> None:
+        """Copy the rest and remove the local folder.
+
+        Raises:
+            OSError: Not everything could be copied in time; the local folder stays.
+            SessionError: A file there is no session, and was not replaced by one.
+        """
+        within(limit_s, self._finish_copying)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the local folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _finish_copying(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._copy()
+
+    def _try_copying(self) -> None:
+        try:
+            self._copy()
+        except Exception as error:  # noqa: BLE001 - the end of the run tries again, and reports it
+            raise_if_from_signal(error)
+            _log.debug("copying to %s failed", self.target, exc_info=True)
+
+    def _copy(self) -> None:
+        for file in sorted(self.folder.rglob("*")):
+            if file.name.startswith(".") or not file.is_file():  # being written
+                continue
+            changed_ns = file.stat().st_mtime_ns
+            if self._copied.get(file) == changed_ns:
+                continue
+            place = self.place_of(file)
+            if file.name.startswith("perf_session"):
+                load(file).save(place)  # keeps what another run left there
+            else:
+                place.upload(file)
+            self._copied[file] = changed_ns
+
+
+def within(limit_s: float, function: Callable[[], None]) -> None:
+    """Call a function in a thread and wait for it.
+
+    Raises:
+        TimeoutError: It takes longer than the limit; it goes on, at most until the process ends.
+        Exception: What it raises.
+    """
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            function()
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            raise_if_from_signal(error)
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="lightning-perf-upload", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise TimeoutError(f"not done after {limit_s:g} s")
+    for error in errors:
+        raise error
