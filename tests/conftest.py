@@ -1,9 +1,12 @@
 """What all tests stand on."""
 
+import itertools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +23,20 @@ settings.load_profile("shared")
 # A shell without job control starts what goes to the background with Ctrl-C ignored, and processes inherit that: the
 # tests that press it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Trainings of the tests, also of other processes, must not be recorded among the user's.
+_HISTORIES = tempfile.TemporaryDirectory(prefix="lightning-perf-histories-")
+_NUMBERS = itertools.count()
+os.environ["LIGHTNING_PERF_HISTORY"] = str(Path(_HISTORIES.name, "first.db"))
+
+
+@pytest.fixture(autouse=True)
+def history_file(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The history of one test: runs of other tests are no earlier runs of its trainings."""
+    file = Path(_HISTORIES.name, f"{next(_NUMBERS)}.db")
+    monkeypatch.setenv("LIGHTNING_PERF_HISTORY", str(file))
+    return file
 
 
 @pytest.fixture(autouse=True)
