@@ -8,6 +8,7 @@ from .collectives import *
 from .comparison import *
 from .finding import *
 from .hang import *
+from .history import *
 from .host_calls import *
 from .host_profile import *
 from .loader_probe import *

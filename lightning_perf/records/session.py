@@ -15,6 +15,7 @@ from .base import Record
 from .files import read_regular, write_whole
 from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
 from .hang import Hang
+from .history import EarlierRuns, Provenance
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
 from .host_profile import Collections, HostProfile
 from .loader_probe import LoaderProbe
@@ -159,6 +160,8 @@ class Session(Record, frozen=True, kw_only=True):
         host_profile: The lines of the user's code in which the host's time passes; None if they were not sampled.
         collections: Python's garbage collections; None if there was none.
         hangs: Times in which nothing moved; empty without one, and with ``hang_after_s=None``.
+        provenance: What identifies the training and its code; None if it was not read.
+        earlier: Earlier runs of this training; None without any, or if no history is kept.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -189,6 +192,8 @@ class Session(Record, frozen=True, kw_only=True):
     collections: Collections | None = None
     replay: Replay | None = None
     hangs: tuple[Hang, ...] = ()
+    provenance: Provenance | None = None
+    earlier: EarlierRuns | None = None
 
     def __repr__(self) -> str:
         """Return one line; `str` gives the brief report and `to_json` all fields."""

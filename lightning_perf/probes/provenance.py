@@ -1,0 +1,142 @@
+"""What identifies a training from run to run: shapes, dataset, and the state of its code in git."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lightning_perf.interrupts import suppress
+from lightning_perf.records import Provenance
+
+from . import module_walk, plain
+from .base import Probe, RunContext
+from .telemetry import dataset_path
+
+_MAX_TENSORS = 8
+_READ_BYTES = 65_536
+_STATUS = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch",
+           "--untracked-files=no", "--ignore-submodules=dirty")  # fmt: skip
+_CI_BRANCHES = ("GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BITBUCKET_BRANCH", "BUILDKITE_BRANCH")
+"""Variables in which CI services, which check out a commit, name its branch."""
+
+
+class ProvenanceProbe(Probe):
+    """Reads shapes once, and git's state in a process of its own that nothing waits for."""
+
+    name = field = "provenance"
+    stages = ("fit",)
+
+    def __init__(self) -> None:
+        script = getattr(sys.modules.get("__main__"), "__file__", None)
+        self._script = Path(script).resolve() if isinstance(script, str) else None
+        self._project = project_of(self._script.parent if self._script is not None else Path.cwd())
+        self._git: subprocess.Popen[bytes] | None = None
+        self._code: dict[str, Any] = {}
+        self._parameters: str | None = None
+        self._samples: tuple[str, ...] | None = None
+        self._dataset: str | None = None
+
+    @classmethod
+    def open(cls, run: RunContext) -> ProvenanceProbe | None:
+        """Read it on the first rank."""
+        return cls() if run.trainer.is_global_zero and not run.trainer.fast_dev_run else None
+
+    def start(self) -> None:
+        """Start git if the project is a repository."""
+        if os.path.exists(self._project / ".git"):
+            with suppress(OSError):  # no git on this machine
+                self._git = subprocess.Popen(
+                    _STATUS, cwd=self._project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+
+    def loops_ready(self, run: RunContext) -> None:
+        """Read the model's shapes and the dataset's path."""
+        self._parameters = digest_of(module_walk.parameters(run.pl_module))
+        dataset = plain.stored(run.trainer.train_dataloader, "dataset")
+        path = None if dataset is None else dataset_path(dataset)
+        if path is not None:
+            text = str(path.resolve())
+            outside = f"outside the project ({hashlib.sha256(os.fsencode(text)).hexdigest()[:8]})"
+            self._dataset = self._inside(path) or outside
+
+    def first_batch(self, batch: Any) -> None:
+        """Read the shapes of the first batch."""
+        if self._samples is None:
+            shapes = [tuple(plain.field(each, "shape")) for each in plain.tensors_in(batch)]
+            self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes[:_MAX_TENSORS])
+
+    def record(self) -> Provenance:
+        """Return what is known now."""
+        self._read_git()
+        return Provenance(
+            parameters=self._parameters,
+            sample_shapes=self._samples or (),
+            dataset=self._dataset,
+            script=None if self._script is None else self._inside(self._script),
+            **self._code,
+        )
+
+    def close(self) -> None:
+        """End git if it still runs."""
+        self._read_git()
+        git, self._git = self._git, None
+        if git is not None:
+            git.kill()
+            _reap(git)
+
+    def _read_git(self) -> None:
+        """Read git's answer if it has come; a long list of changes need not be read to its end."""
+        if self._git is None or self._git.stdout is None:
+            return
+        os.set_blocking(self._git.stdout.fileno(), False)
+        with suppress(BlockingIOError):
+            self._code = parsed(os.read(self._git.stdout.fileno(), _READ_BYTES))
+            git, self._git = self._git, None
+            git.kill()
+            _reap(git)
+
+    def _inside(self, path: Path) -> str | None:
+        """Return a path relative to the project; None outside it."""
+        path = path.resolve()
+        return str(path.relative_to(self._project)) if self._project in path.parents else None
+
+
+def project_of(folder: Path) -> Path:
+    """Return the git repository that holds a folder; without one, the folder itself."""
+    folder = folder.resolve()
+    return next((each for each in (folder, *folder.parents) if os.path.exists(each / ".git")), folder)
+
+
+def parsed(status: bytes) -> dict[str, Any]:
+    """Return fields of ``Provenance`` from what ``git status --porcelain=v2 --branch`` prints."""
+    lines = status.decode("utf-8", "replace").splitlines()
+    heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") >= 2)
+    commit, branch = heads.get("branch.oid"), heads.get("branch.head")
+    if commit is None or commit == "(initial)":
+        return {}
+    if branch == "(detached)":
+        branch = next((os.environ[name] for name in _CI_BRANCHES if os.environ.get(name)), None)
+    return {"commit": commit, "branch": branch, "is_dirty": any(not line.startswith("#") for line in lines)}
+
+
+def digest_of(parameters: Iterable[Any]) -> str | None:
+    """Return a digest of the shapes of parameters, in order; None if one has none."""
+    shapes = []
+    for parameter in parameters:
+        if not plain.has_shape(parameter):
+            return None
+        shapes.append(tuple(plain.field(parameter, "shape")))
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout is not None:
+        process.stdout.close()
+    with suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
+        process.wait(1.0)
