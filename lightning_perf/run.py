@@ -13,6 +13,8 @@ import msgspec
 
 from lightning_perf import seams
 from lightning_perf.diagnosis_schedule import DiagnosisSchedule
+from lightning_perf.history.run_history import RunHistory
+from lightning_perf.history.store import default_file
 from lightning_perf.interrupts import is_from_signal
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.base import RunContext
@@ -49,6 +51,7 @@ class DoctorRun:
         ranks: Brings all ranks together; None with one rank.
         live: Applies treatments between epochs or steps; None if none may be.
         schedule: When to diagnose within an epoch; None if that is never done.
+        history: Earlier runs of this training.
     """
 
     def __init__(self, doctor: DoctorHooks, trainer: Any, probes: ProbeSet, on_end: Callable[[], None]) -> None:
@@ -57,6 +60,7 @@ class DoctorRun:
         self.live: LiveTreatments | None = None
         self.schedule: DiagnosisSchedule | None = None
         self.reports = RunReports(doctor, trainer, probes)
+        self.history = RunHistory(None)
         self._doctor, self._trainer, self._on_end = doctor, trainer, on_end
         self._undos = seams.Undos()
         self._pid = os.getpid()  # of the process that set the run up
@@ -76,6 +80,8 @@ class DoctorRun:
             self.ranks = probes.call("ranks", RankProbe, trainer)
             if self.ranks is not None:
                 probes.add(self.ranks)
+        if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
+            self.history = RunHistory(default_file())
         try:
             self.reports.open(folder)
             self._open_probes(pl_module, stage)
@@ -188,7 +194,13 @@ class DoctorRun:
 
     def _report_epoch(self) -> None:
         self.probes.call("replay", self._replay)
-        self.probes.call("session", lambda: self.reports.epoch(self._diagnosed("running", None)))
+        self.probes.call("session", lambda: self._report_running(self._diagnosed("running", None)))
+
+    def _report_running(self, session: Session) -> None:
+        """Report an epoch, and once what became slower since earlier runs."""
+        news = self.probes.call("history", self.history.news, session)
+        self.reports.epoch(session, news)
+        self.probes.call("history", self.history.save, session)
 
     def training_ends(self) -> None:
         """Measure what needs a pause: all ranks are known to be there for the last time."""
@@ -214,7 +226,9 @@ class DoctorRun:
     def _diagnosed(self, status: Status, error: BaseException | None) -> Session:
         """Return the session up to now, with findings."""
         applied = self.live.applied if self.live is not None else ()
-        return self._diagnose(msgspec.structs.replace(self.probes.session(status, error), applied=applied))
+        session = msgspec.structs.replace(self.probes.session(status, error), applied=applied)
+        earlier = self.probes.call("history", self.history.earlier, session)
+        return self._diagnose(msgspec.structs.replace(session, earlier=earlier))
 
     def _diagnose(self, session: Session) -> Session:
         """Return the session with the failures up to now and, unless diagnosing is what fails, its findings."""
@@ -266,6 +280,8 @@ class DoctorRun:
         self.restore()
         if probes.context is not None:
             probes.call("report", lambda: self.reports.run(self._diagnosed(status, error), self._diagnose))
+            if self._doctor.session is not None:
+                probes.call("history", self.history.save, self._doctor.session)
             probes.call("post-mortem on screen", lambda: self.reports.post_mortem(self._doctor.session))
         self._on_end()
 

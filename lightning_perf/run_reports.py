@@ -107,14 +107,16 @@ class RunReports:
             brief_of = None if self._doctor.console == "full" else session
             self._print(lambda: console_report.preflight_report(findings, brief_of))
 
-    def epoch(self, session: Session) -> None:
-        """Report an epoch."""
+    def epoch(self, session: Session, news: str | None = None) -> None:
+        """Report an epoch, and in one line what became slower since earlier runs."""
         trainer = self._trainer
         if not trainer.is_global_zero:
             return
         reports = self._active()
         if "console" in reports:
             self._print(lambda: self._epoch_report(session, trainer.current_epoch))
+            if news:
+                self._print(lambda: console_report.brief_news(news))
         if "tensorboard" in self._doctor.reports and not trainer.fast_dev_run:
             self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
         if "json" in reports:

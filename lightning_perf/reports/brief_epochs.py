@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from lightning_perf.records import Finding, Session
 
 from . import wording
-from .brief_lines import TITLE, right_aligned, room_of, verdict_finding
+from .brief_lines import TITLE, right_aligned, room_of, titled, verdict_finding
 from .fixes import clause, fix_text, instruction
 from .render.brief import BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
@@ -73,6 +73,11 @@ def _advice_of(session: Session) -> tuple[str | None, str]:
     finding = verdict_finding(session)
     fixes = finding.prescriptions[:1] if finding is not None else ()
     return session.verdict.code, "".join(fix_text(each, session) for each in fixes)
+
+
+def brief_news(text: str) -> BriefReport:
+    """Return what became slower since earlier runs."""
+    return BriefReport(titled([text], "", "bold yellow"))
 
 
 def brief_preflight(findings: Sequence[Finding], session: Session) -> BriefReport:

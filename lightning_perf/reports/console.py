@@ -19,7 +19,7 @@ from lightning_perf.records.remote import AnyPath
 
 from . import wording
 from .brief import brief_report
-from .brief_epochs import brief_epoch, brief_preflight
+from .brief_epochs import brief_epoch, brief_news, brief_preflight
 from .document import Document, Facts, facts, section
 from .render.brief import BriefReport
 from .render.console import DocumentReport
@@ -35,6 +35,7 @@ from .session_document import session_document
 
 __all__ = [
     "brief_epoch",
+    "brief_news",
     "brief_report",
     "comparison_report",
     "emit",

@@ -155,6 +155,12 @@ def _call(ratio: Interval | None) -> Change:
 # -- levels ------------------------------------------------------------
 
 
+def typical_step_s(session: Session) -> float | None:
+    """Return the seconds per step that a comparison uses; None without steady steps."""
+    found = _step_level(session.steady, session) if session.steady is not None else ""
+    return None if isinstance(found, str) else math.exp(found.log)
+
+
 def _step_level(steady: StageTimes, session: Session) -> Level | str:
     course = [block.step_s for block in _whole_blocks(steady)]
     if course and min(course) > 0:
@@ -329,19 +335,20 @@ def _environment(before: Session, after: Session) -> Iterator[Difference]:
 
 def _differences(name: str, base: Any, new: Any) -> Iterator[Difference]:
     """Yield values that differ, by their path."""
-    before, after = (dict(_leaves(name, msgspec.to_builtins(side))) for side in (base, new))
+    before, after = (dict(leaves(name, msgspec.to_builtins(side))) for side in (base, new))
     for path in dict.fromkeys((*before, *after)):
         if before.get(path) != after.get(path):
             yield Difference(name=path, base=before.get(path), new=after.get(path))
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, str | None]]:
+def leaves(path: str, value: Any) -> Iterator[tuple[str, str | None]]:
+    """Yield the values of a nested document as text, by their path."""
     if isinstance(value, dict):
         for key, one in value.items():
-            yield from _leaves(f"{path}.{key}", one)
+            yield from leaves(f"{path}.{key}", one)
     elif isinstance(value, (list, tuple)) and any(isinstance(one, dict) for one in value):
         for i, one in enumerate(value):
-            yield from _leaves(f"{path}[{i}]", one)
+            yield from leaves(f"{path}[{i}]", one)
     elif isinstance(value, (list, tuple)):
         yield path, ", ".join(map(str, value)) or None
     else:

@@ -1,0 +1,116 @@
+"""What the history keeps of a session, and which runs are of the same training.
+
+A run is kept as a session with few fields, so that `compare_sessions` and all reports work on earlier runs too.
+docs/reference/history.md lists the fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from lightning_perf.records import Block, DeviceMemory, Finding, Memory, ModelSettings, Session, Telemetry, Verdict
+
+MAX_BLOCKS = 32
+"""Points of the timeline: `stats.single_runs.level` makes 8 batches of them."""
+
+MAX_EPOCHS = 9
+"""The first epoch, which a comparison leaves out, and the last ones."""
+
+
+def key_of(session: Session) -> str:
+    """Return the fingerprint of a training: equal for runs whose step times can be compared.
+
+    Batch size and sample shapes are settings, which change from run to run; only the kind of batch is in the key.
+    """
+    model, told, machine = session.settings.model, session.provenance, session.machine
+    device = machine.devices[0].name if machine.devices else machine.cpu_model
+    parts = (
+        session.run.stage,
+        model.class_name if model is not None else None,
+        told.parameters if told is not None else None,
+        [shape.count("x") + bool(shape) for shape in told.sample_shapes] if told is not None else None,
+        [each.class_name for each in model.optimizers] if model is not None else None,
+        device,
+        session.run.world_size,
+    )
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
+
+
+def kept(session: Session) -> Session:
+    """Return the part of a session that the history keeps: no code, no data, no paths outside the project."""
+    replace = msgspec.structs.replace
+    settings, steady, memory, telemetry = session.settings, session.steady, session.memory, session.telemetry
+    if settings.model is not None:
+        model = settings.model
+        settings = replace(
+            settings,
+            model=ModelSettings(
+                class_name=model.class_name,
+                parameters=model.parameters,
+                n_trainable=model.n_trainable,
+                layers=model.layers,
+                is_compiled=model.is_compiled,
+                optimizers=model.optimizers,
+            ),
+        )
+    if steady is not None:
+        timeline = coarse(steady.timeline)
+        steady = replace(steady, named=(), fetch=None, device=None, outliers=None, timeline=timeline)
+    energy = telemetry.energy if telemetry is not None else None
+    code = session.verdict.code
+    return Session(
+        run=session.run,
+        machine=session.machine,
+        settings=settings,
+        epochs=(*session.epochs[:1], *session.epochs[1:][1 - MAX_EPOCHS :]),
+        steady=steady,
+        memory=Memory(
+            devices=tuple(
+                DeviceMemory(
+                    device=each.device,
+                    peak_allocated_bytes=each.peak_allocated_bytes,
+                    peak_reserved_bytes=each.peak_reserved_bytes,
+                    total_bytes=each.total_bytes,
+                )
+                for each in memory.devices
+            ),
+            host_peak_rss_bytes=memory.host_peak_rss_bytes,
+        ),
+        # Summaries, evidence and recommendations may quote code and paths.
+        findings=tuple(
+            Finding(code=f.code, name=f.name, category=f.category, severity=f.severity, summary=f.name, evidence=())
+            for f in session.findings
+        ),
+        verdict=Verdict(
+            category=session.verdict.category,
+            code=code,
+            text=next((f.name for f in session.findings if f.code == code), session.verdict.category),
+        ),
+        telemetry=None if energy is None else Telemetry(hz=0.0, energy=energy),
+        provenance=session.provenance,
+    )
+
+
+def coarse(timeline: Sequence[Block]) -> tuple[Block, ...]:
+    """Return the timeline with at most `MAX_BLOCKS` points of equal length; a remainder at its end is left out."""
+    size = -(-len(timeline) // MAX_BLOCKS)
+    groups = [timeline[i : i + size] for i in range(0, len(timeline), size)] if size > 1 else []
+    if not groups:
+        return tuple(timeline)
+    return tuple(_merged(group) for group in groups if len(group) == size)
+
+
+def _merged(group: Sequence[Block]) -> Block:
+    n = sum(each.n_steps for each in group)
+    names = dict.fromkeys(name for each in group for name in each.phases)
+    return Block(
+        first_step=group[0].first_step,
+        n_steps=n,
+        start_s=group[0].start_s,
+        step_s=sum(each.step_s * each.n_steps for each in group) / n,
+        max_step_s=max(each.max_step_s for each in group),
+        phases={name: sum(each.phases.get(name, 0.0) * each.n_steps for each in group) / n for name in names},
+    )

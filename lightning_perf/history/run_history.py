@@ -1,0 +1,127 @@
+"""The history of one run: saves it, and says once if it is slower than the earlier runs of the same training."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
+from lightning_perf.reports.wording import line, phase_name, seconds, share
+from lightning_perf.stats.comparison import compare_sessions, typical_step_s
+
+from .entry import kept
+from .store import History
+from .suspects import changes, suspects
+
+MIN_STEPS = 200
+"""Steady steps before a run is compared; then again whenever their number has doubled."""
+
+MIN_RUNS, LAST_RUNS = 3, 5
+"""Earlier runs that a comparison needs, and how many of them it uses."""
+
+SHOWN_RUNS = 20
+"""Earlier runs in the session, for figures."""
+
+_LEAST_SCORE = 0.1
+"""Weaker suspects are not named while the run goes on."""
+
+_MAX_SUSPECTS = 2
+_log = logging.getLogger("lightning_perf")
+T = TypeVar("T")
+
+
+class RunHistory:
+    """The history as one run sees it; a file that cannot be used costs only the history.
+
+    Args:
+        file: The file; None if no history is kept.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._history = None if file is None else History(file)
+        self._like: list[Session] | None = None
+        self._next_step = MIN_STEPS
+        self._news = ""
+
+    def news(self, session: Session) -> str | None:
+        """Return what became slower than in the last runs, once; None if nothing did or too little is known."""
+        n_steps = session.steady.n_steps if session.steady is not None else 0
+        if self._news or n_steps < self._next_step:
+            return None
+        self._next_step = 2 * n_steps
+        # The level of a step depends a little on how long a run is: rare slow steps.
+        least = max(MIN_STEPS // 2, n_steps // 4)
+        base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
+        if len(base) >= MIN_RUNS:
+            self._news = news_of(base[-LAST_RUNS:], kept(session))
+        return self._news or None
+
+    def earlier(self, session: Session) -> EarlierRuns | None:
+        """Return the earlier runs and this one; None without any, or before the first steady steps."""
+        if typical_step_s(session) is None:
+            return None
+        runs = earlier_runs([*self._earlier(session), kept(session)])
+        return EarlierRuns(runs=runs, news=self._news) if len(runs) > 1 else None
+
+    def save(self, session: Session) -> None:
+        """Save the run as it is now."""
+        if session.steady is not None:
+            self._tried(lambda history: history.save(session))
+
+    def _earlier(self, session: Session) -> list[Session]:
+        if self._like is None:
+            self._like = self._tried(lambda history: history.like(session, SHOWN_RUNS)) or []
+        return self._like
+
+    def _tried(self, use: Callable[[History], T]) -> T | None:
+        try:
+            return None if self._history is None else use(self._history)
+        except (OSError, sqlite3.Error) as error:  # e.g. a read-only home directory
+            _log.info("PerfDoctor keeps no history of this run: %s.", error)
+            self._history = None
+            return None
+
+
+def news_of(base: list[Session], session: Session) -> str:
+    """Return in one line that a run is slower than its base, in which phase, and what changed; empty if it is not."""
+    comparison = compare_sessions([("", one) for one in base], [("", session)])
+    slower = next((one for one in comparison.times[:2] if one.change == "slower"), None)
+    if slower is None or slower.ratio is None:
+        return ""
+    found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
+    since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
+    parts = f"{share(slower.ratio.value - 1, 0)} slower than your last {len(base)} runs{_grown(comparison, slower)}"
+    return line(f"{parts}; {since}", 400)
+
+
+def _grown(comparison: Comparison, slower: TimeChange) -> str:
+    """Return the phase that grew most; empty if none accounts for much of it."""
+    grown = [((one.new_s or 0.0) - (one.base_s or 0.0), one.name) for one in comparison.times[2:]]
+    most_s, name = max(grown, default=(0.0, ""))
+    whole_s = (slower.new_s or 0.0) - (slower.base_s or 0.0)
+    return f": {phase_name(name)} +{seconds(most_s)} per {comparison.per}" if most_s > 0.2 * whole_s > 0 else ""
+
+
+def earlier_runs(sessions: list[Session]) -> tuple[EarlierRun, ...]:
+    """Return runs of one training, oldest first, each with what changed since the one before it."""
+    found: list[EarlierRun] = []
+    before: Session | None = None
+    for session in sessions:
+        step_s, steady = typical_step_s(session), session.steady
+        if step_s is None or steady is None:
+            continue
+        found.append(
+            EarlierRun(
+                id=session.run.id,
+                started_at=session.run.started_at,
+                n_steps=steady.n_steps,
+                step_s=step_s,
+                phase_s={name: phase.total_s / steady.n_steps for name, phase in steady.phases.items()},
+                changes=() if before is None else changes(before, session),
+            )
+        )
+        before = session
+    return tuple(found)

@@ -1,0 +1,273 @@
+"""The file of the history: SQLite in the user's state folder, one row per run.
+
+Each call opens the file and closes it again, because a connection must not cross the forks of loader workers. Writers
+wait for one another at most ``PATIENCE_S``. A run that was saved stays saved if its process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from lightning_perf.errors import SessionError
+from lightning_perf.records import Record, Session, from_json
+from lightning_perf.records.files import require_room
+from lightning_perf.stats.comparison import typical_step_s
+
+from .entry import kept, key_of
+
+VARIABLE = "LIGHTNING_PERF_HISTORY"
+SCHEMA = 1
+MAX_RUNS = 10_000
+"""Runs kept; older ones are dropped. About 5 KB each."""
+
+PATIENCE_S = 0.5
+
+_TABLE = """
+create table if not exists runs (
+  id text primary key, key text not null, started_at text not null, status text not null, model text,
+  n_steps integer not null, step_s real, verdict text, branch text, commit_id text, session blob not null
+);
+create index if not exists runs_of_key on runs (key, started_at);
+create index if not exists runs_by_start on runs (started_at);
+"""
+_COLUMNS = "id, key, started_at, status, model, n_steps, step_s, verdict, branch, commit_id"
+_UNREADABLE = ("malformed", "not a database", "encrypted", "no such table", "no such column")
+
+_log = logging.getLogger("lightning_perf")
+
+
+class Row(Record, frozen=True, kw_only=True):
+    """One run in a list.
+
+    Attributes:
+        key: Equal for runs of the same training.
+        model: Class of the LightningModule.
+        n_steps: Steady steps.
+        step_s: Typical seconds per step; None without steady steps.
+        verdict: Code of the verdict's finding, else its category.
+    """
+
+    id: str
+    key: str
+    started_at: str
+    status: str
+    model: str | None
+    n_steps: int
+    step_s: float | None
+    verdict: str
+    branch: str | None
+    commit_id: str | None
+
+
+def default_file() -> Path | None:
+    """Return the file of the history; None if it is switched off."""
+    given = os.environ.get(VARIABLE, "").strip()
+    if given.lower() in ("off", "0", "false", "no"):
+        return None
+    if given:
+        return Path(os.path.expanduser(given))
+    home = Path(os.path.expanduser("~"))
+    usual = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Application Support"}
+    base = os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state")
+    return Path(base) / "lightning-perf" / "history.db"
+
+
+class History:
+    """The runs in one file. Methods raise ``OSError`` or ``sqlite3.Error`` if it cannot be used now.
+
+    Args:
+        file: The file; it is made by the first run that is saved.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def save(self, session: Session) -> None:
+        """Save a run, or its newer state."""
+        part = kept(session)
+        told, model, steady = part.provenance, part.settings.model, part.steady
+        content = zlib.compress(msgspec.json.encode(part), 1)
+        require_room(self.file.parent, 2 * len(content))
+        values = (
+            part.run.id,
+            key_of(part),
+            part.run.started_at,
+            part.run.status,
+            model.class_name if model is not None else None,
+            steady.n_steps if steady is not None else 0,
+            typical_step_s(part),
+            part.verdict.code or part.verdict.category,
+            told.branch if told is not None else None,
+            told.commit if told is not None else None,
+            content,
+        )
+        with self._open(is_writer=True) as database, database:
+            database.execute(f"insert or replace into runs ({_COLUMNS}, session) values ({','.join('?' * 11)})", values)
+            database.execute(
+                "delete from runs where started_at < (select started_at from runs order by started_at desc limit 1 "
+                "offset ?)", (MAX_RUNS - 1,)
+            )  # fmt: skip
+
+    def like(self, session: Session, n: int, *, branch: str = "", least_steps: int = 1) -> list[Session]:
+        """Return the last runs of the same training before this one, oldest first.
+
+        Args:
+            session: The run.
+            n: Number of runs at most.
+            branch: Only of this branch, or of commits that begin so; empty for all.
+            least_steps: Steady steps that a run needs.
+        """
+        where = "key = ? and id != ? and started_at <= ? and n_steps >= ?"
+        values: list[Any] = [key_of(session), session.run.id, session.run.started_at, least_steps]
+        if branch:
+            where += " and (branch = ? or substr(commit_id, 1, ?) = ?)"
+            values += [branch, len(branch), branch]
+        return self._sessions(f"where {where} order by started_at desc, rowid desc limit ?", [*values, n])[::-1]
+
+    def find(self, start: str) -> Session:
+        """Return the newest run whose id begins or ends so; the newest of all for an empty text.
+
+        Raises:
+            SessionError: There is none.
+        """
+        found = self._sessions(
+            "where substr(id, 1, ?) = ? or substr(id, -max(?, 1)) = ? order by started_at desc, rowid desc limit 1",
+            [len(start), start, len(start), start],
+        )
+        if not found:
+            raise SessionError(f"{self.file} has no run {start!r}; lightning-perf history list shows them")
+        return found[0]
+
+    def rows(self, n: int | None = None) -> list[Row]:
+        """Return the runs, newest first, at most ``n``."""
+        with self._open() as database:
+            found = database.execute(
+                f"select {_COLUMNS} from runs order by started_at desc, rowid desc limit ?", [-1 if n is None else n]
+            ).fetchall()
+        names = Row.__struct_fields__
+        return [Row(**dict(zip(names, values, strict=True))) for values in found]
+
+    def prune(self, keep: int) -> int:
+        """Drop all but the newest runs; return how many were dropped."""
+        with self._open(is_writer=True) as database:
+            with database:
+                n = database.execute(
+                    "delete from runs where rowid not in (select rowid from runs order by started_at desc limit ?)",
+                    [keep],
+                ).rowcount
+            database.execute("vacuum")
+        return n
+
+    def _sessions(self, query: str, values: Sequence[Any]) -> list[Session]:
+        with self._open() as database:
+            found = database.execute(f"select id, session from runs {query}", values).fetchall()
+        sessions = []
+        for name, content in found:
+            with contextlib.suppress(SessionError, zlib.error):  # written by a newer version
+                sessions.append(from_json(zlib.decompress(content), f"run {name}"))
+        return sessions
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _open(self, is_writer: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the file; one that is broken is set aside once."""
+        try:
+            database = self._connect(is_writer)
+        except sqlite3.DatabaseError as error:
+            if not _is_broken(error):
+                raise
+            self._set_aside(error)
+            database = self._connect(is_writer)
+        try:
+            yield database
+        except sqlite3.DatabaseError as error:
+            if _is_broken(error):
+                database.close()
+                self._set_aside(error)
+            raise
+        finally:
+            database.close()
+
+    def _connect(self, is_writer: bool) -> sqlite3.Connection:
+        if not self.file.exists():
+            if not is_writer:
+                return _prepared(sqlite3.connect(":memory:"))
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+        database = sqlite3.connect(self.file, timeout=PATIENCE_S)
+        try:
+            (version,) = database.execute("pragma user_version").fetchone()
+            if version > SCHEMA:
+                return self._own_file(version)._connect(is_writer)
+            if version < SCHEMA:
+                _patiently(database, f"pragma journal_mode = {_journal_mode(self.file.parent)}")
+                _prepared(database)
+            database.execute("pragma synchronous = normal")
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _own_file(self, version: int) -> History:
+        """Return this version's own file, beside one of a newer version, which stays as it is."""
+        own = History(self.file.with_name(f"{self.file.stem}-v{SCHEMA}{self.file.suffix}"))
+        if not own.file.exists():
+            _log.warning("PerfDoctor's history %s is of a newer version (%d); this one uses %s.",
+                         self.file, version, own.file.name)  # fmt: skip
+        return own
+
+    def _set_aside(self, error: Exception) -> None:
+        stamp = f"broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.replace(self.file, self.file.with_name(f"{self.file.name}.{stamp}"))
+            _log.warning("PerfDoctor's history %s cannot be read (%s); it was renamed to %s.%s.",
+                         self.file, error, self.file.name, stamp)  # fmt: skip
+        for end in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{self.file}{end}", f"{self.file}.{stamp}{end}")
+
+
+def _is_broken(error: sqlite3.DatabaseError) -> bool:
+    return any(sign in str(error) for sign in _UNREADABLE)
+
+
+def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
+    database.executescript(f"begin immediate; {_TABLE} pragma user_version = {SCHEMA}; commit;")
+    return database
+
+
+def _patiently(database: sqlite3.Connection, statement: str) -> None:
+    """Execute a statement for which SQLite itself does not wait while another process has the file open."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            database.execute(statement)
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.01)
+
+
+def _journal_mode(folder: Path) -> str:
+    """Return ``wal``, or ``delete`` on a network disk, where processes of several hosts share no memory for WAL."""
+    place = os.path.realpath(folder)
+    disks = [disk for disk in psutil.disk_partitions(all=True)
+             if os.path.commonpath([place, disk.mountpoint]) == disk.mountpoint]  # fmt: skip
+    kind = max(disks, key=lambda disk: len(disk.mountpoint)).fstype if disks else ""
+    return "delete" if kind in _SHARED or kind.startswith(("nfs", "fuse.")) else "wal"
+
+
+_SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "smb3", "smbfs", "virtiofs")

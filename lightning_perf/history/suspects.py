@@ -1,0 +1,203 @@
+"""What changed between fast and slow runs of a training, and which of these changes explains the difference best."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+from typing import NamedTuple
+
+import msgspec
+
+from lightning_perf.records import STEP_PHASES, Comparison, Difference, Session
+from lightning_perf.stats.comparison import leaves
+
+_DATA, _COMPUTE, _LOGS = ("data_wait",), ("forward", "backward"), ("logging", "callbacks")
+_UPDATE, _VALIDATION = (*_COMPUTE, "optimizer"), ("validation",)
+
+ANYTHING = 0.25
+"""Weight of a change that can act on any phase, such as another commit: below one whose own phases grew."""
+
+
+class Setting(NamedTuple):
+    """What a setting acts on.
+
+    Attributes:
+        phases: Phases whose time it changes.
+        treatment: The treatment that sets it, with ``{}`` for the value, or by value; empty if none does.
+    """
+
+    phases: tuple[str, ...]
+    treatment: str | dict[str, str] = ""
+
+
+SETTINGS: dict[str, Setting] = {
+    "num_workers": Setting(_DATA, "loader-workers={}"),
+    "dataset": Setting(_DATA),
+    "dataset_class": Setting(_DATA),
+    "batch_size": Setting(STEP_PHASES, "batch-size={}"),
+    "persistent_workers": Setting((*_DATA, "epoch_boundary"), {"True": "loader-persistent"}),
+    "prefetch_factor": Setting(_DATA, "loader-prefetch={}"),
+    "pin_memory": Setting((*_DATA, "transfer"), {"True": "loader-pin-memory"}),
+    "collate": Setting(_DATA),
+    "sampler_class": Setting(_DATA),
+    "is_shuffled": Setting(_DATA),
+    "n_samples": Setting(_DATA),
+    "multiprocessing_context": Setting((*_DATA, "epoch_boundary")),
+    "shm_bytes": Setting(_DATA),
+    "precision": Setting(_COMPUTE, {"bf16-mixed": "precision-bf16", "16-mixed": "precision-fp16"}),
+    "is_compiled": Setting(_COMPUTE, {"True": "compile"}),
+    "n_threads": Setting(_UPDATE, "threads={}"),
+    "float32_matmul_precision": Setting(
+        _COMPUTE, {"high": "matmul-precision-high", "medium": "matmul-precision-high=medium"}
+    ),
+    "is_cudnn_benchmark_on": Setting(_COMPUTE, {"True": "cudnn-benchmark"}),
+    "is_deterministic": Setting(_COMPUTE),
+    "is_anomaly_detection_on": Setting(_COMPUTE, {"False": "anomaly-off"}),
+    "sample_shapes": Setting((*_DATA, "transfer", *_COMPUTE)),
+    "layers": Setting(_COMPUTE),
+    "torch": Setting(_UPDATE),
+    "cuda": Setting(_UPDATE),
+    "implementation": Setting(("optimizer",), {"fused": "fused-optimizer"}),
+    "gradient_clip_val": Setting(("optimizer",)),
+    "accumulate_grad_batches": Setting(("optimizer", "backward")),
+    "log_every_n_steps": Setting(_LOGS, "log-every-n={}"),
+    "loggers": Setting(_LOGS),
+    "progress_bar": Setting(_LOGS, {"None": "prog-bar-off=bar"}),
+    "progress_bar_refresh_rate": Setting(_LOGS, "progress-refresh={}"),
+    "callbacks": Setting(("callbacks", "checkpoint", "epoch_boundary")),
+    "profiler": Setting(("callbacks", "other")),
+    "lightning": Setting((*_LOGS, "other", "epoch_boundary", "validation")),
+    "torchmetrics": Setting(("logging", "validation")),
+    "numpy": Setting(_DATA),
+    "val_check_interval": Setting(_VALIDATION, "val-less-often={}"),
+    "check_val_every_n_epoch": Setting(_VALIDATION, "val-less-often={}"),
+    "limit_val_batches": Setting(_VALIDATION),
+    "find_unused_parameters": Setting(("backward",), {"False": "ddp-find-unused-off"}),
+    "static_graph": Setting(("backward",), {"True": "ddp-static-graph"}),
+    "gradient_as_bucket_view": Setting(("backward",), {"True": "ddp-bucket-view"}),
+    "strategy": Setting(("backward", "optimizer")),
+}
+"""By the end of their path; of equal suspects the first comes first. Others can act on anything."""
+
+_NO_SETTINGS = (
+    "n_batches", "omp_num_threads", "n_steps_watched", "zero_grad_keeps_tensors", "steps_without_zero_grad",
+    "eval_outputs_have_graph", "prog_bar_metrics", "sync_dist_on_step", "max_epochs", "max_steps",
+    "num_sanity_val_steps", "supports_fused", "limit_train_batches", "branch", "script", "parameters",
+    "memory_bytes", "lightning-perf", "index", "stage", "class_name",
+)  # fmt: skip
+"""What follows from others, is only seen in the course of a run, or does not act on the time of a step."""
+
+
+class Suspect(NamedTuple):
+    """A change that may explain a difference.
+
+    Attributes:
+        name: E.g. ``num_workers``; of another loader than the training's with its stage.
+        path: In the session.
+        base: Its most frequent value in the base runs.
+        new: The same of the new runs.
+        score: From 0 to 1: how well it separates the groups, by the share of the growth in its phases.
+        treatment: What `lightning-perf trial --try` takes to try the base value; empty if it is no treatment.
+    """
+
+    name: str
+    path: str
+    base: str
+    new: str
+    score: float
+    treatment: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {_short(self.name, self.base)} → {_short(self.name, self.new)}"
+
+
+def settings_of(session: Session) -> dict[str, str]:
+    """Return the settings, versions and provenance of a run as text, by path; loaders by their stage."""
+    document, machine = msgspec.to_builtins(session.settings), msgspec.to_builtins(session.machine)
+    document["loaders"] = {f"{each['stage']}{each['index'] or ''}": each for each in document["loaders"]}
+    if document["model"] is not None:
+        document["model"]["layers"] = [f"{n} {name}" for name, n in document["model"]["layers"].items()]
+    machine.pop("python")  # one of the versions too
+    found = {
+        **dict(leaves("settings", document)),
+        **dict(leaves("machine", machine)),
+        **dict(leaves("provenance", msgspec.to_builtins(session.provenance))),
+    }
+    return {path: str(value) for path, value in found.items() if _end(path) not in _NO_SETTINGS}
+
+
+def changes(before: Session, after: Session) -> tuple[Difference, ...]:
+    """Return what differs between two runs."""
+    base, new = settings_of(before), settings_of(after)
+    paths = [path for path in {**base, **new} if base.get(path, "None") != new.get(path, "None")]
+    return tuple(
+        Difference(name=_name(path), base=base.get(path), new=new.get(path)) for path in sorted(paths, key=_rank)
+    )
+
+
+def suspects(base: Sequence[Session], new: Sequence[Session], comparison: Comparison) -> list[Suspect]:
+    """Return what differs between two groups of runs, the best explanation of what became slower first."""
+    grown = {one.name: max(0.0, (one.new_s or 0.0) - (one.base_s or 0.0)) for one in comparison.times[2:]}
+    before, after = [settings_of(session) for session in base], [settings_of(session) for session in new]
+    paths = dict.fromkeys(path for each in (*before, *after) for path in each)
+    found = [_suspect(path, before, after, grown) for path in sorted(paths, key=_rank)]
+    return sorted((each for each in found if each.base != each.new), key=lambda each: -each.score)
+
+
+def _suspect(
+    path: str, before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]], grown: Mapping[str, float]
+) -> Suspect:
+    sides = [[each.get(path, "None") for each in side] for side in (before, after)]
+    across = _differ(list(product(sides[0], sides[1])))
+    within = max(_differ(list(combinations(side, 2))) for side in sides)
+    base, new = (Counter(side).most_common(1)[0][0] for side in sides)
+    score = max(0.0, across - within) * _weight(path, grown)
+    return Suspect(_name(path), path, base, new, score, _treatment(path, base))
+
+
+def _differ(values: Sequence[tuple[str, str]]) -> float:
+    return sum(one != other for one, other in values) / len(values) if values else 0.0
+
+
+def _weight(path: str, grown: Mapping[str, float]) -> float:
+    """Return the share of the growth in the phases that a setting acts on."""
+    setting, whole = SETTINGS.get(_end(path)), sum(grown.values())
+    if setting is None or whole == 0:
+        return ANYTHING
+    phases = _VALIDATION if _is_of_evaluation(path) else setting.phases
+    return sum(grown.get(phase, 0.0) for phase in phases) / whole
+
+
+def _treatment(path: str, value: str) -> str:
+    setting = SETTINGS.get(_end(path))
+    if setting is None or _is_of_evaluation(path):
+        return ""
+    if isinstance(setting.treatment, dict):
+        return setting.treatment.get(value, "")
+    if value == "None" or not setting.treatment:
+        return ""
+    is_batches = _end(path) == "val_check_interval" and "." not in value
+    return setting.treatment.format(f"{value}b" if is_batches else value)
+
+
+def _is_of_evaluation(path: str) -> bool:
+    return path.startswith("settings.loaders.") and not path.startswith("settings.loaders.train.")
+
+
+def _end(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _name(path: str) -> str:
+    stage = path.split(".")[2] if _is_of_evaluation(path) else ""
+    return f"{stage} {_end(path)}".strip()
+
+
+def _rank(path: str) -> int:
+    order = list(SETTINGS)
+    return order.index(_end(path)) if _end(path) in SETTINGS else len(order)
+
+
+def _short(name: str, value: str) -> str:
+    return value[:7] if name == "commit" else value
