@@ -38,6 +38,7 @@ __all__ = [
     "brief_news",
     "brief_report",
     "comparison_report",
+    "document_report",
     "emit",
     "epoch_report",
     "model_report",
@@ -75,6 +76,11 @@ def trial_report(trial: Trial) -> DocumentReport:
 def comparison_report(comparison: Comparison) -> DocumentReport:
     """Return two sessions side by side."""
     return DocumentReport(comparison_document(comparison))
+
+
+def document_report(document: Document) -> DocumentReport:
+    """Return any document."""
+    return DocumentReport(document)
 
 
 def trace_report(records: Sequence[TraceRecord]) -> DocumentReport:

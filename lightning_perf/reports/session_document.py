@@ -8,7 +8,21 @@ from lightning_perf.records import Session
 
 from .cells import PAGE
 from .document import AnyPart, Document, Figure, Section, facts, heading, section
-from .sections import about, findings, fixes, host, loader, memory, model, phases, ranks, trace, trials, verdict
+from .sections import (
+    about,
+    earlier,
+    findings,
+    fixes,
+    host,
+    loader,
+    memory,
+    model,
+    phases,
+    ranks,
+    trace,
+    trials,
+    verdict,
+)
 from .wording import count, line, seconds
 
 MAX_WINDOWS = 12
@@ -33,6 +47,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     yield section("fixes", "Fixes, best first", [fixes.fixes_table(session)], is_short=True)
     yield section("findings", "Findings", findings.finding_parts(session), is_short=True)
     yield section("history", "Step time over the run, epochs, startup", phases.history_parts(session))
+    yield section("earlier", "Earlier runs", earlier.earlier_parts(session))
     yield section("trials", "Trials", _trial_parts(session))
     if session.validation is not None:
         title = phases.validation_title(session.validation)

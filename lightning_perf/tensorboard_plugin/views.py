@@ -181,6 +181,10 @@ VIEWS: dict[str, View] = {
     "data": View("Data and host", ("loader", "host"), _data, "The DataLoader was not measured by itself.",
                  "PerfDoctor(probe_data=True)"),
     "ranks": View("Ranks", ("ranks",), _nothing, "Only one rank reported.", "Trainer(devices=2)"),
+    "earlier": View(
+        "History", ("earlier",), _nothing, "No earlier run of this training is recorded.",
+        "lightning-perf history list", "earlier",
+    ),
     "trials": View(
         "Trials", ("trials",), _trials, "No treatment was tried on this training.",
         "lightning-perf trial -- python train.py",

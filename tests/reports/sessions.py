@@ -11,7 +11,10 @@ from lightning_perf.records import (
     Device,
     DeviceMemory,
     DeviceTimes,
+    Difference,
     Distribution,
+    EarlierRun,
+    EarlierRuns,
     Epoch,
     Evidence,
     Finding,
@@ -424,6 +427,20 @@ def loader_probed() -> Session:
     )  # fmt: skip
     found = diagnose(msgspec.structs.replace(base, loader_probe=probe))
     return msgspec.structs.replace(found, outcomes=base.outcomes)  # what was found; not how many rules there are
+
+
+def earlier_runs(news: str = "18 % slower than your last 5 runs: data wait +10.1 ms per step") -> EarlierRuns:
+    """Return five earlier runs and a slower one with fewer workers."""
+    changed = (
+        Difference(name="num_workers", base="8", new="4"),
+        Difference(name="commit", base="a" * 40, new="b" * 40),
+    )
+    runs = [EarlierRun(id=f"run{i}", started_at=f"2026-01-{i + 1:02d}T08:00:00Z", n_steps=400,
+                       step_s=0.062 if i == 5 else 0.052,
+                       phase_s={"data_wait": 0.012 if i == 5 else 0.002, "forward": 0.02, "backward": 0.03},
+                       changes=changed if i == 5 else ())
+            for i in range(6)]  # fmt: skip
+    return EarlierRuns(runs=tuple(runs), news=news)
 
 
 SESSIONS: dict[str, Callable[[], Session]] = {

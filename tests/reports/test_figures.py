@@ -39,6 +39,7 @@ from lightning_perf.reports.session_document import session_document
 from reports import trials as made_trials
 from reports.sessions import (
     SESSIONS,
+    earlier_runs,
     hostile,
     loader_probed,
     memory_looked_at,
@@ -164,6 +165,7 @@ FULL: dict[str, Session] = {
     "findings": starved(),
     "epochs": starved(),
     "timeline": with_timeline(),
+    "earlier_runs": msgspec.structs.replace(starved(), earlier=earlier_runs()),
     "startup": starved(),
     "trace_steps": traced(),
     "operators": traced(),

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from reports.sessions import SESSIONS, ddp, hostile, starved
+from reports.sessions import SESSIONS, ddp, earlier_runs, hostile, starved
 from reports.test_model_section import profile
 from reports.test_rank_section import ranks_of
 from reports.trials import climbed
@@ -199,7 +199,7 @@ def test_each_figure_is_given_or_absent(tab: Open, tmp_path: Path, name: str) ->
 
 
 def everything() -> Session:
-    """A session with ranks, arithmetic, a probed loader and a trial."""
+    """A session with ranks, arithmetic, a probed loader, earlier runs and a trial."""
     loaded = SESSIONS["loader_probed"]()
     return msgspec.structs.replace(
         loaded,
@@ -207,6 +207,7 @@ def everything() -> Session:
         model_profile=profile(),
         trials=(climbed(),),
         memory=SESSIONS["memory_looked_at"]().memory,
+        earlier=earlier_runs(),
         run=msgspec.structs.replace(loaded.run, world_size=4),
     )
 

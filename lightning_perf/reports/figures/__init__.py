@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_perf.records import Session
 
-from . import findings, model, ranks, steps, trace
+from . import earlier, findings, model, ranks, steps, trace
 from .palette import Theme, template
 from .parts import plain
 from .tables import bars_of
@@ -46,6 +46,7 @@ FIGURES: dict[str, NamedFigure] = {
     "findings": NamedFigure("Expected speedup of each fix", findings.findings),
     "epochs": NamedFigure("Time per phase and epoch", steps.epochs),
     "timeline": NamedFigure("Step time over the run", steps.timeline),
+    "earlier_runs": NamedFigure("Time per step over the runs", earlier.earlier_runs),
     "startup": NamedFigure("Time to the end of the first step", bars_of("startup")),
     "trace_steps": NamedFigure("Time per step by category", trace.trace_steps),
     "operators": NamedFigure("Operators", bars_of("operators", "counted-operators")),
@@ -72,6 +73,7 @@ _WHY: dict[str, tuple[str, str]] = {
     "findings": ("", "no finding has an expected speedup"),
     "epochs": ("", "no training epoch ended"),
     "timeline": ("steady", "no step was measured in the steady state"),
+    "earlier_runs": ("", "no earlier run of this training is recorded"),
     "startup": ("", "the run ended before its first step did"),
     "trace_steps": ("windows", "no profiler window was recorded"),
     "operators": ("windows", "no profiler window was recorded, and no operator timed in a step"),

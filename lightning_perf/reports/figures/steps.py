@@ -33,7 +33,7 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
     width = 0.8 if size == 1 else size
     means_of = {phase: [_mean(group, phase) for group in groups] for phase in PHASES}
     data = []
-    for phase, name, means in _folded(means_of):
+    for phase, name, means in folded(means_of):
         data.append(
             {
                 "type": "bar",
@@ -73,7 +73,7 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     word = step_word(session)
     data: list[dict[str, Any]] = []
     means_of = {phase: [block.phases.get(phase, 0.0) for block in blocks] for phase in STEP_PHASES}
-    for phase, name, means in _folded(means_of):
+    for phase, name, means in folded(means_of):
         means.append(means[-1])
         data.append(
             {
@@ -167,7 +167,7 @@ def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | N
     )
 
 
-def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
+def folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
     """Return phase, name and values; phases that are small everywhere are added to ``other``."""
     totals = [sum(value for value in values if math.isfinite(value)) for values in zip(*series.values(), strict=True)]
     kept, rest, n_folded = [], [0.0] * len(totals), 0

@@ -1,0 +1,57 @@
+"""The time per step of earlier runs by phase, with marks where settings or versions changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_perf.records import PHASES, Session
+from lightning_perf.reports.sections.earlier import changes_text
+from lightning_perf.reports.wording import seconds
+
+from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, Theme
+from .parts import figure, label, seconds_scale, upright
+from .steps import folded
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Return the runs of this training, oldest first; None without earlier ones."""
+    if session.earlier is None:
+        return None
+    runs = session.earlier.runs
+    unit, factor = seconds_scale(sum(each.phase_s.values()) for each in runs)
+    xs = list(range(len(runs)))
+    data = [
+        {
+            "type": "bar",
+            "name": name,
+            "x": xs,
+            "y": [value * factor for value in values],
+            "marker": {
+                "color": PHASE_COLORS.get(phase, GREY),
+                "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
+            },
+            "customdata": [[label(each.started_at), seconds(value)] for each, value in zip(runs, values, strict=True)],
+            "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
+        }
+        for phase, name, values in folded({name: [each.phase_s.get(name, 0.0) for each in runs] for name in PHASES})
+    ]
+    changed = [i for i, each in enumerate(runs) if each.changes]
+    notes = [
+        {"x": i - 0.5, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top",
+         "text": label(changes_text(runs[i], limit=1), 30)}
+        for i in changed[-6:]
+    ]  # fmt: skip
+    return figure(
+        data,
+        theme,
+        height=320,
+        has_legend=True,
+        barmode="stack",
+        shapes=[upright(i - 0.5) for i in changed],
+        annotations=notes,
+        xaxis={"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs], "showgrid": False},
+        yaxis={"title": {"text": f"time per step ({unit})"}, "rangemode": "tozero"},
+    )

@@ -1,0 +1,40 @@
+"""Earlier runs of the same training: what became slower since, and what changed from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_perf.records import EarlierRun, Session
+from lightning_perf.reports.cells import Column, Rows, number, seconds
+from lightning_perf.reports.document import AnyPart, Figure, note, table
+from lightning_perf.reports.wording import line, phase_name
+
+_MAX_CHANGES = 3
+
+
+def earlier_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield the earlier runs, newest first; nothing without any."""
+    if session.earlier is None:
+        return
+    yield note(session.earlier.news, "strong")
+    yield Figure("earlier_runs", "Time per step over the runs")
+    runs = session.earlier.runs[::-1]
+    rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),
+                   number(each.n_steps), _longest(each), changes_text(each)) for each in runs]  # fmt: skip
+    heads = ("started (UTC)", "step", Column("steps", 100), "longest phase", "changed since the run before")
+    yield table(heads, rows, key="earlier", n_brief=6, bars="step", bar_room=100)
+
+
+def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
+    """Return what changed since the run before, the first few."""
+    told = [f"{each.name} {_value(each.base)} → {_value(each.new)}" for each in run.changes[:limit]]
+    rest = len(run.changes) - len(told)
+    return ", ".join(line(each, 120) for each in told) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _value(value: str | None) -> str:
+    return "none" if value is None else value[:7] if len(value) == 40 else value  # a commit
+
+
+def _longest(run: EarlierRun) -> str:
+    return phase_name(max(run.phase_s, key=lambda name: run.phase_s[name])) if run.phase_s else ""

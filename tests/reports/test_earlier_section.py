@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import msgspec
+
+from lightning_perf.records import Difference, Session
+from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.figures import FIGURES, figure_json
+from lightning_perf.reports.render.html import to_page
+from lightning_perf.reports.render.markdown import to_markdown
+from reports.sessions import SESSIONS, earlier_runs
+
+
+def session() -> Session:
+    return msgspec.structs.replace(SESSIONS["starved"](), earlier=earlier_runs())
+
+
+def test_section_has_the_news_and_each_run_with_what_changed() -> None:
+    text = to_text(run_report(session()), width=80)
+    shown = text.partition("Earlier runs\n")[2].splitlines()
+    assert shown[0] == "18 % slower than your last 5 runs: data wait +10.1 ms per step"
+    row = "2026-01-06 08:00:00 62.0 ms backward num_workers 8 → 4, commit aaaaaaa → bbbbbbb"
+    assert " ".join(shown[2].split()) == row
+    assert "### Earlier runs" in to_markdown(session())
+
+
+def test_there_is_no_section_without_earlier_runs() -> None:
+    assert "Earlier runs" not in to_text(run_report(SESSIONS["starved"]()), width=80)
+
+
+def test_figure_stacks_the_phases_of_each_run_and_marks_changes() -> None:
+    drawn = FIGURES["earlier_runs"].draw(session())
+    document = figure_json(drawn)
+    assert [each["name"] for each in document["data"]] == ["data wait", "forward", "backward"]
+    assert document["data"][0]["y"] == [2.0] * 5 + [12.0]
+    assert [shape["x0"] for shape in document["layout"]["shapes"]] == [4.5]
+    assert [note["text"] for note in document["layout"]["annotations"]] == ["num_workers 8 → 4 and 1 more"]
+    assert FIGURES["earlier_runs"].draw(SESSIONS["starved"]()) is None
+
+
+def test_texts_of_earlier_runs_are_escaped() -> None:
+    hostile = "<script>alert(1)</script>"
+    last = msgspec.structs.replace(
+        earlier_runs().runs[-1], started_at=hostile, changes=(Difference(name=hostile, base=hostile, new=None),)
+    )
+    earlier = msgspec.structs.replace(earlier_runs(hostile), runs=(*earlier_runs().runs[:-1], last))
+    page = to_page(msgspec.structs.replace(session(), earlier=earlier))
+    assert hostile not in page
+    assert "&lt;script&gt;alert(1)" in page
