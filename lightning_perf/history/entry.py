@@ -11,10 +11,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lightning_perf.records import Block, DeviceMemory, Finding, Memory, ModelSettings, Session, Telemetry, Verdict
+from lightning_perf.records import (
+    Block,
+    DeviceMemory,
+    Finding,
+    Memory,
+    ModelSettings,
+    RuleOutcome,
+    Session,
+    Telemetry,
+    Verdict,
+)
 
-MAX_BLOCKS = 32
-"""Points of the timeline: `stats.single_runs.level` makes 8 batches of them."""
+MAX_BLOCKS = 128
+"""Points of the timeline: `stats.single_runs.level` makes 32 batches of them, and medians of these."""
 
 MAX_EPOCHS = 9
 """The first epoch, which a comparison leaves out, and the last ones."""
@@ -84,6 +94,7 @@ def kept(session: Session) -> Session:
             Finding(code=f.code, name=f.name, category=f.category, severity=f.severity, summary=f.name, evidence=())
             for f in session.findings
         ),
+        outcomes=tuple(RuleOutcome(code=each.code, status=each.status) for each in session.outcomes),
         verdict=Verdict(
             category=session.verdict.category,
             code=code,
@@ -96,10 +107,8 @@ def kept(session: Session) -> Session:
 
 def coarse(timeline: Sequence[Block]) -> tuple[Block, ...]:
     """Return the timeline with at most `MAX_BLOCKS` points of equal length; a remainder at its end is left out."""
-    size = -(-len(timeline) // MAX_BLOCKS)
-    groups = [timeline[i : i + size] for i in range(0, len(timeline), size)] if size > 1 else []
-    if not groups:
-        return tuple(timeline)
+    size = max(1, -(-len(timeline) // MAX_BLOCKS))
+    groups = [timeline[i : i + size] for i in range(0, len(timeline), size)]
     return tuple(_merged(group) for group in groups if len(group) == size)
 
 
@@ -109,8 +118,13 @@ def _merged(group: Sequence[Block]) -> Block:
     return Block(
         first_step=group[0].first_step,
         n_steps=n,
-        start_s=group[0].start_s,
-        step_s=sum(each.step_s * each.n_steps for each in group) / n,
-        max_step_s=max(each.max_step_s for each in group),
-        phases={name: sum(each.phases.get(name, 0.0) * each.n_steps for each in group) / n for name in names},
+        start_s=_short(group[0].start_s),
+        step_s=_short(sum(each.step_s * each.n_steps for each in group) / n),
+        max_step_s=_short(max(each.max_step_s for each in group)),
+        phases={name: _short(sum(each.phases.get(name, 0.0) * each.n_steps for each in group) / n) for name in names},
     )
+
+
+def _short(value: float) -> float:
+    """Return a value with as many digits as a comparison needs: a row then takes half the space."""
+    return float(f"{value:.4g}")

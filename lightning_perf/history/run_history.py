@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
-from lightning_perf.reports.wording import line, phase_name, seconds, share
+from lightning_perf.reports.wording import line, phase_name, seconds, share, times
 from lightning_perf.stats.comparison import compare_sessions, typical_step_s
 
 from .entry import kept
@@ -93,8 +93,9 @@ def news_of(base: list[Session], session: Session) -> str:
         return ""
     found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
-    parts = f"{share(slower.ratio.value - 1, 0)} slower than your last {len(base)} runs{_grown(comparison, slower)}"
-    return line(f"{parts}; {since}", 400)
+    ratio, last = slower.ratio.value, f"your last {len(base)} runs"
+    much = f"{share(ratio - 1, 0)} slower than {last}" if ratio < 2 else f"{times(ratio)} the time per step of {last}"
+    return line(f"{much}{_grown(comparison, slower)}; {since}", 400)
 
 
 def _grown(comparison: Comparison, slower: TimeChange) -> str:

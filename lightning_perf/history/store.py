@@ -229,14 +229,23 @@ class History:
         return own
 
     def _set_aside(self, error: Exception) -> None:
+        if self._is_whole():  # another process was faster
+            return
         stamp = f"broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
+        with contextlib.suppress(FileNotFoundError):
             os.replace(self.file, self.file.with_name(f"{self.file.name}.{stamp}"))
             _log.warning("PerfDoctor's history %s cannot be read (%s); it was renamed to %s.%s.",
                          self.file, error, self.file.name, stamp)  # fmt: skip
         for end in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self.file}{end}", f"{self.file}.{stamp}{end}")
+
+    def _is_whole(self) -> bool:
+        try:
+            with contextlib.closing(sqlite3.connect(self.file, timeout=PATIENCE_S)) as database:
+                return bool(database.execute("pragma quick_check(1)").fetchone() == ("ok",))
+        except sqlite3.DatabaseError:
+            return False
 
 
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
@@ -263,9 +272,8 @@ def _patiently(database: sqlite3.Connection, statement: str) -> None:
 
 def _journal_mode(folder: Path) -> str:
     """Return ``wal``, or ``delete`` on a network disk, where processes of several hosts share no memory for WAL."""
-    place = os.path.realpath(folder)
-    disks = [disk for disk in psutil.disk_partitions(all=True)
-             if os.path.commonpath([place, disk.mountpoint]) == disk.mountpoint]  # fmt: skip
+    place = Path(os.path.realpath(folder))
+    disks = [disk for disk in psutil.disk_partitions(all=True) if place.is_relative_to(disk.mountpoint)]
     kind = max(disks, key=lambda disk: len(disk.mountpoint)).fstype if disks else ""
     return "delete" if kind in _SHARED or kind.startswith(("nfs", "fuse.")) else "wal"
 

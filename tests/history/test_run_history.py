@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lightning_perf.history.run_history import RunHistory
+from lightning_perf.history.store import History
+from lightning_perf.records import Session
+
+from .runs import run
+
+
+def with_runs(file: Path, n: int = 5, **kind: object) -> RunHistory:
+    for i in range(1, n + 1):
+        History(file).save(run(i, **kind))
+    return RunHistory(file)
+
+
+def test_news_name_the_phase_that_grew_and_what_changed(history_file: Path) -> None:
+    history = with_runs(history_file)
+    slow = run(9, slower=3.0, phase="data_wait", loader={"num_workers": 4})
+    text = history.news(slow)
+    assert text is not None
+    assert "18 % slower than your last 5 runs: data wait +" in text
+    assert text.endswith(" ms per step; since then num_workers 8 → 4")
+
+
+def test_news_say_that_nothing_changed_and_how_many_times_as_slow(history_file: Path) -> None:
+    text = with_runs(history_file, n=4).news(run(9, slower=3.0))
+    assert text is not None
+    assert "the time per step of your last 4 runs" in text
+    assert text.endswith("no setting or version changed")
+
+
+def test_news_come_once(history_file: Path) -> None:
+    history = with_runs(history_file)
+    assert history.news(run(9, slower=1.5)) is not None
+    assert history.news(run(9, slower=1.5, n_epochs=20)) is None
+
+
+@pytest.mark.parametrize(
+    ("n_runs", "kind"),
+    [(2, {}), (5, {"n_epochs": 1, "steps_an_epoch": 150}), (5, {"machine": {"cpu_model": "another"}})],
+)
+def test_there_are_no_news_of_too_few_runs_steps_or_of_another_training(
+    history_file: Path, n_runs: int, kind: dict[str, object]
+) -> None:
+    history = with_runs(history_file, n=n_runs)
+    assert history.news(run(9, slower=2.0, **kind)) is None
+
+
+def test_there_are_no_news_of_a_run_that_is_as_fast_or_faster(history_file: Path) -> None:
+    for slower in (1.0, 0.7):
+        assert with_runs(history_file).news(run(9, slower=slower)) is None
+
+
+def test_a_run_is_compared_again_when_its_steps_have_doubled(history_file: Path) -> None:
+    history = with_runs(history_file)
+    kind = {"n_epochs": 1, "steps_an_epoch": 300}
+    assert history.news(run(9, **kind)) is None
+    assert history.news(run(9, slower=1.5, n_epochs=1, steps_an_epoch=400)) is None
+    assert history.news(run(9, slower=1.5, n_epochs=1, steps_an_epoch=700)) is not None
+
+
+def test_much_shorter_runs_are_no_base(history_file: Path) -> None:
+    history = with_runs(history_file, n_epochs=1, steps_an_epoch=200)
+    assert history.news(run(9, slower=1.5, n_epochs=5, steps_an_epoch=200)) is None
+
+
+def test_earlier_runs_end_with_this_one_and_name_its_changes(history_file: Path) -> None:
+    history = with_runs(history_file, n=3)
+    found = history.earlier(run(9, loader={"num_workers": 0}))
+    assert found is not None
+    assert [each.id for each in found.runs] == ["1", "2", "3", "9"]
+    assert [each.changes for each in found.runs[:3]] == [(), (), ()]
+    assert [each.name for each in found.runs[3].changes] == ["num_workers"]
+    assert found.runs[0].step_s == pytest.approx(0.05, rel=0.1)
+    assert found.runs[0].phase_s["validation"] == pytest.approx(0.005, rel=0.1)
+    assert found.news == ""
+
+
+def test_there_are_no_earlier_runs_at_first_and_before_the_first_steps(history_file: Path) -> None:
+    history = with_runs(history_file, n=0)
+    assert history.earlier(run(1)) is None
+    assert with_runs(history_file).earlier(msgspec.structs.replace(run(9), steady=None)) is None
+
+
+def test_nothing_is_kept_when_switched_off(tmp_path: Path) -> None:
+    history = RunHistory(None)
+    history.save(run(1))
+    assert history.news(run(9)) is None
+    assert history.earlier(run(9)) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_used_costs_only_the_history(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    history = RunHistory(tmp_path / "file" / "history.db")
+    with caplog.at_level(logging.INFO, "lightning_perf"):
+        for session in (run(1), run(2)):
+            history.save(session)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert history.news(run(3)) is None
+
+
+def test_a_run_without_steady_steps_is_not_saved(history_file: Path) -> None:
+    empty: Session = msgspec.structs.replace(run(1), steady=None)
+    RunHistory(history_file).save(empty)
+    assert not history_file.exists()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lightning_perf.history.entry import kept
+from lightning_perf.history.suspects import SETTINGS, Suspect, changes, settings_of, suspects
+from lightning_perf.records import STEP_PHASES, Session
+from lightning_perf.stats.comparison import compare_sessions
+from lightning_perf.treatments.specs import parse
+
+from .runs import VERSIONS, run
+
+
+def ranked(base: list[Session], new: list[Session]) -> list[Suspect]:
+    return suspects(base, new, compare_sessions([("", each) for each in base], [("", each) for each in new]))
+
+
+def test_the_setting_of_the_phase_that_grew_comes_before_others_that_changed_too() -> None:
+    base = [kept(run(n)) for n in range(1, 6)]
+    torch = {"versions": {**VERSIONS, "torch": "2.10.0"}}
+    new = kept(run(9, loader={"num_workers": 4}, machine=torch, provenance={"commit": "b" * 40},
+                   slower=3.0, phase="data_wait"))  # fmt: skip
+    found = ranked(base, [new])
+    assert [each.name for each in found] == ["num_workers", "commit", "torch"]
+    assert [str(each) for each in found[:2]] == ["num_workers 8 → 4", "commit aaaaaaa → bbbbbbb"]
+    assert found[0].score == pytest.approx(1.0, abs=0.05)
+    assert found[0].treatment == "loader-workers=8"
+    slow = kept(run(10, loader={"num_workers": 4}, machine=torch, slower=1.5, phase="backward"))
+    assert [each.name for each in ranked(base, [slow])] == ["torch", "num_workers"]
+
+
+def test_what_differs_from_run_to_run_is_no_suspect() -> None:
+    base = [kept(run(n, provenance={"commit": str(n) * 40})) for n in range(1, 6)]
+    [only] = ranked(base, [kept(run(9, provenance={"commit": "b" * 40}, slower=1.5))])
+    assert only.score == 0.0
+
+
+def test_settings_of_the_validation_loader_act_on_validation() -> None:
+    base, new = [run(1), run(2), run(3)], run(9, loader={"stage": "val", "num_workers": 0}, validation_s=9.0)
+    base = [run(n, loader={"stage": "val"}) for n in (1, 2, 3)]
+    [only] = ranked(base, [new])
+    assert str(only) == "val num_workers 8 → 0"
+    assert only.score > 0.9
+    assert only.treatment == ""
+
+
+def test_changes_name_what_differs_between_two_runs() -> None:
+    found = changes(run(1), run(2, trainer={"precision": "32-true"}, loader={"num_workers": 0}))
+    assert [(each.name, each.base, each.new) for each in found] == [
+        ("num_workers", "8", "0"),
+        ("precision", "bf16-mixed", "32-true"),
+    ]
+    assert changes(run(1), run(2)) == ()
+
+
+def test_settings_are_named_after_fields_of_the_session() -> None:
+    ends = {path.rpartition(".")[2] for path in settings_of(run(1, provenance={"dataset": "x"}))}
+    known = {*ends, "cuda", "torchmetrics", "numpy"}
+    assert set(SETTINGS) <= known, set(SETTINGS) - known
+
+
+VALUES = {"val_check_interval": ("0.5", "100"), "precision": ("bf16-mixed", "16-mixed")}
+
+
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.treatment])
+def test_treatments_of_settings_are_known(name: str) -> None:
+    setting = SETTINGS[name]
+    assert set(setting.phases) <= {*STEP_PHASES, "validation", "epoch_boundary", "checkpoint"}
+    if isinstance(setting.treatment, dict):
+        texts = list(setting.treatment.values())
+    else:
+        texts = [setting.treatment.format(f"{v}b" if v == "100" else v) for v in VALUES.get(name, ("4",))]
+    for text in texts:
+        assert re.match(rf"{parse(text).treatment.id}\b", text)
+
+
+def test_values_become_treatments() -> None:
+    base = [kept(run(n, trainer={"val_check_interval": 100})) for n in (1, 2, 3)]
+    new = kept(run(9, trainer={"val_check_interval": 0.5}, loader={"batch_size": 16}, validation_s=9.0))
+    found = {each.name: each.treatment for each in ranked(base, [new])}
+    assert found == {"val_check_interval": "val-less-often=100b", "batch_size": "batch-size=32"}
