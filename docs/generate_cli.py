@@ -22,7 +22,7 @@ INTRODUCTION = """\
 Ctrl-C returns 130.
 
 Where a command takes a script, write after `--` what you would type without lightning-perf; the script stays unchanged.
-`report`, `compare`, `analyze`, `view`, `explain` and `rules` need neither torch nor lightning.
+`report`, `compare`, `history`, `bisect`, `analyze`, `view`, `explain` and `rules` need neither torch nor lightning.
 
 """
 

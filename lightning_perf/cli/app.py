@@ -42,6 +42,8 @@ VERBS = {
     "analyze": Verb("lightning_perf.cli.analyze:analyze", "Diagnose PyTorch profiler traces."),
     "report": Verb("lightning_perf.cli.report:report", "Show the report of a saved session."),
     "compare": Verb("lightning_perf.cli.compare:compare", "Compare two sessions: what became faster or slower."),
+    "history": Verb("lightning_perf.cli.history:history", "Show earlier runs, and what changed since they were fast."),
+    "bisect": Verb("lightning_perf.cli.history:bisect", "Print the trial that tries what differs between two runs."),
     "view": Verb("lightning_perf.cli.view:view", "Open a trace in an offline Perfetto."),
     "explain": Verb(
         "lightning_perf.cli.rules:explain", "Explain a rule: what it measures, why it matters, and what to do."

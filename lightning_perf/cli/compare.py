@@ -23,7 +23,12 @@ MAX_RUNS = 64
 
 def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of such folders.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, to compare with BASE.")],
+    new: Annotated[
+        Path | None, typer.Argument(metavar="NEW", help="The same, to compare with BASE; or NEW alone with --baseline.")
+    ] = None,
+    baseline: Annotated[
+        str, typer.Option(metavar="history:BRANCH", help="Take the last runs of a branch or commit as BASE.")
+    ] = "",
     fail_on_regression: Annotated[
         float | None,
         typer.Option("--fail-on-regression", metavar="PCT", help="Exit with 1 if times grew by more than PCT %."),
@@ -47,10 +52,22 @@ def compare(
         raise ConfigError(f"--format {form} is not known; expected one of {', '.join(FORMATS)}")
     if fail_on_regression is not None and not (math.isfinite(fail_on_regression) and fail_on_regression >= 0):
         raise ConfigError(f"--fail-on-regression {fail_on_regression}: expected a percentage of at least 0, e.g. 5")
-    comparison = compare_sessions(_sessions(base), _sessions(new))
+    comparison = compare_sessions(*_sides(base, new, baseline))
     _show(comparison, form, out, force)
     if fail_on_regression is not None:
         _gate(comparison, fail_on_regression)
+
+
+def _sides(base: Path, new: Path | None, baseline: str) -> tuple[list[Source], list[Source]]:
+    if not baseline:
+        if new is None:
+            raise ConfigError(f"compare {base} has nothing to compare with; expected BASE NEW, or NEW and --baseline")
+        return _sessions(base), _sessions(new)
+    if new is not None:
+        raise ConfigError(f"compare {base} {new} --baseline {baseline} has two baselines; expected NEW alone")
+    from .history import against
+
+    return against(baseline, _sessions(base))
 
 
 def _gate(comparison: Comparison, percent: float) -> None:

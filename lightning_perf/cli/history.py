@@ -1,0 +1,196 @@
+"""``lightning-perf history``: earlier runs on this machine; ``lightning-perf bisect``: what made a training slower."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from lightning_perf.errors import ConfigError, SessionError
+from lightning_perf.history.entry import kept
+from lightning_perf.history.run_history import LAST_RUNS
+from lightning_perf.history.store import MAX_RUNS, VARIABLE, History, Row, default_file
+from lightning_perf.history.suspects import Suspect, suspects
+from lightning_perf.records import Comparison, Session, load_run
+from lightning_perf.reports.cells import Column, Rows, Value, seconds
+from lightning_perf.reports.document import Document, code, facts, section, table
+from lightning_perf.reports.wording import count
+from lightning_perf.stats.comparison import Source, compare_sessions
+
+from .output import write_stdout
+
+ACTIONS = ("list", "show", "compare", "prune")
+FORMATS = ("console", "markdown", "json")
+PREFIX = "history:"
+
+
+def history(
+    action: Annotated[str, typer.Argument(metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")] = "list",
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN]", help="Beginning or end of a run's id; the newest run by default.")
+    ] = "",
+    last: Annotated[bool, typer.Option("--last", help="The newest run; the default.")] = False,
+    n: Annotated[int, typer.Option("--number", "-n", min=1, help="Runs to list.")] = 20,
+    keep: Annotated[int, typer.Option(min=0, help="Runs that prune keeps, the newest ones.")] = MAX_RUNS,
+    format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
+) -> None:
+    """Show the runs that PerfDoctor recorded on this machine.
+
+    `list` lists them, `show` reports one, `compare` compares one with the five before it of the same training and names
+    what changed, `prune` drops old ones. LIGHTNING_PERF_HISTORY names the file, or is `off`.
+    """
+    if action not in ACTIONS:
+        raise ConfigError(f"history {action} is not known; expected one of {', '.join(ACTIONS)}")
+    if format_ not in FORMATS:
+        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    if last and run:
+        raise ConfigError(f"--last and {run} are two runs; choose one")
+    with opened() as found:
+        if action == "prune":
+            write_stdout(f"{count(found.prune(keep), 'run')} dropped from {found.file}")
+        elif action == "list":
+            rows = found.rows(n)
+            _show(_listed(rows, found.file), rows, format_)
+        elif action == "show":
+            session = found.find(run)
+            _show(_session_document(session), session, format_)
+        else:
+            session = found.find(run)
+            base = found.like(session, LAST_RUNS)
+            if not base:
+                raise SessionError(f"run {session.run.id} is the first of its training: nothing to compare it with")
+            _show_comparison(base, [session], format_)
+
+
+def bisect(
+    good: Annotated[str, typer.Argument(metavar="GOOD", help="A fast run of the history, or a session's path.")],
+    bad: Annotated[str, typer.Argument(metavar="BAD", help="A slow run of the same training, likewise.")],
+    format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
+) -> None:
+    """Print the trial that tries the settings of a fast run on a slow one, one by one, and what else differs."""
+    if format_ not in FORMATS:
+        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    sides = []
+    for name in (good, bad):
+        if os.path.exists(name):
+            sides.append(kept(load_run(Path(name))))
+        else:
+            with opened() as found:
+                sides.append(found.find(name))
+    _show_comparison([sides[0]], [sides[1]], format_)
+
+
+@contextmanager
+def opened() -> Iterator[History]:
+    """Open the history; errors become one line.
+
+    Raises:
+        ConfigError: It is switched off.
+        SessionError: It cannot be read.
+    """
+    file = default_file()
+    if file is None:
+        raise ConfigError(f"no history is kept: {VARIABLE} is {os.environ[VARIABLE]}")
+    try:
+        yield History(file)
+    except sqlite3.Error as error:
+        raise SessionError(f"the history {file} cannot be read now: {error}") from error
+
+
+def against(name: str, new: Sequence[Source]) -> tuple[list[Source], list[Source]]:
+    """Return the last runs of a training on a branch or commit, given as ``history:main``, and its new runs as kept.
+
+    Raises:
+        ConfigError: The name has another form.
+        SessionError: There are none.
+    """
+    branch = name.removeprefix(PREFIX)
+    if not name.startswith(PREFIX) or not branch:
+        raise ConfigError(f"--baseline {name}: expected {PREFIX} and a branch or commit, e.g. {PREFIX}main")
+    with opened() as found:
+        runs = found.like(new[0][1], LAST_RUNS, branch=branch)
+    if not runs:
+        raise SessionError(f"{found.file} has no earlier run of this training on {branch}")
+    return [(f"{PREFIX}{one.run.id}", one) for one in runs], [(source, kept(session)) for source, session in new]
+
+
+def _listed(rows: list[Row], file: Path) -> Document:
+    before: dict[str, float] = {}
+    cells: Rows = []
+    for row in reversed(rows):
+        earlier_s = before.get(row.key)
+        change = row.step_s / earlier_s - 1 if row.step_s and earlier_s else None
+        if row.step_s:
+            before[row.key] = row.step_s
+        cells.append((row.id, row.started_at.replace("T", " ").rstrip("Z"), row.model or "", row.status,
+                      Value(f"{row.n_steps:,}", row.n_steps), seconds(row.step_s),
+                      Value("" if change is None else f"{change:+.0%}".replace("%", " %"), change), row.verdict,
+                      row.branch or "", (row.commit_id or "")[:7]))  # fmt: skip
+    heads = ("run", "started (UTC)", "model", Column("status", 130), Column("steps", 110), "step", "change", "verdict",
+             Column("branch", 120), Column("commit", 100))  # fmt: skip
+    told = [count(len(rows), "run"), str(file), "change: since the run before of the same training"]
+    listed = section("runs", "", [table(heads, cells[::-1], key="runs"), facts(told)], is_short=True)
+    return Document(None, (), (listed,), title="History")
+
+
+def _session_document(session: Session) -> Document:
+    from lightning_perf.reports.session_document import session_document
+
+    return session_document(session)
+
+
+def _show_comparison(base: list[Session], new: list[Session], form: str) -> None:
+    """Show a comparison, followed by the suspects and the trial that tries them."""
+    from lightning_perf.reports.sections.comparison import comparison_document
+
+    comparison = compare_sessions([(one.run.id, one) for one in base], [(one.run.id, one) for one in new])
+    found = suspects(base, new, comparison)
+    command = _trial_command(found, new[-1])
+    rows: Rows = [(str(one), Value(f"{one.score:.2f}", one.score), one.treatment) for one in found]
+    named = section("suspects", "What changed, the likeliest cause first",
+                    [table(("change", "score", "treatment"), rows, key="suspects"),
+                     code([command] if command else [], label="try the earlier values", language="shell")],
+                    is_short=True)  # fmt: skip
+    document = comparison_document(comparison)
+    first, *others = document.sections
+    rest = [each for each in others if each.key not in ("settings", "environment")]
+    _show(
+        msgspec.structs.replace(document, sections=(first, named, *rest)),
+        Suspected(comparison=comparison, suspects=tuple(found), trial=command),
+        form,
+    )
+
+
+class Suspected(msgspec.Struct, frozen=True, kw_only=True):
+    """What `history compare` and `bisect` print as JSON."""
+
+    comparison: Comparison
+    suspects: tuple[Suspect, ...]
+    trial: str
+
+
+def _trial_command(found: list[Suspect], session: Session) -> str:
+    """Return the command that tries the earlier values of settings; empty if none can be tried."""
+    tried = ",".join(dict.fromkeys(one.treatment for one in found if one.treatment))
+    script = session.provenance.script if session.provenance is not None else None
+    return f"lightning-perf trial --try {tried} -- python {shlex.quote(script or 'train.py')}" if tried else ""
+
+
+def _show(document: Document, record: Any, form: str) -> None:
+    if form == "json":
+        write_stdout(msgspec.json.format(msgspec.json.encode(record), indent=1).decode())
+    elif form == "markdown":
+        from lightning_perf.reports.render.markdown import render
+
+        write_stdout(render(document, is_folded=True))
+    else:
+        from lightning_perf.reports.console import document_report, emit
+
+        emit(document_report(document))
