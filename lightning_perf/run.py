@@ -161,7 +161,7 @@ class DoctorRun:
         self._reporting(True)
         with loop.diagnosing:
             probes.call("overhead", probes.keep_to_budget)
-            probes.call("session", lambda: self.reports.within_epoch(self._diagnosed("running", None)))
+            probes.call("session", lambda: self._report_running(self._diagnosed("running", None), is_within=True))
             if trainer.world_size == 1:  # other ranks do not know of this diagnosis
                 self.apply_treatments(pl_module, is_within_epoch=True)
         self._reporting(False)
@@ -196,10 +196,10 @@ class DoctorRun:
         self.probes.call("replay", self._replay)
         self.probes.call("session", lambda: self._report_running(self._diagnosed("running", None)))
 
-    def _report_running(self, session: Session) -> None:
-        """Report an epoch, and once what became slower since earlier runs."""
+    def _report_running(self, session: Session, is_within: bool = False) -> None:
+        """Report an epoch, or a diagnosis within it, and once what became slower since earlier runs."""
         news = self.probes.call("history", self.history.news, session)
-        self.reports.epoch(session, news)
+        self.reports.epoch(session, news, is_within)
         self.probes.call("history", self.history.save, session)
 
     def training_ends(self) -> None:

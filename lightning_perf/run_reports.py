@@ -107,30 +107,25 @@ class RunReports:
             brief_of = None if self._doctor.console == "full" else session
             self._print(lambda: console_report.preflight_report(findings, brief_of))
 
-    def epoch(self, session: Session, news: str | None = None) -> None:
-        """Report an epoch, and in one line what became slower since earlier runs."""
+    def epoch(self, session: Session, news: str | None = None, is_within: bool = False) -> None:
+        """Report an epoch, or a diagnosis within it, and in one line what became slower since earlier runs.
+
+        A diagnosis within an epoch goes to no logger, and to the console only once the run has taken a minute.
+        """
         trainer = self._trainer
         if not trainer.is_global_zero:
             return
         reports = self._active()
-        if "console" in reports:
-            self._print(lambda: self._epoch_report(session, trainer.current_epoch))
-            if news:
-                self._print(lambda: console_report.brief_news(news))
-        if "tensorboard" in self._doctor.reports and not trainer.fast_dev_run:
+        if "console" in reports and (not is_within or session.run.wall_s >= WITHIN_EPOCH_LEAST_S):
+            self._print(lambda: self._epoch_report(session, trainer.current_epoch, is_within))
+        if "console" in reports and news:
+            self._print(lambda: console_report.brief_news(news))
+        if "tensorboard" in self._doctor.reports and not (is_within or trainer.fast_dev_run):
             self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
         if "json" in reports:
             self._probes.call("json", self._save, session)
             if self._remote is not None:
                 self._probes.call("copy", self._remote.copy_soon)
-
-    def within_epoch(self, session: Session) -> None:
-        """Save a diagnosis between two steps; print what is new once the run has taken a minute."""
-        reports = self._active()
-        if "console" in reports and session.run.wall_s >= WITHIN_EPOCH_LEAST_S:
-            self._print(lambda: self._epoch_report(session, self._trainer.current_epoch, is_within=True))
-        if "json" in reports:
-            self._probes.call("json", self._save, session)
 
     def _epoch_report(self, session: Session, epoch: int, is_within: bool = False) -> Any:
         """Return what the console shows of an epoch, or within it; None if nothing."""

@@ -103,7 +103,7 @@ def test_treatments_are_applied_between_steps_unless_they_change_loaders(
 def test_probe_that_fails_within_an_epoch_leaves_the_training_alone(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_reports.RunReports, "within_epoch", lambda *_: 1 / 0)
+    monkeypatch.setattr(run_reports.RunReports, "epoch", lambda *_: 1 / 0)
     doctor = PerfDoctor(schedule=None)
     trainer = make_trainer(doctor)
     trainer.fit(Tiny(), loader(16))
