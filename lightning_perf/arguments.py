@@ -90,6 +90,12 @@ def checked_flag(name: str, value: Any) -> bool:
     return value
 
 
+def checked_function(name: str, value: Any) -> Any:
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name}={value!r}: expected a function of a batch, or None")
+    return value
+
+
 def checked_probe_data(value: Any) -> bool | Literal["auto"]:
     if isinstance(value, bool):
         return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,10 @@ class DoctorOptions:
         price_per_hour: Cost of the whole run per hour, in any currency, so that reports show costs. None for no costs.
         gco2_per_kwh: Grams of CO2 equivalent per kWh, or a country code such as ``"FRA"`` (needs the extra
             ``carbon``). None for no emissions.
+        batch_size_fn: Returns the number of samples of a batch, e.g. of a batch of graphs of your own. Called in every
+            step. None to read tensors, packed sequences and graphs in tuples, dicts and dataclasses.
+        tokens_fn: Returns the number of tokens of a batch, likewise. None to read ids, attention masks and packed
+            sequences.
 
     Raises:
         ConfigError: An option cannot be used as given.
@@ -68,6 +72,8 @@ class DoctorOptions:
     replay: bool = True
     price_per_hour: float | None = None
     gco2_per_kwh: float | str | None = None
+    batch_size_fn: Callable[[Any], int] | None = None
+    tokens_fn: Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:
         """Check each option."""
@@ -76,6 +82,8 @@ class DoctorOptions:
         for name in _FLAGS:
             arguments.checked_flag(name, getattr(self, name))
         arguments.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
+        for name in ("batch_size_fn", "tokens_fn"):
+            arguments.checked_function(name, getattr(self, name))
         arguments.checked_window(None, self.profiler)
         arguments.checked_rates(self.price_per_hour, self.gco2_per_kwh)
 

@@ -16,6 +16,7 @@ from .clock import DeviceClock, DeviceEvent
 from .processes import FetchWatch
 from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
 from .stage import StageProbe
+from .tokens import BatchUnits
 
 REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
 """Names of the spans in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
@@ -43,7 +44,8 @@ class LoopProbe(ActionSpans):
     ) -> None:
         super().__init__(trainer, pl_module, owner, Timeline(now_ns, on_fail))
         self.stage = stage
-        self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS)
+        self.units = BatchUnits()
+        self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS, units=self.units)
         self.fetch_watch: FetchWatch | None = None
         """Samples fetches of the run's stage."""
         self.next_instrumented_step = 0
@@ -55,7 +57,7 @@ class LoopProbe(ActionSpans):
         self.first_step_end_ns: int | None = None
         self.missing: dict[str, str] = {}
         own = self._span("callbacks", type(owner).__name__, "self", "on_train_batch_end")
-        self.main = StageProbe(self.timeline, device_clock, own=own)
+        self.main = StageProbe(self.timeline, device_clock, own=own, units=self.units)
         self.diagnosing = self._span("callbacks", type(owner).__name__, "self", "diagnosis")
         """Encloses a diagnosis between two steps: its time is reporting, not that of the hook."""
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
@@ -394,7 +396,7 @@ class _Validation:
             self._outer = None
             if is_sanity:
                 loop.sanity_ns += total_ns
-                loop.validation = StageProbe(timeline, row=[0] * N_COLUMNS)
+                loop.validation = StageProbe(timeline, row=[0] * N_COLUMNS, units=loop.units)
                 loop._is_validation_between = True
         except Exception as error:  # noqa: BLE001 - reported, as above
             timeline.fail(error)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lightning_perf.interrupts import raise_if_from_signal
@@ -257,7 +258,8 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     """Return a function that reads the size of batches with this structure; -1 if no tensor has a dimension.
 
     The size is the first dimension of the first plain tensor or numpy array in (nested) tuples, lists, dicts and
-    dataclasses. No other object is asked for its shape: it may compute one.
+    dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs. No other
+    object is asked for its shape: it may compute one.
     """
     path = _path_to_tensor(batch, depth=4)
     if path is None:
@@ -288,15 +290,44 @@ def _first_dimension(value: Any) -> int:
         with without_overrides():
             return value.size(0)
     shape = shape_of(value)
-    if shape is None:
+    if shape is not None:
+        return shape[0]
+    n = _n_sequences(value) if type(value) is PackedSequence else _n_graphs(value)
+    if n is None:
         raise TypeError(f"{type(value).__name__} is neither a plain tensor nor a numpy array")
-    return shape[0]
+    return n
+
+
+def _n_sequences(packed: Any) -> int | None:
+    """Return how many sequences a packed sequence has; its batch sizes are always on the CPU."""
+    batch_sizes = tuple.__getitem__(packed, 1)
+    if not shape_of(batch_sizes):
+        return None
+    with without_overrides():
+        return int(batch_sizes[0])
+
+
+def _n_graphs(value: Any) -> int | None:
+    """Return how many graphs a batch of PyTorch Geometric, or one with ``ptr`` or ``num_graphs``, has."""
+    own = attributes(value)
+    for one in (own, *(attributes(own.get(name)) for name in ("_store", "_global_store"))):
+        inner = one.get("_mapping")
+        for found in (one, inner if type(inner) is dict else {}):
+            n = found.get("num_graphs", found.get("_num_graphs"))
+            shape = shape_of(found.get("ptr"))
+            if type(n) is int:
+                return n
+            if shape is not None and len(shape) == 1:
+                return shape[0] - 1
+    return None
 
 
 def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
     shape = shape_of(batch)
     if shape is not None:
         return () if shape else None
+    if type(batch) is PackedSequence or _n_graphs(batch) is not None:
+        return ()
     for key, value in (items_of(batch) or ()) if depth else ():
         if type(key) in (str, int):  # other keys may compare by code of the user's
             path = _path_to_tensor(value, depth - 1)

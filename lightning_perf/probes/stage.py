@@ -17,7 +17,6 @@ from lightning_perf.records import DeviceTimes, Epoch, StageTimes
 from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
-from .plain import size_reader
 from .spans import N_COLUMNS, N_PHASES, OWN, NullSpan, Span, Timeline
 from .step_aggregator import (
     CALLBACKS,
@@ -36,6 +35,7 @@ from .step_aggregator import (
     StepAggregator,
     are_steps,
 )
+from .tokens import BatchUnits
 
 RECORDS_BEFORE_FIRST_AGGREGATION = 256
 """Rows kept before the first aggregation, which determines the end of the warm-up."""
@@ -61,6 +61,7 @@ class StageProbe:
         device_clock: DeviceClock | None = None,
         row: list[int] | None = None,
         own: Span | None = None,
+        units: BatchUnits | None = None,
     ) -> None:
         self._own = own if own is not None else NullSpan()
         self.timeline = timeline
@@ -85,8 +86,10 @@ class StageProbe:
         self._was_left_out = False  # the row before the one under way
         self._is_first_step_profiled = False
         self._has_begun_first_step = False
-        self._samples = -1
+        self._units = units if units is not None else BatchUnits()
+        self._samples = self._tokens = -1
         self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
+        self._tokens_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
         self._device = DeviceAggregator()
         self._epoch = EpochAggregator()
@@ -103,7 +106,7 @@ class StageProbe:
         epoch share a row.
         """
         if self.is_in_batch:
-            self._samples = -1  # the step began with the last step's batch
+            self._samples = self._tokens = -1  # the step began with the last step's batch
         elif not (self._is_record_fresh and self._is_first_of_epoch):
             self._close_record()
             self._is_record_fresh = True
@@ -129,11 +132,12 @@ class StageProbe:
         try:
             if type(batch) is self._batch_type:
                 self._samples = self._size_of(batch)  # inlined: one call less per step
+                self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
                 return
         except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
             raise_if_from_signal(error)
             self._batch_type = None
-        self._samples = self._batch_size(batch)
+        self._read_units(batch)
 
     def batch_ends(self, batch: Any = None) -> None:
         """End the step; time until the next row still belongs to its row.
@@ -144,7 +148,7 @@ class StageProbe:
             return
         self.is_in_batch = False
         if self._samples < 0 and batch is not None:
-            self._samples = self._batch_size(batch)
+            self._read_units(batch)
         self.n_steps += 1
         if len(self._rows) >= self._aggregate_at:
             with self._own:
@@ -284,7 +288,8 @@ class StageProbe:
         timeline.last_ns = now
         phase_ns = self.row
         phase_ns[CALLBACKS] += phase_ns[OWN]
-        has_step, is_left_out, samples = self._record_has_step, self.is_left_out, self._samples
+        has_step, is_left_out = self._record_has_step, self.is_left_out
+        samples, tokens = self._samples, self._tokens
         self._was_left_out = is_left_out
         if has_step:
             kind = LEFT_OUT_STEP if is_left_out else FIRST_STEP if self._is_first_of_epoch else USUAL_STEP
@@ -295,10 +300,10 @@ class StageProbe:
         elif is_left_out:
             kind = LEFT_OUT_TIME
         else:
-            kind, samples = NOT_A_STEP, 0
+            kind, samples, tokens = NOT_A_STEP, 0, 0
         if is_left_out:
             self.is_left_out = self._is_profiled
-        self._rows.frombytes(_pack_record(*phase_ns, kind, samples, self.epoch))
+        self._rows.frombytes(_pack_record(*phase_ns, kind, samples, tokens, self.epoch))
         phase_ns[:] = _ZEROS
 
     def _matrix(self) -> NDArray[np.int64]:
@@ -338,18 +343,20 @@ class StageProbe:
             del self.epochs[:-_MAX_EPOCHS]
             self._epoch = EpochAggregator()
 
-    def _batch_size(self, batch: Any) -> int:
-        """Return the size of a batch whose structure may be new; -1 if unknown."""
+    def _read_units(self, batch: Any) -> None:
+        """Read the size of a batch whose structure may be new; -1 if unknown."""
+        self._samples = self._tokens = -1
         if batch is None:
-            return -1
+            return
         try:
             # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
-            self._batch_type, self._size_of = type(batch), size_reader(batch)
-            return self._size_of(batch)
+            self._batch_type, self._size_of = type(batch), self._units.sizes(batch)
+            self._tokens_of = self._units.tokens(batch)
+            self._samples = self._size_of(batch)
+            self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
         except Exception as error:  # noqa: BLE001 - the user's object: its size is unknown
             raise_if_from_signal(error)
             self._batch_type = None
-            return -1
 
 
 _ZEROS = [0] * N_COLUMNS

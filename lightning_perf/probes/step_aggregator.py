@@ -27,8 +27,8 @@ from lightning_perf.stats.steady import halves_agree
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
 
 # A row holds N_COLUMNS nanoseconds, then these.
-KIND, SAMPLES, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2
-RECORD_WIDTH = N_COLUMNS + 3
+KIND, SAMPLES, TOKENS, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2, N_COLUMNS + 3
+RECORD_WIDTH = N_COLUMNS + 4
 
 NOT_A_STEP, USUAL_STEP, FIRST_STEP, LEFT_OUT_STEP, LEFT_OUT_TIME = 0, 1, 2, 3, 4
 """Kinds of rows: time between steps; a step; the first step of an epoch, which medians exclude; a step and time between
@@ -48,6 +48,22 @@ _MIN_WAITS_FOR_BURSTS = 8
 _MAX_BLOCKS = 512
 _FIRST_BLOCK_STEPS = 4
 _RECENT_FETCHES = 2048
+
+
+class _Units:
+    """Samples and tokens of steps; None once a step's are unknown."""
+
+    def __init__(self) -> None:
+        self.samples: int | None = 0
+        self.tokens: int | None = 0
+
+    def add(self, steps: NDArray[np.int64]) -> None:
+        self.samples = _sum(self.samples, steps[:, SAMPLES])
+        self.tokens = _sum(self.tokens, steps[:, TOKENS])
+
+
+def _sum(before: int | None, values: NDArray[np.int64]) -> int | None:
+    return None if before is None or (values < 0).any() else before + int(values.sum())
 
 
 def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -87,7 +103,7 @@ class StepAggregator:
     def __init__(self, first_step: int = 0, start_ns: int = 0) -> None:
         self.n_steps = 0
         self.span_ns = 0
-        self.samples: int | None = 0
+        self.units = _Units()
         self.phase_ns = np.zeros(N_PHASES, dtype=np.int64)
         self.outlier_ns = 0
         self._first_step = first_step
@@ -132,9 +148,7 @@ class StepAggregator:
         self._now_ns += int(row_ns.sum())
         self.span_ns += int(row_ns[counted].sum())
         self.phase_ns += phases[counted].sum(axis=0)
-        if self.samples is not None:
-            known = rows[are_steps(kinds) & counted, SAMPLES]
-            self.samples = None if (known < 0).any() else self.samples + int(known.sum())
+        self.units.add(rows[are_steps(kinds) & counted])
 
     def step_median_s(self) -> float | None:
         """Return the median step; None without steps."""
@@ -149,12 +163,14 @@ class StepAggregator:
         if self.n_steps == 0:
             return None
         span_s = self.span_ns / 1e9
+        samples, tokens = self.units.samples, self.units.tokens
         return StageTimes(
             n_steps=self.n_steps,
             n_warmup_steps=n_warmup_steps,
             span_s=span_s,
             step_s=self._steps.distribution(self._histograms, _STEP_SERIES),
-            samples_per_s=self.samples / span_s if self.samples and span_s > 0 else None,
+            samples_per_s=samples / span_s if samples and span_s > 0 else None,
+            tokens_per_s=tokens / span_s if tokens and span_s > 0 else None,
             phases={name: self._phase(index, span_s) for name, index in PHASE_INDEX.items() if self.phase_ns[index]},
             fetch=self._fetch(),
             outliers=self._outliers(span_s),
@@ -318,7 +334,7 @@ class EpochAggregator:
         self.boundary_ns = 0
         """Time of the rows after its last step."""
         self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
-        self._samples: int | None = 0
+        self._units = _Units()
         self._step_ns = LogHistograms(1)
         self._first_fetch_ns: int | None = None
 
@@ -335,9 +351,7 @@ class EpochAggregator:
             self.boundary_ns = 0
         after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
         self.boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
-        samples = rows[is_step, SAMPLES]
-        if self._samples is not None:
-            self._samples = None if (samples < 0).any() else self._samples + int(samples.sum())
+        self._units.add(rows[is_step])
         first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
         if len(first):
             self._first_fetch_ns = int(rows[first[0], WAIT])
@@ -354,7 +368,8 @@ class EpochAggregator:
             n_steps=self.n_steps,
             wall_s=total_ns / 1e9,
             phases={name: float(self._rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._rows_ns[i]},
-            samples=self._samples,
+            samples=self._units.samples,
+            tokens=self._units.tokens or None,
             step_p50_s=None if median is None else median / 1e9,
             first_fetch_s=None if first is None else first / 1e9,
         )

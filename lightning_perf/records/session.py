@@ -26,7 +26,7 @@ from .ranks import Ranks
 from .remote import AnyPath, RemotePath, any_path, exists, is_dir
 from .replay import Replay
 from .settings import Settings
-from .steps import Epoch, StageTimes
+from .steps import Epoch, Padding, StageTimes
 from .telemetry import Telemetry
 from .text import clean_line
 from .trace import TraceRecord
@@ -162,6 +162,7 @@ class Session(Record, frozen=True, kw_only=True):
         hangs: Times in which nothing moved; empty without one, and with ``hang_after_s=None``.
         provenance: What identifies the training and its code; None if it was not read.
         earlier: Earlier runs of this training; None without any, or if no history is kept.
+        padding: Padding in training batches; None if batches have no tokens, or nothing marks padding.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -194,6 +195,7 @@ class Session(Record, frozen=True, kw_only=True):
     hangs: tuple[Hang, ...] = ()
     provenance: Provenance | None = None
     earlier: EarlierRuns | None = None
+    padding: Padding | None = None
 
     def __repr__(self) -> str:
         """Return one line; `str` gives the brief report and `to_json` all fields."""

@@ -176,6 +176,7 @@ class Epoch(Record, frozen=True, kw_only=True):
         wall_s: From the end of the last epoch's boundary (the start of the run for the first) to the end of this
             epoch's, without the pauses in which PerfDoctor measured or reported. The phases add up to it.
         samples: Samples seen; None if the batch size is not known.
+        tokens: Tokens seen, padding included; None if batches have none.
         step_p50_s: Median step; None for an epoch without a complete step.
         first_fetch_s: What its first fetch took; None if it had none.
         boundary_s: Wall seconds from its last step to the first fetch of the next epoch, whatever was done
@@ -187,6 +188,7 @@ class Epoch(Record, frozen=True, kw_only=True):
     wall_s: float
     phases: dict[str, float]
     samples: int | None = None
+    tokens: int | None = None
     step_p50_s: float | None = None
     first_fetch_s: float | None = None
     boundary_s: float | None = None
@@ -220,6 +222,7 @@ class StageTimes(Record, frozen=True, kw_only=True):
         span_s: Wall seconds from the first measured step to the end; the phases add up to it.
         step_s: Seconds per step (the sum of ``STEP_PHASES``).
         samples_per_s: Samples ÷ span; None if the batch size is not known.
+        tokens_per_s: Tokens ÷ span, padding included; None if batches have none.
         phases: By phase name; only phases that occurred.
         named: Time by name, largest first, at most 32.
         fetch: How batches arrived; None if no fetch was seen.
@@ -243,3 +246,23 @@ class StageTimes(Record, frozen=True, kw_only=True):
     timeline: tuple[Block, ...] = ()
     gc_s: float | None = None
     is_steady: bool | None = None
+    tokens_per_s: float | None = None
+
+
+class Padding(Record, frozen=True, kw_only=True):
+    """Padding in the training batches that were counted, at most 64 that are evenly spaced over the run.
+
+    Attributes:
+        n_tokens: Places for tokens, padding included.
+        n_padding: Those that hold padding.
+        trimmed_tokens: Places if each batch were as long as its longest sequence.
+        bucketed_tokens: Places if, besides, batches were made of sequences of similar length.
+        basis: How padding was recognized: ``"attention_mask"``, ``"lengths"`` or e.g. ``"padding id 0"``.
+    """
+
+    n_batches: int
+    n_tokens: int
+    n_padding: int
+    trimmed_tokens: int
+    bucketed_tokens: int
+    basis: str

@@ -103,7 +103,7 @@ def _cautions(session: Session) -> Iterator[Line]:
 
 def _facts(session: Session) -> Line:
     run, steady, word = session.run, session.steady, step_word(session)
-    machine, rate = wording.line(machine_text(session), 60), ""
+    machine, rate, tokens = wording.line(machine_text(session), 60), "", ""
     tail = ""
     reason = "Ctrl-C" if run.error == "KeyboardInterrupt" else run.error
     error = f" ({reason})" if reason else ""
@@ -117,9 +117,11 @@ def _facts(session: Session) -> Line:
     if steady is not None:
         if steady.samples_per_s is not None:
             rate = f"{wording.number(round(steady.samples_per_s, 0 if steady.samples_per_s >= 10 else 2))} samples/s"
+        if steady.tokens_per_s is not None:
+            tokens = f"{wording.number(round(steady.tokens_per_s, 0 if steady.tokens_per_s >= 10 else 2))} tokens/s"
         p50, p95 = wording.seconds(steady.step_s.p50), wording.seconds(steady.step_s.p95)
         tail = f" (p95 {p95})"
-        told += [rate, f"median {word} {p50}{tail}"]
+        told += [rate, tokens, f"median {word} {p50}{tail}"]
     told += [f"{run.world_size} ranks" if run.world_size > 1 else "", _peak(session), machine]
     told = [wording.line(each, 60) for each in told if each]
     for spare in (rate, " in all", machine, tail, "peak ", "median ", error):  # the least important first

@@ -32,7 +32,8 @@ class Writer(Protocol):
 def scalars(session: Session) -> dict[str, float]:
     """Return the figures of a session by tag, all finite; what was not measured has no tag.
 
-    ``perf/step_ms/p50`` (also p95, p99), ``perf/samples_per_s``, ``perf/share/<phase>`` (0…1 of the steady span),
+    ``perf/step_ms/p50`` (also p95, p99), ``perf/samples_per_s``, ``perf/tokens_per_s`` (padding included),
+    ``perf/share/<phase>`` (0…1 of the steady span),
     ``perf/starved_share`` (the device's clock), ``perf/overhead_us`` (per step) and ``perf/overhead_share``,
     ``perf/memory_gib/<device>`` (peak allocated), ``perf/memory_reserved_gib/<device>`` and ``perf/memory_gib/host``
     (peaks; the host's is its resident memory), ``perf/gpu_util/<device>`` (0…1) with ``gpu_power_w``,
@@ -155,6 +156,7 @@ def _stage_scalars(root: str, stage: StageTimes) -> dict[str, float | None]:
         f"{root}/step_ms/p95": stage.step_s.p95 * 1e3,
         f"{root}/step_ms/p99": stage.step_s.p99 * 1e3,
         f"{root}/samples_per_s": stage.samples_per_s,
+        f"{root}/tokens_per_s": stage.tokens_per_s,
         f"{root}/starved_share": stage.device.starved_share if stage.device is not None else None,
     }
     figures.update({f"{root}/share/{name}": phase.share for name, phase in stage.phases.items()})

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_perf import PerfDoctor, run
-from lightning_perf.probes import sampled_steps, stage
+from lightning_perf.probes import plain, sampled_steps
 from lightning_perf.probes.profiler_recording import Recording
 from tests.fuzzing import FUZZ, IS_TORTURE
 
@@ -129,6 +129,6 @@ def test_error_of_a_signal_handler_reaches_the_user_when_a_window_is_read(
 def test_error_of_a_signal_handler_reaches_the_user_when_the_size_of_a_batch_is_read(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "size_reader", lambda _: preempt("while reading a size"))
+    monkeypatch.setattr(plain, "size_reader", lambda _: preempt("while reading a size"))
     with pytest.raises(Preempted):
         make_trainer(PerfDoctor(reports=())).fit(Tiny(), loader(12))

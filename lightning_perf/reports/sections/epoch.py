@@ -34,6 +34,8 @@ def epoch_document(session: Session, epoch_index: int, previous: Session | None 
             told.append(f"{seconds(epoch.step_p50_s)} per step (p50)")
         if epoch.samples is not None and epoch.wall_s > 0:
             told.append(f"{number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
+        if epoch.tokens is not None and epoch.wall_s > 0:
+            told.append(f"{number(round(epoch.tokens / epoch.wall_s, 1))} tokens/s")
     rows = phase_rows(epoch.phases, epoch.wall_s) if epoch is not None else []
     known = {(f.code, f.severity) for f in previous.findings} if previous is not None else set()
     findings = ordered_findings(session)

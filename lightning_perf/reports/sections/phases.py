@@ -78,9 +78,9 @@ def rate_facts(stage: StageTimes, word: str) -> list[str]:
     """Return the percentiles of the step time and the throughput."""
     told = [f"{seconds_text(stage.step_s.p50)} per {word} (p50)", f"p95 {seconds_text(stage.step_s.p95)}",
             f"p99 {seconds_text(stage.step_s.p99)}"]  # fmt: skip
-    rate = stage.samples_per_s
-    if rate is not None:
-        told.append(f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2f} samples/s")
+    for rate, unit in ((stage.samples_per_s, "samples/s"), (stage.tokens_per_s, "tokens/s")):
+        if rate is not None:
+            told.append(f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.2f} {unit}")
     return told
 
 

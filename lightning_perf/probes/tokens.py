@@ -1,0 +1,292 @@
+"""Read how many tokens a batch has, and how much of it is padding.
+
+Shapes are read in each step; values only in a few batches, and never so that the host waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.records import Padding
+
+from . import module_walk, plain
+from .base import Probe, RunContext
+
+ID_KEYS = ("input_ids", "token_ids", "tokens", "src_tokens", "decoder_input_ids")
+MASK_KEY = "attention_mask"
+LENGTH_KEYS = ("lengths", "seq_lens", "input_lengths", "src_lengths")
+OFFSET_KEYS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
+"""Keys of batches: Hugging Face's, fairseq's and those of flash-attention's packed sequences."""
+
+MAX_BATCHES, MAX_SEQUENCES = 64, 2**17
+"""Batches kept, evenly spaced over the run, and the sequences in them."""
+
+_ID_DTYPES = (torch.int64, torch.int32)
+_MASK_DTYPES = (torch.bool, torch.uint8, *_ID_DTYPES)  # a mask of floats is added to attention's scores
+_DEPTH = 4
+
+
+class Ids(NamedTuple):
+    """What the model says about tensors of integers.
+
+    Attributes:
+        has_embedding: Whether it looks up rows by integers, so that a batch of them has tokens.
+        padding_id: The ``padding_idx`` of its embeddings; None without one, or if they differ.
+    """
+
+    has_embedding: bool = False
+    padding_id: int | None = None
+
+
+class Place(NamedTuple):
+    """The keys that lead to a tensor in a batch, and its dtype and shape."""
+
+    path: tuple[Any, ...]
+    dtype: Any
+    shape: tuple[int, ...]
+
+    @property
+    def key(self) -> Any:
+        """The last key that is a name."""
+        return next((key for key in reversed(self.path) if type(key) is str), None)
+
+
+class Layout(NamedTuple):
+    """Where batches of one structure have their tokens; None if unknown.
+
+    Attributes:
+        tokens: A tensor with one element per token, or a packed sequence.
+        padding: A mask, the sequences' lengths, or the tokens themselves.
+        padding_id: Its value at a padded place.
+        basis: How padding is recognized, as in ``Padding.basis``; why it is not if `padding` is None.
+    """
+
+    tokens: Place | None = None
+    padding: Place | None = None
+    padding_id: int = 0
+    basis: str = "no batch with tokens was found"
+
+
+_LENGTHS = "lengths"
+_PACKED = "packed sequences have no padding"
+_UNKNOWN = "batches have no attention_mask or lengths, and no embedding has a padding_idx"
+
+
+def layout_of(batch: Any, ids: Ids) -> Layout:
+    """Return where a batch has its tokens."""
+    places = list(_places(batch, (), _DEPTH))
+    packed = next((one for one in places if one.dtype is PackedSequence), None)
+    if packed is not None:
+        return Layout(packed, basis=_PACKED)
+    grids = [one for one in places if len(one.shape) >= 2]
+    named = [one for key in ID_KEYS for one in grids if one.key == key and one.dtype in _ID_DTYPES]
+    unnamed = [one for one in places[:1] if ids.has_embedding and one in grids and one.dtype in _ID_DTYPES]
+    masks = [one for one in grids if one.key == MASK_KEY and one.dtype in _MASK_DTYPES]
+    tokens = next(iter((*named, *masks, *unnamed)), None)
+    if tokens is None:
+        return Layout()
+    if any(one.key in OFFSET_KEYS for one in places):
+        return Layout(tokens, basis=_PACKED)
+    for one in masks:
+        if one.shape == tokens.shape:
+            return Layout(tokens, one, basis=MASK_KEY)
+    for one in places:
+        if one.key in LENGTH_KEYS and one.dtype in _ID_DTYPES and one.shape == tokens.shape[:1]:
+            return Layout(tokens, one, basis=_LENGTHS)
+    if ids.padding_id is None:
+        return Layout(tokens, basis=_UNKNOWN)
+    return Layout(tokens, tokens, ids.padding_id, f"padding id {ids.padding_id}")
+
+
+def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[Place]:
+    if type(value) is PackedSequence:
+        shape = plain.shape_of(tuple.__getitem__(value, 0))
+        if shape:
+            yield Place(path, PackedSequence, shape[:1])
+        return
+    shape = plain.shape_of(value)
+    if shape is not None:
+        dtype = plain.field(value, "dtype") if plain.is_plain_tensor(value) else None
+        yield Place(path, dtype, shape)
+        return
+    for key, item in (plain.items_of(value) or ()) if depth else ():
+        if type(key) in (str, int):  # other keys may compare by code of the user's
+            yield from _places(item, (*path, key), depth - 1)
+
+
+def _at(batch: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        batch = plain.item_of(batch, key)
+    return batch
+
+
+class BatchUnits:
+    """Reads the samples and tokens of batches: by functions of the user, where given."""
+
+    def __init__(self) -> None:
+        self.ids = Ids()
+        self._functions: Mapping[str, Callable[[Any], Any]] = {}
+        self._on_fail: Callable[[str, Exception], None] = lambda name, error: None
+        self._failed: set[str] = set()
+
+    def use(
+        self, functions: Mapping[str, Callable[[Any], Any] | None], on_fail: Callable[[str, Exception], None]
+    ) -> None:
+        """Use functions by the name of their option; ``on_fail`` gets that name and the error of one that raises."""
+        self._functions = {name: function for name, function in functions.items() if function is not None}
+        self._on_fail = on_fail
+
+    def sizes(self, batch: Any) -> Callable[[Any], int]:
+        """Return a function that reads the samples of batches with this structure; -1 if unknown."""
+        return self._asking("batch_size_fn") or plain.size_reader(batch)
+
+    def tokens(self, batch: Any) -> Callable[[Any], int] | None:
+        """Return a function that reads the tokens of batches with this structure, padding included; None without."""
+        asking = self._asking("tokens_fn")
+        if asking is not None:
+            return asking
+        place = layout_of(batch, self.ids).tokens
+        return None if place is None else lambda one: _n_tokens(_at(one, place.path))
+
+    def _asking(self, name: str) -> Callable[[Any], int] | None:
+        function = self._functions.get(name)
+        return None if function is None else lambda batch: self._asked(name, function, batch)
+
+    def _asked(self, name: str, function: Callable[[Any], Any], batch: Any) -> int:
+        if name in self._failed:
+            return -1
+        try:
+            return _whole(name, function(batch))
+        except Exception as error:  # noqa: BLE001 - of the user's function: reported, and not called again
+            raise_if_from_signal(error)
+            self._failed.add(name)
+            self._on_fail(name, error)
+            return -1
+
+
+def _n_tokens(value: Any) -> int:
+    if type(value) is PackedSequence:
+        value = tuple.__getitem__(value, 0)
+        return plain.shape_of(value)[0]  # type: ignore[index]
+    shape = plain.shape_of(value)
+    if shape is None:
+        raise TypeError(f"{type(value).__name__} is neither a plain tensor nor a numpy array")
+    return int(np.prod(shape, dtype=np.int64)) if len(shape) != 2 else shape[0] * shape[1]
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
+        return int(value)
+    given = value if isinstance(value, (int, float)) else type(value).__name__  # a tensor may have to be waited for
+    raise TypeError(f"{name} returned {given}, expected a whole number of at least 0")
+
+
+class TokensProbe(Probe):
+    """Counts the padding of a few batches."""
+
+    name = "tokens"
+    field, reason = "padding", "no batch was counted"
+    after = ("steps", "settings")
+
+    def __init__(self, run: RunContext) -> None:
+        self.missing = {}
+        self._loop, self._units = run.loop, run.loop.units
+        self._every, self._next_step = 1, 0
+        self._pending: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
+        self._known: list[tuple[int, int, NDArray[np.int64]]] = []
+        self._basis = ""
+
+    @classmethod
+    def open(cls, run: RunContext) -> TokensProbe:
+        """Count the batches of any run; only those of a fit are searched for padding."""
+        options, switch_off = run.options, run.probes.switch_off
+        run.loop.units.use({"batch_size_fn": options.batch_size_fn, "tokens_fn": options.tokens_fn}, switch_off)
+        return cls(run)
+
+    def loops_ready(self, run: RunContext) -> None:
+        """Read the padding id from the model."""
+        embeddings = [one for one in module_walk.modules(run.pl_module) if plain.is_a(one, nn.Embedding)]
+        padding = {index for one in embeddings if type(index := plain.stored(one, "padding_idx")) is int}
+        self._units.ids = Ids(bool(embeddings), padding.pop() if len(padding) == 1 else None)
+
+    @property
+    def next_step(self) -> int:
+        """Index of the next step whose batch is counted."""
+        return self._next_step
+
+    def step_begins(self, batch: Any) -> None:
+        """Count the tokens of each sequence of a batch, on its device."""
+        step = self._loop.main.n_steps
+        self._next_step = step + self._every
+        if self._loop.is_profiling:
+            return
+        layout = layout_of(batch, self._units.ids)
+        counted = _lengths(batch, layout)
+        self.missing["padding"] = layout.basis
+        if counted is None:
+            return
+        self._basis = layout.basis
+        self._pending.append((step, *counted))
+        n_kept = [len(one[2]) for one in self._pending] + [len(one[2]) for one in self._known]
+        if len(n_kept) >= MAX_BATCHES or sum(n_kept) >= MAX_SEQUENCES:
+            self._every *= 2
+            self._pending = [one for one in self._pending if one[0] % self._every == 0]
+            self._known = [one for one in self._known if one[0] % self._every == 0]
+            self._next_step = -(-(step + 1) // self._every) * self._every
+
+    def epoch_ends(self) -> None:
+        """Read what was counted, which may wait for the device: only between epochs."""
+        self._known += [(step, width, lengths.cpu().numpy()) for step, width, lengths in self._pending]
+        self._pending = []
+
+    def before_report(self, is_last: bool) -> None:
+        """Read what was counted."""
+        self.epoch_ends()
+
+    def record(self) -> Padding | None:
+        """Return the padding that was counted; on a device, up to the end of the last epoch."""
+        if all(lengths.device.type == "cpu" for _, _, lengths in self._pending):
+            self.epoch_ends()
+        if not self._known:
+            return None
+        self.missing.pop("padding", None)
+        padded = sum(width * len(lengths) for _, width, lengths in self._known)
+        return Padding(
+            n_batches=len(self._known),
+            n_tokens=padded,
+            n_padding=padded - sum(int(lengths.sum()) for _, _, lengths in self._known),
+            trimmed_tokens=sum(int(lengths.max()) * len(lengths) for _, _, lengths in self._known),
+            bucketed_tokens=_bucketed([lengths for _, _, lengths in self._known]),
+            basis=self._basis,
+        )
+
+
+def _lengths(batch: Any, layout: Layout) -> tuple[int, torch.Tensor] | None:
+    """Return the padded length of a batch's sequences and a tensor with the tokens of each; None if unknown."""
+    if layout.tokens is None or layout.padding is None:
+        return None
+    tokens, marks = (_at(batch, place.path) for place in (layout.tokens, layout.padding))
+    shape = plain.shape_of(tokens)
+    if shape is None or not plain.is_plain_tensor(marks) or 0 in shape:
+        return None
+    width = shape[-1]
+    with torch.no_grad(), plain.without_overrides(), _disable_current_modes():
+        if layout.basis == _LENGTHS:
+            return width, marks.detach().clone()
+        return width, torch.count_nonzero(marks.detach().reshape(-1, width) != layout.padding_id, dim=-1)
+
+
+def _bucketed(batches: list[NDArray[np.int64]]) -> int:
+    """Return the tokens of these sequences, padding included, in batches of similar lengths and the same sizes."""
+    ordered = np.sort(np.concatenate(batches))
+    ends = np.cumsum([len(lengths) for lengths in batches])
+    return sum(int(ordered[end - 1]) * len(lengths) for end, lengths in zip(ends, batches, strict=True))
