@@ -20,8 +20,6 @@ sys.path.insert(0, str(CLINIC))
 import case as clinic_case  # noqa: E402
 
 CASES = clinic_case.read_all()
-NOT_BUILT_YET = {"PD116"}
-"""Rules that cases expect before they exist."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +70,7 @@ def test_there_are_enough_cases_of_each_kind() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case_names_rules_that_exist_and_can_be_fixed(case: Any) -> None:
     codes = {rule.code for rule in all_rules()}
-    assert {*case.expect, *filter(None, [case.second])} <= codes | NOT_BUILT_YET
+    assert {*case.expect, *filter(None, [case.second])} <= codes
     assert bool(case.expect) == (case.kind != "healthy")
     assert bool(case.second) == (case.kind == "double")
     assert case.treatments or not case.fix or case.fixed_script() != case.script.read_text(encoding="utf-8")

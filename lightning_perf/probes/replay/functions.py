@@ -115,12 +115,14 @@ Respec = Callable[[TensorSpec], TensorSpec]
 class Work(NamedTuple):
     """Operators that a treatment changes together: one of them, or a sequence that it replaces.
 
-    ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment.
+    ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment, and ``part`` is how
+    often a step runs the treated ones, relative to now.
     """
 
     calls: tuple[Call, ...]
     as_is: tuple[Bound, ...]
     treated: tuple[Bound, ...]
+    part: float = 1.0
 
     @property
     def n(self) -> int:

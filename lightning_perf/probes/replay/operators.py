@@ -103,7 +103,7 @@ class OperatorItem:
         self._arena, self._treated = arena, treated
         self._n_uses = _uses_in_a_run(work, treated)
         self.weight = work.n / self._n_uses
-        self.treated_weight = self.weight / treated.samples
+        self.treated_weight = self.weight * work.part / treated.samples
         self.once_s = work.seconds / self.weight
         self._gradient_denormal = max(call.gradient_denormal for call in work.calls)
 

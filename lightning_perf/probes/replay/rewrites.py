@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,11 @@ MIN_PADDED = 64
 """Smaller products are bound by memory; padding them would add more than it saves."""
 
 _UNIT_BYTES = 16
+_PAIRED = (
+    "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+)  # fmt: skip
 _BATCH_NORMS = (
     "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
     "aten::_batch_norm_with_update", "aten::batch_norm_stats",
@@ -81,6 +86,53 @@ def double_batch(log: CallLog) -> list[Work]:
             scaled.add(call.index)
             found.extend(work for work in works_of(call, with_specs(double)) if _fits(work.treated[0]))
     return found
+
+
+def shorter_sequences(log: CallLog, part: float) -> list[Work]:
+    """Return the operators that work on sequences, on sequences of a part of the length.
+
+    Tensors are made smaller in each dimension that is the length, or the length times the batch. Operators of a
+    recurrence, which run once per position, run less often.
+
+    Raises:
+        ValueError: The length is not known, or cannot be distinguished from another size.
+    """
+    n, specs = log.n_samples, [spec for call in log.calls for spec in call.specs]
+    inputs = [spec for spec in specs if spec.source < 0 and len(spec.shape) == 2 and spec.shape[0] == n]
+    lengths = {spec.shape[1] for spec in inputs if not spec.dtype.is_floating_point}
+    length = max(lengths, default=0)
+    if not n or not lengths or min(lengths) < length - 1:  # language models drop a position to predict the next token
+        raise ValueError("the length of the sequences is not known")
+    less = length - max(1, round(part * length))
+    sizes = {times * (length - k): times * max(1, length - less - k) for times in (1, n) for k in (1, 0)}
+    if n in sizes or _is_size_of_layer(log, sizes):
+        raise ValueError(f"the length of the sequences, {length}, is also another size of the model")
+
+    def shorten(spec: TensorSpec) -> TensorSpec:
+        if spec.source < 0 and spec.needs_grad:
+            return spec  # a parameter
+        shape = tuple(sizes.get(size, size) for size in spec.shape)
+        return _resized(spec, shape) if shape != spec.shape else spec
+
+    found: list[Work] = []
+    for call in log.calls:
+        n_times = round(call.n / length)
+        if any(shorten(spec) != spec for spec in call.specs):
+            found.extend(work for work in works_of(call, with_specs(shorten)) if _fits(work.treated[0]))
+        elif n_times and abs(call.n - n_times * length) <= n_times:
+            found.extend(work._replace(part=1 - less / length) for work in works_of(call, lambda bound: bound))
+    return found
+
+
+def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:
+    """Return whether a weight has one of these sizes, or a product in which attention would have another dimension."""
+    for call in log.calls:
+        if call.name in _PAIRED and all(size in sizes for spec in call.specs[:2] for size in spec.shape[-2:]):
+            return True
+        weights = [spec for spec in call.specs if spec.source < 0 and spec.shape[:1] != (log.n_samples,)]
+        if call.name in (*PRODUCTS, "aten::convolution") and any(size in sizes for s in weights for size in s.shape):
+            return True
+    return False
 
 
 def _fits(bound: Bound) -> bool:

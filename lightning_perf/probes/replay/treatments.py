@@ -12,7 +12,7 @@ import torch
 from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Respec, Work, function_of, is_known_to_autocast, mapped, with_specs, works_of
-from .rewrites import convolutions_alone, double_batch, padded_products, without_bias
+from .rewrites import convolutions_alone, double_batch, padded_products, shorter_sequences, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
 
@@ -78,6 +78,7 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
         "pad": lambda: padded_products(log, int(value)),
         "no-bias": lambda: without_bias(log),
         "fused-attention": lambda: attention_works(log),
+        "sequence": lambda: shorter_sequences(log, float(value)),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

@@ -294,3 +294,52 @@ def test_replay_is_negligible_when_its_operators_take_too_little_of_the_step():
     assert result.is_negligible
     assert (result.n_rounds, result.speedup) == (0, None)
     assert not probe.answer((hypothesis,), log, trained_s=1000.0)
+
+
+class Words(nn.Module):
+    """Embeds words, then attends, or runs a recurrence."""
+
+    def __init__(self, inner, size=16):
+        super().__init__()
+        self.table, self.inner = nn.Embedding(50, size), inner
+
+    def forward(self, ids):
+        out = self.inner(self.table(ids))
+        return out[0] if isinstance(out, tuple) else out
+
+
+def test_sequences_are_shortened_in_products_and_attention_but_not_in_weights():
+    log = logged(Words(Attention()), torch.ones(4, 32, dtype=torch.int64))
+    works = treated_of("sequence=0.25", log).works
+    treated = {work.calls[0].name: shapes_of(work.treated[0]) for work in works}
+    assert treated["aten::addmm"] == [(48,), (4 * 8, 16), (16, 48)]
+    assert treated["aten::_softmax"] == [(4, 2, 8, 8)]
+    products = [shapes_of(work.treated[0]) for work in works if work.calls[0].name == "aten::bmm"]
+    assert products == [[(8, 8, 8), (8, 8, 8)], [(8, 8, 8), (8, 8, 8)]]
+
+
+def test_operators_of_a_recurrence_run_less_often_when_sequences_are_shorter():
+    works = treated_of(
+        "sequence=0.25", logged(Words(nn.GRU(16, 8, batch_first=True)), torch.ones(4, 32, dtype=torch.int64))
+    ).works
+    assert works
+    assert {work.part for work in works} <= {0.25, 1.0}
+    repeated = next(work for work in works if work.part == 0.25)
+    item = OperatorItem(repeated, Arena(CPU, 4096), Treated())
+    assert item.treated_weight == item.weight / 4
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "why"),
+    [
+        (Words(nn.Linear(16, 32)), (4, 32), "also another size"),  # of a layer
+        (Words(Attention()), (4, 8), "also another size"),  # of a head
+        (Words(nn.Linear(16, 4)), (32, 32), "also another size"),  # of the batch
+        (nn.Linear(32, 4), (4, 32), "is not known"),
+    ],
+)
+def test_shorter_sequences_are_not_replayed_when_the_length_is_not_clear(model, shape, why):
+    batch = torch.rand(shape) if isinstance(model, nn.Linear) else torch.ones(shape, dtype=torch.int64)
+    log = logged(model, batch)
+    with pytest.raises(ValueError, match=why):
+        treated_of("sequence=0.5", log)
