@@ -76,7 +76,9 @@ class LoopProbe(ActionSpans):
 
     def install(self) -> None:
         """Install all spans and hooks."""
-        self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos)
+        profiler = type(seams.user_profiler(self.trainer)).__name__
+        profiling = self._span("callbacks", profiler, "profiler", "profile")
+        self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos, profiling)
         if self._forget_spans is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = partial(self._span, "logging", "metrics", "loop")

@@ -23,8 +23,9 @@ PHASES: tuple[str, ...] = (
 
 ``data_wait``: the host is blocked in the loader's ``next``. ``transfer``: batch hooks and the copy to the device.
 ``forward``, ``backward``, ``optimizer`` (step, clipping, unscaling, zero_grad): the host's time in them.
-``scheduler``: learning-rate schedulers that Lightning steps. ``callbacks``: other callbacks' hooks and the module's
-own hooks. ``logging``: metric collection and loggers. ``validation``: the whole validation loop inside fit.
+``scheduler``: learning-rate schedulers that Lightning steps. ``callbacks``: other callbacks' hooks, the module's own
+hooks and the user's profiler. ``logging``: metric collection and loggers. ``validation``: the whole validation loop
+inside fit.
 ``checkpoint``: saving, also where the end of validation asks for it. ``epoch_boundary``: between the last step of an
 epoch and the first of the next, without what belongs to a phase above, plus what the epoch's first fetch took beyond a
 usual one. ``startup``: from ``setup`` to the first fetch. ``other``: the loop's own remainder.
@@ -75,7 +76,8 @@ class NamedTime(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Class name of the callback, module or logger, e.g. ``"EarlyStopping"``.
-        kind: ``"callback"``, ``"progress_bar"``, ``"checkpoint_callback"``, ``"module_hook"``, ``"logger"`` or
+        kind: ``"callback"``, ``"progress_bar"``, ``"checkpoint_callback"``, ``"module_hook"``, ``"logger"``,
+            ``"profiler"`` (the user's own, as it begins and ends actions) or
             ``"loop"`` (Lightning's own parts, e.g. ``zero_grad``, ``metrics``).
         hook: The hook or method, e.g. ``"on_train_batch_end"``.
         phase: The phase that the time is counted in.

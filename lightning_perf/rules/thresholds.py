@@ -227,6 +227,7 @@ CHECKPOINT_TARGET_RATIO = _heuristic(0.02, "ratio", "Saving ÷ the rest, at the 
 RELOAD_MIN_PART = _heuristic(
     0.5, "of epoch boundaries", "Creating the loader again is the cause if it takes most of the time."
 )
+PROFILED_MIN_STEPS = _heuristic(1_000, "steps", "A longer run is hardly made for its profile.")
 IN_EPOCH_MAX_EPOCHS = _heuristic(0.5, "epochs per checkpoint", "Below it, checkpoints are saved within epochs.")
 LONG_START_S = _heuristic(60.0, "s", "Users notice a minute.")
 START_MIN_FIT_SHARE = _heuristic(0.20, "of the fit", "A shorter start is a small part of the run.")

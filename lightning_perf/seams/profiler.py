@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,9 @@ SpanFor = Callable[[str], AbstractContextManager[Any]]
 """The span for an action that Lightning's loops announce to the profiler. Entering it yields the action's name."""
 
 
-def tap_profiler(trainer: Any, span_for: SpanFor, undos: Undos) -> Callable[[], None] | None:
+def tap_profiler(
+    trainer: Any, span_for: SpanFor, undos: Undos, own: AbstractContextManager[Any] | None = None
+) -> Callable[[], None] | None:
     """Replace ``profile``, ``start`` and ``stop`` of the Trainer's profiler, so that each action enters its span.
 
     The profiler stays the user's own object. Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``.
@@ -26,6 +28,7 @@ def tap_profiler(trainer: Any, span_for: SpanFor, undos: Undos) -> Callable[[], 
         trainer: The Trainer.
         span_for: Called once for each action's name.
         undos: Where undo functions are noted.
+        own: Entered while the user's profiler itself works.
 
     Returns:
         A function after which ``span_for`` is called again for every action; None if this Trainer has no profiler that
@@ -34,7 +37,7 @@ def tap_profiler(trainer: Any, span_for: SpanFor, undos: Undos) -> Callable[[], 
     profiler = getattr(trainer, "profiler", None)
     if base_class(type(profiler), ("Profiler",)) is None or not hasattr(profiler, "__dict__"):
         return None
-    spans = _Spans(profiler, span_for)
+    spans = _Spans(profiler, span_for, own or nullcontext())
     replaced = {"profile": spans.__getitem__, "start": spans.start, "stop": spans.stop}
     undos.note(spans.release)
     for name, method in replaced.items():
@@ -66,8 +69,9 @@ def _own_method(profiler: Any, name: str) -> Any:
 class _Spans(dict[str, "AbstractContextManager[Any]"]):
     """Action name → what to enter for it. Looking up is all that ``profile`` does after the first time."""
 
-    def __init__(self, profiler: Any, span_for: SpanFor) -> None:
+    def __init__(self, profiler: Any, span_for: SpanFor, working: AbstractContextManager[Any]) -> None:
         super().__init__()
+        self.working = working
         self.span_for = span_for
         self.profile = profiler.profile
         self.is_silent = type(profiler).__name__ == "PassThroughProfiler"
@@ -139,7 +143,8 @@ class _ProfileAndSpan:
         self.open.append(context)
         was_entering, spans.is_entering = spans.is_entering, True
         try:
-            entered = context.__enter__()
+            with spans.working:
+                entered = context.__enter__()
         except BaseException:
             self.open.pop()
             raise
@@ -164,6 +169,7 @@ class _ProfileAndSpan:
         spans = self.spans
         was_entering, spans.is_entering = spans.is_entering, True
         try:
-            return self.open.pop().__exit__(*exception)
+            with spans.working:
+                return self.open.pop().__exit__(*exception)
         finally:
             spans.is_entering = was_entering

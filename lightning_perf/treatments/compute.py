@@ -116,6 +116,41 @@ def _set_cudnn_benchmark(is_on: bool) -> None:
     torch.backends.cudnn.benchmark = is_on
 
 
+class DeterministicOff(Treatment):
+    id = "deterministic-off"
+    safety = "numerics"
+    summary = "lets torch use algorithms whose results differ a little from run to run"
+    when = (
+        "Helps where deterministic kernels are slower: convolutions, scatter and index operators on a GPU. Keep them "
+        "for runs that must be repeated exactly."
+    )
+    trainer_flag = "deterministic"
+    setting = False
+
+    def applies_to(self, session: Session) -> str | None:
+        return "deterministic algorithms are off already" if session.settings.torch.is_deterministic is False else None
+
+    def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
+        _note_determinism(undos)  # the Trainer changes it in its constructor
+        super().change_trainer_arguments(value, arguments, undos)
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        import torch
+
+        _note_determinism(undos)
+        torch.use_deterministic_algorithms(False)
+
+
+def _note_determinism(undos: seams.Undos) -> None:
+    import torch
+
+    is_on, only_warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    undos.note(partial(torch.use_deterministic_algorithms, is_on, warn_only=only_warns))
+
+
 class FlushDenormal(Treatment):
     id = "flush-denormal"
     safety = "numerics"
@@ -195,4 +230,4 @@ def _fuse(optimizer: Any, undos: seams.Undos) -> None:
     seams.change_attribute(optimizer, "_step_supports_amp_scaling", True, undos)
 
 
-TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), FlushDenormal(), FusedOptimizer())
+TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), DeterministicOff(), FlushDenormal(), FusedOptimizer())

@@ -48,6 +48,18 @@ class LogEveryN(Treatment):
         seams.change_attribute(trainer, "log_every_n_steps", value, undos)
 
 
+class ProfilerOff(Treatment):
+    id = "profiler-off"
+    summary = "trains without the Trainer's profiler"
+    when = "Always, once you have the profile: every action of every step is recorded, and memory grows with them."
+
+    def applies_to(self, session: Session) -> str | None:
+        return "the Trainer has no profiler" if session.settings.trainer.profiler is None else None
+
+    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        return {"profiler": None}
+
+
 class ProgBarOff(Treatment):
     id = "prog-bar-off"
     effort = "minutes"
@@ -183,4 +195,4 @@ class Threads(Treatment):
         torch.set_num_threads(value)
 
 
-TREATMENTS = (AnomalyOff(), LogEveryN(), ProgBarOff(), ProgressRefresh(), Threads())
+TREATMENTS = (AnomalyOff(), LogEveryN(), ProfilerOff(), ProgBarOff(), ProgressRefresh(), Threads())

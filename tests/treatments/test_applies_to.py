@@ -38,7 +38,7 @@ def session(
              "is_iterable": False}  # fmt: skip
     gpu = {"accelerator": "cuda", "precision": "32-true", "strategy": "DDPStrategy", "progress_bar": "TQDMProgressBar",
            "progress_bar_refresh_rate": 1, "log_every_n_steps": 1, "accumulate_grad_batches": 1,
-           "is_anomaly_detection_on": True, "find_unused_parameters": True}  # fmt: skip
+           "is_anomaly_detection_on": True, "find_unused_parameters": True, "profiler": "SimpleProfiler"}  # fmt: skip
     findings = ()
     if prescription is not None:
         findings = (
@@ -103,6 +103,8 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("progress-refresh", {"trainer": {"progress_bar_refresh_rate": 20}}, "already"),
         ("prog-bar-off", {"trainer": {"prog_bar_metrics": 0}}, "no metric"),
         ("anomaly-off", {"trainer": {"is_anomaly_detection_on": False}}, "off already"),
+        ("profiler-off", {"trainer": {"profiler": None}}, "no profiler"),
+        ("deterministic-off", {"torch": {"is_deterministic": False}}, "off already"),
         ("val-less-often", {"trainer": {"limit_val_batches": 0}}, "no validation"),
         ("val-less-often", {"trainer": {"check_val_every_n_epoch": 2}}, "already"),
         ("ddp-static-graph", {"trainer": {"strategy": "SingleDeviceStrategy"}}, "not DDP"),

@@ -75,6 +75,24 @@ def test_torch_is_set_during_the_fit_and_set_back_after_it(text: str, read: Any,
     assert read() == before
 
 
+def test_deterministic_algorithms_are_off_during_the_fit_and_on_again_after_it() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        found = train("deterministic-off", max_steps=2, look=lambda *_: torch.are_deterministic_algorithms_enabled())
+        assert found.seen is False
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_trainer_is_made_without_the_profiler_that_the_script_asks_for() -> None:
+    applier = Applier([parse("profiler-off")])
+    assert applier.change_trainer_arguments({"profiler": "simple", "max_epochs": 3}) == {
+        "profiler": None, "max_epochs": 3,
+    }  # fmt: skip
+
+
 def test_benchmark_is_refused_when_the_training_is_deterministic() -> None:
     with pytest.raises(TreatmentError, match="deterministic"):
         Applier([parse("cudnn-benchmark")]).change_trainer_arguments({"deterministic": True})

@@ -69,6 +69,9 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
         # cuDNN's choices are kept by thread: in other threads the training's stay as they are.
         around = partial(setting, lambda: cudnn.benchmark, partial(setattr, cudnn, "benchmark"), True)
         return _of(convolutions_alone(log))._replace(around_pass=around, in_thread=nullcontext)
+    if name == "deterministic-off":
+        around = partial(setting, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0)
+        return _each(log.calls, lambda call: True)._replace(around_pass=around)
     respec = {"float32": _to_float32, "channels-last": _to_channels_last}.get(name)
     if respec is not None:
         return _each(log.calls, partial(_is_changed_by, respec), respec)

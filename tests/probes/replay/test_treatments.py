@@ -198,6 +198,7 @@ REPLAYED = {
     "fused-optimizer": (convolutions, (4, 3, 8, 8)),
     "channels-last": (convolutions, (4, 3, 8, 8)),
     "matmul-precision-high": (convolutions, (4, 3, 8, 8)),
+    "deterministic-off": (convolutions, (4, 3, 8, 8)),
 }
 
 

@@ -1,0 +1,34 @@
+"""PD321: torch is restricted to deterministic algorithms, and others are faster."""
+
+from __future__ import annotations
+
+from lightning_perf.records import Session
+from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.signals import is_cpu_run, steady_of
+
+
+@replay_rule("PD321", "deterministic-algorithms")
+def check(session: Session) -> Diagnosis | None:
+    """Report the setting unless a replay shows that other algorithms are not faster."""
+    steady_of(session)
+    is_on = session.settings.torch.is_deterministic
+    if is_on is None:
+        raise Skip("whether deterministic algorithms are on is not known")
+    if not is_on:
+        return None
+    return Diagnosis(
+        "torch uses deterministic algorithms only",
+        (fact("deterministic algorithms", True),),
+        fix(
+            "set deterministic=False unless runs must be repeated exactly",
+            "one line",
+            "numerics",
+            treatment="deterministic-off",
+            trainer_flags={"deterministic": False},
+            code="Trainer(..., deterministic=False)  # and no torch.use_deterministic_algorithms(True)",
+        ),
+        "with all algorithms allowed, these operators run",
+        unmeasured="info" if is_cpu_run(session) else "low",  # few operators have another algorithm on a CPU
+    )
