@@ -56,10 +56,9 @@ class LoopProbe(ActionSpans):
         self.sanity_ns = 0
         self.first_step_end_ns: int | None = None
         self.missing: dict[str, str] = {}
-        own = self._span("callbacks", type(owner).__name__, "self", "on_train_batch_end")
-        self.main = StageProbe(self.timeline, device_clock, own=own, units=self.units)
-        self.diagnosing = self._span("callbacks", type(owner).__name__, "self", "diagnosis")
-        """Encloses a diagnosis between two steps: its time is reporting, not that of the hook."""
+        own = partial(self._span, "callbacks", type(owner).__name__, "self")
+        self.main = StageProbe(self.timeline, device_clock, own=own("on_train_batch_end"), units=self.units)
+        self.diagnosing = own("diagnosis")  # between two steps: its time is reporting, not that of the hook
         self._named_at_first_step: dict[int, tuple[int, int]] = {}
         self.on_record_end: Callable[[], None] | None = None
         """Called where a sampled step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""
@@ -90,8 +89,8 @@ class LoopProbe(ActionSpans):
         self._keep(is_tapped, "steady.phases.logging", "this Lightning has no logger connector")
         if self.trainer.world_size > 1:
             reducing = self._span("logging", REDUCING, "loop", "reduce")
-            is_tapped = seams.tap_reduce(self.trainer, reducing, self._undos)
-            self._keep(is_tapped, "steady.named.sync_dist", "no strategy.reduce found")
+            has_reduce = seams.tap_reduce(self.trainer, reducing, self._undos)
+            self._keep(has_reduce, "steady.named.sync_dist", "no strategy.reduce found")
             broadcasting = self._span("other", BROADCASTING, "loop", "advance")
             seams.tap_sigterm_broadcast(self.trainer, broadcasting, self._undos)
         if self.stage == "fit":
@@ -111,15 +110,11 @@ class LoopProbe(ActionSpans):
         step = self._span("optimizer", "optimizer_step", "loop", "")
         seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
 
-    def enter_window(self, mark: Callable[[str], Any]) -> None:
-        """Begin a profiler window: ``mark(phase)`` marks phases in its trace; statistics exclude its steps."""
-        self._profiling(mark)
+    def profiling(self, mark: Callable[[str], Any] | None) -> None:
+        """Begin a profiler window, or end it with None; statistics exclude its steps.
 
-    def leave_window(self) -> None:
-        """End the profiler window."""
-        self._profiling(None)
-
-    def _profiling(self, mark: Callable[[str], Any] | None) -> None:
+        ``mark(phase)`` marks phases in its trace.
+        """
         self._mark = mark
         self.main.profiling(mark is not None)
         self.validation.profiling(mark is not None)

@@ -185,7 +185,7 @@ class WindowProbe(Probe):
         reason = f"{recording.reason}; {cause}"
         n_active = max(0, recording.n_done - self.options.warmup)
         self.windows.append(_window(recording.first_step, n_active, status, reason, recording.cost_s))
-        self._loop.leave_window()
+        self._loop.profiling(None)
 
     def _check(self) -> None:
         reason = self._reason_to_open()
@@ -197,7 +197,7 @@ class WindowProbe(Probe):
             self._next_check = self._planned_at = NEVER
             return
         self._median_at_window_ns.restart(self._loop.main.recent_median_ns())
-        self._loop.enter_window(annotation_for(self.options.emit))
+        self._loop.profiling(annotation_for(self.options.emit))
         try:
             self._recording = Recording(self.options, self._device, self._step, reason)
             self._recording.start()
@@ -206,7 +206,7 @@ class WindowProbe(Probe):
             if self._recording is not None:
                 self._recording.abandon()
                 self._recording = None
-            self._loop.leave_window()
+            self._loop.profiling(None)
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; {type(error).__name__}: {error}", 0.0))
             self._next_check = self._planned_at = NEVER
 
@@ -298,7 +298,7 @@ class WindowProbe(Probe):
         self._recording = None
         self.windows.append(window)
         self._forget_old()
-        self._loop.leave_window()
+        self._loop.profiling(None)
 
     def _forget_old(self) -> None:
         """Drop the traces of old windows, but keep their files."""

@@ -338,9 +338,9 @@ def test_steps_inside_a_window_leave_marks_and_count_in_no_statistic() -> None:
 
     for i in range(30):
         if i == 10:
-            bench.loop.enter_window(Mark)
+            bench.loop.profiling(Mark)
         if i == 13:
-            bench.loop.leave_window()
+            bench.loop.profiling(None)
         bench.step(forward_s=9 if 10 <= i < 13 else 0.3)
     assert marks.count("forward") == 3
     times = bench.loop.main.stage_times()
