@@ -18,6 +18,7 @@ from lightning_perf.records.remote import AnyPath
 from lightning_perf.results import Results
 from lightning_perf.rules.engine import check_codes
 from lightning_perf.run import DoctorRun
+from lightning_perf.user_loop import UserLoop
 
 Schedule = str | list[int] | tuple[int, ...] | None
 Names = list[str] | tuple[str, ...]
@@ -25,7 +26,7 @@ Names = list[str] | tuple[str, ...]
 _log = logging.getLogger("lightning_perf")
 
 
-class DoctorHooks(Results):
+class DoctorHooks(UserLoop, Results):
     """Callback that finds out why training is slow, what to change, and the expected speedup.
 
     Trainer(callbacks=[PerfDoctor()]). Results do not change, and whatever is
@@ -117,7 +118,8 @@ class DoctorHooks(Results):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return arguments and findings, for other processes; references to the Trainer are left out."""
-        return {**self.__dict__, "_run": None, "_probes": ProbeSet()}
+        state = {name: value for name, value in self.__dict__.items() if name not in vars(UserLoop)}
+        return {**state, "_run": None, "_probes": ProbeSet()}
 
     def profile_now(self) -> None:
         """Open a profiler window at the next step; does nothing if windows are off, or outside a run."""

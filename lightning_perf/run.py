@@ -62,6 +62,7 @@ class DoctorRun:
         self.reports = RunReports(doctor, trainer, probes)
         self.history = RunHistory(None)
         self._doctor, self._trainer, self._on_end = doctor, trainer, on_end
+        self._has_ranks = trainer.world_size > 1 and seams.has_trainer(trainer)
         self._undos = seams.Undos()
         self._pid = os.getpid()  # of the process that set the run up
 
@@ -72,11 +73,11 @@ class DoctorRun:
         doctor, trainer, probes = self._doctor, self._trainer, self.probes
         # These are collective calls: on every rank, whatever else happens.
         folder = self.reports.default_folder(trainer.log_dir)
-        if trainer.world_size > 1:
+        if self._has_ranks:
             folder = trainer.strategy.broadcast(folder)
         if doctor.apply and seams.is_fitting(trainer):
             self.live = LiveTreatments(doctor.apply)
-        if trainer.world_size > 1:
+        if self._has_ranks:
             self.ranks = probes.call("ranks", RankProbe, trainer)
             if self.ranks is not None:
                 probes.add(self.ranks)
@@ -148,7 +149,7 @@ class DoctorRun:
         requests: list[Any] = []
         if trainer.is_global_zero:
             requests = self.probes.call("apply", live.requests, self._doctor.session, is_within_epoch) or []
-        if trainer.world_size > 1:  # every rank changes the same; a collective, so outside of any isolation
+        if self._has_ranks:  # every rank changes the same; a collective, so outside of any isolation
             requests = trainer.strategy.broadcast(requests)
         self.probes.call("apply", live.apply, requests, trainer, pl_module)
 

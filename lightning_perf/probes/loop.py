@@ -94,7 +94,7 @@ class LoopProbe(ActionSpans):
             broadcasting = self._span("other", BROADCASTING, "loop", "advance")
             seams.tap_sigterm_broadcast(self.trainer, broadcasting, self._undos)
         if self.stage == "fit":
-            is_tapped = seams.tap_validation(self.trainer, _Validation(self), self._undos)
+            is_tapped = seams.tap_validation(self.trainer, ValidationSpan(self), self._undos)
             self._keep(is_tapped, "validation", "the validation loop of this Lightning was not found")
             iterating = self._span("epoch_boundary", "train_dataloader", "loop", "iter")
             is_tapped = seams.tap_epoch_iteration(self.trainer, iterating, self._undos)
@@ -102,7 +102,7 @@ class LoopProbe(ActionSpans):
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
         """Time the calls of manual optimization; call ``after_step`` with each optimizer that stepped."""
-        if self.pl_module.automatic_optimization:
+        if not seams.has_trainer(self.trainer) or self.pl_module.automatic_optimization:
             return
         backward = self._span("backward", "backward", "loop", "")
         is_tapped = seams.tap_backward(self.trainer, backward, self._undos)
@@ -350,7 +350,7 @@ class _EpochSpan:
             self._loop.timeline.fail(error)
 
 
-class _Validation:
+class ValidationSpan:
     """Encloses a validation run inside fit: a single phase of the training, and a stage with its own phases.
 
     Checkpoints saved when validation ends count as checkpoint time of the training.
@@ -389,7 +389,7 @@ class _Validation:
             outer_record[PHASE_INDEX["checkpoint"]] += checkpoint_ns
             outer_record[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
             timeline.base.phase = base_phase
-            timeline.current = timeline.stack.pop()
+            timeline.current = timeline.stack.pop() if timeline.stack else timeline.base  # as in `Span`
             self._outer = None
             if is_sanity:
                 loop.sanity_ns += total_ns

@@ -131,7 +131,7 @@ def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Trai
         "is_deterministic": torch.are_deterministic_algorithms_enabled,
         "is_barebones": lambda: bool(trainer.barebones),
         "is_fast_dev_run": lambda: bool(trainer.fast_dev_run),
-        "is_automatic_optimization": lambda: bool(pl_module.automatic_optimization),
+        "is_automatic_optimization": lambda: seams.has_trainer(trainer) and bool(pl_module.automatic_optimization),
         "progress_bar": lambda: _class_name(trainer.progress_bar_callback),
         "progress_bar_refresh_rate": lambda: _refresh_rate_steps(trainer.progress_bar_callback),
         "profiler": lambda: _class_name(seams.user_profiler(trainer)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lightning_perf import seams
 from lightning_perf.records import PHASES, STEP_PHASES, Run, Session, StageTimes
 
 from .base import Probe, RunContext
@@ -99,6 +100,7 @@ class StepsProbe(Probe):
             startup=startup_parts(loop.startup_ns, loop.sanity_ns, loop.main.first_step_ns, steady),
             rank=trainer.global_rank,
             world_size=trainer.world_size,
+            has_trainer=seams.has_trainer(trainer),
         )
 
     def _steady(self) -> StageTimes | None:

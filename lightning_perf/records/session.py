@@ -57,6 +57,7 @@ class Run(Record, frozen=True, kw_only=True):
             beyond a median one) and ``first_step`` (its rest beyond a median step's), both whole while no median is
             known, and absent where a profiler window held the first step. Parts that took no time are absent.
         error: Type of the exception that ended the run; None without one.
+        has_trainer: Whether a Trainer ran the steps; False for a loop of the user's own.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Run(Record, frozen=True, kw_only=True):
     world_size: int = 1
     error: str | None = None
     lightning_perf: str = ""
+    has_trainer: bool = True
 
 
 class Overhead(Record, frozen=True, kw_only=True):

@@ -210,6 +210,9 @@ def hypotheses(
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
+    missing = session.missing.get(f"steady.phases.{rule.needs_phase}")
+    if missing is not None:
+        return None, RuleOutcome(code=rule.code, status="skipped", reason=missing)
     try:
         finding = rule.sign(rule.check(session))
     except Skip as skip:

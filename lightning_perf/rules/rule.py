@@ -30,6 +30,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             measurements.
         hypothesis: Returns the treatment to replay before ``check`` can expect a speedup, or None if the symptom is
             absent. May raise Skip. None for a rule that needs no replay.
+        needs_phase: Phase that must have been timed; the rule is skipped where the session says why it is missing.
         only_unexplained: Whether the finding is a symptom: it is dropped if another finding explains lost time.
         yields_its_time: Whether the finding shows when time is lost, not why: it is dropped if other findings claim at
             least half of its time.
@@ -46,6 +47,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     preflight: Check | None = None
     hypothesis: Callable[[Session], Hypothesis | None] | None = None
     weakens: Callable[[Finding], bool] | None = None
+    needs_phase: str = ""
     only_unexplained: bool = False
     yields_its_time: bool = False
     explains: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ def rule(
     preflight: Check | None = None,
     hypothesis: Callable[[Session], Hypothesis | None] | None = None,
     weakens: Callable[[Finding], bool] | None = None,
+    needs_phase: str = "",
     only_unexplained: bool = False,
     yields_its_time: bool = False,
     explains: tuple[str, ...] = (),
@@ -89,6 +92,7 @@ def rule(
             preflight=preflight,
             hypothesis=hypothesis,
             weakens=weakens,
+            needs_phase=needs_phase,
             only_unexplained=only_unexplained,
             yields_its_time=yields_its_time,
             explains=explains,

@@ -7,6 +7,7 @@ returns False if this version of Lightning lacks what it needs, and the caller r
 from .actions import *
 from .changes import *
 from .endings import *
+from .fabric import *
 from .loaders import *
 from .loggers import *
 from .profiler import *

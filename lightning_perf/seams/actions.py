@@ -109,10 +109,15 @@ def base_class(cls: type, names: tuple[str, ...]) -> type | None:
     return None
 
 
-def namespace(trainer: Any) -> str:
-    """Return ``"lightning.pytorch"`` or ``"pytorch_lightning"``, where the Trainer's class comes from."""
-    base = base_class(type(trainer), ("Trainer",))
+def namespace(thing: Any) -> str:
+    """Return ``"lightning.pytorch"`` or ``"pytorch_lightning"``, the origin of a Trainer or callback."""
+    base = base_class(type(thing), ("Trainer", "Callback"))
     return "pytorch_lightning" if base is not None and base.__module__.startswith("pytorch_l") else "lightning.pytorch"
+
+
+def has_trainer(trainer: Any) -> bool:
+    """Return whether this is a Trainer, not the stand-in for a loop of the user's own."""
+    return not getattr(trainer, "is_stand_in", False)
 
 
 def epoch_loop(trainer: Any) -> Any | None:

@@ -180,6 +180,11 @@ def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) 
     return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)
 
 
+def tap_torch(module: Any, name: str, span: AbstractContextManager[Any], undos: Undos) -> bool:
+    """Enclose a function of a module of torch, or a method of one of its objects."""
+    return _tap_method(module, name, span, undos)
+
+
 def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
     """Enclose ``strategy.reduce``, which reduces metrics logged with ``sync_dist=True`` over the ranks."""
     return _tap_method(getattr(trainer, "strategy", None), "reduce", span, undos)

@@ -80,6 +80,7 @@ class LineSampler(Probe):
         self._now_ns, self._frames, self._sleep = now_ns, frames, sleep
         self._watched = threading.get_ident()
         self._reader = StackReader()
+        self.loops = self._reader.loops
         self._builder = ProfileBuilder(self._reader)
         self._phases: dict[str, PhaseSamples] = {}
         self._slow: dict[str, PhaseSamples] = {}

@@ -79,6 +79,8 @@ class StackReader:
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
         """Global names seen by the user's code."""
+        self.loops: set[CodeType] = set()
+        """The user's functions that loop over steps without a Trainer."""
         self.modules: dict[CodeType, str] = {}
         """Modules of the functions that the user's lines call."""
         self._owners: dict[str, str] = {}
@@ -107,6 +109,9 @@ class StackReader:
                 pending.append((code, offset, line or 0))
                 if code not in self.globals_of:
                     self.globals_of[code] = names
+                if code in self.loops:
+                    n_confirmed = len(pending)
+                    is_below_lightning = True
             elif owner == LIGHTNING:
                 n_confirmed = len(pending)  # frames further out than all of Lightning's only started the run
                 is_below_lightning = True

@@ -33,7 +33,7 @@ def preflight(session: Session) -> Finding | None:
     )
 
 
-@rule("PD502", "logging-every-step", preflight=preflight)
+@rule("PD502", "logging-every-step", needs_phase="logging", preflight=preflight)
 def check(session: Session) -> Finding | None:
     """Compare the logging phase, without slow loggers, with the threshold."""
     steady = steady_of(session)

@@ -13,7 +13,7 @@ from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import called, duration, percent
 
 
-@rule("PD504", "slow-callback")
+@rule("PD504", "slow-callback", needs_phase="callbacks")
 def check(session: Session) -> Finding | None:
     """Find the callback that takes most of the time."""
     steady = steady_of(session)

@@ -12,7 +12,7 @@ from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, percent
 
 
-@rule("PD505", "slow-logger")
+@rule("PD505", "slow-logger", needs_phase="logging")
 def check(session: Session) -> Finding | None:
     """Find the logger whose slow calls take most of the time."""
     steady = steady_of(session)

@@ -14,7 +14,7 @@ from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
 
 
-@rule("PD506", "progress-bar-cost")
+@rule("PD506", "progress-bar-cost", needs_phase="callbacks")
 def check(session: Session) -> Finding | None:
     """Compare the progress bar's time with the threshold."""
     steady = steady_of(session)

@@ -12,7 +12,7 @@ from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
 
-@rule("PD512", "slow-scheduler")
+@rule("PD512", "slow-scheduler", needs_phase="scheduler")
 def check(session: Session) -> Finding | None:
     """Compare the scheduler's time with the threshold."""
     steady = steady_of(session)

@@ -1,0 +1,96 @@
+"""A stand-in for the Trainer, for loops that have none: what probes and reports read of a Trainer."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from lightning_perf import seams
+
+NO_TRAINER = "a loop of your own has no Trainer"
+
+
+class SingleDeviceStrategy:
+    """The strategy of a loop without Fabric."""
+
+    def __init__(self, root_device: torch.device) -> None:
+        self.root_device = root_device
+
+
+class _EpochLoop:
+    """The loop of an epoch's batches, for `seams.tap_epoch_iteration`."""
+
+    def on_run_start(self, function: Any, *args: Any) -> Any:
+        """Begin or end the iteration of a loader."""
+        return function(*args)
+
+
+class LoopTrainer:
+    """What there is of a Trainer without one; flags that only a Trainer has are None.
+
+    Args:
+        doctor: The callback.
+        watched: Modules, optimizers and schedulers that the user named.
+        fabric: Fabric, where it set up the model; None without it.
+
+    Attributes:
+        is_stand_in: Tells it from a Trainer (`seams.has_trainer`).
+        module: The user's module; an empty one if none was named.
+        optimizers: Those seen so far.
+        global_step: How often optimizers stepped.
+        current_epoch: How many loops over a loader have ended.
+    """
+
+    is_stand_in = True
+    barebones = fast_dev_run = interrupted = received_sigterm = sanity_checking = should_stop = _detect_anomaly = False
+    accumulate_grad_batches = check_val_every_n_epoch = datamodule = gradient_clip_algorithm = gradient_clip_val = None
+    limit_train_batches = limit_val_batches = log_every_n_steps = max_epochs = max_steps = num_sanity_val_steps = None
+    precision_plugin = progress_bar_callback = reload_dataloaders_every_n_epochs = val_check_interval = None
+    num_training_batches = math.inf
+
+    def __init__(self, doctor: Any, watched: list[Any], fabric: Any) -> None:
+        modules = [each for each in watched if isinstance(each, nn.Module)]
+        model = modules[0] if modules else nn.Module()
+        self.watched = watched
+        self.module = seams.user_module(model) if len(modules) < 2 else nn.ModuleList(map(seams.user_module, modules))
+        self.model = next((each for one in modules for each in one.modules() if _is_ddp(each)), model)
+        self.strategy = _strategy(fabric, model)
+        n_ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+        self.world_size = int(getattr(self.strategy, "world_size", n_ranks))
+        rank = distributed.get_rank() if n_ranks > 1 else 0
+        self.global_rank = int(getattr(self.strategy, "global_rank", rank))
+        self.is_global_zero = self.global_rank == 0
+        self.num_nodes = max(1, self.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)))
+        self.num_devices = self.world_size // self.num_nodes
+        self.precision = getattr(getattr(self.strategy, "precision", None), "precision", None)
+        self.profiler = seams.silent_profiler(doctor)
+        self.callbacks = [doctor]
+        self.early_stopping_callbacks: list[Any] = []
+        self.loggers = list(fabric.loggers) if fabric is not None else []
+        self.log_dir = next((str(each.log_dir) for each in self.loggers if getattr(each, "log_dir", None)), None)
+        self.default_root_dir = Path.cwd()
+        self._logger_connector = SimpleNamespace()
+        self.fit_loop = SimpleNamespace(epoch_loop=_EpochLoop())
+        self.state = SimpleNamespace(fn="fit", stage="train")
+        self.optimizers: list[Any] = []
+        self.train_dataloader: Any = None
+        self.val_dataloaders: Any = None
+        self.global_step = self.current_epoch = 0
+
+
+def _is_ddp(module: nn.Module) -> bool:
+    return isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+def _strategy(fabric: Any, model: Any) -> Any:
+    strategy = fabric.strategy if fabric is not None else seams.fabric_strategy(model)
+    if strategy is not None:
+        return strategy
+    parameter = next(model.parameters(), None)
+    return SingleDeviceStrategy(torch.device("cpu") if parameter is None else parameter.device)

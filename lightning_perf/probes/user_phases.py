@@ -1,0 +1,250 @@
+"""Divide the steps of a loop without a Trainer into phases, by the calls into torch that it makes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+from lightning_perf import seams
+
+from . import plain
+from .base import Probe, RunContext
+from .model import is_compiled, unwrap
+
+FORWARD = "[Strategy]Loop.training_step"
+VALIDATION_FORWARD = "[Strategy]Loop.validation_step"
+"""Actions as a Trainer announces them, which `LoopProbe` knows."""
+
+_BACKWARD = "[Strategy]Loop.backward"
+_OPTIMIZER = "optimizer_step"
+_ZERO_GRAD = "[LightningModule]Loop.optimizer_zero_grad"
+_SCHEDULER = "[LightningModule]Loop.lr_scheduler_step"
+_CHECKPOINT = "save_checkpoint"
+
+
+class UserPhases(Probe):
+    """Announces the parts of each step to the profiler that `LoopProbe` listens to.
+
+    A forward pass begins where a watched module is called, and ends where another part or the step does: the loss
+    belongs to it. Backward passes, optimizers and ``torch.save`` are seen whether they are watched or not.
+
+    Attributes:
+        is_validating: Whether forward passes are those of validation.
+        on_optimizer: Called before the first optimizer steps, whose optimizer is known then.
+    """
+
+    name = "user_phases"
+    stages = ("fit",)
+    after = ("steps",)
+
+    def __init__(self, run: RunContext) -> None:
+        self.is_validating = False
+        self.on_optimizer: Callable[[], None] | None = None
+        self._trainer, self._probes, self._loop = run.trainer, run.probes, run.loop
+        self._profile = run.trainer.profiler.profile
+        self._thread = get_ident()
+        self._open: list[Any] = []  # the parts under way, innermost last
+        self._is_forward = False  # whether the innermost is a forward pass
+        self._n_backward = 0
+        self._seen: set[int] = set()
+        self._undos = seams.Undos()
+        self._own = f"[Callback]{run.loop.owner.state_key}."
+
+    @classmethod
+    def open(cls, run: RunContext) -> UserPhases | None:
+        """Watch a loop without a Trainer."""
+        return None if seams.has_trainer(run.trainer) else cls(run)
+
+    def start(self) -> None:
+        """Watch torch, and what the user named."""
+        undos = self._undos
+        seams.tap_torch(torch.autograd, "backward", _Part(self, _BACKWARD), undos)
+        seams.tap_torch(torch, "save", _Part(self, _CHECKPOINT), undos)
+        # Each one object, by which it is found again.
+        before, after = self._before_step, self._after_step
+        registries = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+        undos.note(lambda: seams.remove_hook(registries[:1], before))
+        torch_optimizer.register_optimizer_step_pre_hook(before)
+        undos.note(lambda: seams.remove_hook(registries[1:], after))
+        torch_optimizer.register_optimizer_step_post_hook(after)
+        for thing in self._trainer.watched:
+            self.watch(thing)
+
+    def watch(self, thing: Any) -> None:
+        """Watch a module, optimizer or scheduler."""
+        if isinstance(thing, nn.Module):
+            for module in _called_modules(thing):
+                hook = _ForwardHook(self)
+                self._undos.note(hook.release)
+                self._undos.note(partial(seams.remove_hook, [module._forward_pre_hooks], hook))
+                module.register_forward_pre_hook(hook)
+        elif isinstance(thing, torch.optim.Optimizer):
+            self._watch_optimizer(unwrap(thing))
+        else:
+            seams.tap_torch(thing, "step", _Part(self, _SCHEDULER), self._undos)
+
+    def close(self) -> None:
+        """Restore everything. Can be called twice."""
+        self._undos.close()
+
+    abandon = close
+
+    # -- the user's calls ---------------------------------------------------------------------------------------------
+
+    def step_begins_anew(self) -> None:
+        """Forget parts that an exception left open."""
+        self._open.clear()
+        self._is_forward, self._n_backward = False, 0
+
+    def forward_begins(self, module: Any) -> None:
+        """Begin a forward pass, unless one is under way."""
+        if self._is_forward or get_ident() != self._thread:
+            return
+        if self.is_validating:
+            if torch.is_grad_enabled():
+                self._loop.outputs_have_graph = True
+        elif not (self._loop.main.is_in_batch and (module.training or torch.is_grad_enabled())):
+            return
+        self.enter(VALIDATION_FORWARD if self.is_validating else FORWARD)
+        self._is_forward = True
+
+    def forward_ends(self) -> None:
+        """End the forward pass under way, if any."""
+        if self._is_forward:
+            self._is_forward = False
+            self._open.pop().__exit__(None, None, None)
+
+    def enter(self, action: str) -> None:
+        """Begin a part of a step."""
+        try:
+            self.forward_ends()
+            if action == _BACKWARD:
+                self._n_backward += 1
+                if self._n_backward == 1:
+                    self._notify("before_backward")
+            part = self._profile(action)
+            self._open.append(part)
+            part.__enter__()
+        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
+            self._probes.switch_off(self.name, error)
+
+    def leave(self, action: str) -> None:
+        """End the part that began last."""
+        try:
+            self.forward_ends()
+            if self._open:
+                self._open.pop().__exit__(None, None, None)
+            if action == _BACKWARD and self._n_backward:
+                self._n_backward -= 1
+                if not self._n_backward:
+                    self._notify("after_backward")
+        except Exception as error:  # noqa: BLE001 - as above
+            self._probes.switch_off(self.name, error)
+
+    def _notify(self, event: str, *args: Any) -> None:
+        if self._probes.watches_backward:
+            with self._profile(f"{self._own}on_{event}"):
+                self._probes.notify(event, *args)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if get_ident() != self._thread:
+            return
+        if id(optimizer) not in self._seen:
+            self._probes.call(self.name, self._watch_optimizer, optimizer)
+        if self.on_optimizer is not None:
+            ready, self.on_optimizer = self.on_optimizer, None
+            self._probes.call(self.name, ready)
+        self.enter(_OPTIMIZER)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if get_ident() == self._thread:
+            self.leave(_OPTIMIZER)
+            self._trainer.global_step += 1
+            self._probes.notify("after_step", optimizer)
+
+    def _watch_optimizer(self, optimizer: Any) -> None:
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            self._trainer.optimizers.append(optimizer)  # which keeps its id from being given to another
+            before = _ZeroGrad(self, optimizer)
+            seams.tap_torch(optimizer, "zero_grad", before, self._undos)
+
+    def zero_grad_begins(self, optimizer: Any) -> None:
+        """Begin to clear the gradients of an optimizer."""
+        self._notify("before_zero_grad", optimizer)
+        self.enter(_ZERO_GRAD)
+
+
+class _Part:
+    """A part of a step, around a call of the user's."""
+
+    def __init__(self, phases: UserPhases, action: str) -> None:
+        self._phases, self._action = phases, action
+
+    def __enter__(self) -> None:
+        self._phases.enter(self._action)
+
+    def __exit__(self, *_: Any) -> None:
+        self._phases.leave(self._action)
+
+
+class _ZeroGrad(_Part):
+    """The clearing of an optimizer's gradients."""
+
+    def __init__(self, phases: UserPhases, optimizer: Any) -> None:
+        super().__init__(phases, _ZERO_GRAD)
+        self._optimizer = optimizer
+
+    def __enter__(self) -> None:
+        self._phases.zero_grad_begins(self._optimizer)
+
+
+class _ForwardHook:
+    """Called before a watched module. Copies of the module, and files that it is saved to, have a hook without effect.
+
+    Copies and files must not hold the probes of a run, nor need this package.
+    """
+
+    def __init__(self, phases: UserPhases) -> None:
+        self._phases: UserPhases | None = phases
+
+    def __call__(self, module: Any, inputs: Any) -> None:
+        if self._phases is not None and not torch.compiler.is_compiling():
+            self._phases.forward_begins(module)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+    def release(self) -> None:
+        """Do nothing from now on."""
+        self._phases = None
+
+
+def _called_modules(module: Any) -> Iterator[nn.Module]:
+    """Yield the module and, if nothing in it is compiled, the modules in it that a step may call directly.
+
+    A step may call a method of a LightningModule instead of the module itself. Compiled code would be compiled again if
+    a module in it had a hook.
+    """
+    if plain.stored(module, "_compiled_call_impl") is None:
+        yield module
+    if not is_compiled(module):
+        inside = seams.user_module(module)
+        if inside is not module:
+            yield inside
+        yield from _children(inside)
+
+
+def _children(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):  # which are never called
+            yield from _children(child)
+        else:
+            yield child
