@@ -137,22 +137,19 @@ class LoopRun:
             iterator = iter(loader)
             phases.is_validating = True
             try:
-                index = 0
                 while True:
                     with self._profile(VALIDATION_FETCH):
                         batch = next(iterator, _END)
                     if batch is _END:
-                        break
-                    self._hook("on_validation_batch_start", batch, index)
+                        return
+                    self._hook("on_validation_batch_start", batch, 0)
                     given, batch = [batch], None
                     yield given.pop()
                     phases.forward_ends()
-                    self._hook("on_validation_batch_end", None, None, index)
-                    index += 1
+                    self._hook("on_validation_batch_end", None, None, 0)
             finally:
                 phases.forward_ends()
                 phases.is_validating = False
-            self._hook("on_validation_epoch_end")
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +165,7 @@ class LoopRun:
         self.is_in_step = True
         self._step_before = self._trainer.global_step
         if self._phases is not None:
-            self._phases.step_begins_anew()
+            self._phases.forget_open()
         with self._profile(self._step_start):
             self._doctor.on_train_batch_start(self._trainer, self._module, batch, self._index)
 
@@ -200,7 +197,7 @@ class LoopRun:
 
     def _leave(self, loop: LoopProbe) -> None:
         if self._phases is not None:
-            self._phases.step_begins_anew()
+            self._phases.forget_open()
         if loop.timeline.stack:
             loop.timeline.unwind()
         loop.epoch_ends()

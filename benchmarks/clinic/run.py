@@ -6,6 +6,7 @@
     python benchmarks/clinic/run.py --cases slow_transform,cnn --show
     python benchmarks/clinic/run.py --caps none,avx2,avx512_core,one-thread --write
     python benchmarks/clinic/run.py --healthy-only --caps avx2
+    python benchmarks/clinic/run.py --fabric            ten cases as Fabric loops too, beside the Trainer's diagnoses
     python benchmarks/clinic/run.py --half score --traceml --write      what TraceML says of them, on a page of its own
 
 Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
@@ -26,6 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import caps
+import fabric_loop
 import msgspec
 import orders
 import page
@@ -36,7 +38,7 @@ import traceml
 from case import Case, read_all
 from results import Section, Sections
 from runs import Ended, Order, preload, run_all
-from score import Outcome, outcome_of
+from score import Outcome, outcome_of, score
 
 IDLE_LOAD = 0.5
 """Load average of one minute above which something else runs on the machine."""
@@ -64,6 +66,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument("--traceml", action="store_true", help="ask TraceML instead, in an environment of its own")
     parser.add_argument("--traceml-venv", type=Path, metavar="FOLDER", help="that environment, where it exists already")
+    parser.add_argument("--fabric", action="store_true", help="diagnose ten cases with a Trainer and as Fabric loops")
     parser.add_argument("--write", action="store_true", help=f"save results and page in {page.FOLDER.name}/")
     parser.add_argument("--under", nargs=2, metavar=("CAP", "FILE"), help=argparse.SUPPRESS)  # in a cap's own process
     arguments = parser.parse_args()
@@ -223,11 +226,30 @@ def ask_traceml(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def beside_fabric(arguments: argparse.Namespace) -> int:
+    """Diagnose cases with a Trainer and as Fabric loops, and print both ranks of the true cause."""
+    preload()
+    cases = [case for case in chosen(arguments) if case.name in fabric_loop.CASES or arguments.cases]
+    wanted = [Order(case, "run", with_fabric=with_fabric) for case in cases for with_fabric in (False, True)]
+    ended = run_all(wanted, arguments.cores, arguments.at_once, lambda end: show(end, arguments.show))
+    outcomes = {(end.order.case.name, end.order.with_fabric): outcome_of(end.order.case, end, [], []) for end in ended}
+    print("| case | expected | Trainer: rank of the cause | Fabric loop |\n|:--|:--|--:|--:|")
+    for case in cases:
+        ranks = (outcomes[case.name, with_fabric].rank or "not named" for with_fabric in (False, True))
+        print(f"| {case.name} | {', '.join(case.expect)} | {' | '.join(map(str, ranks))} |")
+    for name, with_fabric in (("Trainer", False), ("Fabric loop", True)):
+        result = score([one for (_, kind), one in outcomes.items() if kind is with_fabric])
+        print(f"{name}: first {result.first}, among three {result.among_three}, line {result.line}")
+    return 1 if any(end.error for end in ended) else 0
+
+
 def main() -> int:
     """Run what was requested; return 0 if every case could be run and saved."""
     arguments = parsed_arguments()
     if arguments.traceml:
         return ask_traceml(arguments)
+    if arguments.fabric:
+        return beside_fabric(arguments)
     if arguments.under:
         cap, file = arguments.under
         section, is_complete = run_section(arguments, cap)

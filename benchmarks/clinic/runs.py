@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fabric_loop
 import torch
 from case import Case
 
@@ -60,6 +61,7 @@ class Order(NamedTuple):
         is_fixed: Whether the fault is removed, or ``treatments`` are applied where there are any.
         code: The finding whose fix is timed; empty where the case's own fix is.
         treatments: That fix; the script stays as it is. Empty for the case's own fix.
+        with_fabric: Whether a Fabric loop trains in place of the Trainer.
     """
 
     case: Case
@@ -67,6 +69,7 @@ class Order(NamedTuple):
     is_fixed: bool = False
     code: str = ""
     treatments: tuple[str, ...] = ()
+    with_fabric: bool = False
 
 
 class Ended(NamedTuple):
@@ -159,7 +162,7 @@ class _Running:
         else:
             self._pid = os.fork()
             if self._pid == 0:
-                _operate(script, environment, cores, log.fileno())
+                _operate(script, environment, cores, log.fileno(), job.doctor if order.with_fabric else None)
         log.close()
 
     def is_over(self) -> bool:
@@ -194,8 +197,10 @@ def _job(order: Order, folder: Path) -> Job:
     return Job(mode="trial", folder=str(folder), specs=specs, with_doctor=False, steps=ENDLESS, seed=0)
 
 
-def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], log: int) -> None:
-    """Run the script in the forked process; never returns."""
+def _operate(
+    script: Path, environment: dict[str, str], cores: Sequence[int], log: int, doctor: dict[str, Any] | None
+) -> None:
+    """Run the script in the forked process, as a Fabric loop if PerfDoctor's arguments are given; never returns."""
     code = 1
     try:
         os.setsid()
@@ -208,7 +213,10 @@ def _operate(script: Path, environment: dict[str, str], cores: Sequence[int], lo
         torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", len(cores))))
         sys.argv = [str(script)]
         sys.path[0] = str(script.parent)
-        enter(importlib.import_module("lightning.pytorch.trainer.trainer"))
+        if doctor is not None:
+            fabric_loop.replace_trainer(doctor)
+        else:
+            enter(importlib.import_module("lightning.pytorch.trainer.trainer"))
         runpy.run_path(str(script), run_name="__main__")
         code = 0
     except SystemExit as end:

@@ -52,7 +52,6 @@ class UserPhases(Probe):
         self._thread = get_ident()
         self._open: list[Any] = []  # the parts under way, innermost last
         self._is_forward = False  # whether the innermost is a forward pass
-        self._n_backward = 0
         self._seen: set[int] = set()
         self._undos = seams.Undos()
         self._own = f"[Callback]{run.loop.owner.state_key}."
@@ -65,8 +64,10 @@ class UserPhases(Probe):
     def start(self) -> None:
         """Watch torch, and what the user named."""
         undos = self._undos
-        seams.tap_torch(torch.autograd, "backward", _Part(self, _BACKWARD), undos)
-        seams.tap_torch(torch, "save", _Part(self, _CHECKPOINT), undos)
+        saving = _Part(self, _CHECKPOINT)
+        seams.tap_torch(torch.autograd, "backward", _Part(self, _BACKWARD, "before_backward", "after_backward"), undos)
+        seams.tap_torch(torch, "save", saving, undos)
+        seams.tap_torch(self._trainer.strategy, "save_checkpoint", saving, undos)  # Fabric's
         # Each one object, by which it is found again.
         before, after = self._before_step, self._after_step
         registries = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
@@ -98,19 +99,19 @@ class UserPhases(Probe):
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
-    def step_begins_anew(self) -> None:
+    def forget_open(self) -> None:
         """Forget parts that an exception left open."""
         self._open.clear()
-        self._is_forward, self._n_backward = False, 0
+        self._is_forward = False
 
     def forward_begins(self, module: Any) -> None:
         """Begin a forward pass, unless one is under way."""
         if self._is_forward or get_ident() != self._thread:
             return
+        has_graph = torch.is_grad_enabled()
         if self.is_validating:
-            if torch.is_grad_enabled():
-                self._loop.outputs_have_graph = True
-        elif not (self._loop.main.is_in_batch and (module.training or torch.is_grad_enabled())):
+            self._loop.outputs_have_graph = bool(self._loop.outputs_have_graph) or has_graph
+        elif not (self._loop.main.is_in_batch and (has_graph or plain.stored(module, "training"))):
             return
         self.enter(VALIDATION_FORWARD if self.is_validating else FORWARD)
         self._is_forward = True
@@ -119,32 +120,29 @@ class UserPhases(Probe):
         """End the forward pass under way, if any."""
         if self._is_forward:
             self._is_forward = False
-            self._open.pop().__exit__(None, None, None)
+            if self._open:
+                self._open.pop().__exit__(None, None, None)
 
-    def enter(self, action: str) -> None:
+    def enter(self, action: str, event: str = "", *args: Any) -> None:
         """Begin a part of a step."""
         try:
             self.forward_ends()
-            if action == _BACKWARD:
-                self._n_backward += 1
-                if self._n_backward == 1:
-                    self._notify("before_backward")
+            if event:
+                self._notify(event, *args)
             part = self._profile(action)
             self._open.append(part)
             part.__enter__()
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             self._probes.switch_off(self.name, error)
 
-    def leave(self, action: str) -> None:
+    def leave(self, event: str = "") -> None:
         """End the part that began last."""
         try:
             self.forward_ends()
             if self._open:
                 self._open.pop().__exit__(None, None, None)
-            if action == _BACKWARD and self._n_backward:
-                self._n_backward -= 1
-                if not self._n_backward:
-                    self._notify("after_backward")
+            if event:
+                self._notify(event)
         except Exception as error:  # noqa: BLE001 - as above
             self._probes.switch_off(self.name, error)
 
@@ -154,18 +152,17 @@ class UserPhases(Probe):
                 self._probes.notify(event, *args)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if get_ident() != self._thread:
-            return
-        if id(optimizer) not in self._seen:
-            self._probes.call(self.name, self._watch_optimizer, optimizer)
-        if self.on_optimizer is not None:
-            ready, self.on_optimizer = self.on_optimizer, None
-            self._probes.call(self.name, ready)
-        self.enter(_OPTIMIZER)
+        if get_ident() == self._thread:
+            if id(optimizer) not in self._seen:
+                self._probes.call(self.name, self._watch_optimizer, optimizer)
+            if self.on_optimizer is not None:
+                ready, self.on_optimizer = self.on_optimizer, None
+                ready()
+            self.enter(_OPTIMIZER)
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if get_ident() == self._thread:
-            self.leave(_OPTIMIZER)
+            self.leave()
             self._trainer.global_step += 1
             self._probes.notify("after_step", optimizer)
 
@@ -173,37 +170,29 @@ class UserPhases(Probe):
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self._trainer.optimizers.append(optimizer)  # which keeps its id from being given to another
-            before = _ZeroGrad(self, optimizer)
-            seams.tap_torch(optimizer, "zero_grad", before, self._undos)
-
-    def zero_grad_begins(self, optimizer: Any) -> None:
-        """Begin to clear the gradients of an optimizer."""
-        self._notify("before_zero_grad", optimizer)
-        self.enter(_ZERO_GRAD)
+            seams.tap_torch(
+                optimizer, "zero_grad", _Part(self, _ZERO_GRAD, "before_zero_grad", "", optimizer), self._undos
+            )
 
 
 class _Part:
-    """A part of a step, around a call of the user's."""
+    """A part of a step, around a call of the user's. The same call within that call belongs to it.
 
-    def __init__(self, phases: UserPhases, action: str) -> None:
-        self._phases, self._action = phases, action
+    ``before`` and ``after`` are the events that probes handle, ``args`` the arguments of ``before``.
+    """
+
+    def __init__(self, phases: UserPhases, action: str, before: str = "", after: str = "", *args: Any) -> None:
+        self._phases, self._begin, self._after, self._depth = phases, (action, before, *args), after, 0
 
     def __enter__(self) -> None:
-        self._phases.enter(self._action)
+        self._depth += 1
+        if self._depth == 1:
+            self._phases.enter(*self._begin)
 
     def __exit__(self, *_: Any) -> None:
-        self._phases.leave(self._action)
-
-
-class _ZeroGrad(_Part):
-    """The clearing of an optimizer's gradients."""
-
-    def __init__(self, phases: UserPhases, optimizer: Any) -> None:
-        super().__init__(phases, _ZERO_GRAD)
-        self._optimizer = optimizer
-
-    def __enter__(self) -> None:
-        self._phases.zero_grad_begins(self._optimizer)
+        self._depth -= 1
+        if not self._depth:
+            self._phases.leave(self._after)
 
 
 class _ForwardHook:
