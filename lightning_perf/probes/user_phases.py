@@ -16,7 +16,7 @@ from lightning_perf import seams
 
 from . import plain
 from .base import Probe, RunContext
-from .model import is_compiled, unwrap
+from .model import is_compiled
 
 FORWARD = "[Strategy]Loop.training_step"
 VALIDATION_FORWARD = "[Strategy]Loop.validation_step"
@@ -87,7 +87,7 @@ class UserPhases(Probe):
                 self._undos.note(partial(seams.remove_hook, [module._forward_pre_hooks], hook))
                 module.register_forward_pre_hook(hook)
         elif isinstance(thing, torch.optim.Optimizer):
-            self._watch_optimizer(unwrap(thing))
+            self._watch_optimizer(seams.user_optimizer(thing))
         else:
             seams.tap_torch(thing, "step", _Part(self, _SCHEDULER), self._undos)
 

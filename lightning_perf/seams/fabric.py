@@ -23,6 +23,12 @@ def user_module(module: Any) -> Any:
     return module.module if type(module).__name__ == "_FabricModule" else module
 
 
+def user_optimizer(optimizer: Any) -> Any:
+    """Return the user's optimizer inside the one that Fabric has set up."""
+    is_fabric = any(base.__name__ == "_FabricOptimizer" for base in type(optimizer).__mro__)
+    return optimizer.optimizer if is_fabric else optimizer
+
+
 def user_loader(loader: Any) -> Any:
     """Return the user's loader inside the one that Fabric has set up."""
     return vars(loader)["_dataloader"] if type(loader).__name__ == "_FabricDataLoader" else loader
