@@ -331,12 +331,10 @@ class FakeLoop:
         self.marks: list[Any] = []
         self.depth = 0
 
-    def enter_window(self, mark: Any) -> None:
-        self.depth += 1
-        self.marks.append(mark)
-
-    def leave_window(self) -> None:
-        self.depth -= 1
+    def profiling(self, mark: Any) -> None:
+        self.depth += 1 if mark else -1
+        if mark:
+            self.marks.append(mark)
 
     def expected_wall_s(self, median_step_ns: float) -> float:
         return self.wall_s
