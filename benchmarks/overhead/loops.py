@@ -9,6 +9,7 @@ blocks of 100 steps, of which the least of all rounds counts.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 import warnings
@@ -83,7 +84,7 @@ def main() -> None:
                 model, data = Net(), torch.utils.data.DataLoader(Data(), batch_size=None)
                 train(model, data, [PerfDoctor(reports=[], probe_data=False)] if is_measured else [])
                 marks = model.marks_ns
-                blocks = [(after - before) / BLOCK / 1e3 for before, after in zip(marks, marks[1:], strict=False)]
+                blocks = [(after - before) / BLOCK / 1e3 for before, after in itertools.pairwise(marks)]
                 key = (train.__name__, is_measured)
                 best[key] = min(best.get(key, float("inf")), statistics.median(blocks))
     for train in (under_trainer, in_loop):
