@@ -25,7 +25,8 @@ def check(session: Session) -> Finding | None:
     loader = loaders_of(session)[0]
     if loader.num_workers and loader.persistent_workers is False:
         return None  # PD104
-    epochs = [epoch.wall_s for epoch in session.epochs if epoch.wall_s > 0]
+    ended = session.epochs[:-1] or session.epochs  # a diagnosis may come soon after the start of an epoch
+    epochs = [epoch.wall_s for epoch in ended if epoch.wall_s > 0]
     if not epochs:
         raise Skip("no epoch has ended yet")
     first_s = statistics.median(fetch.first_s[1:])
