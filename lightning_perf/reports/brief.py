@@ -101,13 +101,16 @@ def _cautions(session: Session) -> Iterator[Line]:
         yield Line(((" " * len(TITLE), ""), (f"caution: {text}", "yellow")))
 
 
+_SIGNALS = {"KeyboardInterrupt": "Ctrl-C", "SIGTERMException": "SIGTERM"}
+
+
 def _facts(session: Session) -> Line:
     run, steady, word = session.run, session.steady, step_word(session)
     machine, rate, tokens = wording.line(machine_text(session), 60), "", ""
     tail = ""
-    reason = "Ctrl-C" if run.error == "KeyboardInterrupt" else run.error
+    reason = _SIGNALS.get(run.error or "", run.error)
     error = f" ({reason})" if reason else ""
-    told = [] if run.status in ("finished", "running") else [f"{run.status}{error}"]
+    told = [f"{'not ended' if run.status == 'running' else run.status}{error}"] if run.status != "finished" else []
     if run.stage != "fit":
         told.append(run.stage)
     told += [
