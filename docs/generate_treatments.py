@@ -25,8 +25,9 @@ A treatment is one change to a training. Findings recommend treatments by their 
     lightning-perf run --with precision-bf16,loader-workers=4 -- python train.py
     lightning-perf trial --try compile,fused-optimizer -- python train.py
 
-or let PerfDoctor apply those marked *live* during the training, at the start of the epoch after a finding recommended
-them: `PerfDoctor(apply=["loader-workers"])`. Everything that was applied is restored when the training ends.
+or let PerfDoctor apply those marked *live* during the training, once a finding recommends them:
+`PerfDoctor(apply=["loader-workers"])`. Those of loaders, and all with several ranks, are applied at the start of the next
+epoch, others also between two steps. Everything that was applied is restored when the training ends.
 
 Safety of a treatment:
 

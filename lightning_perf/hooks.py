@@ -51,8 +51,9 @@ class DoctorHooks(UserLoop, Results):
             code in C, and stopped if its data writes files or connects. True:
             up to 20 s after the first epoch, without these limits. False:
             never.
-        apply: Treatments to apply between epochs once a finding asks for them,
-            e.g. ``("loader-workers",)``; undone when the run ends.
+        apply: Treatments to apply once a finding asks for them, e.g.
+            ``("loader-workers",)``; undone when the run ends. With several
+            ranks, and for loaders, they wait for the next epoch.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``.
         ignore: Codes or prefixes of rules to leave out; longest match decides.
         options: All else: ``DoctorOptions(progress=True, memory=False)``, or a

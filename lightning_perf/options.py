@@ -24,7 +24,8 @@ class DoctorOptions:
 
     Args:
         every_n_epochs: Diagnose after every n-th epoch, and less often if epochs are so short that reports would take
-            more than 2 % of the run. The end of a run is always diagnosed.
+            more than 2 % of the run. The end of a run is always diagnosed, and long epochs also within: from 10 s on,
+            at least every 5 minutes, for at most 1 % of the time.
         progress: Show the share of data wait and the latest verdict in Lightning's progress bar, updated at most once
             per second.
         profiler: What profiler windows record, as keyword arguments of ``WindowOptions``: ``with_stack``,
