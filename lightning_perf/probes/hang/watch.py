@@ -185,7 +185,8 @@ class HangWatch(Probe):
         return phase if phase in _KNOWN_PHASES else ""
 
     def _moves(self) -> None:
-        self._longest_s = max(self._longest_s, self._quiet_s)
+        if self._loop.main.recent_median_ns() is not None:  # the start does not make later pauses usual
+            self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
         self._quiet_s, self._is_reported, self._used, self._where_quiet = 0.0, False, None, ""
