@@ -43,8 +43,7 @@ class LoopProbe(ActionSpans):
         device_clock: DeviceClock | None = None,
     ) -> None:
         super().__init__(trainer, pl_module, owner, Timeline(now_ns, on_fail))
-        self.stage = stage
-        self.units = BatchUnits()
+        self.stage, self.units = stage, BatchUnits()
         self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS, units=self.units)
         self.fetch_watch: FetchWatch | None = None
         """Samples fetches of the run's stage."""
@@ -75,8 +74,7 @@ class LoopProbe(ActionSpans):
 
     def install(self) -> None:
         """Install all spans and hooks."""
-        profiler = type(seams.user_profiler(self.trainer)).__name__
-        profiling = self._span("callbacks", profiler, "profiler", "profile")
+        profiling = self._span("callbacks", type(seams.user_profiler(self.trainer)).__name__, "profiler", "profile")
         self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos, profiling)
         if self._forget_spans is None:
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"

@@ -25,6 +25,7 @@ from lightning_perf.stats.quantiles import LogHistograms
 from lightning_perf.stats.steady import halves_agree
 
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
+from .tokens import UnitTotals
 
 # A row holds N_COLUMNS nanoseconds, then these.
 KIND, SAMPLES, TOKENS, EPOCH = N_COLUMNS, N_COLUMNS + 1, N_COLUMNS + 2, N_COLUMNS + 3
@@ -48,22 +49,6 @@ _MIN_WAITS_FOR_BURSTS = 8
 _MAX_BLOCKS = 512
 _FIRST_BLOCK_STEPS = 4
 _RECENT_FETCHES = 2048
-
-
-class _Units:
-    """Samples and tokens of steps; None once a step's are unknown."""
-
-    def __init__(self) -> None:
-        self.samples: int | None = 0
-        self.tokens: int | None = 0
-
-    def add(self, steps: NDArray[np.int64]) -> None:
-        self.samples = _sum(self.samples, steps[:, SAMPLES])
-        self.tokens = _sum(self.tokens, steps[:, TOKENS])
-
-
-def _sum(before: int | None, values: NDArray[np.int64]) -> int | None:
-    return None if before is None or (values < 0).any() else before + int(values.sum())
 
 
 def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -103,7 +88,7 @@ class StepAggregator:
     def __init__(self, first_step: int = 0, start_ns: int = 0) -> None:
         self.n_steps = 0
         self.span_ns = 0
-        self.units = _Units()
+        self.units = UnitTotals()
         self.phase_ns = np.zeros(N_PHASES, dtype=np.int64)
         self.outlier_ns = 0
         self._first_step = first_step
@@ -148,7 +133,7 @@ class StepAggregator:
         self._now_ns += int(row_ns.sum())
         self.span_ns += int(row_ns[counted].sum())
         self.phase_ns += phases[counted].sum(axis=0)
-        self.units.add(rows[are_steps(kinds) & counted])
+        self.units.add(rows[are_steps(kinds) & counted, SAMPLES:EPOCH])
 
     def step_median_s(self) -> float | None:
         """Return the median step; None without steps."""
@@ -163,7 +148,7 @@ class StepAggregator:
         if self.n_steps == 0:
             return None
         span_s = self.span_ns / 1e9
-        samples, tokens = self.units.samples, self.units.tokens
+        samples, tokens = self.units.totals
         return StageTimes(
             n_steps=self.n_steps,
             n_warmup_steps=n_warmup_steps,
@@ -334,7 +319,7 @@ class EpochAggregator:
         self.boundary_ns = 0
         """Time of the rows after its last step."""
         self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
-        self._units = _Units()
+        self._units = UnitTotals()
         self._step_ns = LogHistograms(1)
         self._first_fetch_ns: int | None = None
 
@@ -351,7 +336,7 @@ class EpochAggregator:
             self.boundary_ns = 0
         after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
         self.boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
-        self._units.add(rows[is_step])
+        self._units.add(rows[is_step, SAMPLES:EPOCH])
         first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
         if len(first):
             self._first_fetch_ns = int(rows[first[0], WAIT])
@@ -368,8 +353,8 @@ class EpochAggregator:
             n_steps=self.n_steps,
             wall_s=total_ns / 1e9,
             phases={name: float(self._rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._rows_ns[i]},
-            samples=self._units.samples,
-            tokens=self._units.tokens or None,
+            samples=self._units.totals[0],
+            tokens=self._units.totals[1] or None,
             step_p50_s=None if median is None else median / 1e9,
             first_fetch_s=None if first is None else first / 1e9,
         )

@@ -173,6 +173,20 @@ class BatchUnits:
             return -1
 
 
+class UnitTotals:
+    """Sums of the samples and the tokens of steps; None once a step's are unknown."""
+
+    def __init__(self) -> None:
+        self.totals: list[int | None] = [0, 0]
+
+    def add(self, units: NDArray[np.int64]) -> None:
+        """Add steps; shape (steps, 2), -1 for unknown."""
+        self.totals = [
+            None if before is None or (column < 0).any() else before + int(column.sum())
+            for before, column in zip(self.totals, units.T, strict=True)
+        ]
+
+
 def _n_tokens(value: Any) -> int:
     if type(value) is PackedSequence:
         value = tuple.__getitem__(value, 0)
