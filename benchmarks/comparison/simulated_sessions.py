@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -46,6 +48,7 @@ def simulated(
     between: float = 0.01,
     heavy: float = 0.01,
     validation_s: float = VALIDATION_S,
+    more_s: Mapping[str, float] = MappingProxyType({}),
     **fields: Any,
 ) -> Session:
     """Return the session of one simulated run.
@@ -59,6 +62,7 @@ def simulated(
         between: Relative standard deviation of runs.
         heavy: Share of steps that take five times as long.
         validation_s: Seconds of validation after each epoch.
+        more_s: Seconds per step that are added to phases.
         fields: Session fields that replace the defaults.
     """
     rng = np.random.default_rng(seed)
@@ -71,6 +75,8 @@ def simulated(
         for name, part in PARTS.items():
             factor = slower if phase in ("", name) else 1.0
             rows[:-1, PHASE_INDEX[name]] = 1e9 * factor * part * steps
+        for name, seconds in more_s.items():
+            rows[:-1, PHASE_INDEX[name]] += (1e9 * seconds * steps / STEP_S).astype(np.int64)
         rows[-1, PHASE_INDEX["validation"]] = 1e9 * validation_s * level
         rows[:-1, KIND], rows[0, KIND], rows[-1, KIND] = USUAL_STEP, FIRST_STEP, NOT_A_STEP
         rows[:, SAMPLES] = 32

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from lightning_perf.errors import SessionError
-from lightning_perf.records import Record, Session, from_json
+from lightning_perf.records import SCHEMA_VERSION, Record, Session, from_json
 from lightning_perf.records.files import require_room
 from lightning_perf.stats.comparison import typical_step_s
 
@@ -34,15 +34,15 @@ MAX_RUNS = 10_000
 
 PATIENCE_S = 0.5
 
-_TABLE = """
+_COLUMNS = "id, key, started_at, status, model, n_steps, step_s, verdict, branch, commit_id"
+_TABLE = f"""
 create table if not exists runs (
   id text primary key, key text not null, started_at text not null, status text not null, model text,
   n_steps integer not null, step_s real, verdict text, branch text, commit_id text, session blob not null
 );
 create index if not exists runs_of_key on runs (key, started_at);
-create index if not exists runs_by_start on runs (started_at);
+create index if not exists listed_runs on runs (started_at, {_COLUMNS.replace(", started_at", "")});
 """
-_COLUMNS = "id, key, started_at, status, model, n_steps, step_s, verdict, branch, commit_id"
 _UNREADABLE = ("malformed", "not a database", "encrypted", "no such table", "no such column")
 
 _log = logging.getLogger("lightning_perf")
@@ -175,8 +175,8 @@ class History:
             found = database.execute(f"select id, session from runs {query}", values).fetchall()
         sessions = []
         for name, content in found:
-            with contextlib.suppress(SessionError, zlib.error):  # written by a newer version
-                sessions.append(from_json(zlib.decompress(content), f"run {name}"))
+            with contextlib.suppress(SessionError, msgspec.DecodeError, zlib.error):  # written by a newer version
+                sessions.append(_session(zlib.decompress(content), name))
         return sessions
 
     # -- opening ------------------------------------------------------------------------------------------------------
@@ -250,6 +250,12 @@ class History:
 
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
     return any(sign in str(error) for sign in _UNREADABLE)
+
+
+def _session(content: bytes, name: str) -> Session:
+    """Return a session that this class saved; validating it would take ten times as long."""
+    session = msgspec.json.decode(content, type=Session)
+    return session if session.schema_version == SCHEMA_VERSION else from_json(content, f"run {name}")
 
 
 def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:

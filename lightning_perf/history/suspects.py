@@ -18,6 +18,9 @@ _UPDATE, _VALIDATION = (*_COMPUTE, "optimizer"), ("validation",)
 ANYTHING = 0.25
 """Weight of a change that can act on any phase, such as another commit: below one whose own phases grew."""
 
+_SPREAD = 0.02
+"""Lost per phase that a setting acts on: of two that explain the growth, the more specific one comes first."""
+
 
 class Setting(NamedTuple):
     """What a setting acts on.
@@ -67,9 +70,6 @@ SETTINGS: dict[str, Setting] = {
     "progress_bar_refresh_rate": Setting(_LOGS, "progress-refresh={}"),
     "callbacks": Setting(("callbacks", "checkpoint", "epoch_boundary")),
     "profiler": Setting(("callbacks", "other")),
-    "lightning": Setting((*_LOGS, "other", "epoch_boundary", "validation")),
-    "torchmetrics": Setting(("logging", "validation")),
-    "numpy": Setting(_DATA),
     "val_check_interval": Setting(_VALIDATION, "val-less-often={}"),
     "check_val_every_n_epoch": Setting(_VALIDATION, "val-less-often={}"),
     "limit_val_batches": Setting(_VALIDATION),
@@ -77,6 +77,9 @@ SETTINGS: dict[str, Setting] = {
     "static_graph": Setting(("backward",), {"True": "ddp-static-graph"}),
     "gradient_as_bucket_view": Setting(("backward",), {"True": "ddp-bucket-view"}),
     "strategy": Setting(("backward", "optimizer")),
+    "lightning": Setting((*_LOGS, "other", "epoch_boundary", "validation")),
+    "torchmetrics": Setting(("logging", "validation")),
+    "numpy": Setting(_DATA),
 }
 """By the end of their path; of equal suspects the first comes first. Others can act on anything."""
 
@@ -161,12 +164,12 @@ def _differ(values: Sequence[tuple[str, str]]) -> float:
 
 
 def _weight(path: str, grown: Mapping[str, float]) -> float:
-    """Return the share of the growth in the phases that a setting acts on."""
+    """Return the share of the growth in the phases that a setting acts on, a little less if these are many."""
     setting, whole = SETTINGS.get(_end(path)), sum(grown.values())
     if setting is None or whole == 0:
         return ANYTHING
     phases = _VALIDATION if _is_of_evaluation(path) else setting.phases
-    return sum(grown.get(phase, 0.0) for phase in phases) / whole
+    return sum(grown.get(phase, 0.0) for phase in phases) / whole * (1 - _SPREAD * len(phases))
 
 
 def _treatment(path: str, value: str) -> str:
