@@ -26,8 +26,8 @@ A treatment is one change to a training. Findings recommend treatments by their 
     lightning-perf trial --try compile,fused-optimizer -- python train.py
 
 or let PerfDoctor apply those marked *live* during the training, once a finding recommends them:
-`PerfDoctor(apply=["loader-workers"])`. Those of loaders, and all with several ranks, are applied at the start of the next
-epoch, others also between two steps. Everything that was applied is restored when the training ends.
+`PerfDoctor(apply=["loader-workers"])`. Those of loaders, and all with several ranks, are applied at the start of the
+next epoch, others also between two steps. Everything that was applied is restored when the training ends.
 
 Safety of a treatment:
 

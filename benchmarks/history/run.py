@@ -117,8 +117,8 @@ row of the second; the last table is one machine with {os.cpu_count()} cores.*
 ## False alarms, and regressions found
 
 Earlier runs have 5 epochs of 200 steps; steps differ by 10 % unless stated otherwise, and one in a hundred takes five
-times as long. *False alarms*: runs of the same training that are called slower at {MIN_STEPS} or at 1,000 steps. Then the
-regressions of 10 % that are found at {MIN_STEPS} steps and by 1,000 steps, and those of 20 % at {MIN_STEPS} steps.
+times as long. *False alarms*: runs of the same training that are called slower at {MIN_STEPS} or at 1,000 steps. Then
+the regressions of 10 % that are found at {MIN_STEPS} steps and by 1,000 steps, and those of 20 % at {MIN_STEPS} steps.
 
 | noise | earlier runs | false alarms | 10 % found | by 1,000 steps | 20 % found |
 |:--|--:|--:|--:|--:|--:|
