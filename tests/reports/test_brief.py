@@ -363,6 +363,33 @@ def test_epoch_is_not_reported_when_it_was_short_or_not_recorded() -> None:
     assert brief_epoch(epochs(starved()), 3) is None
 
 
+def test_step_within_an_epoch_is_named_when_a_finding_is_new() -> None:
+    report = brief_epoch(epochs(starved()), 2, is_within=True)
+    assert report is not None
+    [first, second, _] = to_text(report).splitlines()
+    assert first.startswith(f"PerfDoctor  epoch 2 · step {starved().run.n_steps:,} · 30.0 ms/step")
+    assert second.startswith("  PD101 ")
+
+
+def test_nothing_is_reported_within_an_epoch_when_no_finding_is_new() -> None:
+    assert brief_epoch(epochs(starved(), step_p50_s=0.036), 2, epochs(starved()), is_within=True) is None
+    well = msgspec.structs.replace(healthy(), epochs=starved().epochs)
+    assert brief_epoch(epochs(well), 2, is_within=True) is None
+
+
+def test_run_that_has_not_ended_says_so() -> None:
+    session = starved()
+    running = msgspec.structs.replace(session, run=msgspec.structs.replace(session.run, status="running"))
+    assert "not ended · " in to_text(brief_report(running))
+    assert "not ended" not in to_text(brief_report(session))
+
+
+def test_run_that_was_preempted_names_the_signal() -> None:
+    session = starved()
+    run = msgspec.structs.replace(session.run, status="interrupted", error="SIGTERMException")
+    assert "interrupted (SIGTERM) · " in to_text(brief_report(msgspec.structs.replace(session, run=run)))
+
+
 def test_epoch_is_reported_when_the_verdict_went_away() -> None:
     report = brief_epoch(epochs(msgspec.structs.replace(healthy(), epochs=starved().epochs)), 2, epochs(starved()))
     assert report is not None

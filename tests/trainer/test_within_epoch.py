@@ -29,7 +29,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Verdicts(Callback):
-    """Notes how many steps PerfDoctor's latest session has, at each step."""
+    """Notes at each step how many steps PerfDoctor's latest session has."""
 
     def __init__(self, doctor: PerfDoctor) -> None:
         self.doctor = doctor
