@@ -210,7 +210,7 @@ class RunReports:
             self._print(lambda: console_report.post_mortem(session))
 
     def hang(self, hang: Hang, stacks: str) -> Hang:
-        """Write the stacks of a hang and show it; called in a thread while the training hangs."""
+        """Write a hang's file, and show it on the first rank that lives. Called in another thread."""
         trainer, name = self._trainer, "hang.txt"
         if not trainer.is_global_zero:
             name = f"{RANKS_FOLDER}/hang.rank{trainer.global_rank}.txt"
@@ -220,7 +220,8 @@ class RunReports:
                 hang = msgspec.structs.replace(hang, file=name)
             except OSError as error:
                 _log.debug("writing %s failed: %s", name, error)
-        if "console" in self._active() and trainer.is_global_zero:
+        live = [rank.rank for rank in hang.ranks if rank.age_s < hang.limit_s]
+        if "console" in self._active() and trainer.global_rank == min(live, default=0):
             place = console_report.short_path(self.folder / name) if hang.file else None
             shown = hang_text(msgspec.structs.replace(hang, file=place))
             console_report.emit(shown, console=seams.live_console(trainer))

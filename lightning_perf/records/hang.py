@@ -9,10 +9,9 @@ class WorkerState(Record, frozen=True, kw_only=True):
     """A process that Python's multiprocessing started, such as a DataLoader worker, during a hang.
 
     Attributes:
-        state: ``running``, ``sleeping``, ``waiting for a disk``, ``ended``, ``stopped``; empty where the system does
-            not report it.
+        state: ``running``, ``sleeping``, ``waiting for a disk``, ``ended`` or ``stopped``; empty if unknown.
         waits_in: The kernel's function in which it waits; empty if unknown.
-        where: The user's innermost line, as ``Hang.where``; empty if unknown.
+        where: The user's innermost line in it, as ``Hang.where``; empty if unknown.
     """
 
     pid: int
@@ -22,13 +21,12 @@ class WorkerState(Record, frozen=True, kw_only=True):
 
 
 class RankState(Record, frozen=True, kw_only=True):
-    """What one rank last wrote about itself.
+    """What one rank last wrote about itself, ``age_s`` ago.
 
     Attributes:
         n_steps: Steps that it had completed.
         busy: Why it does not count as hanging although nothing moves, e.g. ``"validation"``; empty otherwise.
         where: As ``Hang.where``; empty if it was not read.
-        age_s: Seconds since it was written.
     """
 
     rank: int
@@ -47,7 +45,6 @@ class Hang(Record, frozen=True, kw_only=True):
         phase: The phase that did not end.
         quiet_s: How long nothing had moved when it was reported; until the end of a run that an error ended in it.
         limit_s: The limit that this exceeded.
-        median_step_s: None before the first usual step.
         lasted_s: Its whole length; None if nothing moved until the run ended.
         where: The user's innermost line, of the training thread, otherwise of a worker: ``"train.py:31 in forward"``.
         code: That line's text.

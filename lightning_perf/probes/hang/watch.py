@@ -39,9 +39,7 @@ SLOW_FACTOR = 5
 
 _POLLS = 12  # in ``hang_after_s``
 _HEARTBEAT_POLLS = 6
-_MOST_HANGS = 5
 _JOIN_S = 2.0
-_KNOWN_PHASES = ("validation", "checkpoint")
 _WORKER_PHASES = ("data_wait", "epoch_boundary", "startup")
 _OURS = "lightning-perf"
 
@@ -79,35 +77,34 @@ class HangWatch(Probe):
         self._rank, self._files = rank, files
         self._now_s, self._frames = now_s, frames
         self._watched = threading.get_ident()
+        self._schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         self._reader = StackReader()
         self._workers = Workers()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._last_s = now_s()
         self._seen: tuple[int, int, int] | None = None
-        self._quiet_s = self._longest_s = 0.0
-        self._is_reported = False
-        self._where_quiet = ""
-        self._schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-        self._used: tuple[float, float] | None = None  # time, and the training thread's CPU time by then
+        self._longest_s = 0.0
         self._n_polls = 0
+        self._begin()
 
-    # -- the run's events ---------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Begin a pause."""
+        self._quiet_s, self._is_reported, self._where = 0.0, False, ""
+        self._used: tuple[float, float] | None = None  # time, and the training thread's CPU time by then
 
     @classmethod
     def open(cls, run: RunContext) -> HangWatch | None:
         """Watch a fit, unless ``hang_after_s`` is None or 0."""
-        after_s = run.options.hang_after_s
-        if not after_s:
-            run.missing["hangs"] = f"hang_after_s={after_s}"
+        after_s, trainer, folder = run.options.hang_after_s, run.trainer, run.folder
+        if not after_s or not getattr(sys, "_is_gil_enabled", lambda: True)():
+            run.missing["hangs"] = "stacks change while read without the interpreter's global lock"
+            if not after_s:
+                run.missing["hangs"] = f"hang_after_s={after_s}"
             return None
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            run.missing["hangs"] = "this interpreter runs without its global lock: stacks change while read"
-            return None
-        files, trainer = None, run.trainer
-        is_local = run.folder is not None and not re.match(r"\w\w+:/", run.folder.as_posix())
-        if trainer.world_size > 1 and run.folder is not None and is_local:
-            files = RankFiles(run.folder, trainer.global_rank, trainer.world_size)
+        files = None
+        if trainer.world_size > 1 and folder is not None and not re.match(r"\w\w+:/", folder.as_posix()):
+            files = RankFiles(folder, trainer.global_rank, trainer.world_size)
         return cls(run.loop, after_s, run.show_hang, trainer.global_rank, files)
 
     def start(self) -> None:
@@ -148,10 +145,11 @@ class HangWatch(Probe):
 
     def poll(self) -> None:
         """Read the counters; report once when nothing has moved for too long."""
-        now_s, loop = self._now_s(), self._loop
+        now_s, loop, phase = self._now_s(), self._loop, current_phase(self._loop)
         passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
         seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
-        busy = self._known_phase()
+        is_known = phase in ("validation", "checkpoint") or loop.timeline.current.phase == OWN
+        busy = phase if is_known else ""
         if seen != self._seen or busy:
             self._moves()
         else:
@@ -159,37 +157,29 @@ class HangWatch(Probe):
         self._seen = seen
         own: list[Frame] = []
         others: dict[str, list[Frame]] = {}
-        is_quiet = self._quiet_s >= self._hang_after_s / 2 and not self._is_reported
-        if is_quiet:
+        if self._quiet_s >= self._hang_after_s / 2 and not self._is_reported:
             own, others = self._stacks()
-            if not own or self._reader.read(own) is None:
+            if self._reader.read(own) is None:
                 self._stopping.set()  # the run ended without a call to stop
                 return
             busy = busy_reason(own, others)
             if busy:
                 self._quiet_s = self._hang_after_s / 2
             self._used = self._used or self._used_now()
-            self._where_quiet = self._where(own)[0]
-        if self._files is not None and (is_quiet or self._n_polls % _HEARTBEAT_POLLS == 0):
-            phase, where = current_phase(loop), self._where_quiet
-            self._files.write(RankState(rank=self._rank, n_steps=seen[0], phase=phase, busy=busy, where=where))
+            self._where = self._line(own)[0]
+        if self._files is not None and (own or self._n_polls % _HEARTBEAT_POLLS == 0):
+            state = RankState(rank=self._rank, n_steps=seen[0], phase=phase, busy=busy, where=self._where)
+            self._files.write(state)
         self._n_polls += 1
         if own and not busy and self._quiet_s >= (limit_s := self._limit_s()):
-            self._report(limit_s, own, others)
-
-    def _known_phase(self) -> str:
-        """Return what the training does that may take long; empty for a step."""
-        phase = current_phase(self._loop)
-        if self._loop.timeline.current.phase == OWN:
-            return "measuring"
-        return phase if phase in _KNOWN_PHASES else ""
+            self._report(limit_s, phase, own, others)
 
     def _moves(self) -> None:
         if self._loop.main.recent_median_ns() is not None:  # the start does not make later pauses usual
             self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
-        self._quiet_s, self._is_reported, self._used, self._where_quiet = 0.0, False, None, ""
+        self._begin()
 
     def _limit_s(self) -> float:
         """Return how long nothing may move; longer than twice the longest pause so far, which was no hang."""
@@ -198,64 +188,53 @@ class HangWatch(Probe):
         is_slow = median_ns is None or loop.timeline.phase_listener is not None or loop.is_profiling
         return SLOW_FACTOR * limit_s if is_slow else limit_s
 
-    def _report(self, limit_s: float, own: list[Frame], others: Mapping[str, Sequence[Frame]]) -> None:
+    def _report(self, limit_s: float, phase: str, own: list[Frame], others: Mapping[str, Sequence[Frame]]) -> None:
         ranks = self._files.read() if self._files is not None else ()
         if any(rank.busy and rank.age_s < self._hang_after_s for rank in ranks):
             return  # this rank waits for one that is in no hurry
         self._is_reported = True
-        loop, phase = self._loop, current_phase(self._loop)
-        where, code = self._where(own)
+        where, code, call = self._line(own)
         workers, worker_stacks = self._workers.states(with_stacks=phase in _WORKER_PHASES)
-        median_ns = loop.main.recent_median_ns()
+        median_ns = self._loop.main.recent_median_ns()
         hang = Hang(
-            n_steps=loop.main.n_steps,
+            n_steps=self._loop.main.n_steps,
             phase=phase,
             quiet_s=self._quiet_s,
             limit_s=limit_s,
             median_step_s=None if median_ns is None else median_ns / 1e9,
             where=where or next((worker.where for worker in workers if worker.where), ""),
             code=code,
-            call=self._call(own),
+            call=call,
             cpu_fraction=self._cpu_fraction(),
             workers=workers,
             ranks=ranks,
         )
         is_new = (phase, hang.where) not in {(one.phase, one.where) for one in self.hangs}
-        self.hangs = [*self.hangs[-_MOST_HANGS + 1 :], hang]
+        self.hangs.append(hang)
         if is_new:
-            texts = [_stack_text("training thread", own), *(_stack_text(*item) for item in others.items())]
+            texts = [_stack_text(*each) for each in (("training thread", own), *others.items())]
             self.hangs[-1] = self._show(hang, "\n".join([*texts, worker_stacks]))
 
     # -- the threads --------------------------------------------------------------------------------------------------
 
     def _stacks(self) -> tuple[list[Frame], dict[str, list[Frame]]]:
         """Return the frames of the training thread, and of all other threads but PerfDoctor's."""
-        threads = [one for one in threading.enumerate() if one.ident and not one.name.startswith(_OURS)]
-        others = {
-            f"{one.name} ({one.ident})": frames_of(one.ident or 0, self._frames)
-            for one in threads
-            if one.ident != self._watched
-        }
-        return frames_of(self._watched, self._frames), others
+        others = {f"{one.name} ({one.ident})": one.ident for one in threading.enumerate() if one.ident != self._watched}
+        read = {name: frames_of(ident or 0, self._frames) for name, ident in others.items() if _OURS not in name}
+        return frames_of(self._watched, self._frames), read
 
-    def _where(self, own: Sequence[Frame]) -> tuple[str, str]:
-        """Return the user's innermost line and its text; empty without one below Lightning."""
+    def _line(self, own: Sequence[Frame]) -> tuple[str, str, str]:
+        """Return the user's innermost line, its text, and what it calls; the innermost function without such a line."""
         stack = self._reader.read(own)
         if stack is None or not stack.lines:
-            return "", ""
-        code, _, line = stack.lines[-1]
-        place = f"{shown_file(code.co_filename)}:{line} in {code.co_name}"
-        return place, linecache.getline(code.co_filename, line).strip()[:120]
-
-    def _call(self, own: Sequence[Frame]) -> str:
-        """Return what the user's line calls, otherwise the innermost function."""
-        stack = self._reader.read(own)
-        if stack is None or not stack.lines:
-            return library_call(own[0][0], str(own[0][3].get("__name__", "")))
-        if stack.below is not None:
-            return library_call(stack.below, self._reader.modules.get(stack.below, ""))
+            return "", "", library_call(own[0][0], str(own[0][3].get("__name__", "")))
         code, offset, line = stack.lines[-1]
-        return OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
+        text = linecache.getline(code.co_filename, line).strip()[:120]
+        if stack.below is not None:
+            call = library_call(stack.below, self._reader.modules.get(stack.below, ""))
+        else:
+            call = OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
+        return f"{shown_file(code.co_filename)}:{line} in {code.co_name}", text, call
 
     def _used_now(self) -> tuple[float, float] | None:
         fields = read_bytes(self._schedule).split()
@@ -284,8 +263,8 @@ def _run(watch: weakref.ref[HangWatch], stopping: threading.Event, poll_s: float
 
 def _stack_text(name: str, frames: Sequence[Frame]) -> str:
     """Return a stack as text, innermost first."""
-    texts = [f"Thread {name}"]
+    texts = [f"Thread {name}\n"]
     for code, _, line, _ in frames:
-        text = linecache.getline(code.co_filename, line or 0).strip()
-        texts.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}' + (f"\n    {text}" if text else ""))
-    return "\n".join(texts) + "\n"
+        texts.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n')
+        texts.append(f"    {linecache.getline(code.co_filename, line or 0).strip()}\n")
+    return "".join(texts)

@@ -59,22 +59,16 @@ class Workers:
     def states(self, with_stacks: bool) -> tuple[tuple[WorkerState, ...], str]:
         """Return the states of all workers, and their stacks as text."""
         found: list[WorkerState] = []
-        texts: list[str] = []
-        for worker in sorted(_children(), key=lambda each: each.pid or 0)[:_MAX_WORKERS]:
-            pid = worker.pid or 0
+        text = ""
+        children: set[Any] = getattr(process, "_children", set())  # ``active_children`` would wait for ended ones
+        for pid in sorted(worker.pid or 0 for worker in list(children))[:_MAX_WORKERS]:
             status = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             state = _STATES.get(status[0].decode(), "") if status else ""
-            wait = read_bytes(f"/proc/{pid}/wchan").decode()
+            wait = read_bytes(f"/proc/{pid}/wchan").decode().strip("0")
             stacks = _stacks_of(pid) if with_stacks else ""
-            where = _users_line(stacks)
-            found.append(WorkerState(pid=pid, state=state, waits_in=wait.strip("0"), where=where))
-            texts.append(f"Process {pid} ({worker.name}): {state or 'state unknown'} {wait.strip('0')}\n{stacks}")
-        return tuple(found), "\n".join(texts)
-
-
-def _children() -> list[Any]:
-    # Not ``active_children``, which waits for ended processes.
-    return list(getattr(process, "_children", ()))
+            found.append(WorkerState(pid=pid, state=state, waits_in=wait, where=_users_line(stacks)))
+            text += f"Process {pid}: {state or 'state unknown'} {wait}\n{stacks}\n"
+        return tuple(found), text
 
 
 def _register() -> None:

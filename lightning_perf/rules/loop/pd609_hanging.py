@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from lightning_perf.records import Finding, Hang, Prescription, RankState, Session, Severity
+from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
+from lightning_perf.rules.machine_signals import optional_evidence
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import severity_of
 from lightning_perf.rules.thresholds import HANG_BUSY_MIN, HANG_MIN_STEPS
-from lightning_perf.rules.wording import duration, number_of, percent
+from lightning_perf.rules.wording import duration, number_of
 
 
 @rule("PD609", "hanging")
 def check(session: Session) -> Finding | None:
-    """Report the last hang that did not end, otherwise the longest."""
+    """Report the last hang that did not end, otherwise the longest; rate the latter by its share of the run."""
     if "hangs" in session.missing:
         raise Skip(session.missing["hangs"])
     step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
@@ -22,38 +21,32 @@ def check(session: Session) -> Finding | None:
     if not hangs:
         return None
     worst = max(hangs, key=lambda one: (one.lasted_s is None, one.lasted_s or one.quiet_s))
-    lasted_s = worst.lasted_s or worst.quiet_s
-    where = f" at {worst.where}" if worst.where else ""
-    call = f", in {worst.call}" if worst.call and worst.where else ""
-    end = "" if worst.lasted_s is not None else " It did not move again."
+    is_over, lasted_s, wall_s = worst.lasted_s is not None, worst.lasted_s or worst.quiet_s, session.run.wall_s
+    where = f" at {worst.where}{f', in {worst.call}' if worst.call else ''}" if worst.where else ""
+    elsewhere = _different(worst.ranks)
     return unsigned_finding(
-        severity=_severity(worst, session.run.wall_s),
+        severity="high" if not is_over else severity_of(lasted_s / wall_s) if wall_s > 0 else "info",
         summary=(
             f"Nothing moved for {duration(lasted_s)} in {worst.phase.replace('_', ' ')} after "
-            f"{number_of(worst.n_steps, 'step')}{where}{call}.{end}"
+            f"{number_of(worst.n_steps, 'step')}{where}.{'' if is_over else ' It did not move again.'}"
         ),
         evidence=(
             fact("nothing moved for", lasted_s, "s", worst.limit_s),
             fact("hangs", len(hangs), "count"),
-            *(
-                []
-                if worst.cpu_fraction is None
-                else [fact("training thread, of a core", worst.cpu_fraction, "fraction")]
-            ),
+            *optional_evidence("training thread, of a core", worst.cpu_fraction, "fraction"),
             *(fact(f"process {one.pid}", f"{one.state} {one.where}".strip()) for one in worst.workers if one.where),
-            *(fact(f"rank {one.rank}", _rank_text(one)) for one in _different(worst.ranks)),
+            *(fact(f"rank {one.rank}", _rank_text(one)) for one in elsewhere),
             *([fact("stacks of all threads", worst.file)] if worst.file else []),
         ),
-        prescriptions=tuple(_fixes(worst)),
-        confidence="high" if worst.lasted_s is None else "medium",
+        prescriptions=(_fix(worst, bool(elsewhere)),),
+        confidence="medium" if is_over else "high",
     )
 
 
-def _severity(hang: Hang, wall_s: float) -> Severity:
-    """Rate one that did not end as high, another by its share of the run."""
-    if hang.lasted_s is None:
-        return "high"
-    return severity_of(hang.lasted_s / wall_s) if wall_s > 0 else "info"
+def _different(ranks: tuple[RankState, ...]) -> list[RankState]:
+    """Return one rank of each place; none if all are at the same."""
+    places = {(one.n_steps, one.phase, one.where): one for one in reversed(ranks)}
+    return sorted(places.values(), key=lambda one: one.rank) if len(places) > 1 else []
 
 
 def _rank_text(rank: RankState) -> str:
@@ -61,19 +54,11 @@ def _rank_text(rank: RankState) -> str:
     return f"{text} at {rank.where}" if rank.where else text
 
 
-def _different(ranks: tuple[RankState, ...]) -> Iterator[RankState]:
-    """Yield one rank of each place, if ranks are at different ones."""
-    places = {(one.n_steps, one.phase, one.where): one for one in reversed(ranks)}
-    if len(places) > 1:
-        yield from sorted(places.values(), key=lambda one: one.rank)
-
-
-def _fixes(hang: Hang) -> Iterator[Prescription]:
-    if len(list(_different(hang.ranks))) > 1:
-        yield fix("let all ranks make the same collective calls, also in branches and with uneven data", "hours")
-    elif hang.phase == "data_wait" and hang.workers:
-        yield fix("open locks, files and connections in the worker, not before it is forked", "hours")
-    elif hang.cpu_fraction is not None and hang.cpu_fraction > HANG_BUSY_MIN:
-        yield fix(f"find out what it computes ({percent(hang.cpu_fraction)} of a core), e.g. an endless loop", "hours")
-    else:
-        yield fix("give this call a timeout, or run it in the background", "minutes")
+def _fix(hang: Hang, is_elsewhere: bool) -> Prescription:
+    if is_elsewhere:
+        return fix("let all ranks make the same collective calls, also in branches and with uneven data", "hours")
+    if hang.phase == "data_wait" and hang.workers:
+        return fix("open locks, files and connections in the worker, not before it is forked", "hours")
+    if hang.cpu_fraction is not None and hang.cpu_fraction > HANG_BUSY_MIN:
+        return fix("find out what this line computes, e.g. an endless loop", "hours")
+    return fix("give this call a timeout, or run it in the background", "minutes")
