@@ -62,7 +62,7 @@ class Run:
             timeline=self.timeline,
             is_profiling=False,
         )
-        self.watch = HangWatch(self.loop, AFTER_S, self.show, 0, files, lambda: self.now_s, self.frames)
+        self.watch = HangWatch(self.loop, AFTER_S, self.show, files, lambda: self.now_s, self.frames)
 
     def frames(self) -> dict[int, FrameType]:
         own = {} if self.frame is None else {threading.get_ident(): self.frame}
@@ -247,7 +247,7 @@ def test_thread_ends_when_nothing_references_its_watch() -> None:
 
 def test_ranks_are_listed_with_their_lines_when_they_exchange_files(tmp_path: Path) -> None:
     others = RankFiles(tmp_path, 1, 3)
-    others.write(RankState(rank=1, n_steps=9, phase="callbacks", where="train.py:3 in save"))
+    others.write(9, "callbacks", where="train.py:3 in save")
     run = Run(RankFiles(tmp_path, 0, 3))
     run.moves()
     run.stays(AFTER_S)
@@ -262,12 +262,12 @@ def test_ranks_are_listed_with_their_lines_when_they_exchange_files(tmp_path: Pa
 
 def test_nothing_is_reported_when_another_rank_is_at_a_breakpoint(tmp_path: Path) -> None:
     other = RankFiles(tmp_path, 1, 2)
-    other.write(RankState(rank=1, n_steps=9, phase="forward", busy="a debugger"))
+    other.write(9, "forward", busy="a debugger")
     run = Run(RankFiles(tmp_path, 0, 2))
     run.moves()
     run.stays(10 * AFTER_S)
     assert run.shown == []
-    other.write(RankState(rank=1, n_steps=9, phase="forward"))
+    other.write(9, "forward")
     run.stays(POLL_S)
     assert len(run.shown) == 1
 

@@ -19,10 +19,11 @@ class RankFiles:
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self._folder = folder / "hang_watch"  # of its own, since the last rank removes it
         self._paths = [self._folder / f"rank{each}.json" for each in range(world_size)]
-        self._own = self._paths[rank]
+        self._rank, self._own = rank, self._paths[rank]
 
-    def write(self, state: RankState) -> None:
+    def write(self, n_steps: int, phase: str, busy: str = "", where: str = "") -> None:
         """Replace this rank's file; not atomic, since a rename each time would load a shared disk."""
+        state = RankState(rank=self._rank, n_steps=n_steps, phase=phase, busy=busy, where=where)
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._own.write_bytes(msgspec.json.encode(state))

@@ -25,7 +25,7 @@ from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_o
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.processes import read_bytes
 from lightning_perf.probes.spans import OWN
-from lightning_perf.records import Hang, RankState
+from lightning_perf.records import Hang
 
 from .busy import busy_reason
 from .ranks import RankFiles
@@ -51,7 +51,6 @@ class HangWatch(Probe):
         loop: Measures the run.
         hang_after_s: How long nothing must move.
         show: Called with a hang and the stacks of all threads; returns the record, with the file that was written.
-        rank: This rank.
         files: Where ranks exchange what they do; None with one rank.
         now_s: Replaced in tests, as is ``frames``.
         frames: Returns the frames of all threads.
@@ -66,7 +65,6 @@ class HangWatch(Probe):
         loop: LoopProbe,
         hang_after_s: float,
         show: Callable[[Hang, str], Hang],
-        rank: int = 0,
         files: RankFiles | None = None,
         now_s: Callable[[], float] = time.monotonic,
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
@@ -74,8 +72,7 @@ class HangWatch(Probe):
         self.hangs: list[Hang] = []
         self.poll_s = hang_after_s / _POLLS
         self._loop, self._hang_after_s, self._show = loop, hang_after_s, show
-        self._rank, self._files = rank, files
-        self._now_s, self._frames = now_s, frames
+        self._files, self._now_s, self._frames = files, now_s, frames
         self._watched = threading.get_ident()
         self._schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         self._reader = StackReader()
@@ -105,7 +102,7 @@ class HangWatch(Probe):
         files = None
         if trainer.world_size > 1 and folder is not None and not re.match(r"\w\w+:/", folder.as_posix()):
             files = RankFiles(folder, trainer.global_rank, trainer.world_size)
-        return cls(run.loop, after_s, run.show_hang, trainer.global_rank, files)
+        return cls(run.loop, after_s, run.show_hang, files)
 
     def start(self) -> None:
         """Begin to watch."""
@@ -168,8 +165,7 @@ class HangWatch(Probe):
             self._used = self._used or self._used_now()
             self._where = self._line(own)[0]
         if self._files is not None and (own or self._n_polls % _HEARTBEAT_POLLS == 0):
-            state = RankState(rank=self._rank, n_steps=seen[0], phase=phase, busy=busy, where=self._where)
-            self._files.write(state)
+            self._files.write(seen[0], phase, busy, self._where)
         self._n_polls += 1
         if own and not busy and self._quiet_s >= (limit_s := self._limit_s()):
             self._report(limit_s, phase, own, others)
@@ -230,10 +226,7 @@ class HangWatch(Probe):
             return "", "", library_call(own[0][0], str(own[0][3].get("__name__", "")))
         code, offset, line = stack.lines[-1]
         text = linecache.getline(code.co_filename, line).strip()[:120]
-        if stack.below is not None:
-            call = library_call(stack.below, self._reader.modules.get(stack.below, ""))
-        else:
-            call = OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
+        call = OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
         return f"{shown_file(code.co_filename)}:{line} in {code.co_name}", text, call
 
     def _used_now(self) -> tuple[float, float] | None:
