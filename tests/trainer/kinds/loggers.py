@@ -170,24 +170,29 @@ def is_a_file(run: Run) -> None:
     run.trainer(logger=Named(run.notes, str(run.folder / "file"))).fit(Deep(), varied())
 
 
-@kind("log-folder-is-remote")
+@kind("log-folder-is-remote", core=True)
 def remote(run: Run) -> None:
-    run.trainer(logger=Named(run.notes, "s3://bucket/run")).fit(Deep(), varied())
+    run.trainer(logger=Named(run.notes, "memory://bucket/run"), max_epochs=2).fit(Deep(), varied())
+
+
+@kind("log-folder-cannot-be-reached", may_fail=(*_WRITES, "copy"))
+def unknown_storage(run: Run) -> None:
+    run.trainer(logger=Named(run.notes, "nothing://bucket/run")).fit(Deep(), varied())
 
 
 @kind("session-file-is-a-fifo", may_fail=_WRITES, core=True)
 def fifo(run: Run) -> None:
     folder = run.folder / "logs"
-    folder.mkdir()
+    (folder / "own" / "1").mkdir(parents=True)
     for name in ("perf_session.json", "perf_report.html"):
-        os.mkfifo(folder / name)
+        os.mkfifo(folder / "own" / "1" / name)
     run.trainer(logger=Named(run.notes, str(folder))).fit(Deep(), varied())
 
 
 @kind("session-file-is-a-folder", may_fail=_WRITES)
 def is_a_folder(run: Run) -> None:
     for name in ("perf_session.json", "perf_report.html"):
-        (run.folder / "logs" / name).mkdir(parents=True)
+        (run.folder / "logs" / "own" / "1" / name).mkdir(parents=True)
     run.trainer(logger=Named(run.notes, str(run.folder / "logs"))).fit(Deep(), varied())
 
 
