@@ -148,10 +148,10 @@ class RunReports:
         """
         session = self._make_all(self._with_post_mortem(session, diagnose), diagnose)
         limit_s = _INTERRUPTED_UPLOAD_S if session.run.status == "interrupted" else _UPLOAD_S
-        if "upload" in self._active() and self._trainer.is_global_zero and session.run.n_steps > 0:
+        if "upload" in self._active() and self._trainer.is_global_zero and _has_content(session):
             self._probes.call("upload", self._upload, session, limit_s)
         if self._remote is not None:
-            self._finish_copying(self._remote, limit_s)
+            self._finish_copying(self._remote, session, limit_s)
         if len(self._probes.failures) > len(session.probes_off):
             diagnose(session)
 
@@ -162,7 +162,7 @@ class RunReports:
             if "json" in reports:
                 self._probes.call("json", self._save, session)
             return session
-        if "console" in reports and (session.run.n_steps > 0 or session.memory.oom is not None):
+        if "console" in reports and _has_content(session):
             self._print(lambda: self._run_report(session, is_saved="json" in reports))
         if "html" in reports and not seams.is_preempted(self._trainer):
             self._probes.call("html", self._write_page, session)
@@ -187,7 +187,7 @@ class RunReports:
             upload = partial(seams.upload_files, logger, self._session_path(session).stem, files)
             self._probes.call(f"upload to {type(logger).__name__}", within, limit_s, upload)
 
-    def _finish_copying(self, remote: RemoteFolder, limit_s: float) -> None:
+    def _finish_copying(self, remote: RemoteFolder, session: Session, limit_s: float) -> None:
         if "copy" in self._probes.failures:
             remote.remove()
             return
@@ -196,6 +196,7 @@ class RunReports:
         except Exception as error:  # noqa: BLE001 - reported; the run goes on
             kept = f"PerfDoctor could not copy its files to {remote.target} ({error}); they are in {remote.folder}."
             self._probes.switch_off("copy", error, kept)
+            self._doctor._saved_at = self._session_path(session)
 
     def _run_report(self, session: Session, is_saved: bool) -> Any:
         place = console_report.short_path(self._place(session)) if is_saved else None
@@ -287,6 +288,10 @@ class RunReports:
         """Return where users find the session file."""
         file = self._session_path(session)
         return file if self._remote is None else self._remote.place_of(file)
+
+
+def _has_content(session: Session) -> bool:
+    return session.run.n_steps > 0 or session.memory.oom is not None
 
 
 def _require_writable(folder: Path) -> None:

@@ -18,7 +18,9 @@ FORMATS = ("console", *formats.FORMATS)
 
 
 def report(
-    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or its folder; also a URL.")],
+    session: Annotated[
+        Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or its folder; also at a URL.")
+    ],
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
     out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,

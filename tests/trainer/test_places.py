@@ -141,6 +141,7 @@ def test_files_stay_here_when_the_url_cannot_be_written(
     assert "Access Denied" in warning
     assert str(folder) in warning
     assert load(folder).run.status == "finished"
+    assert folder.name in str(doctor.report(full=True))
     assert [failure.probe for failure in doctor.session.probes_off] == ["copy"]
     assert doctor.verdict is not None
 
