@@ -48,7 +48,6 @@ from simulated_sessions import simulated  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "benchmarks" / "history.md"
 N_RUNS, N_WRITERS, WRITING_S = 10_000, 16, 20.0
-SLOWER = 1.1
 FIRST = {"n_epochs": 1, "steps_an_epoch": MIN_STEPS + 1}
 """A run when it is compared for the first time."""
 
@@ -102,9 +101,9 @@ def main() -> None:
 
 def _page(n: int, n_causes: int) -> str:
     alarms = "\n".join(
-        f"| {name} | {n_base} | {' | '.join(f'{share:.1%}' for share in _alarms(n, n_base, **noise))} |"
+        f"| {name} | {n_base} | {' | '.join(f'{share:.1%}' for share in shares)} |"
         for name, noise in NOISES.items()
-        for n_base in (3, 5)
+        for n_base, shares in zip((3, 5), _alarms(n, **noise), strict=True)
     )
     causes = "\n".join(f"| `{name}` | {' | '.join(map(str, _causes(name, n_causes)))} |" for name in KINDS)
     with tempfile.TemporaryDirectory() as folder:
@@ -155,26 +154,40 @@ def _drifting(rng: np.random.Generator, n: int, sd: float) -> list[float]:
     return values
 
 
-def _alarms(n: int, n_base: int, *, drift: float = 0.0, **noise: Any) -> Iterator[float]:
+def _alarms(n: int, *, drift: float = 0.0, **noise: Any) -> Iterator[list[float]]:
+    """Yield the shares of one row with three and of one with five earlier runs."""
     rng = np.random.default_rng(7)
-    counts = [0, 0, 0, 0]
+    counts = np.zeros((2, 4))
     for i in range(n):
-        seed, drifts = 100 * i, _drifting(rng, n_base + 1, drift)
-        base = [kept(simulated(seed + k, slower=drifts[k], **noise)) for k in range(n_base)]
+        drifts = _drifting(rng, 6, drift)
+        base = [kept(simulated(100 * i + k, slower=drifts[k], **noise)) for k in range(5)]
+        first, later = (simulated(100 * i + 99, slower=drifts[5], **noise, **length) for length in (FIRST, {}))
+        for row, runs in enumerate((base[2:], base)):
+            counts[row] += [
+                _is_said(runs, first, later),
+                _is_said(runs, _slower(first, 1.1)),
+                _is_said(runs, _slower(first, 1.1), _slower(later, 1.1)),
+                _is_said(runs, _slower(first, 1.2)),
+            ]
+    yield from (counts / n).tolist()
 
-        def new(slower: float, seed: int = seed, last: float = drifts[-1], **length: Any) -> Session:
-            return simulated(seed + 99, slower=slower * last, **noise, **length)
 
-        def is_said(*sessions: Session, base: list[Session] = base) -> bool:
-            run = RunHistory(None)
-            run._like = base
-            return any(run.news(each) for each in sessions)
+def _is_said(base: list[Session], *states: Session) -> bool:
+    run = RunHistory(None)
+    run._like = base
+    return any(run.news(each) for each in states)
 
-        counts[0] += is_said(new(1.0, **FIRST), new(1.0))
-        counts[1] += is_said(new(SLOWER, **FIRST))
-        counts[2] += is_said(new(SLOWER, **FIRST), new(SLOWER))
-        counts[3] += is_said(new(1.2, **FIRST))
-    return (count / n for count in counts)
+
+def _slower(session: Session, factor: float) -> Session:
+    """Return a session whose steps take longer by a factor, in all phases."""
+    replace, steady = msgspec.structs.replace, session.steady
+    timeline = tuple(
+        replace(each, step_s=factor * each.step_s, phases={name: factor * s for name, s in each.phases.items()})
+        for each in steady.timeline
+    )
+    phases = {name: replace(each, total_s=factor * each.total_s) for name, each in steady.phases.items()}
+    epochs = tuple(replace(each, wall_s=factor * each.wall_s) for each in session.epochs)
+    return replace(session, steady=replace(steady, timeline=timeline, phases=phases), epochs=epochs)
 
 
 def _causes(name: str, n: int) -> Iterator[int]:

@@ -28,7 +28,8 @@ def test_list_shows_runs_with_their_change(monkeypatch: pytest.MonkeyPatch, caps
     assert call(monkeypatch, "history") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [line[0] for line in lines[3:8]] == ["slow9", "run4", "run3", "run2", "run1"]
-    assert "+1" in lines[3][8]
+    assert "%" in lines[3]
+    assert "%" not in lines[7]
     assert call(monkeypatch, "history", "list", "-n", 2, "--format", "json") == 0
     assert [row["id"] for row in json.loads(capsys.readouterr().out)] == ["slow9", "run4"]
 
