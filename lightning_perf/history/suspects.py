@@ -92,7 +92,7 @@ _NO_SETTINGS = (
 """What follows from others, is only seen in the course of a run, or does not act on the time of a step."""
 
 
-class Suspect(NamedTuple):
+class Suspect(msgspec.Struct, frozen=True):
     """A change that may explain a difference.
 
     Attributes:

@@ -72,7 +72,7 @@ def test_what_is_kept_of_a_session_is_a_session(name: str) -> None:
 def test_kept_runs_compare_like_whole_sessions() -> None:
     whole = compare_sessions([("", run(1))], [("", run(2, slower=1.2))])
     part = compare_sessions([("", kept(run(1)))], [("", kept(run(2, slower=1.2)))])
-    assert whole.time("step").ratio.value == pytest.approx(part.time("step").ratio.value, rel=0.01)
+    assert whole.time("step").ratio.value == pytest.approx(part.time("step").ratio.value, rel=0.02)
     assert whole.time("wall") == part.time("wall")
     assert part.settings == whole.settings
 

@@ -15,7 +15,7 @@ def session() -> Session:
 
 
 def test_section_has_the_news_and_each_run_with_what_changed() -> None:
-    text = to_text(run_report(session()), width=80)
+    text = to_text(run_report(session()), width=95)
     shown = text.partition("Earlier runs\n")[2].splitlines()
     assert shown[0] == "18 % slower than your last 5 runs: data wait +10.1 ms per step"
     row = "2026-01-06 08:00:00 62.0 ms backward num_workers 8 → 4, commit aaaaaaa → bbbbbbb"
