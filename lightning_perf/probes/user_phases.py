@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.optim import optimizer as torch_optimizer
 
 from lightning_perf import seams
@@ -37,6 +38,7 @@ class UserPhases(Probe):
 
     Attributes:
         is_validating: Whether forward passes are those of validation.
+        is_forward: Whether a forward pass is under way.
         on_optimizer: Called before the first optimizer steps, whose optimizer is known then.
     """
 
@@ -45,13 +47,12 @@ class UserPhases(Probe):
     after = ("steps",)
 
     def __init__(self, run: RunContext) -> None:
-        self.is_validating = False
+        self.is_forward = self.is_validating = False
         self.on_optimizer: Callable[[], None] | None = None
         self._trainer, self._probes, self._loop = run.trainer, run.probes, run.loop
         self._profile = run.trainer.profiler.profile
         self._thread = get_ident()
         self._open: list[Any] = []  # the parts under way, innermost last
-        self._is_forward = False  # whether the innermost is a forward pass
         self._seen: set[int] = set()
         self._undos = seams.Undos()
         self._own = f"[Callback]{run.loop.owner.state_key}."
@@ -102,11 +103,11 @@ class UserPhases(Probe):
     def forget_open(self) -> None:
         """Forget parts that an exception left open."""
         self._open.clear()
-        self._is_forward = False
+        self.is_forward = False
 
     def forward_begins(self, module: Any) -> None:
         """Begin a forward pass, unless one is under way."""
-        if self._is_forward or get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         has_graph = torch.is_grad_enabled()
         if self.is_validating:
@@ -114,19 +115,20 @@ class UserPhases(Probe):
         elif not (self._loop.main.is_in_batch and (has_graph or plain.stored(module, "training"))):
             return
         self.enter(VALIDATION_FORWARD if self.is_validating else FORWARD)
-        self._is_forward = True
+        self.is_forward = True
 
     def forward_ends(self) -> None:
         """End the forward pass under way, if any."""
-        if self._is_forward:
-            self._is_forward = False
+        if self.is_forward:
+            self.is_forward = False
             if self._open:
                 self._open.pop().__exit__(None, None, None)
 
     def enter(self, action: str, event: str = "", *args: Any) -> None:
         """Begin a part of a step."""
         try:
-            self.forward_ends()
+            if self.is_forward:
+                self.forward_ends()
             if event:
                 self._notify(event, *args)
             part = self._profile(action)
@@ -164,7 +166,8 @@ class UserPhases(Probe):
         if get_ident() == self._thread:
             self.leave()
             self._trainer.global_step += 1
-            self._probes.notify("after_step", optimizer)
+            if self._probes.watches_backward:  # as the only probe that handles it does
+                self._probes.notify("after_step", optimizer)
 
     def _watch_optimizer(self, optimizer: Any) -> None:
         if id(optimizer) not in self._seen:
@@ -205,8 +208,9 @@ class _ForwardHook:
         self._phases: UserPhases | None = phases
 
     def __call__(self, module: Any, inputs: Any) -> None:
-        if self._phases is not None and not torch.compiler.is_compiling():
-            self._phases.forward_begins(module)
+        phases = self._phases
+        if not (phases is None or phases.is_forward or is_compiling()):
+            phases.forward_begins(module)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")

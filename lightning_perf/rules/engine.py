@@ -34,6 +34,7 @@ from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip
 from .trace_reading import is_blind
 from .verdict import trace_verdict_of, verdict_of
+from .without_trainer import without_trainer
 
 EVERYTHING = "PD"
 
@@ -221,6 +222,8 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
         raise_if_from_signal(error)
         reason = f"{type(error).__name__}: {error}"
         return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
+    if finding is not None and not session.run.has_trainer:
+        finding = without_trainer(finding)
     return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from lightning_perf.probes.pauses import GarbagePauses
 from lightning_perf.probes.user_phases import UserPhases
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.seams.timed import _Timed
+from tests.rules.session_builder import build_session
 
 from .conftest import assert_adds_up
 from .models import BATCH_SIZE, N_FEATURES, SleepyBackward, loader
@@ -453,6 +456,22 @@ def test_compiled_model_is_not_compiled_again() -> None:
         return len(graphs)
 
     assert train(is_bare=False) == train(is_bare=True)
+
+
+def test_examples_in_the_docs_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "fabric.md").read_text(encoding="utf-8")
+    for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        names: dict[str, Any] = {}
+        exec(example, names)
+        assert names["doctor"].session.run.n_steps in (32, 50)
+    assert "PerfDoctor" in capsys.readouterr().out
+
+
+def test_recommendations_are_those_of_a_loop() -> None:
+    session = build_session({"run": {"has_trainer": False}, "settings": {"trainer": {"is_anomaly_detection_on": True}}})
+    (finding,) = (one for one in diagnose(session).findings if one.code == "PD503")
+    assert finding.prescriptions[0].code == "torch.autograd.set_detect_anomaly(False)"
+    assert not finding.prescriptions[0].trainer_flags
 
 
 def test_watching_something_else_is_refused() -> None:

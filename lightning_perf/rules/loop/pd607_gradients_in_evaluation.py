@@ -21,12 +21,16 @@ def check(session: Session) -> Finding | None:
     if not model.eval_outputs_have_graph:
         return None
     is_off = trainer.is_inference_mode is False
+    if not session.run.has_trainer:
+        where, code = "validate under torch.inference_mode()", "with torch.inference_mode():\n    ...  # validate"
+    else:
+        where, code = "remove enable_grad from validation_step", ""
     share = phase_s(steady, "validation") / steady.span_s
     prescription = fix(
-        "set inference_mode=True" if is_off else "remove enable_grad from validation_step",
+        "set inference_mode=True" if is_off else where,
         "one line",
         trainer_flags={"inference_mode": True} if is_off else {},
-        code="Trainer(..., inference_mode=True)" if is_off else "",
+        code="Trainer(..., inference_mode=True)" if is_off else code,
     )
     return unsigned_finding(
         severity="low" if share >= LOW_SHARE else "info",

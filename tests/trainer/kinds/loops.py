@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
@@ -271,3 +272,47 @@ def logging_everywhere(run: Run) -> None:
     trainer.fit(Logs(), varied(), varied(2))
     run.note({name: value.item() for name, value in trainer.callback_metrics.items()})
     run.note({name: value.item() for name, value in trainer.logged_metrics.items()})
+
+
+def _user_loop(run: Run, fabric: Any) -> None:
+    """Train without a Trainer; the second loop is left early, and a validation is within each."""
+    model = nn.Sequential(nn.Linear(N_FEATURES, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.01)
+    data, val_data = varied(), varied(3, shuffle=False)
+    run.used += run.doctors
+    if fabric is not None:
+        model, optimizer = fabric.setup(model, optimizer)
+        data, val_data = fabric.setup_dataloaders(data, val_data)
+    for doctor in run.doctors:
+        doctor.watch(model, optimizer)
+
+    def steps(batches: Any) -> Any:
+        return run.doctors[0].steps(batches) if run.doctors else batches
+
+    for epoch in range(2):
+        for index, batch in enumerate(steps(data)):
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            run.note(loss.item())
+            if index == 5:
+                model.eval()
+                with torch.no_grad():
+                    run.note([model(each).sum().item() for each in steps(val_data)])
+                model.train()
+            if epoch and index == 9:
+                break
+    for doctor in run.doctors:
+        doctor.close()
+    run.note([parameter.tolist() for parameter in model.parameters()], torch.get_rng_state().tolist())
+
+
+@kind("plain-loop")
+def plain_loop(run: Run) -> None:
+    _user_loop(run, None)
+
+
+@kind("fabric-loop", core=True)
+def fabric_loop(run: Run) -> None:
+    _user_loop(run, Fabric(accelerator="cpu", devices=1, callbacks=list(run.doctors)))
