@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from lightning_perf.errors import PerfDoctorError
-from lightning_perf.records import Finding, Session, Verdict
+from lightning_perf.records import Finding, Safety, Session, Verdict
 from lightning_perf.records.remote import AnyPath
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports.render.html import to_fragment
@@ -70,6 +70,18 @@ class Results:
     def findings(self) -> tuple[Finding, ...]:
         """All findings, the most valuable first; empty before the first run."""
         return () if self.session is None else self.session.findings
+
+    def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
+        """Return the recommended ``Trainer`` arguments; see ``Session.trainer_flags``. Empty before the first run."""
+        return {} if self.session is None else self.session.trainer_flags(safety)
+
+    def loader_args(self, safety: Safety = "exact") -> dict[str, Any]:
+        """Return the recommended arguments of the training ``DataLoader``. Empty before the first run."""
+        return {} if self.session is None else self.session.loader_args(safety)
+
+    def left_out(self, safety: Safety = "exact") -> dict[str, str]:
+        """Return why recommendations are in neither of both, by recommendation. Empty before the first run."""
+        return {} if self.session is None else self.session.left_out(safety)
 
     def report(self, full: bool = False) -> Report:
         """Return the report of the latest run: ``print`` it, or end a notebook's cell with it.

@@ -13,7 +13,7 @@ from lightning_perf.errors import SessionError
 
 from .base import Record
 from .files import read_regular, write_whole
-from .finding import SAFETIES, SEVERITIES, Finding, Prescription, RuleOutcome, Safety, Verdict
+from .finding import Finding, RuleOutcome, Safety, Verdict
 from .hang import Hang
 from .history import EarlierRuns, Provenance
 from .host_calls import CompilerWatch, LossScaler, SyncCalls
@@ -25,6 +25,7 @@ from .model_profile import ModelProfile
 from .ranks import Ranks
 from .remote import AnyPath, RemotePath, any_path, exists, is_dir
 from .replay import Replay
+from .selection import select
 from .settings import Settings
 from .steps import Epoch, Padding, StageTimes
 from .telemetry import Telemetry
@@ -213,12 +214,20 @@ class Session(Record, frozen=True, kw_only=True):
         return [("stage", self.run.stage), ("status", self.run.status), ("findings", codes), ("verdict", self.verdict)]
 
     def trainer_flags(self, safety: Safety = "exact") -> dict[str, Any]:
-        """Return the recommended ``Trainer`` arguments, at most as unsafe as ``safety``; the worst finding wins."""
-        return self._merged("trainer_flags", safety)
+        """Return the recommended ``Trainer`` arguments, at most as unsafe as ``safety``.
+
+        Of arguments that contradict, the more severe finding's are returned, then those with the larger speedup.
+        ``left_out`` says which recommendations are not among them.
+        """
+        return select(self, safety).trainer
 
     def loader_args(self, safety: Safety = "exact") -> dict[str, Any]:
-        """Return the recommended ``DataLoader`` arguments, at most as unsafe as ``safety``; the worst finding wins."""
-        return self._merged("loader_args", safety)
+        """Return the recommended arguments of the training ``DataLoader``; otherwise like ``trainer_flags``."""
+        return select(self, safety).loader
+
+    def left_out(self, safety: Safety = "exact") -> dict[str, str]:
+        """Return why recommendations are in neither ``trainer_flags`` nor ``loader_args``, by recommendation."""
+        return select(self, safety).left_out
 
     def to_json(self) -> bytes:
         """Return the session as indented JSON."""
@@ -269,17 +278,6 @@ class Session(Record, frozen=True, kw_only=True):
         if other != self.run.id:
             with contextlib.suppress(FileNotFoundError):  # that run, still going, was faster
                 target.replace(target.with_name(f"{target.stem}.{other}.json"))  # type: ignore[arg-type]
-
-    def _merged(self, field: str, safety: Safety) -> dict[str, Any]:
-        if safety not in SAFETIES:
-            raise SessionError(f"safety={safety!r} is not one of {', '.join(SAFETIES)}")
-        allowed = SAFETIES[: SAFETIES.index(safety) + 1]
-        merged: dict[str, Any] = {}
-        for finding in sorted(self.findings, key=lambda f: SEVERITIES.index(f.severity)):
-            first: Prescription | None = next((p for p in finding.prescriptions if p.safety in allowed), None)
-            for key, value in (getattr(first, field) if first else {}).items():
-                merged.setdefault(key, value)
-        return merged
 
 
 _MOST_NEARBY = 3

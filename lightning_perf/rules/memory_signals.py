@@ -115,16 +115,21 @@ def bf16_of(session: Session) -> tuple[Prescription, ...]:
     return () if "16" in str(session.settings.trainer.precision) else (BF16,)
 
 
-def smaller_optimizer(session: Session) -> Prescription:
-    """Recommend smaller optimizer states, or sharding for several ranks that do not shard yet."""
+def smaller_optimizer(session: Session) -> tuple[Prescription, ...]:
+    """Recommend sharded optimizer states for several ranks that do not shard yet, and smaller states."""
     strategy = (session.settings.trainer.strategy or "").lower()
     is_alone = session.run.world_size == 1 or any(name in strategy for name in ("fsdp", "deepspeed", "modelparallel"))
-    return fix(
-        "use an 8-bit optimizer" + ("" if is_alone else ", or shard its states over ranks with FSDP"),
+    smaller = fix(
+        "use an 8-bit optimizer", "minutes", "numerics", code="bitsandbytes.optim.AdamW8bit(self.parameters())"
+    )
+    sharded = fix(
+        'set strategy="fsdp": ranks share optimizer states, gradients and weights',
         "minutes",
         "numerics",
-        code="bitsandbytes.optim.AdamW8bit(self.parameters())" if is_alone else 'Trainer(..., strategy="fsdp")',
+        trainer_flags={"strategy": "fsdp"} if is_tight(session) else {},
+        code='Trainer(..., strategy="fsdp")',
     )
+    return (smaller,) if is_alone else (sharded, smaller)
 
 
 def fewer_batches_ahead(session: Session) -> Prescription | None:
@@ -145,30 +150,41 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
     return fix(summary, "one line", code=f"DataLoader(..., {asked})")
 
 
+def batch_parts(session: Session, n_samples: int | None) -> int:
+    """Return into how many parts, each of which fits, a batch of ``n_samples`` has to be split; 2 if not known."""
+    headroom = session.memory.headroom
+    fits = headroom.largest_batch if headroom is not None else None
+    return -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
+
+
 def smaller_batch(session: Session, n_samples: int | None) -> Prescription:
     """Recommend a smaller batch with as much accumulation.
 
     Args:
         session: Provides the largest batch that fits, if known, and the accumulation in use.
-        n_samples: The batch size in use; None if not known.
+        n_samples: The batch size in use; None for the training loader's, if it has one.
     """
-    headroom = session.memory.headroom
-    fits = headroom.largest_batch if headroom is not None else None
+    loaders = [loader for loader in session.settings.loaders if loader.stage == "train"]
+    own = loaders[0].batch_size if len(loaders) == 1 and loaders[0].is_plain else None
+    n_samples = n_samples or own
     if n_samples == 1:
         return fix("use smaller samples: a batch already holds only one", "hours", "semantics")
-    # Split the batch into the fewest parts that each fit.
-    parts = -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
+    parts = batch_parts(session, n_samples)
     accumulated = parts * (session.settings.trainer.accumulate_grad_batches or 1)
-    size = f"set batch_size={max(1, n_samples // parts)} (now {n_samples})" if n_samples else "halve batch_size"
     code = f"Trainer(..., accumulate_grad_batches={accumulated})"
-    if n_samples:
-        code = f"DataLoader(..., batch_size={max(1, n_samples // parts)})\n{code}"
+    if n_samples is None:  # accumulation alone would only make the batch larger
+        return fix(
+            f"halve batch_size and set accumulate_grad_batches={accumulated}", "one line", "semantics", code=code
+        )
+    size = max(1, n_samples // parts)
+    is_argument = n_samples == own
     return fix(
-        f"{size} and accumulate_grad_batches={accumulated}",
+        f"set batch_size={size} (now {n_samples}) and accumulate_grad_batches={accumulated}",
         "one line",
         "semantics",
-        trainer_flags={"accumulate_grad_batches": accumulated},
-        code=code,
+        trainer_flags={"accumulate_grad_batches": accumulated} if is_argument else {},
+        loader_args={"batch_size": size} if is_argument else {},
+        code=f"DataLoader(..., batch_size={size})\n{code}",
     )
 
 

@@ -64,5 +64,6 @@ def _clip() -> Prescription:
         "clip gradients, and run operators that overflow in fp32",
         "minutes",
         "semantics",
+        trainer_flags={"gradient_clip_val": 1.0},
         code="Trainer(..., gradient_clip_val=1.0)",
     )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Session
+import msgspec
+
+from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.rules.memory_signals import bf16_of
 from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part, waited_s
 from lightning_perf.rules.rule import rule
@@ -25,13 +28,6 @@ _REPLICATED = (
         "numerics",
         code="Trainer(..., strategy=DDPStrategy(ddp_comm_hook=default_hooks.bf16_compress_hook))",
     ),
-    fix(
-        "exchange gradients less often: accumulate over several batches",
-        "one line",
-        "semantics",
-        treatment="accumulate",
-        code="Trainer(..., accumulate_grad_batches=4)",
-    ),
 )
 _SHARDED = (
     fix(
@@ -47,8 +43,23 @@ _SHARDED = (
         "one line",
         code='FSDPStrategy(sharding_strategy="HYBRID_SHARD")  # or "SHARD_GRAD_OP"',
     ),
-    fix("exchange in bf16: half the bytes", "one line", "numerics", code='Trainer(..., precision="bf16-mixed")'),
 )
+
+
+def _less_often(session: Session) -> Prescription:
+    n_batches = 4 * (session.settings.trainer.accumulate_grad_batches or 1)
+    return fix(
+        "exchange gradients less often: accumulate over several batches",
+        "one line",
+        "semantics",
+        treatment="accumulate",
+        trainer_flags={"accumulate_grad_batches": n_batches},
+        code=f"Trainer(..., accumulate_grad_batches={n_batches})",
+    )
+
+
+def _in_bf16(session: Session) -> tuple[Prescription, ...]:
+    return tuple(msgspec.structs.replace(one, summary="exchange in bf16: half the bytes") for one in bf16_of(session))
 
 
 @rule("PD702", "exposed-communication")
@@ -83,7 +94,9 @@ def check(session: Session) -> Finding | None:
             *((fact("waiting for slower ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
-        prescriptions=_SHARDED if communication.shards else _REPLICATED,
+        prescriptions=(
+            (*_SHARDED, *_in_bf16(session)) if communication.shards else (*_REPLICATED, _less_often(session))
+        ),
         low_s=max(0.0, least_s - waiting_s),
         high_s=most_s,
         basis=_BASIS_COMPARED if is_compared else _BASIS,

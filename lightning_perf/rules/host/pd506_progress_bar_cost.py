@@ -39,7 +39,12 @@ def check(session: Session) -> Finding | None:
             value=wanted,
         )
     else:
-        advice = fix("set enable_progress_bar=False", "one line", code="Trainer(..., enable_progress_bar=False)")
+        advice = fix(
+            "set enable_progress_bar=False",
+            "one line",
+            trainer_flags={"enable_progress_bar": False},
+            code="Trainer(..., enable_progress_bar=False)",
+        )
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} refreshes {often}.",

@@ -43,12 +43,13 @@ def check(session: Session) -> Finding | None:
 
 def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
     if not flags:
-        shown = f"limit_val_batches={round(limit, 2) if limit <= 1 else round(limit)}"
+        limit = round(limit, 2) if limit <= 1 else round(limit)
         return fix(
-            f"set {shown}: the run is too short to validate less often",
+            f"set limit_val_batches={limit}: the run is too short to validate less often",
             "one line",
             "semantics",
-            code=f"Trainer(..., {shown})",
+            trainer_flags={"limit_val_batches": limit},
+            code=f"Trainer(..., limit_val_batches={limit})",
         )
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
     return fix(

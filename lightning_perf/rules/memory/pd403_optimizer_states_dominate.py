@@ -33,5 +33,5 @@ def check(session: Session) -> Finding | None:
             fact("optimizer states ÷ memory in use", fraction, "fraction", DOMINANT_PART),
             fact("optimizer states", breakdown.optimizer_bytes, "bytes"),
         ),
-        prescriptions=(smaller_optimizer(session),),
+        prescriptions=smaller_optimizer(session),
     )

@@ -10,6 +10,7 @@ from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
     EXPANDABLE_SEGMENTS,
+    batch_parts,
     bf16_of,
     fewer_batches_ahead,
     smaller_batch,
@@ -66,16 +67,14 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
     if breakdown is not None and activations > DOMINANT_PART * whole_of(breakdown):
         yield from ((one, activations // 2) for one in (CHECKPOINTING, *bf16_of(session)))
     elif breakdown is not None and states > DOMINANT_PART * whole_of(breakdown):
-        smaller = smaller_optimizer(session)
-        n_parts = session.run.world_size if "fsdp" in smaller.code else 4  # 8 of 32 bits
-        yield smaller, states - states // n_parts
+        for one in smaller_optimizer(session):
+            n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 of 32 bits
+            yield one, states - states // n_parts
     unused = max((d.peak_reserved_bytes - d.peak_allocated_bytes for d in session.memory.devices), default=0)
     if unused > (oom.requested_bytes or 2**40):
         yield EXPANDABLE_SEGMENTS, unused
-    smaller = smaller_batch(session, oom.n_samples)
-    n_accumulated = session.settings.trainer.accumulate_grad_batches or 1
-    parts = smaller.trainer_flags.get("accumulate_grad_batches", n_accumulated) // n_accumulated
-    yield smaller, (activations - activations // parts) or None
+    parts = 1 if oom.n_samples == 1 else batch_parts(session, oom.n_samples)
+    yield smaller_batch(session, oom.n_samples), (activations - activations // parts) or None
 
 
 _STREAM = fix("read samples from disk when needed instead of keeping them in memory", "hours")
