@@ -41,6 +41,7 @@ VERBS = {
     "data": Verb("lightning_perf.cli.data:data", "Measure the training loader of a command.", True),
     "analyze": Verb("lightning_perf.cli.analyze:analyze", "Diagnose PyTorch profiler traces."),
     "report": Verb("lightning_perf.cli.report:report", "Show the report of a saved session."),
+    "config": Verb("lightning_perf.cli.config:config", "Print the recommended arguments, ready to use."),
     "compare": Verb("lightning_perf.cli.compare:compare", "Compare two sessions: what became faster or slower."),
     "history": Verb("lightning_perf.cli.history:history", "Show earlier runs, and what changed since they were fast."),
     "bisect": Verb("lightning_perf.cli.history:bisect", "Print the trial that tries what differs between two runs."),

@@ -18,6 +18,7 @@ from .merge import *
 from .model_profile import *
 from .ranks import *
 from .replay import *
+from .selection import *
 from .session import *
 from .settings import *
 from .steps import *

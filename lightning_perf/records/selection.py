@@ -52,13 +52,15 @@ def select(
     """
     if safety not in SAFETIES:
         raise SessionError(f"safety={safety!r} is not one of {', '.join(SAFETIES)}")
-    chosen = Selection({}, {}, {}, {})
+    chosen, measured = Selection({}, {}, {}, {}), _measured(session)
     for finding in sorted(session.findings, key=_order):
         taken: Prescription | None = None
         for fix in finding.prescriptions:
             trainer = {**fix.trainer_flags, **objects(fix)}
             if not trainer and not fix.loader_args:
                 reason = _why_no_arguments(finding, fix)
+            elif finding.gain is not None and fix.treatment in measured:
+                reason = f"no gain in a trial: {measured[fix.treatment].replace('_', ' ')}"
             elif SAFETIES.index(fix.safety) > SAFETIES.index(safety):
                 reason = f'may change results; safety="{fix.safety}" includes it'
             elif taken is not None and SAFETIES.index(fix.safety) > SAFETIES.index(taken.safety):
@@ -88,6 +90,15 @@ def merged(one: Any, other: Any) -> Any:
         return None
     arguments = {**one["init_args"], **other["init_args"]}
     return {**one, "init_args": arguments} if arguments.items() >= one["init_args"].items() else None
+
+
+def _measured(session: Session) -> dict[str, str]:
+    """Return the verdicts of treatments that gained nothing by themselves in the latest trial, by their ids."""
+    arms = [arm for arm in session.trials[-1].arms if len(arm.treatments) == 1] if session.trials else []
+    verdicts = {
+        arm.id.partition("=")[0]: arm.verdict for arm in sorted(arms, key=lambda arm: arm.verdict == "improved")
+    }
+    return {name: verdict for name, verdict in verdicts.items() if verdict in ("no_change", "regressed", "failed")}
 
 
 def _order(finding: Finding) -> tuple[int, float, float]:

@@ -153,6 +153,10 @@ class ProgressRefresh(Treatment):
     def trainer_code(self, value: Any) -> dict[str, str]:
         return {"callbacks": f"[TQDMProgressBar(refresh_rate={value})]"}
 
+    def trainer_yaml(self, value: Any) -> dict[str, Any]:
+        bar = "lightning.pytorch.callbacks.TQDMProgressBar"
+        return {"callbacks": [{"class_path": bar, "init_args": {"refresh_rate": value}}]}
+
     def imports(self, value: Any) -> str:
         return "from lightning.pytorch.callbacks import TQDMProgressBar"
 

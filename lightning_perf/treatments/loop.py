@@ -24,7 +24,7 @@ class AsyncCheckpoint(Treatment):
         return {"plugins": "[AsyncCheckpointIO()]"}
 
     def trainer_yaml(self, value: Any) -> dict[str, Any]:
-        return {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO"}]}
+        return {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO", "init_args": {}}]}
 
     def imports(self, value: Any) -> str:
         return "from lightning.pytorch.plugins.io import AsyncCheckpointIO"

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lightning_perf.records import Session
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Prescription, Session
 
+from .registry import find
 from .specs import TreatmentSpec, with_default
 
 _DDP = "lightning.pytorch.strategies.DDPStrategy"
@@ -68,6 +70,18 @@ def prescription(specs: Sequence[TreatmentSpec], session: Session | None = None)
     return Written(flags, loader, "\n".join(lines), _yaml({**flags, **configuration}, loader))
 
 
+def objects_of(fix: Prescription) -> dict[str, Any]:
+    """Return the ``Trainer`` arguments of a recommendation that are objects, as a LightningCLI configuration."""
+    try:
+        treatment = find(fix.treatment)
+        value = treatment.default if fix.value is None else treatment.parse_value(str(fix.value))
+    except ConfigError:  # advice without a treatment, or one of a newer version
+        return {}
+    strategy = treatment.strategy_args(value)
+    objects = {"strategy": {"class_path": _DDP, "init_args": strategy}} if strategy else {}
+    return {**treatment.trainer_yaml(value), **objects}
+
+
 def _keywords(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items())
 
@@ -79,7 +93,9 @@ def literal(value: Any) -> str:
 
 def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
     """Return YAML for LightningCLI, which configures the Trainer; the user's DataModule configures the loader."""
-    text: str = yaml.safe_dump({"trainer": trainer}, sort_keys=False) if trainer else ""
+    # LightningCLI adds to a list whose name ends with "+", instead of replacing the user's.
+    named = {f"{name}+" if isinstance(value, list) else name: value for name, value in trainer.items()}
+    text: str = yaml.safe_dump({"trainer": named}, sort_keys=False) if named else ""
     if loader:
         lines = yaml.safe_dump({"data": loader}, sort_keys=False).splitlines()
         text += "".join(f"# {line}\n" for line in ("if your DataModule passes them on to its DataLoader:", *lines))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lightning_perf import PerfDoctor
-from lightning_perf.records import Finding, Gain, Prescription, Session, TrainerSettings
+from lightning_perf.records import Arm, Finding, Gain, Prescription, Session, TrainerSettings, Trial
 from tests.rules.session_builder import build_session
 
 
@@ -116,3 +116,19 @@ def test_callback_returns_the_same_and_nothing_before_the_first_run() -> None:
     assert type(doctor.trainer_flags("numerics")) is dict
     assert doctor.trainer_flags("numerics") == {"precision": "bf16-mixed"}
     assert list(doctor.left_out("numerics")) == ["PD401: use checkpointing"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "is_kept"),
+    [(("improved",), True), (("no_change",), False), (("regressed", "improved"), True), (("inconclusive",), True)],
+)
+def test_treatment_without_a_gain_in_a_trial_is_left_out(verdicts: tuple[str, ...], is_kept: bool) -> None:
+    arms = [
+        Arm(id=f"log-every-n={i}", treatments=(f"log-every-n={i}",), verdict=verdict)  # type: ignore[arg-type]
+        for i, verdict in enumerate(verdicts)
+    ]
+    trial = Trial(id="t", command=(), status="finished", started_at="", arms=tuple(arms))
+    rarely = fix(treatment="log-every-n", trainer_flags={"log_every_n_steps": 50})
+    session = msgspec.structs.replace(session_with(finding("PD502", rarely, gain=1.1)), trials=(trial,))
+    assert session.trainer_flags() == ({"log_every_n_steps": 50} if is_kept else {})
+    assert list(session.left_out().values()) == ([] if is_kept else ["no gain in a trial: no change"])

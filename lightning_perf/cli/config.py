@@ -1,0 +1,129 @@
+"""``lightning-perf config``: print the recommended arguments of a session, ready to use."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import SAFETIES, Prescription, Safety, Selection, Session, load_run, select
+from lightning_perf.reports.wording import fit_encoding, line
+from lightning_perf.treatments.prescription import literal, objects_of
+
+from .output import check_file, write
+
+FORMATS = ("python", "yaml", "cli")
+
+
+def config(
+    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or the folder it is in.")],
+    format_: Annotated[
+        str, typer.Option("--format", help="python, yaml for LightningCLI, or cli for its command line.")
+    ] = "python",
+    safety: Annotated[
+        str, typer.Option(help="Include changes up to: exact (same results), numerics (rounding), or semantics.")
+    ] = "exact",
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+) -> None:
+    """Print the recommended arguments of a saved session for Python or LightningCLI. Needs no torch.
+
+    Comments name the findings, and what is left out, with the reason. With --format cli they are printed to stderr:
+    python train.py fit $(lightning-perf config SESSION --format cli).
+    """
+    if format_ not in FORMATS:
+        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    allowed = next((one for one in SAFETIES if one == safety), None)
+    if allowed is None:
+        raise ConfigError(f"--safety {safety} is not known; expected one of {', '.join(SAFETIES)}")
+    check_file(out, force)
+    settings, notes = configuration(load_run(session), format_, allowed)
+    if format_ == "cli":
+        for note in notes:
+            print(fit_encoding(note, sys.stderr.encoding), file=sys.stderr)
+        notes = []
+    write("\n".join([*settings, *notes]), out, force)
+
+
+def configuration(session: Session, format_: str, safety: Safety) -> tuple[list[str], list[str]]:
+    """Return the recommended arguments as lines in one of ``FORMATS``, and the notes on what they leave out."""
+    bar = session.settings.trainer.progress_bar
+
+    def objects(fix: Prescription) -> dict[str, Any]:
+        found = objects_of(fix)
+        return {} if "callbacks" in found and bar != "TQDMProgressBar" else found  # it would replace another bar
+
+    chosen = select(session, safety, objects)
+    notes = [f"# {line(what, 300)} -> {line(why, 300)}" for what, why in chosen.left_out.items()]
+    if notes:
+        notes.insert(0, f"# Not included (--safety {safety}):")
+    if format_ == "python":
+        return list(_python(chosen)), notes
+    loader = ["# for the training DataLoader, if your DataModule passes them on:"] if chosen.loader else []
+    loader += [f"# {text}" for text in _yaml("data", chosen.loader, chosen)[bool(not chosen.loader) :]]
+    if format_ == "yaml":
+        return [*_yaml("trainer", chosen.trainer, chosen), *loader], notes
+    return [" ".join(map(shlex.quote, _cli(chosen)))], [*loader, *notes]
+
+
+def _python(chosen: Selection) -> Iterator[str]:
+    objects = [each for value in chosen.trainer.values() for each in _objects(value)]
+    for path in sorted({each["class_path"] for each in objects}):
+        module, _, name = path.rpartition(".")
+        yield f"from {module} import {name}"
+    if objects:
+        yield ""
+    for name, arguments, use in (
+        ("trainer_flags", chosen.trainer, "trainer = Trainer(**trainer_flags, ...)"),
+        ("loader_args", chosen.loader, "train_loader = DataLoader(dataset, **loader_args, ...)"),
+    ):
+        yield f"{name} = {{"
+        for key, value in arguments.items():
+            yield f"    {literal(key)}: {_code(value)},  # {chosen.sources[key]}"
+        yield f"}}  # {use}"
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    found = value if isinstance(value, list) else [value]
+    return [each for each in found if isinstance(each, dict)]
+
+
+def _code(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_code, value))}]"
+    if not isinstance(value, dict):
+        return literal(value)
+    arguments = ", ".join(f"{name}={literal(one)}" for name, one in value["init_args"].items())
+    return f"{value['class_path'].rpartition('.')[2]}({arguments})"
+
+
+def _yaml(key: str, arguments: dict[str, Any], chosen: Selection) -> list[str]:
+    if not arguments:
+        return [f"{key}: {{}}"]
+    lines = [f"{key}:"]
+    for name, value in arguments.items():
+        # LightningCLI adds to a list where the name ends with "+", instead of replacing the user's.
+        text = yaml.safe_dump({f"{name}+" if isinstance(value, list) else name: value}, sort_keys=False)
+        first, *rest = text.splitlines()
+        lines += [f"  {first}  # {chosen.sources[name]}", *(f"  {each}" for each in rest)]
+    return lines
+
+
+def _cli(chosen: Selection) -> Iterator[str]:
+    for name, value in chosen.trainer.items():
+        if not _objects(value):
+            yield f"--trainer.{name}={_scalar(value)}"
+        for each in _objects(value):
+            yield f"--trainer.{name}{'+' if isinstance(value, list) else ''}={each['class_path']}"
+            for argument, one in each["init_args"].items():
+                yield f"--trainer.{name}.{argument}={_scalar(one)}"
+
+
+def _scalar(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
