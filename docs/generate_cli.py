@@ -22,7 +22,8 @@ INTRODUCTION = """\
 Ctrl-C returns 130.
 
 Where a command takes a script, write after `--` what you would type without lightning-perf; the script stays unchanged.
-`report`, `compare`, `history`, `bisect`, `analyze`, `view`, `explain` and `rules` need neither torch nor lightning.
+`report`, `config`, `compare`, `history`, `bisect`, `analyze`, `view`, `explain` and `rules` need neither torch nor
+lightning.
 
 """
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .quick_model import measure_ceilings, quick_profile
     from .records import Session, load
     from .reports.text import to_html, to_text
+    from .trials.python import trial
 
 __version__ = "0.1.0.dev0"
 
@@ -36,6 +37,7 @@ _HOMES = {
     "to_html": ".reports.text",
     "to_text": ".reports.text",
     "traces": ".traces",
+    "trial": ".trials.python",
 }
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "to_html",
     "to_text",
     "traces",
+    "trial",
 ]
 
 

@@ -42,9 +42,8 @@ def trial(
     The script does not change, nor do its checkpoints and logs: the trial writes to a separate folder.
     """
     from lightning_perf.trials.plan import checked_specs
+    from lightning_perf.trials.progress import Progress
     from lightning_perf.trials.trial import Options, run_trial
-
-    from .progress import Progress
 
     check_folder(out)
     options = Options(

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from .base import Record
 from .finding import Gain, Safety
+from .text import clean_line
 
 ArmVerdict = Literal["improved", "regressed", "no_change", "inconclusive", "failed"]
 LossVerdict = Literal["identical", "within_noise", "diverged", "not_judged", "unknown"]
@@ -160,3 +161,14 @@ class Trial(Record, frozen=True, kw_only=True):
     yaml: str = ""
     not_tried: dict[str, str] = {}
     basis: Literal["steps", "wall"] = "steps"
+
+    def __repr__(self) -> str:
+        """Return one line; `str` gives the ladder and `Trial.arms` all results."""
+        return f"Trial({', '.join(str(value) for _, value in self.__rich_repr__())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """Return what rich's pretty printer shows."""
+        best = next((arm for arm in self.arms if arm.id == self.best and arm.speedup is not None), None)
+        speedup = "" if best is None or best.speedup is None else f"{best.speedup.value:.2f}x with "
+        n_runs = f"{len(self.runs)} run{'s' if len(self.runs) != 1 else ''}"
+        return [("status", self.status), ("runs", n_runs), ("best", f"{speedup}{clean_line(self.best)}")]

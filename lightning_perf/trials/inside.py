@@ -62,10 +62,10 @@ def enter(module: ModuleType) -> None:
 class Guest:
     """Calls the mode around the Trainer's own methods, and handles its errors."""
 
-    def __init__(self, job: Job, namespace: str) -> None:
+    def __init__(self, job: Job, namespace: str, mode: type[TrialMode] | None = None) -> None:
         self.job = job
         self.namespace = namespace
-        self._mode: RunMode | TrialMode | None = None
+        self._mode: RunMode | TrialMode | None = mode(job) if mode is not None else None
         self._is_off = False
         self._depth = 0
 
@@ -147,11 +147,15 @@ def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
 
 
 _code: int | None = None  # of a script that is over
+keeps_process = False
+"""Whether the measured training is called by a process that goes on afterwards (``in_process``)."""
 
 
 def leave(code: int) -> NoReturn:
     """End the script by raising ``Over``."""
     global _code
+    if keeps_process:
+        raise Over(code)
     if _code is None:
         _code = code
         force = threading.Timer(UNWINDING_S, end_process, [code])

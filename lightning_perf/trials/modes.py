@@ -97,8 +97,9 @@ class TrialMode:
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         if self.has_result:  # of another process that the command started earlier
             leave(0)
-        if self.outputs is not None:
-            self.outputs.redirect(trainer)
+        if self.outputs is None:
+            fail(self.job, "its Trainer was built before the run; build a new one for each run")
+        self.outputs.redirect(trainer)
         if self.job.seed is not None:
             seed_all(self.job.seed)
         try:

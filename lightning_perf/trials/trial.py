@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -95,13 +96,14 @@ class Outcome(NamedTuple):
     folder: Path
 
 
-def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
+def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callable[..., Ended] | None = None) -> Outcome:
     """Run a trial, or continue the interrupted one with the same options in this folder.
 
     Args:
         options: What to try.
         folder: New, empty, or with an interrupted trial.
         watcher: Reports the progress.
+        execute: Runs a job, as ``run_kept`` does, which is used if it is None.
 
     Returns:
         The outcome; after Ctrl-C with the runs made until then, and the status ``interrupted``.
@@ -110,10 +112,11 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
         TrialError: There is nothing to measure or to try, or the folder holds something else.
     """
     check_command(options.command)
+    execute = execute or run_kept
     state = _found(folder, options)
     if state is None:
         watcher.diagnosing()
-        state, session = _begin(options, folder)
+        state, session = _begin(options, folder, execute)
     else:
         session = load(folder / SESSION_FILE)
     watcher.planned(session, state)
@@ -124,7 +127,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
         while planned := next_runs(state.plan, state.trial.runs):
             for run in planned:
                 watcher.running(run, runs_left(state.plan, state.trial.runs), state.trial)
-                made = _make(run, state, folder)
+                made = _make(run, state, folder, execute)
                 wall_s = earlier_s + time.monotonic() - started
                 state = _with(state, folder, runs=(*state.trial.runs, made), wall_s=wall_s, status="running")
                 watcher.ran(made, state.trial)
@@ -139,7 +142,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher) -> Outcome:
 # -- the baseline, diagnosed ------------------------------------------------------------
 
 
-def _begin(options: Options, folder: Path) -> tuple[State, Session]:
+def _begin(options: Options, folder: Path, execute: Callable[..., Ended]) -> tuple[State, Session]:
     """Diagnose the baseline and plan the trial."""
     memory = options.memory_limit_bytes or int(free_bytes() * MEMORY_SHARE)
     pilot = folder / PILOT_FOLDER
@@ -153,7 +156,7 @@ def _begin(options: Options, folder: Path) -> tuple[State, Session]:
     )
     started = time.monotonic()
     limit_s = _PILOT_TIMES * options.time_limit_s if options.time_limit_s is not None else _PILOT_LIMIT_S
-    ended = run_kept(options.command, job, limit_s, memory, warn=warn)
+    ended = execute(options.command, job, limit_s, memory, warn=warn)
     result = _usable(options, ended)
     session = _session(pilot, ended, options)
     _discard_outputs(job)
@@ -220,7 +223,7 @@ def _session(pilot: Path, ended: Ended, options: Options) -> Session:
 # -- one run ------------------------------------------------------------
 
 
-def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
+def _make(planned: PlannedRun, state: State, folder: Path, execute: Callable[..., Ended]) -> ArmRun:
     sizes = state.sizes
     name = f"{planned.position:03d}-{_file_name(planned.arm)}"
     job = Job(
@@ -232,7 +235,7 @@ def _make(planned: PlannedRun, state: State, folder: Path) -> ArmRun:
         block_steps=sizes.block_steps,
         seed=state.trial.seed,
     )
-    ended = run_kept(
+    ended = execute(
         state.options.command, job, sizes.time_limit_s, sizes.memory_limit_bytes, environment_of(planned.treatments)
     )
     _discard_outputs(job)

@@ -11,7 +11,6 @@ import pytest
 import tqdm
 from rules.session_builder import build_session
 
-from lightning_perf.cli.progress import Progress
 from lightning_perf.records import (
     Arm,
     ArmRun,
@@ -40,6 +39,7 @@ from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
 from lightning_perf.treatments.registry import all_treatments
+from lightning_perf.trials.progress import Progress
 from lightning_perf.trials.rounds import PlannedRun
 from reports.comparisons import alike
 from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_looked_at, starved

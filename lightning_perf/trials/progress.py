@@ -20,8 +20,8 @@ from lightning_perf.trials.trial import State
 class Progress:
     """Prints the progress to stderr, because ``--json`` prints to stdout; methods as in ``Watcher``."""
 
-    def __init__(self, folder: Path) -> None:
-        self.console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False)
+    def __init__(self, folder: Path, is_quiet: bool = False) -> None:
+        self.console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False, quiet=is_quiet)
         self.folder = folder
         self._status: Status | None = None
         self._noise = ""
@@ -66,7 +66,7 @@ class Progress:
 
     def _show(self, text: str) -> None:
         self._end()
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.quiet:
             self._status = self.console.status(text)
             self._status.start()
         else:

@@ -1,0 +1,95 @@
+"""A trial from Python: of a command, or of a function in this process."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from lightning_perf.errors import ConfigError
+from lightning_perf.records import Trial
+from lightning_perf.trials.plan import checked_specs
+from lightning_perf.trials.progress import Progress
+from lightning_perf.trials.trial import SEED, Options, run_trial
+
+
+def trial(
+    command: str | Sequence[str] | Callable[[], Any] | None = None,
+    treatments: str | Sequence[str] = (),
+    *,
+    make_trainer: Callable[[], Any] | None = None,
+    make_module: Callable[[], Any] | None = None,
+    make_data: Callable[[], Any] | None = None,
+    steps: int | None = None,
+    repeats: int = 3,
+    semantics: bool = False,
+    seed: int = SEED,
+    time_limit_s: float | None = None,
+    memory_limit_bytes: int | None = None,
+    out_dir: str | PathLike[str] | None = None,
+    progress: bool = True,
+) -> Trial:
+    """Run a few steps of a training repeatedly, without and with each treatment, and measure the speedups.
+
+    A command runs in processes of its own, as with ``lightning-perf trial``. A function, or the three factories that
+    stand for one, runs in this process on one device, e.g. in a notebook; it has to build a new Trainer each time.
+
+    Args:
+        command: The training command, or a function that builds a Trainer and calls its ``fit``; None with factories.
+        treatments: What to try, e.g. ``["loader-workers=4", "precision-bf16"]``; empty for what a diagnosis recommends.
+        make_trainer: Returns a new Trainer.
+        make_module: Returns a new LightningModule.
+        make_data: Returns a LightningDataModule, a DataLoader, or a tuple of loaders for training and validation.
+        steps: Optimizer steps per run; None to choose them automatically.
+        repeats: Runs per arm; fewer or more as the result requires.
+        semantics: Whether to also try treatments that change results, such as the batch size.
+        seed: Random seed of every run.
+        time_limit_s: Time limit per run of a command.
+        memory_limit_bytes: Memory that a run of a command may use.
+        out_dir: Output folder; an interrupted trial in it is resumed. ``perf_logs/trial-<time>`` by default.
+        progress: Whether to report each run on stderr.
+
+    Returns:
+        The trial, after Ctrl-C with the runs until then. ``print`` it, or end a notebook's cell with it.
+
+    Raises:
+        ConfigError: The arguments do not fit together.
+        TrialError: There is nothing to measure.
+    """
+    factories = (make_trainer, make_module, make_data)
+    if (command is not None and any(factories)) or (command is None and not (make_trainer and make_module)):
+        raise ConfigError("trial expects a command, a function, or make_trainer and make_module, and only one of these")
+    is_command = isinstance(command, (str, Sequence))
+    if not is_command and (time_limit_s is not None or memory_limit_bytes is not None):
+        raise ConfigError("time_limit_s and memory_limit_bytes apply to commands only, whose processes can be ended")
+    execute = None
+    if not is_command:
+        from lightning_perf.trials.in_process import InProcess
+
+        execute = InProcess(command if callable(command) else lambda: _fit(*factories))
+    words = shlex.split(command) if isinstance(command, str) else command if is_command else (_name(command),)
+    options = Options(
+        command=tuple(words),  # type: ignore[arg-type]
+        tries=checked_specs(treatments if isinstance(treatments, str) else ",".join(treatments), are_combined=False),
+        steps=steps,
+        repeats=repeats,
+        semantics=semantics,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+        seed=seed,
+    )
+    folder = Path(out_dir) if out_dir is not None else Path("perf_logs") / f"trial-{time.strftime('%Y%m%d-%H%M%S')}"
+    with Progress(folder, is_quiet=not progress) as watcher:
+        return run_trial(options, folder.resolve(), watcher, execute).trial
+
+
+def _fit(make_trainer: Any, make_module: Any, make_data: Any) -> None:
+    trainer, module, data = make_trainer(), make_module(), make_data() if make_data is not None else ()
+    trainer.fit(module, *(data if isinstance(data, tuple) else (data,)))
+
+
+def _name(function: Any) -> str:
+    return f"{getattr(function, '__name__', None) or type(function).__name__}()" if function else "make_trainer().fit()"
