@@ -13,6 +13,7 @@ import torch
 from reports.sessions import SESSIONS, healthy, starved
 from reports.trials import climbed
 from rich.console import Console
+from rich.pretty import pretty_repr
 
 from lightning_perf import (
     ConfigError,
@@ -206,3 +207,13 @@ def test_breakdown_prints_briefly_and_shows_itself_in_notebooks() -> None:
     assert len(str(breakdown).splitlines()) <= 12
     assert "parameters" in repr(breakdown)
     assert "parameters" in texts_in(breakdown._repr_html_())
+
+
+def test_trial_prints_one_line_in_the_interpreter_and_itself_in_notebooks() -> None:
+    trial = climbed()
+    assert repr(trial) == "Trial(finished, 27 runs, 2.31x with loader-workers=4+precision-bf16)"
+    assert pretty_repr(trial, max_width=100) == (
+        "Trial(status='finished', runs='27 runs', best='2.31x with loader-workers=4+precision-bf16')"
+    )
+    assert "2.31x faster" in str(trial)
+    assert "2.31x faster" in texts_in(trial._repr_html_())
