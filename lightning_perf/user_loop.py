@@ -33,8 +33,7 @@ _END: Any = object()
 
 if TYPE_CHECKING:
     from lightning_perf.probes.probe_set import ProbeSet
-
-    from .run import DoctorRun
+    from lightning_perf.run import DoctorRun
 
 _log = logging.getLogger("lightning_perf")
 
