@@ -224,7 +224,7 @@ def test_every_view_and_section_fits_a_narrow_page_without_a_console_error(
     browser.open(board.tab)
     browser.find("main[data-view=overview]")
     views = [tab.get_attribute("data-view") for tab in browser.all("[role=tab]")]
-    assert len(views) == 10
+    assert len(views) == 11
     for view in views[:-1]:
         show(browser, view, unfold=False)
         for summary in browser.all("main summary"):

@@ -136,7 +136,7 @@ def test_reports_between_epochs_keep_to_their_share_when_epochs_are_short(make_t
     doctor = PerfDoctor(schedule=None)
     reports: list[int] = []
 
-    def slow_report(self: Any, session: Any) -> None:
+    def slow_report(self: Any, session: Any, *_: Any) -> None:
         reports.append(session.epochs[-1].index)
         time.sleep(0.3)
 

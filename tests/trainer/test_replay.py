@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_replay_is_charged_to_reporting_when_an_epoch_ends(make_trainer: Make, m
         nonlocal clock_s
         clock_s += 0.1
 
-    monkeypatch.setattr(run_reports, "time", SimpleNamespace(perf_counter=lambda: clock_s))
+    monkeypatch.setattr(run_reports, "time", SimpleNamespace(perf_counter=lambda: clock_s, strftime=time.strftime))
     monkeypatch.setattr(DoctorRun, "_replay", replay)
     spent_s: list[float] = []
     can_afford = run_reports.RunReports.can_afford_epoch

@@ -37,7 +37,7 @@ def test_recommended_value_stays_over_epochs_when_the_rules_alternate(
     said: list[int] = []
     monkeypatch.setattr(
         "lightning_perf.run_reports.RunReports.epoch",
-        lambda _, session: said.append(session.findings[0].prescriptions[0].loader_args["num_workers"]),
+        lambda _, session, *__: said.append(session.findings[0].prescriptions[0].loader_args["num_workers"]),
     )
     doctor = PerfDoctor(schedule=None, out_dir=tmp_path)
     make_trainer(doctor, max_epochs=4).fit(Tiny(), loader())
