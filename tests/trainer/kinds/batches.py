@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader
 
 from trainer.models import N_FEATURES, Tiny
@@ -104,6 +105,27 @@ def records(run: Run) -> None:
     run.trainer(max_epochs=1).fit(ReadsX(lambda b: b.x), of(lambda x: Record(x, ["a", "b"])))
     run.trainer(max_epochs=1).fit(ReadsX(lambda b: b.x), of(lambda x: Pair(x, [1, None])))
     run.trainer().fit(ReadsX(lambda b: b["x"]), of(lambda x: {"x": x, "names": ["a", "b"], "deep": [{"k": "v"}]}))
+
+
+@kind("token-batches", core=True)
+def tokens(run: Run) -> None:
+    class Embeds(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(9, N_FEATURES, padding_idx=0)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            ids = batch.data if isinstance(batch, PackedSequence) else batch["input_ids"]
+            run.notes.append(ids.tolist())
+            return self.layer(self.table(ids)).square().mean()
+
+    def ids(x: torch.Tensor) -> torch.Tensor:
+        return (x * 4).abs().long().clamp(max=8)
+
+    run.trainer(max_epochs=1).fit(Embeds(), of(lambda x: {"input_ids": ids(x)}))
+    run.trainer(max_epochs=1).fit(Embeds(), of(lambda x: {"input_ids": ids(x), "attention_mask": (ids(x) > 0).long()}))
+    run.trainer(max_epochs=1).fit(Embeds(), of(lambda x: {"input_ids": ids(x), "lengths": ids(x)[:, 0]}))
+    run.trainer().fit(Embeds(), of(lambda x: pack_sequence([ids(x)[0], ids(x)[1][:1]])))
 
 
 @kind("opaque-batches", core=True)
