@@ -79,11 +79,14 @@ def _doctors(configuration: str, namespace: str = "lightning.pytorch") -> list[A
     return [importlib.import_module(module).PerfDoctor(**arguments)]
 
 
-def _probe_every_loader() -> None:
-    """Lift the conditions on the run's time; those on what the loader holds stay."""
+def _shorten_probes() -> None:
     prober = importlib.import_module("lightning_perf.probes.loader.prober")
     prober.MIN_LIMIT_S = _PROBE_LIMIT_S
     prober.LoaderProber.__init__.__defaults__ = (_PROBE_LIMIT_S, 1, None, "full")
+
+
+def _probe_every_loader() -> None:
+    """Lift the conditions on the run's time; those on what the loader holds stay."""
     watch = importlib.import_module("lightning_perf.probes.loader.watch")
     for name, value in _PROBE_CONSTANTS.items():
         setattr(watch, name, value)
@@ -119,6 +122,7 @@ def _run(request: dict[str, Any], functions: Callable[[], Any] | None = None) ->
     before = observations.functions_by_owner() if functions is None else functions()
     torch.set_num_threads(1)
     seed_everything(7, verbose=False)
+    _shorten_probes()
     if request["probes"]:
         _probe_every_loader()
     if request["configuration"] == "everything":
