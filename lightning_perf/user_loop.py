@@ -6,7 +6,6 @@ that measures, diagnoses and reports is the same.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import sys
 import weakref
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -51,7 +51,8 @@ class LoopRun:
         self._doctor, self._trainer, self._module = doctor, trainer, trainer.module
         doctor.setup(trainer, trainer.module, "fit")
         self._run = doctor._run
-        atexit.register(self._exits)
+        # Like atexit, which does not forget a function that was unregistered.
+        self._at_exit = weakref.finalize(trainer, self._exits)
         probes = doctor._probes
         self._loop, self._phases, self._sampler = probes.loop, probes.find(UserPhases), probes.find(LineSampler)
         self._profile = trainer.profiler.profile
@@ -85,8 +86,6 @@ class LoopRun:
 
     def is_validation(self) -> bool:
         """Return whether a loop that begins now validates: within another one, or with models in evaluation mode."""
-        import torch
-
         modules = [each for each in self._trainer.watched if isinstance(each, nn.Module)]
         is_evaluating = self._has_begun and bool(modules) and not any(each.training for each in modules)
         return self.is_in_step or not torch.is_grad_enabled() or is_evaluating
@@ -164,7 +163,7 @@ class LoopRun:
         self.is_in_step = True
         self._step_before = self._trainer.global_step
         if self._phases is not None:
-            self._phases.forget_open()
+            self._phases.forward = None  # left open by an exception
         with self._profile(self._step_start):
             self._doctor.on_train_batch_start(self._trainer, self._module, batch, self._index)
 
@@ -173,7 +172,7 @@ class LoopRun:
         self.is_in_step = False
         if self.is_over:
             return
-        if self._phases is not None:
+        if self._phases is not None and self._phases.forward is not None:
             self._phases.forward_ends()
         with self._profile(self._step_end):
             self._doctor.on_train_batch_end(self._trainer, self._module, None, None, self._index)
@@ -196,7 +195,7 @@ class LoopRun:
 
     def _leave(self, loop: LoopProbe) -> None:
         if self._phases is not None:
-            self._phases.forget_open()
+            self._phases.forward = None
         if loop.timeline.stack:
             loop.timeline.unwind()
         loop.epoch_ends()
@@ -240,7 +239,7 @@ class LoopRun:
 
     def close(self, error: BaseException | None, is_exiting: bool = False) -> None:
         """End the run; ``error`` is what ended it."""
-        atexit.unregister(self._exits)
+        self._at_exit.detach()
         if self.is_over:
             return
         if error is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -38,7 +37,8 @@ class UserPhases(Probe):
 
     Attributes:
         is_validating: Whether forward passes are those of validation.
-        is_forward: Whether a forward pass is under way.
+        forward: Span of the forward pass under way; None outside of one.
+        profile: Returns the span of an action.
         on_optimizer: Called before the first optimizer steps, whose optimizer is known then.
     """
 
@@ -47,12 +47,13 @@ class UserPhases(Probe):
     after = ("steps",)
 
     def __init__(self, run: RunContext) -> None:
-        self.is_forward = self.is_validating = False
+        self.is_validating = False
+        self.forward: Any = None
         self.on_optimizer: Callable[[], None] | None = None
         self._trainer, self._probes, self._loop = run.trainer, run.probes, run.loop
-        self._profile = run.trainer.profiler.profile
+        self.profile = run.trainer.profiler.profile
         self._thread = get_ident()
-        self._open: list[Any] = []  # the parts under way, innermost last
+        self._optimizer: Any = None  # span of the optimizer that steps
         self._seen: set[int] = set()
         self._undos = seams.Undos()
         self._own = f"[Callback]{run.loop.owner.state_key}."
@@ -82,11 +83,11 @@ class UserPhases(Probe):
     def watch(self, thing: Any) -> None:
         """Watch a module, optimizer or scheduler."""
         if isinstance(thing, nn.Module):
-            for module in _called_modules(thing):
-                hook = _ForwardHook(self)
-                self._undos.note(hook.release)
-                self._undos.note(partial(seams.remove_hook, [module._forward_pre_hooks], hook))
-                module.register_forward_pre_hook(hook)
+            inner = [_ForwardHook(self, module) for module in _inner_modules(thing)]
+            outer = [_ForwardHook(self, thing, inner)] if plain.stored(thing, "_compiled_call_impl") is None else []
+            for hook in (*inner, *outer):
+                self._undos.note(hook.remove)
+                hook.module.register_forward_pre_hook(hook)
         elif isinstance(thing, torch.optim.Optimizer):
             self._watch_optimizer(seams.user_optimizer(thing))
         else:
@@ -100,102 +101,97 @@ class UserPhases(Probe):
 
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
-    def forget_open(self) -> None:
-        """Forget parts that an exception left open."""
-        self._open.clear()
-        self.is_forward = False
-
-    def forward_begins(self, module: Any) -> None:
-        """Begin a forward pass, unless one is under way."""
+    def forward_begins(self, hook: _ForwardHook) -> None:
+        """Begin a forward pass."""
         if get_ident() != self._thread:
             return
         has_graph = torch.is_grad_enabled()
         if self.is_validating:
             self._loop.outputs_have_graph = bool(self._loop.outputs_have_graph) or has_graph
-        elif not (self._loop.main.is_in_batch and (has_graph or plain.stored(module, "training"))):
+        elif not (self._loop.main.is_in_batch and (has_graph or plain.stored(hook.module, "training"))):
             return
-        self.enter(VALIDATION_FORWARD if self.is_validating else FORWARD)
-        self.is_forward = True
+        self.forward = self.profile(VALIDATION_FORWARD if self.is_validating else FORWARD)
+        self.forward.__enter__()
+        while hook.inner:  # which this call makes needless: a hook makes each call slower
+            hook.inner.pop().remove()
 
     def forward_ends(self) -> None:
         """End the forward pass under way, if any."""
-        if self.is_forward:
-            self.is_forward = False
-            if self._open:
-                self._open.pop().__exit__(None, None, None)
+        forward, self.forward = self.forward, None
+        if forward is not None:
+            forward.__exit__(None, None, None)
 
-    def enter(self, action: str, event: str = "", *args: Any) -> None:
-        """Begin a part of a step."""
-        try:
-            if self.is_forward:
-                self.forward_ends()
-            if event:
-                self._notify(event, *args)
-            part = self._profile(action)
-            self._open.append(part)
-            part.__enter__()
-        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
-            self._probes.switch_off(self.name, error)
-
-    def leave(self, event: str = "") -> None:
-        """End the part that began last."""
-        try:
-            self.forward_ends()
-            if self._open:
-                self._open.pop().__exit__(None, None, None)
-            if event:
-                self._notify(event)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._probes.switch_off(self.name, error)
-
-    def _notify(self, event: str, *args: Any) -> None:
+    def notify(self, event: str, *args: Any) -> None:
+        """Call the probes that watch gradients, while there are any."""
         if self._probes.watches_backward:
-            with self._profile(f"{self._own}on_{event}"):
+            with self.profile(f"{self._own}on_{event}"):
                 self._probes.notify(event, *args)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if get_ident() == self._thread:
-            if id(optimizer) not in self._seen:
-                self._probes.call(self.name, self._watch_optimizer, optimizer)
+        if get_ident() != self._thread:
+            return
+        if id(optimizer) not in self._seen:
+            self._probes.call(self.name, self._watch_optimizer, optimizer)
             if self.on_optimizer is not None:
-                ready, self.on_optimizer = self.on_optimizer, None
-                ready()
-            self.enter(_OPTIMIZER)
+                self.on_optimizer()
+        if self.forward is not None:
+            self.forward_ends()
+        self._optimizer = self.profile(_OPTIMIZER)
+        self._optimizer.__enter__()
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if get_ident() == self._thread:
-            self.leave()
-            self._trainer.global_step += 1
-            if self._probes.watches_backward:  # as the only probe that handles it does
-                self._probes.notify("after_step", optimizer)
+        if get_ident() != self._thread:
+            return
+        if self.forward is not None:  # of a closure
+            self.forward_ends()
+        self._trainer.global_step += 1
+        span, self._optimizer = self._optimizer, None
+        if span is not None:
+            span.__exit__(None, None, None)
+        if self._probes.watches_backward:  # as the only probe that handles it does
+            self._probes.notify("after_step", optimizer)
 
     def _watch_optimizer(self, optimizer: Any) -> None:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self._trainer.optimizers.append(optimizer)  # which keeps its id from being given to another
-            seams.tap_torch(
-                optimizer, "zero_grad", _Part(self, _ZERO_GRAD, "before_zero_grad", "", optimizer), self._undos
-            )
+            clearing = _Part(self, _ZERO_GRAD, "before_zero_grad", "", optimizer)
+            seams.tap_torch(optimizer, "zero_grad", clearing, self._undos)
 
 
 class _Part:
     """A part of a step, around a call of the user's. The same call within that call belongs to it.
 
-    ``before`` and ``after`` are the events that probes handle, ``args`` the arguments of ``before``.
+    ``before`` and ``after`` are the events that probes handle, ``args`` the arguments of ``before``. Nothing in it
+    raises: spans and probes are isolated.
     """
 
     def __init__(self, phases: UserPhases, action: str, before: str = "", after: str = "", *args: Any) -> None:
-        self._phases, self._begin, self._after, self._depth = phases, (action, before, *args), after, 0
+        self._phases, self._action, self._before, self._after, self._args = phases, action, before, after, args
+        self._depth = 0
+        self._span: Any = None
 
     def __enter__(self) -> None:
         self._depth += 1
-        if self._depth == 1:
-            self._phases.enter(*self._begin)
+        if self._depth > 1:
+            return
+        phases = self._phases
+        if phases.forward is not None:
+            phases.forward_ends()
+        if self._before:
+            phases.notify(self._before, *self._args)
+        self._span = phases.profile(self._action)
+        self._span.__enter__()
 
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
-        if not self._depth:
-            self._phases.leave(self._after)
+        if self._depth:
+            return
+        if self._phases.forward is not None:
+            self._phases.forward_ends()
+        self._span.__exit__(None, None, None)
+        if self._after:
+            self._phases.notify(self._after)
 
 
 class _ForwardHook:
@@ -204,30 +200,32 @@ class _ForwardHook:
     Copies and files must not hold the probes of a run, nor need this package.
     """
 
-    def __init__(self, phases: UserPhases) -> None:
+    def __init__(self, phases: UserPhases, module: nn.Module, inner: list[_ForwardHook] | None = None) -> None:
+        self.module, self.inner = module, list(inner or ())
         self._phases: UserPhases | None = phases
 
     def __call__(self, module: Any, inputs: Any) -> None:
-        phases = self._phases
-        if not (phases is None or phases.is_forward or is_compiling()):
-            phases.forward_begins(module)
+        # First, as compiled code would be compiled again whenever what was read of the phases changes.
+        if not is_compiling():
+            phases = self._phases
+            if phases is not None and phases.forward is None:
+                phases.forward_begins(self)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
-    def release(self) -> None:
-        """Do nothing from now on."""
+    def remove(self) -> None:
+        """Remove the hook. Can be called twice."""
         self._phases = None
+        seams.remove_hook([self.module._forward_pre_hooks], self)
 
 
-def _called_modules(module: Any) -> Iterator[nn.Module]:
-    """Yield the module and, if nothing in it is compiled, the modules in it that a step may call directly.
+def _inner_modules(module: Any) -> Iterator[nn.Module]:
+    """Yield the modules that a step may call instead of the watched one, unless something in it is compiled.
 
     A step may call a method of a LightningModule instead of the module itself. Compiled code would be compiled again if
     a module in it had a hook.
     """
-    if plain.stored(module, "_compiled_call_impl") is None:
-        yield module
     if not is_compiled(module):
         inside = seams.user_module(module)
         if inside is not module:
