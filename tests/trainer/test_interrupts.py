@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_perf import PerfDoctor, run
+from lightning_perf import PerfDoctor, diagnosis_schedule, run
 from lightning_perf.probes import plain, sampled_steps
 from lightning_perf.probes.profiler_recording import Recording
 from tests.fuzzing import FUZZ, IS_TORTURE
@@ -22,7 +22,7 @@ from .models import Manual, Tiny, loader
 N_SAMPLED = 12 * FUZZ if IS_TORTURE else 6
 """Lines tried per test: a fixed sample in ``make test``, more in ``make torture``."""
 
-_RESTORING = ("seams/", "hooks.py", "run.py", "run_reports.py", "probes/")
+_RESTORING = ("seams/", "hooks.py", "diagnosis_schedule.py", "run.py", "run_reports.py", "probes/")
 _ON_THE_TRAINING_THREAD = (*_RESTORING, "rules/", "reports/")
 
 
@@ -32,6 +32,8 @@ def _early_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampled_steps, "ROUNDS", (5,))
     monkeypatch.setattr(sampled_steps, "MAX_SHARE", 1.0)
     monkeypatch.setattr(sampled_steps, "COUNTED_STEP", 3)
+    for name, value in {"FIRST_SLOW_STEPS": 9, "FIRST_SLOW_S": 0.0, "CHECK_S": 0.0}.items():  # one diagnosis within
+        monkeypatch.setattr(diagnosis_schedule, name, value)
     torch.zeros(1).requires_grad_().sum().backward()
 
 
