@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf.errors import TrialError
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.trials import inside
 from lightning_perf.trials.job import Job, Result, note, read_events, read_result
 from lightning_perf.trials.modes import TrialMode
@@ -102,6 +103,7 @@ class InProcess:
         except KeyboardInterrupt:
             self._is_interrupted = True
         except Exception as error:  # noqa: BLE001 - reported as the result of this arm
+            raise_if_from_signal(error)
             traceback.print_exception(error)
             return inside.describe(error)
         return ""
