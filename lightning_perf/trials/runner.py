@@ -36,8 +36,9 @@ REMOTE_OFF = {
     "NEPTUNE_MODE": "debug",
     "CLEARML_OFFLINE_MODE": "1",
     "COMET_START_ONLINE": "0",
+    "LIGHTNING_PERF_HISTORY": "off",
 }
-"""Keeps trials from services that scripts use besides Lightning's loggers."""
+"""Keeps trials from services that scripts use besides Lightning's loggers, and from the history of runs."""
 
 _OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
 """The user's values that are kept, because they disable even more."""
