@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader
 from lightning_perf import PerfDoctor
 from lightning_perf.history import run_history
 from lightning_perf.history.store import VARIABLE, History
-from lightning_perf.records import Session, TimeChange
-from lightning_perf.records.comparison import Comparison
+from lightning_perf.records import Comparison, Interval, Session, TimeChange
 
 from .conftest import Make
 from .models import Samples, Tiny, loader
@@ -35,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     def slower(base: object, new: object) -> Comparison:
         found = compared(base, new)
         step = found.times[0]
-        ratio = msgspec.structs.replace(step.ratio, value=1.18, low=1.1, high=1.3)
+        ratio = Interval(value=1.18, low=1.1, high=1.3)
         changed: TimeChange = msgspec.structs.replace(step, change="slower", ratio=ratio)
         return msgspec.structs.replace(found, times=(changed, *found.times[1:]))
 
