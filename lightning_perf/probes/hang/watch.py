@@ -7,7 +7,6 @@ anything. Time is counted by the thread's own turns, so that a stopped process o
 from __future__ import annotations
 
 import linecache
-import re
 import sys
 import threading
 import time
@@ -100,7 +99,7 @@ class HangWatch(Probe):
                 run.missing["hangs"] = f"hang_after_s={after_s}"
             return None
         files = None
-        if trainer.world_size > 1 and folder is not None and not re.match(r"\w\w+:/", folder.as_posix()):
+        if trainer.world_size > 1 and folder is not None:
             files = RankFiles(folder, trainer.global_rank, trainer.world_size)
         return cls(run.loop, after_s, run.show_hang, files)
 
