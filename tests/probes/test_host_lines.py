@@ -105,8 +105,8 @@ def alternate(stop: threading.Event) -> None:
         second()
 
 
-def test_nothing_is_collected_while_frames_are_read_when_that_can_deadlock(monkeypatch):
-    monkeypatch.setattr(stacks, "_MAY_DEADLOCK", True)
+def test_nothing_is_collected_while_frames_are_read_when_that_is_not_safe(monkeypatch):
+    monkeypatch.setattr(stacks, "_COLLECTS_WHILE_READING", True)
     enabled: list[bool] = []
 
     def current_frames() -> dict[int, FrameType]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import accumulate, chain, repeat, starmap
+from itertools import accumulate, chain, compress, repeat, starmap
 from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, cast
@@ -35,28 +35,37 @@ Frame = tuple[CodeType, int, int | None, dict[str, Any]]
 _fields = attrgetter("f_code", "f_lasti", "f_lineno", "f_globals")
 _call = methodcaller("__call__")
 
-_MAY_DEADLOCK = (3, 11) <= sys.version_info < (3, 11, 5)
-"""A collection within ``sys._current_frames`` deadlocks with a thread being started (python/cpython#106883)."""
+_COLLECTS_WHILE_READING = sys.version_info[:2] == (3, 11)
+"""Python 3.11 makes frame objects when they are read and collects garbage meanwhile; others make or collect elsewhere.
+
+A callback of the collector hands over the interpreter lock. The frame that is being read may end then, and its object
+leads to freed memory (seen as crashes with 3.11.7). Before 3.11.5 this can also deadlock (python/cpython#106883).
+"""
 
 
 def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -> list[Frame]:
     """Return a thread's frames, innermost first; empty if the thread has ended.
 
-    A single call of C functions, within which the interpreter lock is not handed over. Between two bytecodes it would
-    be: lines would be of different moments, and a frame that its thread has left can lead to freed memory (seen with
-    Python 3.11.7).
+    A single call of C functions, within which the interpreter lock is not handed over: lines of different moments would
+    be read otherwise.
     """
     innermost = map(methodcaller("get", thread), starmap(current_frames, [()]))
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
     read: Callable[[], list[Frame]] = partial(list, map(_fields, iter(frames.__next__, None)))
-    if not (_MAY_DEADLOCK and gc.isenabled()):
-        return read()
+    return _without_collecting(read) if _COLLECTS_WHILE_READING else read()
+
+
+def _without_collecting(read: Callable[[], list[Frame]]) -> list[Frame]:
+    """Return what ``read`` returns, with the garbage collector off meanwhile; again a single call of C functions."""
+    was_on: list[bool] = []
+    note = partial(was_on.extend, map(_call, (gc.isenabled,)))
+    steps: Iterator[Callable[[], Any]] = chain((note, gc.disable, read), compress((gc.enable,), was_on))
     try:
-        _, frames_read, _ = map(_call, (gc.disable, read, gc.enable))
+        return cast("list[Frame]", list(map(_call, steps))[2])
     except BaseException:
-        gc.enable()
+        if any(was_on):
+            gc.enable()
         raise
-    return cast("list[Frame]", frames_read)
 
 
 class Stack(NamedTuple):
