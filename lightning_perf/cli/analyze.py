@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -20,10 +19,12 @@ from .output import BAD_INPUT, check_file, write, write_error
 
 
 def analyze(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE|DIR...", help="Traces, or folders of them.")],
+    traces: Annotated[
+        list[str], typer.Argument(metavar="TRACE|DIR...", help="Traces, or folders of them; also at URLs.")
+    ],
     json: Annotated[bool, typer.Option("--json", help="Print a list of records, one per trace.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print markdown.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Write to this file or URL, not to the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     select: Annotated[list[str] | None, typer.Option("--select", help="Codes of the rules to run, e.g. PD3.")] = None,
     ignore: Annotated[list[str] | None, typer.Option("--ignore", help="Codes of the rules to leave out.")] = None,

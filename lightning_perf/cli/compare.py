@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -22,9 +21,11 @@ MAX_RUNS = 64
 
 
 def compare(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of such folders.")],
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of such; also a URL.")
+    ],
     new: Annotated[
-        Path | None, typer.Argument(metavar="NEW", help="The same, to compare with BASE; or NEW alone with --baseline.")
+        str | None, typer.Argument(metavar="NEW", help="The same, to compare with BASE; or NEW alone with --baseline.")
     ] = None,
     baseline: Annotated[
         str, typer.Option(metavar="history:BRANCH", help="Take the last runs of a branch or commit as BASE.")
@@ -35,7 +36,7 @@ def compare(
     ] = None,
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Write to this file or URL, not to the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
 ) -> None:
     """Compare two sessions: times with intervals, memory, findings, settings, environment and trials.
@@ -58,7 +59,7 @@ def compare(
         _gate(comparison, fail_on_regression)
 
 
-def _sides(base: Path, new: Path | None, baseline: str) -> tuple[list[Source], list[Source]]:
+def _sides(base: str, new: str | None, baseline: str) -> tuple[list[Source], list[Source]]:
     if not baseline:
         if new is None:
             raise ConfigError(f"compare {base} has nothing to compare with; expected BASE NEW, or NEW and --baseline")
@@ -83,7 +84,7 @@ def _gate(comparison: Comparison, percent: float) -> None:
         raise SessionError(f"--fail-on-regression cannot be judged: {reason}")
 
 
-def _sessions(path: Path) -> list[Source]:
+def _sessions(path: str) -> list[Source]:
     """Return the sessions of one side."""
     place = any_path(path)
     runs: list[Any] = []
@@ -97,7 +98,7 @@ def _sessions(path: Path) -> list[Source]:
     return [(str(run), load_run(run)) for run in runs]
 
 
-def _show(comparison: Comparison, form: str, out: Path | None, is_forced: bool) -> None:
+def _show(comparison: Comparison, form: str, out: str | None, is_forced: bool) -> None:
     from lightning_perf.reports.console import comparison_report, emit, to_text
 
     if form == "console" and out is None:

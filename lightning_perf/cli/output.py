@@ -33,7 +33,7 @@ def write_error(text: str) -> None:
     print(fit_encoding(f"lightning-perf: {line(text, 1000)}", sys.stderr.encoding), file=sys.stderr)
 
 
-def write(text: str, out: Path | None, is_forced: bool) -> None:
+def write(text: str, out: str | None, is_forced: bool) -> None:
     """Write text to the file of ``--out``, or to stdout; for errors see ``write_file``."""
     if out is None:
         write_stdout(text)
@@ -61,7 +61,7 @@ def check_folder(out: Path | None) -> None:
         raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
 
 
-def check_file(target: Path | None, is_forced: bool) -> None:
+def check_file(target: str | None, is_forced: bool) -> None:
     """Raise ``ConfigError`` if the file of ``--out`` cannot be written: it is a folder, or exists without ``--force``.
 
     Called before anything that takes long; None stands for stdout.
@@ -79,7 +79,7 @@ def check_file(target: Path | None, is_forced: bool) -> None:
         raise ConfigError(f"--out {place} exists already; add --force to replace it, or choose another file")
 
 
-def write_file(target: Path, text: str, is_forced: bool) -> None:
+def write_file(target: str, text: str, is_forced: bool) -> None:
     """Write UTF-8 text to a file atomically; create parent folders.
 
     Raises:

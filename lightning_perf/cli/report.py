@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +18,10 @@ FORMATS = ("console", *formats.FORMATS)
 
 def report(
     session: Annotated[
-        Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or its folder; also at a URL.")
+        str, typer.Argument(metavar="SESSION", help="A perf_session.json, or its folder; also at a URL.")
     ],
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Write to this file or URL, not to the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show everything and the outcome of each rule.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Show everything, not only the brief form (console).")] = False,

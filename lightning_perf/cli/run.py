@@ -17,7 +17,7 @@ from .output import check_folder
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Your training command.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder or URL of perf_session.json; the logger's folder by default.")
+        str | None, typer.Option(help="Folder or URL of perf_session.json; the logger's folder by default.")
     ] = None,
     with_: Annotated[
         str, typer.Option("--with", metavar="ID,...", help="Treatments to apply, e.g. loader-workers=4,precision-bf16.")

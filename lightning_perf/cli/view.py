@@ -21,7 +21,7 @@ INSTALL = 'pip install "lightning-perf[trace]"'
 
 
 def view(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace as JSON or gzip.")],
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A trace as JSON or gzip; also a URL.")],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the viewer listens.")] = 9001,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only serve; print the address.")] = False,
 ) -> None:
@@ -35,12 +35,12 @@ def view(
         raise TraceError(f"Cannot read {place}: {error}") from error
     with tempfile.TemporaryDirectory(prefix="lightning-perf-view-") as folder:
         # The viewer detects the format by the file name, which is often another one.
-        plain = Path(folder) / f"{trace.name.removesuffix('.gz').removesuffix('.json')}.json"
+        plain = Path(folder) / f"{place.name.removesuffix('.gz').removesuffix('.json')}.json"
         with local_file(place) as local, plain.open("wb") as file:
             for chunk in text_chunks(local):
                 file.write(chunk)
         command = [*viewer, "--port", str(port), *(["--server_only"] if no_browser else []), str(plain)]
-        print(f"{trace.name} at http://localhost:{port} until Ctrl-C", flush=True)
+        print(f"{place.name} at http://localhost:{port} until Ctrl-C", flush=True)
         try:
             code = subprocess.run(command, check=False).returncode
         except KeyboardInterrupt:

@@ -147,10 +147,12 @@ def any_path(path: str | os.PathLike[str] | RemotePath) -> AnyPath:
     match = _SCHEME.match(text)
     if match is None:
         return Path(path)
-    scheme, rest = match["scheme"], text[match.end() :]
+    scheme, slashes, rest = match["scheme"], match["slashes"], text[match.end() :]
     if scheme in ("file", "local"):
-        return Path(rest if len(match["slashes"]) == 2 else f"/{rest}")
-    return RemotePath(f"{scheme}://{rest}") if len(match["slashes"]) > 1 or _is_known(scheme) else Path(path)
+        return Path(rest if slashes == "//" else f"/{rest}")
+    if slashes != "/":
+        return RemotePath(text)
+    return RemotePath(f"{scheme}://{rest}") if _is_known(scheme) else Path(path)
 
 
 def is_dir(path: AnyPath) -> bool:
@@ -180,10 +182,12 @@ def local_file(path: AnyPath) -> Iterator[Path]:
 
 
 def _with_parents(storage: Any, path: str, write: Callable[[], None]) -> None:
-    """Write a file; create its folder if the storage has real folders and it is missing."""
+    """Write a file; create its folder if that is missing and real."""
     try:
         write()
     except FileNotFoundError:
+        if not path.startswith("/"):  # in a bucket, which must not be created
+            raise
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
         write()
 

@@ -6,8 +6,10 @@ import errno
 import uuid
 from pathlib import Path
 
+import fsspec
 import msgspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from reports.sessions import starved
 
 from lightning_perf import load, traces
@@ -31,6 +33,7 @@ def folder() -> RemotePath:
         ("s3://bucket/run", RemotePath("s3://bucket/run")),
         (Path("s3://bucket/run"), RemotePath("s3://bucket/run")),
         ("memory://run/", RemotePath("memory://run/")),
+        ("hdfs:///user/run", RemotePath("hdfs:///user/run")),
         ("simplecache::s3://bucket/run", RemotePath("simplecache::s3://bucket/run")),
         ("unknown://host/run", RemotePath("unknown://host/run")),
         ("file:///tmp/run", Path("/tmp/run")),
@@ -103,6 +106,21 @@ def test_errors_of_a_storage_are_os_errors(folder: RemotePath, monkeypatch: pyte
     assert raised.value.errno == errno.EIO
     with pytest.raises(SessionError, match="no credentials"):
         starved().save(folder)
+
+
+def test_folders_are_created_where_they_are_real(tmp_path: Path) -> None:
+    class Disk(LocalFileSystem):
+        protocol = "disk"
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix("disk://")
+
+    fsspec.register_implementation("disk", Disk, clobber=True)
+    (tmp_path / "file").write_bytes(b"mine")
+    RemotePath(f"disk://{tmp_path}/a/b/copy").upload(tmp_path / "file")
+    assert starved().save(f"disk://{tmp_path}/c/d").read_bytes() == (tmp_path / "c" / "d" / SESSION_FILE).read_bytes()
+    assert (tmp_path / "a" / "b" / "copy").read_bytes() == b"mine"
 
 
 def test_traces_are_analyzed_at_a_url(folder: RemotePath) -> None:

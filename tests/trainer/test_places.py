@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +95,51 @@ def test_commands_read_what_a_run_left_at_a_url(make_trainer: Make, url: str, tm
 def test_commands_that_need_a_local_folder_refuse_a_url(command: str, script: list[str], url: str) -> None:
     with pytest.raises(ConfigError, match=f"--out {url} is a URL"):
         CliRunner().invoke(app, [command, "--out", url, *script], catch_exceptions=False)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of a server on this machine that speaks S3's protocol."""
+    s3fs = pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    values = {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "DEFAULT_REGION": "us-east-1"}
+    for name, value in {**values, "ENDPOINT_URL": "http://{}:{}".format(*server.get_host_and_port())}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = f"bucket-{uuid.uuid4().hex}"
+    s3fs.S3FileSystem().mkdir(name)
+    yield f"s3://{name}"
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def test_runs_are_written_to_s3_and_read_from_there(make_trainer: Make, bucket: str, tmp_path: Path) -> None:
+    url = f"{bucket}/runs/a"
+    for _ in range(2):  # the second run keeps the session of the first one
+        doctor = PerfDoctor(schedule=(2, 1, 2), reports=("json", "html"), out_dir=url)
+        make_trainer(doctor, max_epochs=2).fit(Tiny(), loader(8))
+        assert doctor.session.probes_off == ()
+    assert load(url) == doctor.session
+    assert len(RemotePath(url).glob("perf_session*.json")) == 2
+    assert len(RemotePath(url).glob("*.pt.trace.json.gz")) == 2
+    for command in (["report", url], ["report", url, "--out", f"{url}/report.txt"], ["analyze", url]):
+        assert CliRunner().invoke(app, command).exit_code == 0
+    assert b"PerfDoctor" in RemotePath(f"{url}/report.txt").read_bytes()
+    assert not list(tmp_path.glob("s3*"))
+
+
+def test_missing_bucket_costs_the_files_only(
+    make_trainer: Make, bucket: str, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = bucket + "-missing"
+    doctor = PerfDoctor(schedule=None, out_dir=f"{missing}/run")
+    with caplog.at_level(logging.WARNING, "lightning_perf"):
+        make_trainer(doctor).fit(Tiny(), loader())
+    assert [failure.probe for failure in doctor.session.probes_off] == ["copy"]
+    (warning,) = warnings_of(caplog)
+    assert f"{missing}/run" in warning
+    assert not RemotePath(missing).exists()
 
 
 def test_folder_of_a_logger_may_be_a_url(make_trainer: Make, url: str) -> None:
