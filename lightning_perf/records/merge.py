@@ -42,7 +42,7 @@ def load_run(path: str | os.PathLike[str] | RemotePath) -> Session:
         others = _of_other_ranks(file)
         has_first = exists(file)
     except OSError as error:
-        raise SessionError(f"cannot read a session from {source}: {error}") from error
+        raise SessionError(f"cannot read a session from {source}: {error.strerror or error}") from error
     readable: list[Session] = []
     problems: list[MissingRank] = []
     for other in others:

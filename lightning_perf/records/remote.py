@@ -202,7 +202,9 @@ def _is_known(scheme: str) -> bool:
 def _as_os_error(path: RemotePath) -> Iterator[None]:
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.errno is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.url) from error
         raise
     except Exception as error:  # storage libraries have exceptions of their own
         raise_if_from_signal(error)

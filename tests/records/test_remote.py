@@ -87,10 +87,16 @@ def test_load_names_what_is_there_when_a_remote_folder_has_no_session_of_its_own
         load(folder)
 
 
-@pytest.mark.parametrize("url", ["nothing://host/run", "memory://no/such/run"])
-def test_load_says_what_cannot_be_read(url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("nothing://host/run", "ValueError: Protocol not known: nothing"),
+        ("memory://no/run", "No such file or directory"),
+    ],
+)
+def test_load_says_what_cannot_be_read(url: str, reason: str) -> None:
     for read in (load, load_run):
-        with pytest.raises(SessionError, match=f"cannot read a session from {url}"):
+        with pytest.raises(SessionError, match=f"cannot read a session from {url}: {reason}"):
             read(url)
 
 
