@@ -19,7 +19,7 @@ from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
 from lightning_perf.records.files import require_room, write_whole
-from lightning_perf.records.remote import AnyPath, any_path
+from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.remote_folder import RemoteFolder, within
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports.sections.hang import hang_text
@@ -74,7 +74,7 @@ class RunReports:
         files = [name for name, is_wanted in wanted.items() if is_wanted]
         if isinstance(place, Path):
             self.folder = place
-        if not files or trainer.fast_dev_run:
+        if trainer.fast_dev_run or not (files or isinstance(place, RemotePath)):
             return
         try:
             if isinstance(place, Path):
@@ -124,8 +124,6 @@ class RunReports:
             self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
         if "json" in reports:
             self._probes.call("json", self._save, session)
-            if self._remote is not None:
-                self._probes.call("copy", self._remote.copy_soon)
 
     def _epoch_report(self, session: Session, epoch: int, is_within: bool = False) -> Any:
         """Return what the console shows of an epoch, or within it; None if nothing."""
@@ -272,6 +270,8 @@ class RunReports:
         require_room(self.folder, 0)  # a session is small beside the reserve
         session.save(self._session_path(session))
         self._doctor._saved_at = self._place(session)
+        if self._remote is not None and session.run.status == "running":
+            self._remote.copy_soon()
 
     def _active(self) -> tuple[str, ...]:
         """Return the reports to make; a trial run of a few batches leaves no files behind."""

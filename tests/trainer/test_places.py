@@ -192,7 +192,7 @@ def test_files_stay_here_when_the_url_cannot_be_written(
 
 
 def test_run_ends_when_the_storage_does_not_answer(
-    make_trainer: Make, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_trainer: Make, url: str, scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(MemoryFileSystem, "pipe_file", lambda *_, **__: time.sleep(60))
     monkeypatch.setattr(run_reports, "_UPLOAD_S", 0.05)
@@ -215,6 +215,17 @@ def test_unknown_storage_costs_the_files_only(
     assert doctor.session.run.n_steps == 16
     assert list(scratch.iterdir()) == []
     assert not list(tmp_path.glob("nothing*"))
+
+
+def test_post_mortem_is_at_the_url_when_no_report_is_written(make_trainer: Make, url: str, tmp_path: Path) -> None:
+    class RunsOut(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        make_trainer(PerfDoctor(schedule=None, reports=(), out_dir=url)).fit(RunsOut(), loader())
+    assert [file.name for file in RemotePath(url).glob("*")] == ["out_of_memory.txt"]
+    assert not list(tmp_path.glob("*.txt"))
 
 
 # -- folders ------------------------------------------------------------
