@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ import yaml
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import SAFETIES, Prescription, Safety, Selection, Session, load_run, select
+from lightning_perf.records.remote import any_path
 from lightning_perf.reports.wording import fit_encoding, line
 from lightning_perf.treatments.prescription import literal, objects_of
 
@@ -22,14 +22,14 @@ FORMATS = ("python", "yaml", "cli")
 
 
 def config(
-    session: Annotated[Path, typer.Argument(metavar="SESSION", help="A perf_session.json, or the folder it is in.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="A perf_session.json, or its folder; also a URL.")],
     format_: Annotated[
         str, typer.Option("--format", help="python, yaml for LightningCLI, or cli for its command line.")
     ] = "python",
     safety: Annotated[
         str, typer.Option(help="Include changes up to: exact (same results), numerics (rounding), or semantics.")
     ] = "exact",
-    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
 ) -> None:
     """Print the recommended arguments of a saved session for Python or LightningCLI. Needs no torch.
@@ -43,7 +43,7 @@ def config(
     if allowed is None:
         raise ConfigError(f"--safety {safety} is not known; expected one of {', '.join(SAFETIES)}")
     check_file(out, force)
-    settings, notes = configuration(load_run(session), format_, allowed)
+    settings, notes = configuration(load_run(any_path(session)), format_, allowed)
     if format_ == "cli":
         for note in notes:
             print(fit_encoding(note, sys.stderr.encoding), file=sys.stderr)

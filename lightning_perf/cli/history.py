@@ -19,6 +19,7 @@ from lightning_perf.history.run_history import LAST_RUNS
 from lightning_perf.history.store import MAX_RUNS, VARIABLE, History, Row, default_file
 from lightning_perf.history.suspects import Suspect, suspects
 from lightning_perf.records import Comparison, Session, load_run
+from lightning_perf.records.remote import any_path
 from lightning_perf.reports.cells import Column, Rows, Value, seconds
 from lightning_perf.reports.document import Document, code, facts, section, table
 from lightning_perf.reports.wording import count
@@ -80,7 +81,7 @@ def bisect(
     sides = []
     for name in (good, bad):
         if os.path.exists(name):
-            sides.append(kept(load_run(Path(name))))
+            sides.append(kept(load_run(any_path(name))))
         else:
             with opened() as found:
                 sides.append(found.find(name))
