@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import nn
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes import ceilings as ceilings_probe
 from lightning_perf.probes.breakdown import ModelMemory
-from lightning_perf.probes.fake_pass import eager
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.machine import device_name, read_device
 from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
@@ -166,7 +165,7 @@ def quick_profile(
         counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=device.type == "cpu")
         run = _Run(model, batch, train, loss, device)
         run.once()  # lazy parameters and libraries come alive outside the count
-        with eager():
+        with _eager():
             run.once(counter)
         if counter.failure:
             raise ConfigError(f"the arithmetic of {type(model).__name__} could not be counted: {counter.failure}")
@@ -224,7 +223,7 @@ class _Run:
         passes = []
         for _ in range(_TIMED_BY_MODULE):
             timed = ModuleTimes(self._model, depth, time.perf_counter_ns, make_event)
-            with eager():
+            with _eager():
                 timed.open()
                 try:
                     self.once(timed)
@@ -295,7 +294,7 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
     if not run.train:
         return memory.record()
     saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
-    with eager(), torch.enable_grad(), saved:
+    with _eager(), torch.enable_grad(), saved:
         run._forward()
     return msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch))
 
@@ -320,6 +319,12 @@ def _added_up(output: Any) -> torch.Tensor:
             "the model's output holds no floating-point tensor that needs a gradient: give loss=, or train=False"
         )
     return torch.stack([t.float().sum() for t in tensors]).sum()
+
+
+def _eager() -> Any:
+    """Run compiled models uncompiled, so that their operators are visible (torch 2.6 and newer)."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return set_stance("force_eager") if set_stance is not None else nullcontext()
 
 
 def _device_of(model: nn.Module, batch: Any) -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
-from math import prod
 from typing import Any
 
 import torch
@@ -65,36 +64,6 @@ def named_buffers(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def buffers(root: nn.Module) -> Iterator[torch.Tensor]:
     """Yield all buffers, each once."""
     return (buffer for _, buffer in named_buffers(root))
-
-
-def flat_parameters(root: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
-    """Return stand-ins for the parameters that FSDP keeps in flat ones, by their module's id and name.
-
-    Each has the parameter's ``full_shape``, and no elements.
-    """
-    found: dict[int, dict[str, nn.Parameter]] = {}
-    for module in modules(root):
-        flat: Any = plain.stored(plain.stored(module, "_handle"), "flat_param")
-        if flat is None or "FullyShardedDataParallel" not in library_names(type(module)):
-            continue
-        for info, shape in zip(flat._param_infos, flat._shapes, strict=True):
-            whole = nn.Parameter(torch.empty(0, dtype=flat.dtype), flat.requires_grad)
-            whole.ds_shape = shape  # type: ignore[attr-defined]
-            found.setdefault(id(info.module), {})[info.param_name] = whole
-        for info in flat._shared_param_infos:
-            whole = found[id(info.prim_module)][info.prim_param_name]
-            found.setdefault(id(info.module), {})[info.param_name] = whole
-    return found
-
-
-def full_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of a readable tensor; of one that DeepSpeed (stage 3) or FSDP hold sharded, when gathered."""
-    return tuple(plain.attributes(tensor).get("ds_shape") or plain.field(tensor, "shape"))
-
-
-def library_names(kind: type) -> list[str]:
-    """Return the names of a class and its bases, without those of other packages than torch and Lightning."""
-    return [base.__name__ for base in kind.__mro__ if plain.is_library(base)]
 
 
 def states_of(optimizer: Any) -> list[tuple[Any, Any]]:
@@ -167,16 +136,13 @@ def owner_of(name: str, modules: Container[str]) -> str:
 
 
 def bare_profile(root: nn.Module, device: str) -> ModelProfile:
-    """Return a model's profile with only its parameters, in full; those without a shape yet are omitted."""
-    flat = flat_parameters(root)
-    held = (p for module in modules(root)
-            for p in (dict(_items(module, "_parameters")) | flat.get(id(module), {})).values())  # fmt: skip
-    own = {id(p): p for p in held if plain.has_shape(p) and "_shapes" not in plain.attributes(p)}.values()
-    sizes = [(prod(full_shape(p)), plain.field(p, "requires_grad"), plain.field(p, "dtype").itemsize) for p in own]
-    return ModelProfile(
-        class_name=type(root).__name__,
-        device=device,
-        n_parameters=sum(n for n, _, _ in sizes),
-        n_trainable=sum(n for n, is_trained, _ in sizes if is_trained),
-        parameters_bytes=sum(n * n_bytes for n, _, n_bytes in sizes),
-    )
+    """Return a model's profile with only its parameters; those without a shape yet are omitted."""
+    own = [parameter for parameter in parameters(root) if plain.has_shape(parameter)]
+    with plain.without_overrides():
+        return ModelProfile(
+            class_name=type(root).__name__,
+            device=device,
+            n_parameters=sum(p.numel() for p in own),
+            n_trainable=sum(p.numel() for p in own if p.requires_grad),
+            parameters_bytes=sum(p.numel() * p.element_size() for p in own),
+        )

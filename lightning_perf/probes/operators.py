@@ -181,9 +181,7 @@ Formula = Callable[[Sequence[Any], Any], int]
 # Expensive operators by name: those without a formula are reported as uncounted.
 _HEAVY = re.compile(r"(^|_)(mm|bmm|matmul|attention|conv(olution)?\d?d?|rnn|lstm|gru|linear|cdist)(_|$)")
 _LIGHT = frozenset({"aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell"})
-_KNOWN_NAMESPACES = (
-    "aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "torchvision", "quantized", "profiler"
-)  # fmt: skip
+_KNOWN_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "torchvision", "quantized", "profiler")
 
 
 def formula_of(packet: Any) -> Formula | None:

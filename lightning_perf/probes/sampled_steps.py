@@ -13,17 +13,16 @@ from typing import Any
 import torch
 
 from lightning_perf import interrupts
-from lightning_perf.interrupts import error_text
 from lightning_perf.records import ModelProfile, Session, SyncCalls
 
 from .base import Probe, RunContext
 from .clock import NEVER, DeviceEvent
 from .code_lines import CodeLines, Place
-from .compiler import is_any_compiled
-from .fake_pass import FakePass
+from .compiler import has_compiled
 from .flops import ArithmeticCounter
 from .loop import LoopProbe
 from .machine import device_name
+from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
@@ -36,8 +35,8 @@ COUNTED_STEP = 10
 slowed down."""
 
 _COUNTING_ATTEMPTS = 3
-_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy", "FSDPStrategy", "ModelParallelStrategy")
-"""Strategies under which a step shows all its operators; under others it is counted on fake tensors."""
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+"""Strategies under which all operations of a step can be counted: others shard or move tensors themselves."""
 
 ROUNDS = (20, 220, 2020)
 """Steps before each round: the first after the batches that allocate and tune, then ten times less often."""
@@ -151,8 +150,7 @@ class SampledSteps(Probe):
         """Profile of the step whose operations were counted; None before it."""
         self.call_log: CallLog | None = None
         """Operators of that step."""
-        self._trainer = trainer
-        self._fake: FakePass | None = None
+        self._strategy = type(trainer.strategy).__name__
         self._device: torch.device = trainer.strategy.root_device
         self._module, self._loop, self._now_ns, self._on_fail = pl_module, loop, now_ns, on_fail
         self._depth, self._make_event = depth, make_event
@@ -261,16 +259,17 @@ class SampledSteps(Probe):
 
     def _tracer(self, kind: str, batch: Any) -> StepTracer | None:
         """Return the tracer of a step; None, with the reason in ``missing``, if the step cannot be traced."""
+        reason = self._refusal(kind)
+        if reason:
+            self.missing[_FIELDS[kind][0]] = reason
+            if kind == "arithmetic":
+                self._attempts_left = 0
+            return None
         if kind == "arithmetic":
-            if is_any_compiled(self._module) or type(self._trainer.strategy).__name__ not in _STRATEGIES:
-                return self._keep_shapes(batch)
             self._attempts_left -= 1
             self._n_samples = batch_size(batch)
             log, is_cpu = CallLog(self._n_samples or 0), self._device.type == "cpu"
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, times_operators=is_cpu, log=log)
-        if reason := self._refusal(kind):
-            self.missing[_FIELDS[kind][0]] = reason
-            return None
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
         if kind == "device":
@@ -281,34 +280,20 @@ class SampledSteps(Probe):
 
     def _refusal(self, kind: str) -> str:
         """Return why no step can be traced; empty if one can."""
-        is_compiled = kind != "device" and is_any_compiled(self._module)
+        is_any_compiled = kind != "device" and (has_compiled() or is_compiled(self._module))
+        if kind == "arithmetic":
+            if is_any_compiled:
+                return "operators of a compiled model cannot be counted here; use quick_profile"
+            if self._strategy not in _STRATEGIES:
+                return f"{self._strategy} shards or moves tensors by itself: only some operations would be counted"
+            return ""
         if current_mode() is not None:  # it would see what ours does
             return "a dispatch mode of the script is in place"
-        if is_compiled and kind == "modules":
+        if is_any_compiled and kind == "modules":
             return "hooks on modules would make torch recompile them"
-        if is_compiled and not can_trace_compiled():
+        if is_any_compiled and not can_trace_compiled():
             return "compiled code would run uncompiled while this version of torch traces operators"
         return ""
-
-    def _keep_shapes(self, batch: Any) -> StepTracer | None:
-        """Keep the shapes of a step whose operators are not visible, to count it in a pause."""
-        self._attempts_left = 0
-        self._loop.main.leave_out()
-        try:
-            self._fake = FakePass(batch, self._device, self._step)
-            self.missing["model_profile"] = self._fake.reason
-        except Exception as error:  # noqa: BLE001 - the reason is recorded
-            self.missing["model_profile"] = f"the batch cannot be copied: {error_text(error)}"
-        return None
-
-    def before_report(self, is_last: bool) -> None:
-        """Count the step on fake tensors."""
-        if self._fake is not None and self.profile is None:
-            depth, spent_ns = max(1, self._depth), self._loop.wall_ns()
-            self.profile = self._fake.of_trainer(self._trainer, self._module, self._now_ns, spent_ns, depth)
-            self.missing["model_profile"] = self._fake.reason
-        if self.profile is not None:
-            self.missing.pop("model_profile", None)
 
     def _end(self, tracer: StepTracer) -> None:
         begin = self._now_ns()

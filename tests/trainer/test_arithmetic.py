@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes import ceilings, fake_pass, sampled_steps
+from lightning_perf.probes import ceilings, sampled_steps
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.records import Ceilings, Session
 
@@ -65,9 +64,8 @@ class Manual(Net):
 def fitted(make: Make, model: Net, doctor: PerfDoctor | None, **arguments: Any) -> Net:
     seed_everything(3, verbose=False)
     fresh = type(model)()
-    to_fit = torch.compile(fresh, backend="eager") if isinstance(fresh, CompiledWhole) else fresh
     data = DataLoader(TensorDataset(torch.randn(N_BATCHES * BATCH, 8)), BATCH, shuffle=True)
-    make(*([doctor] if doctor is not None else []), **arguments).fit(to_fit, data)
+    make(*([doctor] if doctor is not None else []), **arguments).fit(fresh, data)
     return fresh
 
 
@@ -136,87 +134,11 @@ def test_nothing_is_counted_when_switched_off(make_trainer: Make) -> None:
         PerfDoctor(ceilings=3)  # type: ignore[arg-type]
 
 
-class Compiled(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body.compile(backend="eager")
-
-
-class CompiledWhole(Net):
-    """Compiled as a whole where it is fitted."""
-
-
-class Branches(Compiled):
-    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if loss > 0 else -loss
-
-
-@pytest.fixture
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_pass, "LEAST_S", 600.0)
-    monkeypatch.setattr(fake_pass, "MOST_S", 600.0)
-
-
-@pytest.mark.usefixtures("_patience")
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("model", [Compiled(), CompiledWhole()], ids=["part", "whole"])
-def test_compiled_step_is_counted_in_a_pause(make_trainer: Make, model: Net, precision: str) -> None:
-    plain = fitted(make_trainer, model, None, precision=precision)
-    torch._dynamo.reset()
-    watched, session = diagnosed(make_trainer, model, precision=precision)
-    assert watched.losses == plain.losses
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
-    profile = session.model_profile
-    assert session.probes_off == ()
-    assert "model_profile" not in session.missing
-    assert profile is not None
-    assert (profile.forward_flops, profile.basis) == (ONCE, "uncompiled")
-    fused = 2 * ONCE - 2 * BATCH * 8 * 16
-    assert profile.backward_flops in (fused, fused - FIRST_STATE)
-    assert (profile.step, profile.n_samples) == (sampled_steps.COUNTED_STEP, BATCH)
-    assert profile.precision == ("bf16" if "bf16" in precision else "fp32")
-
-
-@pytest.mark.usefixtures("_patience")
-def test_step_of_a_strategy_that_is_not_known_is_counted_in_a_pause(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = fitted(make_trainer, Net(), None)
-    monkeypatch.setattr(sampled_steps, "_STRATEGIES", ())
-    monkeypatch.setattr(sampled_steps, "is_any_compiled", lambda module: False)
-    monkeypatch.setattr(fake_pass, "is_any_compiled", lambda module: False)
-    watched, session = diagnosed(make_trainer, Net())
-    assert watched.losses == plain.losses
-    assert session.model_profile is not None
-    assert (session.model_profile.forward_flops, session.model_profile.basis) == (ONCE, "fake")
-
-
-@pytest.mark.usefixtures("_patience")
-def test_reason_is_recorded_when_a_compiled_step_depends_on_values(make_trainer: Make) -> None:
-    plain = fitted(make_trainer, Branches(), None)
-    watched, session = diagnosed(make_trainer, Branches())
-    assert watched.losses == plain.losses
-    assert session.model_profile is None
-    assert "values of tensors" in session.missing["model_profile"]
-    assert session.probes_off == ()
-
-
-def test_pass_that_took_too_long_is_repeated_when_there_is_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[int] = []
-
-    def profile(self: Any, module: Any, step: Any, now_ns: Any, until_ns: int, *_: Any) -> None:
-        limits.append(until_ns)
-        raise TimeoutError("planted")
-
-    monkeypatch.setattr(fake_pass.FakePass, "profile", profile)
-    fake = fake_pass.FakePass(torch.zeros(2), torch.device("cpu"))
-    plugin = SimpleNamespace(train_step_context=lambda: None)
-    trainer = SimpleNamespace(precision_plugin=plugin, strategy=SimpleNamespace())
-    for trained_s in (1, 1, 600, 10**6):
-        assert fake.of_trainer(trainer, nn.Linear(1, 1), lambda: 0, trained_s * 10**9, 1) is None
-    assert limits == [round(fake_pass.LEAST_S * 1e9), round(fake_pass.MOST_S * 1e9)]
-    assert "planted" in fake.reason
+def test_compiled_model_is_left_alone_with_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampled_steps, "is_compiled", lambda module: True)
+    _, session = diagnosed(make_trainer, Net())
+    assert "compiled" in session.missing["model_profile"]
+    assert session.model_profile is None or session.model_profile.forward_flops is None
 
 
 def test_reason_is_recorded_when_the_run_is_too_short(make_trainer: Make) -> None:

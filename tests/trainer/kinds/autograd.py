@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from typing import Any
 
-import numpy as np
 import torch
-import torchmetrics
 from lightning.pytorch import Callback
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -137,35 +134,6 @@ def compiled_module(run: Run) -> None:
 
     run.trainer().fit(torch.compile(Quiet(), backend="eager"), varied())
     run.note(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
-HISTORY: list[Any] = []
-
-
-@kind("compiled-step-with-state", core=True, ignore=(r"dynamo|_compil|__closure__",))
-def compiled_with_state(run: Run) -> None:
-    class Stateful(Deep):
-        n_steps = 0
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer.compile(backend="eager")
-            self.metric, self.rng = torchmetrics.MeanMetric(), np.random.default_rng(1)
-            self.by_name: dict[str, list[Any]] = {"loss": []}
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            scale = self.rng.random() + random.random() + np.random.rand() + torch.rand(())
-            loss = self.layer(batch * scale).square().mean()
-            self.metric(loss.detach())
-            self.log("mean", self.metric)
-            self.by_name["loss"].append(loss.detach())
-            HISTORY.append(loss.item())
-            type(self).n_steps += 1
-            print("step", batch_idx)
-            return loss
-
-    run.trainer(max_epochs=2).fit(Stateful(), varied())
-    run.note((list(HISTORY), Stateful.n_steps))
 
 
 @kind("double-backward")
