@@ -12,10 +12,6 @@ Bound = Literal["compute", "bandwidth", "launch", "latency"]
 """Bottleneck of an operation: arithmetic, memory traffic, launching its operators, or none of these."""
 
 
-Basis = Literal["step", "fake", "uncompiled"]
-"""What was counted: a real step; one on fake tensors; or one on fake tensors, of compiled code without its compiler."""
-
-
 class Ceilings(Record, frozen=True, kw_only=True):
     """Peak rates of a device, measured on it with torch's own operators.
 
@@ -165,8 +161,6 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         recomputed_flops: Of ``backward_flops``, the part that computes activations again (checkpointing).
         forward_bytes: Read and written by all operators, as if nothing stayed in a cache.
         backward_bytes: The same of the backward pass.
-        saved_bytes: Saved by the forward pass for the backward pass, without parameters and batch; None if not counted.
-        basis: Compiled code has the FLOPs of ``"uncompiled"``, but fuses operators: it moves and saves fewer bytes.
         uncounted: Operators whose arithmetic is not known and counted as none, though they are known to do some.
         forward_s: Of the forward pass alone; None if not timed.
         step_s: Of a training step: forward, backward and the optimizer's step where there is one.
@@ -197,8 +191,6 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     recomputed_flops: int = 0
     forward_bytes: int | None = None
     backward_bytes: int | None = None
-    saved_bytes: int | None = None
-    basis: Basis = "step"
     uncounted: tuple[str, ...] = ()
     forward_s: Distribution | None = None
     step_s: Distribution | None = None

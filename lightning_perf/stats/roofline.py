@@ -203,9 +203,6 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
     seconds = sum(by_module) or (timed.p50 if timed is not None else 0.0)
     if seconds <= 0 or profile.forward_flops is None:
         return None
-    if profile.basis == "uncompiled":  # compiled code has fewer operators, and moves fewer bytes
-        compute_s = least_of_step(profile, ceilings).compute_s
-        return "compute" if (compute_s or 0.0) >= EXPLAINED_FRACTION * seconds else None
     totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     for module in profile.modules:
         work = _least_of(module, ceilings, profile.precision)

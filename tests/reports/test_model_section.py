@@ -39,14 +39,6 @@ def test_flops_are_written_with_their_unit() -> None:
     assert model_rows.flops_in(2e12, "FLOP/s") == "2 TFLOP/s"
 
 
-def test_what_was_counted_on_fake_tensors_says_so() -> None:
-    assert not any("fake" in fact for fact in model_rows.model_facts(profile()))
-    faked = msgspec.structs.replace(profile(), basis="uncompiled", saved_bytes=2**20)
-    told = model_rows.model_facts(faked)
-    assert "1.00 MiB saved for backward" in told
-    assert told[-1] == "counted on fake tensors without the compiler, which saves bytes by fusing operators"
-
-
 def test_utilisation_always_shows_what_it_is_a_share_of() -> None:
     told = model_rows.utilisation_facts(profile().utilisation)
     assert told == [

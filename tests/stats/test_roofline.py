@@ -126,15 +126,6 @@ def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it(n_operat
     assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == bound
 
 
-@pytest.mark.parametrize(("seconds", "bound"), [(0.05, "compute"), (0.051, None)])  # the products take 0.03 s
-def test_compiled_step_has_no_bound_by_bytes_and_operators_of_the_uncompiled_one(
-    seconds: float, bound: str | None
-) -> None:
-    each = module(forward_bytes=10**12, n_operators=10**9)
-    counted = profile(modules=(each,), basis="uncompiled")
-    assert assessed(counted, CEILINGS, None, times(seconds)).bound == bound
-
-
 def test_bound_of_the_step_leaves_the_optimizer_out_when_modules_were_timed() -> None:
     module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
                            forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip

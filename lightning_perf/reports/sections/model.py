@@ -86,16 +86,10 @@ def model_facts(profile: ModelProfile) -> list[str]:
     n_flops, n_bytes = work_of(profile)
     if n_bytes:
         told.append(f"{size(n_bytes)} read and written, {number_text(intensity(n_flops, n_bytes))} FLOP/byte")
-    if profile.saved_bytes is not None:
-        told.append(f"{size(profile.saved_bytes)} saved for backward")
     if profile.precision:
         told.append(f"mostly {line(profile.precision, 16)}")
     if profile.uncounted:
         told.append("not counted: " + ", ".join(line(name, 60) for name in profile.uncounted[:4]))
-    if profile.basis == "fake":
-        told.append("counted on fake tensors")
-    elif profile.basis == "uncompiled":
-        told.append("counted on fake tensors without the compiler, which saves bytes by fusing operators")
     return told
 
 
