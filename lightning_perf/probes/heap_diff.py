@@ -24,6 +24,7 @@ from lightning_perf.records import Suspect
 
 from . import plain
 from .module_walk import named_modules
+from .one_moment import live_objects
 from .plain import tensors_in
 from .storages import Storage, storages_of
 
@@ -120,7 +121,7 @@ class HeapDiff:
         yield from names.containers()  # first: included whatever the time limit
         if not self._is_wide:
             return
-        for i, value in enumerate(gc.get_objects()):
+        for i, value in enumerate(live_objects()):
             if type(value) in _CONTAINERS:
                 yield value
             if i % _CHECK_EVERY == 0 and time.perf_counter() - begin > self._limit_s:

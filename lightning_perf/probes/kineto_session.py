@@ -6,7 +6,6 @@ process. So no window opens beside another profiler, and a window ends before an
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from functools import partial
 from typing import Any
 
 from lightning_perf.seams import Undos, change_attribute
+
+from .one_moment import live_objects
 
 _ENTRIES = ("_prepare_profiler", "_enable_profiler")
 """Torch's functions through which every profiler starts, in ``torch.autograd.profiler``."""
@@ -85,7 +86,7 @@ def is_profiler_started() -> bool:
     if torch.profiler.profiler.PROFILER_STEP_NAME not in _step_counts():
         return False
     kind = torch.autograd.profiler.profile
-    profilers = [one for one in gc.get_objects() if type(one) is kind]
+    profilers = [one for one in live_objects() if type(one) is kind]
     return any(one.entered and one.kineto_results is None for one in profilers)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import re
 import sys
@@ -20,6 +19,7 @@ from lightning_perf.records import LiveTensor, OutOfMemory
 from . import plain
 from .code_lines import USER, owner_of, short_place
 from .module_walk import named_buffers, named_parameters, states_of
+from .one_moment import live_objects
 from .storages import Key, Storage, storages_of
 
 Where = Literal["device", "host", "worker", "shm"]
@@ -151,7 +151,7 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
     names = {**_local_names(error), **named}
     largest: dict[Key, tuple[Storage, torch.Tensor]] = {}
     until = time.perf_counter() + _LIMIT_S
-    for i, value in enumerate(gc.get_objects()):
+    for i, value in enumerate(live_objects()):
         if i % 4096 == 0 and time.perf_counter() > until:
             break
         if not plain.is_readable_tensor(value):

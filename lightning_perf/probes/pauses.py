@@ -16,6 +16,7 @@ from .base import Probe, RunContext
 from .code_lines import LIGHTNING, USER, owner_of
 from .host_lines import current_phase
 from .host_lines.calls import OwnCode, shown_file
+from .one_moment import n_live_objects
 from .spans import OWN
 
 _COUNT_SHARE = 0.01
@@ -147,7 +148,7 @@ class GarbagePauses(Probe):
         span_s = self._counted_s()
         if self.total_ns > max(_COUNT_SHARE * span_s * 1e9, 2 * self._counted_at_ns):
             self._counted_at_ns = self.total_ns
-            self._n_objects = len(gc.get_objects())
+            self._n_objects = n_live_objects()
         asked = sorted(self._asked.items(), key=lambda item: -item[1][1])[:_MAX_ASKED]
         return Collections(
             span_s=span_s,

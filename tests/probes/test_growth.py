@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from torch import nn
 from lightning_perf.probes import growth
 from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Readings, is_growing
 from lightning_perf.probes.heap_diff import HeapDiff, roots_of
+from lightning_perf.probes.one_moment import live_objects, n_live_objects
 
 KEPT: list[Any] = []
 
@@ -242,3 +245,23 @@ def test_nothing_is_read_for_the_look_at_attributes() -> None:
             n_looks += 1
     assert [suspect.name for suspect in watch.held_graphs] == ["Model.losses"]
     assert n_read == n_looks
+
+
+def test_tuple_that_another_thread_fills_is_not_held_when_objects_are_listed() -> None:
+    asked, listed = threading.Event(), threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        asked.set()
+        listed.wait(10.0)
+
+    filled: list[Any] = []
+    thread = threading.Thread(target=lambda: filled.append(tuple(items())))
+    thread.start()
+    assert asked.wait(10.0)
+    objects = live_objects()
+    listed.set()
+    thread.join()
+    assert filled == [(1,)]
+    assert any(one is filled for one in objects)
+    assert n_live_objects() > len(objects)

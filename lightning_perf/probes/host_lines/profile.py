@@ -167,7 +167,7 @@ class ProfileBuilder:
             share=samples.ns / total_ns,
             operator_fraction=operator_ns / samples.ns,
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
-            lines=tuple(_record(line, samples.ns, timed) for line in lines),
+            lines=tuple([_record(line, samples.ns, timed) for line in lines]),
         )
 
     def _late_operators(self, samples: PhaseSamples) -> float:

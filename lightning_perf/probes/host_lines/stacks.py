@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import accumulate, chain, compress, repeat, starmap
+from itertools import accumulate, chain, repeat, starmap
 from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from lightning_perf.probes.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, USER, owner_of
+from lightning_perf.probes.one_moment import at_one_moment
 
 _OURS = ("lightning_perf.probes.", "lightning_perf.seams.")
 
@@ -33,39 +32,18 @@ Frame = tuple[CodeType, int, int | None, dict[str, Any]]
 """Code, offset of the instruction, line and global names of a frame."""
 
 _fields = attrgetter("f_code", "f_lasti", "f_lineno", "f_globals")
-_call = methodcaller("__call__")
-
-_COLLECTS_WHILE_READING = sys.version_info[:2] == (3, 11)
-"""Python 3.11 makes frame objects when they are read and collects garbage meanwhile; others make or collect elsewhere.
-
-A callback of the collector hands over the interpreter lock. The frame that is being read may end then, and its object
-leads to freed memory (seen as crashes with 3.11.7). Before 3.11.5 this can also deadlock (python/cpython#106883).
-"""
 
 
 def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -> list[Frame]:
-    """Return a thread's frames, innermost first; empty if the thread has ended.
+    """Return a thread's frames at one moment, innermost first; empty if the thread has ended.
 
-    A single call of C functions, within which the interpreter lock is not handed over: lines of different moments would
-    be read otherwise.
+    Python 3.11 makes frame objects when they are read. If the thread went on meanwhile, as a callback of the garbage
+    collector would let it, the object of a frame that has ended leads to freed memory: seen as crashes with 3.11.7.
+    Before 3.11.5 a collection can also deadlock (python/cpython#106883).
     """
     innermost = map(methodcaller("get", thread), starmap(current_frames, [()]))
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
-    read: Callable[[], list[Frame]] = partial(list, map(_fields, iter(frames.__next__, None)))
-    return _without_collecting(read) if _COLLECTS_WHILE_READING else read()
-
-
-def _without_collecting(read: Callable[[], list[Frame]]) -> list[Frame]:
-    """Return what ``read`` returns, with the garbage collector off meanwhile; again a single call of C functions."""
-    was_on: list[bool] = []
-    note = partial(was_on.extend, map(_call, (gc.isenabled,)))
-    steps: Iterator[Callable[[], Any]] = chain((note, gc.disable, read), compress((gc.enable,), was_on))
-    try:
-        return cast("list[Frame]", list(map(_call, steps))[2])
-    except BaseException:
-        if any(was_on):
-            gc.enable()
-        raise
+    return at_one_moment(partial(list, map(_fields, iter(frames.__next__, None))))
 
 
 class Stack(NamedTuple):
