@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from lightning_perf.records import PHASES, Session
 from lightning_perf.reports.sections.earlier import changes_text
-from lightning_perf.reports.wording import seconds
 
-from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, Theme
+from .palette import Theme
 from .parts import figure, label, seconds_scale, upright
-from .steps import folded
+from .steps import stacked_bars
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -23,21 +22,8 @@ def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
     runs = session.earlier.runs
     unit, factor = seconds_scale(sum(each.phase_s.values()) for each in runs)
     xs = list(range(len(runs)))
-    data = [
-        {
-            "type": "bar",
-            "name": name,
-            "x": xs,
-            "y": [value * factor for value in values],
-            "marker": {
-                "color": PHASE_COLORS.get(phase, GREY),
-                "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
-            },
-            "customdata": [[label(each.started_at), seconds(value)] for each, value in zip(runs, values, strict=True)],
-            "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
-        }
-        for phase, name, values in folded({name: [each.phase_s.get(name, 0.0) for each in runs] for name in PHASES})
-    ]
+    values_of = {name: [each.phase_s.get(name, 0.0) for each in runs] for name in PHASES}
+    data = stacked_bars(values_of, [*xs], [label(each.started_at) for each in runs], factor)
     changed = [i for i, each in enumerate(runs) if each.changes]
     notes = [
         {"x": i - 0.5, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top",

@@ -32,23 +32,8 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
     names = [f"epoch {g[0].index}" if len(g) == 1 else f"epochs {g[0].index}–{g[-1].index}, mean" for g in groups]
     width = 0.8 if size == 1 else size
     means_of = {phase: [_mean(group, phase) for group in groups] for phase in PHASES}
-    data = []
-    for phase, name, means in folded(means_of):
-        data.append(
-            {
-                "type": "bar",
-                "name": name,
-                "x": [(group[0].index + group[-1].index) / 2 for group in groups],
-                "y": [mean * factor for mean in means],
-                "width": width,
-                "marker": {
-                    "color": PHASE_COLORS.get(phase, GREY),
-                    "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
-                },
-                "customdata": [[where, seconds(mean)] for where, mean in zip(names, means, strict=True)],
-                "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
-            }
-        )
+    xs = [(group[0].index + group[-1].index) / 2 for group in groups]
+    data = stacked_bars(means_of, xs, names, factor, width)
     ticks = {"dtick": 1} if len(session.epochs) <= 20 else {}
     return figure(
         data,
@@ -73,7 +58,7 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     word = step_word(session)
     data: list[dict[str, Any]] = []
     means_of = {phase: [block.phases.get(phase, 0.0) for block in blocks] for phase in STEP_PHASES}
-    for phase, name, means in folded(means_of):
+    for phase, name, means in _folded(means_of):
         means.append(means[-1])
         data.append(
             {
@@ -167,7 +152,29 @@ def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | N
     )
 
 
-def folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
+def stacked_bars(
+    values_of: dict[str, list[float]], xs: list[float], names: list[str], factor: float, width: float = 0.8
+) -> list[dict[str, Any]]:
+    """Return bars of seconds by phase, as plotly's JSON; ``factor`` scales them, ``names`` are shown on hovering."""
+    return [
+        {
+            "type": "bar",
+            "name": name,
+            "x": xs,
+            "y": [value * factor for value in values],
+            "width": width,
+            "marker": {
+                "color": PHASE_COLORS.get(phase, GREY),
+                "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
+            },
+            "customdata": [[where, seconds(value)] for where, value in zip(names, values, strict=True)],
+            "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
+        }
+        for phase, name, values in _folded(values_of)
+    ]
+
+
+def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:
     """Return phase, name and values; phases that are small everywhere are added to ``other``."""
     totals = [sum(value for value in values if math.isfinite(value)) for values in zip(*series.values(), strict=True)]
     kept, rest, n_folded = [], [0.0] * len(totals), 0
