@@ -284,7 +284,7 @@ def _fill(file: Path, n: int) -> None:
 
 def _renamed(session: Session, name: str) -> bytes:
     run = msgspec.structs.replace(session.run, id=name)
-    return zlib.compress(msgspec.json.encode(msgspec.structs.replace(session, run=run)), 1)
+    return zlib.compress(msgspec.json.encode(msgspec.structs.replace(session, run=run)))
 
 
 def _kills(folder: Path) -> Iterator[tuple[str, str]]:

@@ -23,8 +23,8 @@ from lightning_perf.records import (
     Verdict,
 )
 
-MAX_BLOCKS = 64
-"""Points of the timeline: `stats.single_runs.level` makes 16 batches of them, and medians of these."""
+MAX_BLOCKS = 128
+"""Points of the timeline: `stats.single_runs.level` makes 32 batches of them, and medians of these."""
 
 MAX_EPOCHS = 9
 """The first epoch, which a comparison leaves out, and the last ones."""

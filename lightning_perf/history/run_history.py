@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TypeVar
 from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
 from lightning_perf.reports.wording import line, phase_name, seconds, share, times
 from lightning_perf.stats.comparison import compare_sessions, typical_step_s
+from lightning_perf.stats.estimates import prediction_reach
 
 from .entry import kept
 from .store import History
@@ -89,7 +91,9 @@ def news_of(base: list[Session], session: Session) -> str:
     """Return in one line that a run is slower than its base, in which phase, and what changed; empty if it is not."""
     comparison = compare_sessions([("", one) for one in base], [("", session)])
     slower = next((one for one in comparison.times[:2] if one.change == "slower"), None)
-    if slower is None or slower.ratio is None:
+    # The range of three or four runs, which a comparison uses, understates by how much another run differs.
+    levels = [math.log(step_s) for step_s in map(typical_step_s, base) if step_s]
+    if slower is None or slower.ratio is None or math.log(slower.ratio.value) < prediction_reach(levels):
         return ""
     found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"

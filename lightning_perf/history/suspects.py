@@ -145,7 +145,7 @@ def suspects(base: Sequence[Session], new: Sequence[Session], comparison: Compar
     before, after = [settings_of(session) for session in base], [settings_of(session) for session in new]
     paths = dict.fromkeys(path for each in (*before, *after) for path in each)
     found = [_suspect(path, before, after, grown) for path in sorted(paths, key=_rank)]
-    return sorted((each for each in found if each.base != each.new), key=lambda each: -each.score)
+    return sorted((each for each in found if each.base != each.new), key=lambda each: -round(each.score, 1))
 
 
 def _suspect(
