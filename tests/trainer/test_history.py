@@ -39,6 +39,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         return msgspec.structs.replace(found, times=(changed, *found.times[1:]))
 
     monkeypatch.setattr(run_history, "compare_sessions", slower)
+    monkeypatch.setattr(run_history, "prediction_reach", lambda levels: 0.0)
 
 
 @pytest.mark.usefixtures("soon")
