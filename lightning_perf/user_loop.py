@@ -98,16 +98,19 @@ class LoopRun:
         self.is_in_loop = True
         iterating = self._trainer.fit_loop.epoch_loop.on_run_start  # timed
         iterator = iterating(iter, loader) if self._trainer.current_epoch else iter(loader)
+        profile, doctor, trainer, module = self._profile, self._doctor, self._trainer, self._module
         try:
-            while not self.is_over:
+            while doctor._run is self._run:
                 if self._index == self._n_batches:  # the fetch that ends the workers
                     batch = iterating(next, iterator, _END)
                 else:
-                    with self._profile(FETCH):
+                    with profile(FETCH):
                         batch = next(iterator, _END)
                 if batch is _END:
                     break
-                self.step_begins(batch)
+                self.is_in_step, self._step_before = True, trainer.global_step  # `step_begins`, inlined
+                with profile(self._step_start):
+                    doctor.on_train_batch_start(trainer, module, batch, self._index)
                 given, batch = [batch], None  # only the user's code holds the batch
                 yield given.pop()
                 self.step_ends()
@@ -160,17 +163,14 @@ class LoopRun:
 
     def step_begins(self, batch: Any) -> None:
         """Begin a step."""
-        self.is_in_step = True
-        self._step_before = self._trainer.global_step
-        if self._phases is not None:
-            self._phases.forward = None  # left open by an exception
+        self.is_in_step, self._step_before = True, self._trainer.global_step
         with self._profile(self._step_start):
             self._doctor.on_train_batch_start(self._trainer, self._module, batch, self._index)
 
     def step_ends(self) -> None:
         """End it."""
         self.is_in_step = False
-        if self.is_over:
+        if self._doctor._run is not self._run:
             return
         if self._phases is not None and self._phases.forward is not None:
             self._phases.forward_ends()

@@ -50,7 +50,7 @@ class UserPhases(Probe):
         self.is_validating = False
         self.forward: Any = None
         self.on_optimizer: Callable[[], None] | None = None
-        self._trainer, self._probes, self._loop = run.trainer, run.probes, run.loop
+        self._trainer, self.probes, self._loop = run.trainer, run.probes, run.loop
         self.profile = run.trainer.profiler.profile
         self._thread = get_ident()
         self._optimizer: Any = None  # span of the optimizer that steps
@@ -67,9 +67,10 @@ class UserPhases(Probe):
         """Watch torch, and what the user named."""
         undos = self._undos
         saving = _Part(self, _CHECKPOINT)
-        seams.tap_torch(torch.autograd, "backward", _Part(self, _BACKWARD, "before_backward", "after_backward"), undos)
-        seams.tap_torch(torch, "save", saving, undos)
-        seams.tap_torch(self._trainer.strategy, "save_checkpoint", saving, undos)  # Fabric's
+        backward = _Part(self, _BACKWARD, "before_backward", "after_backward")
+        seams.tap_call(torch.autograd, "backward", backward.span, undos)
+        seams.tap_call(torch, "save", saving.span, undos)
+        seams.tap_call(self._trainer.strategy, "save_checkpoint", saving.span, undos)  # Fabric's
         # Each one object, by which it is found again.
         before, after = self._before_step, self._after_step
         registries = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
@@ -91,7 +92,7 @@ class UserPhases(Probe):
         elif isinstance(thing, torch.optim.Optimizer):
             self._watch_optimizer(seams.user_optimizer(thing))
         else:
-            seams.tap_torch(thing, "step", _Part(self, _SCHEDULER), self._undos)
+            seams.tap_call(thing, "step", _Part(self, _SCHEDULER).span, self._undos)
 
     def close(self) -> None:
         """Restore everything. Can be called twice."""
@@ -122,16 +123,15 @@ class UserPhases(Probe):
             forward.__exit__(None, None, None)
 
     def notify(self, event: str, *args: Any) -> None:
-        """Call the probes that watch gradients, while there are any."""
-        if self._probes.watches_backward:
-            with self.profile(f"{self._own}on_{event}"):
-                self._probes.notify(event, *args)
+        """Call the probes that watch gradients."""
+        with self.profile(f"{self._own}on_{event}"):
+            self.probes.notify(event, *args)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if get_ident() != self._thread:
             return
         if id(optimizer) not in self._seen:
-            self._probes.call(self.name, self._watch_optimizer, optimizer)
+            self.probes.call(self.name, self._watch_optimizer, optimizer)
             if self.on_optimizer is not None:
                 self.on_optimizer()
         if self.forward is not None:
@@ -148,15 +148,15 @@ class UserPhases(Probe):
         span, self._optimizer = self._optimizer, None
         if span is not None:
             span.__exit__(None, None, None)
-        if self._probes.watches_backward:  # as the only probe that handles it does
-            self._probes.notify("after_step", optimizer)
+        if self.probes.watches_backward:  # as the only probe that handles it does
+            self.probes.notify("after_step", optimizer)
 
     def _watch_optimizer(self, optimizer: Any) -> None:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self._trainer.optimizers.append(optimizer)  # which keeps its id from being given to another
             clearing = _Part(self, _ZERO_GRAD, "before_zero_grad", "", optimizer)
-            seams.tap_torch(optimizer, "zero_grad", clearing, self._undos)
+            seams.tap_call(optimizer, "zero_grad", clearing.span, self._undos)
 
 
 class _Part:
@@ -168,30 +168,35 @@ class _Part:
 
     def __init__(self, phases: UserPhases, action: str, before: str = "", after: str = "", *args: Any) -> None:
         self._phases, self._action, self._before, self._after, self._args = phases, action, before, after, args
+        self._is_plain = action in (_BACKWARD, _ZERO_GRAD)  # once their events are not handled any more
         self._depth = 0
         self._span: Any = None
 
-    def __enter__(self) -> None:
-        self._depth += 1
-        if self._depth > 1:
-            return
+    def span(self) -> Any:
+        """Return what to enter around a call."""
         phases = self._phases
         if phases.forward is not None:
             phases.forward_ends()
-        if self._before:
-            phases.notify(self._before, *self._args)
-        self._span = phases.profile(self._action)
-        self._span.__enter__()
+        if self._is_plain and not (self._depth or phases.probes.watches_backward):
+            return phases.profile(self._action)
+        return self
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            if self._before:
+                self._phases.notify(self._before, *self._args)
+            self._span = self._phases.profile(self._action)
+            self._span.__enter__()
 
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
-        if self._depth:
-            return
-        if self._phases.forward is not None:
-            self._phases.forward_ends()
-        self._span.__exit__(None, None, None)
-        if self._after:
-            self._phases.notify(self._after)
+        if not self._depth:
+            if self._phases.forward is not None:
+                self._phases.forward_ends()
+            self._span.__exit__(None, None, None)
+            if self._after:
+                self._phases.notify(self._after)
 
 
 class _ForwardHook:

@@ -35,6 +35,20 @@ class _Timed:
         return getattr, (self._owner, self._name)
 
 
+class _TimedEach(_Timed):
+    """A method inside a span that is chosen for each call."""
+
+    def __init__(self, owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__(owner, name, nullcontext())
+        self._span_of = span_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.span is None or get_ident() != self._thread:
+            return self.__wrapped__(*args, **kwargs)
+        with self._span_of():
+            return self.__wrapped__(*args, **kwargs)
+
+
 class _Once:
     """Runs an action on the first call only. An error goes to ``on_fail``, because it would end the user's call."""
 
@@ -180,9 +194,10 @@ def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) 
     return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)
 
 
-def tap_torch(module: Any, name: str, span: AbstractContextManager[Any], undos: Undos) -> bool:
-    """Enclose a function of a module of torch, or a method of one of its objects."""
-    return _tap_method(module, name, span, undos)
+def tap_call(owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]], undos: Undos) -> None:
+    """Enclose a function of a module, or a method, in the span that ``span_of`` returns for each call, if it exists."""
+    if callable(getattr(owner, name, None)):
+        _put(_TimedEach(owner, name, span_of), undos)
 
 
 def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
