@@ -84,6 +84,21 @@ class LoopTrainer:
         self.global_step = self.current_epoch = 0
 
 
+def missing_without_trainer(trainer: LoopTrainer) -> dict[str, str]:
+    """Return why figures are None, or phases absent, that a Trainer gives."""
+    reasons = {
+        "loss_scaler": f"{NO_TRAINER}: skipped steps are not seen",
+        "steady.phases.callbacks": f"{NO_TRAINER}, which would call callbacks and a progress bar",
+    }
+    if not trainer.loggers:
+        reasons["steady.phases.logging"] = f"{NO_TRAINER}, and no logger of Fabric"
+    if not any(hasattr(each, "get_last_lr") for each in trainer.watched):
+        reasons["steady.phases.scheduler"] = "no scheduler was given to watch()"
+    if trainer.world_size > 1:
+        reasons["ranks"] = f"{NO_TRAINER}: only rank 0 is measured"
+    return reasons
+
+
 def _is_ddp(module: nn.Module) -> bool:
     return isinstance(module, nn.parallel.DistributedDataParallel)
 

@@ -263,9 +263,14 @@ class DoctorRun:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a child that the user's code forked and that leaves through here."""
+        return os.getpid() != self._pid
+
     def finish(self, status: Status, error: BaseException | None = None) -> None:
         """Restore everything, diagnose and report."""
-        if os.getpid() != self._pid:  # a child that the user's code forked and that leaves through here
+        if self.is_forked:
             return
         try:
             self._conclude(status, error)
@@ -306,7 +311,7 @@ class DoctorRun:
 
     def _is_lost(self) -> None:
         """End the run: Lightning has left it, and called none of the hooks that end it."""
-        if os.getpid() != self._pid:
+        if self.is_forked:
             return
         try:
             self.restore()

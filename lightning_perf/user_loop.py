@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 from lightning_perf import seams
 from lightning_perf.errors import ConfigError
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer
+from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer, missing_without_trainer
+from lightning_perf.probes.hang import HangWatch
 from lightning_perf.probes.host_lines import LineSampler
 from lightning_perf.probes.loop import LoopProbe, ValidationSpan
 from lightning_perf.probes.user_phases import UserPhases
@@ -54,7 +55,8 @@ class LoopRun:
         # Like atexit, which does not forget a function that was unregistered.
         self._at_exit = weakref.finalize(trainer, self._exits)
         probes = doctor._probes
-        self._loop, self._phases, self._sampler = probes.loop, probes.find(UserPhases), probes.find(LineSampler)
+        self._loop, self._phases = probes.loop, probes.find(UserPhases)
+        self._loops = [found.loops for kind in (LineSampler, HangWatch) if (found := probes.find(kind)) is not None]
         self._profile = trainer.profiler.profile
         self._own = f"[Callback]{doctor.state_key}."
         self._step_start, self._step_end = f"{self._own}on_train_batch_start", f"{self._own}on_train_batch_end"
@@ -64,15 +66,15 @@ class LoopRun:
         self._has_begun = self._is_in_epoch = self._is_outside = self.is_in_step = self.is_in_loop = False
         if self._loop is not None:
             self._loop.missing.pop("validation", None)
-            probes.context.missing.update(_missing(trainer))
+            probes.context.missing.update(missing_without_trainer(trainer))
         if self._phases is not None:
             self._phases.on_optimizer = self._begin
         self.belongs_to(code)
 
     def belongs_to(self, code: CodeType) -> None:
         """Note a function that loops over steps."""
-        if self._sampler is not None:
-            self._sampler.loops.add(code)
+        for loops in self._loops:
+            loops.add(code)
 
     @property
     def is_over(self) -> bool:
@@ -251,22 +253,9 @@ class LoopRun:
         self._hook("teardown", "fit")
 
     def _exits(self) -> None:
+        if self._run is None or self._run.is_forked:  # a child that the user's code forked
+            return
         self.close(getattr(sys, "last_value", None), is_exiting=True)
-
-
-def _missing(trainer: LoopTrainer) -> dict[str, str]:
-    """Return why figures are None, or phases absent, that a Trainer gives."""
-    reasons = {
-        "loss_scaler": f"{NO_TRAINER}: skipped steps are not seen",
-        "steady.phases.callbacks": f"{NO_TRAINER}, which would call callbacks and a progress bar",
-    }
-    if not trainer.loggers:
-        reasons["steady.phases.logging"] = f"{NO_TRAINER}, and no logger of Fabric"
-    if not any(hasattr(each, "get_last_lr") for each in trainer.watched):
-        reasons["steady.phases.scheduler"] = "no scheduler was given to watch()"
-    if trainer.world_size > 1:
-        reasons["ranks"] = f"{NO_TRAINER}: only rank 0 is measured"
-    return reasons
 
 
 class Steps:
@@ -279,6 +268,7 @@ class Steps:
         run = self._run
         if run is None or run.is_over:
             return iter(self._loader)
+        run.belongs_to(sys._getframe(1).f_code)  # ``steps`` may have been called in another function
         return self._batches(run)
 
     def _batches(self, run: LoopRun) -> Iterator[Any]:
@@ -327,6 +317,7 @@ class UserLoop:
     _loop_run: LoopRun | None = None
     _fabric: Any = None
     _watched: tuple[weakref.ref[Any], ...] = ()
+    _is_unmeasured = False  # until `close`: by another rank, or after an error
 
     def steps(self, loader: Iterable[Any], *, validation: bool | None = None) -> Steps:
         """Measure a loop without a Trainer: ``for batch in doctor.steps(loader)``.
@@ -367,7 +358,7 @@ class UserLoop:
 
     def close(self) -> None:
         """End a run of ``steps``: diagnose, report and restore everything. Does nothing if there is none."""
-        run, self._loop_run = self._loop_run, None
+        run, self._loop_run, self._is_unmeasured = self._loop_run, None, False
         if run is not None:
             run.close(sys.exc_info()[1])
 
@@ -383,16 +374,18 @@ class UserLoop:
         if run is not None and not run.is_over:
             run.belongs_to(code)
             return run
-        if self._run is not None and run is None:  # a Trainer's
+        if self._is_unmeasured or (self._run is not None and run is None):  # a Trainer's
             return None
         try:
             watched = [thing for known in self._watched if (thing := known()) is not None]
             trainer = LoopTrainer(self, watched, self._fabric() if self._fabric is not None else None)
             if not trainer.is_global_zero:  # each rank may loop as it likes: no call waits for another rank
+                self._is_unmeasured = True
                 return None
             self._loop_run = LoopRun(self, trainer, code)
         except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
             raise_if_from_signal(error)
+            self._is_unmeasured = True
             if self._run is not None:
                 self._run.restore()
             _log.warning("PerfDoctor does not measure this loop (%s: %s).", type(error).__name__, error)

@@ -110,6 +110,7 @@ class UserPhases(Probe):
         if self.is_validating:
             self._loop.outputs_have_graph = bool(self._loop.outputs_have_graph) or has_graph
         elif not (self._loop.main.is_in_batch and (has_graph or plain.stored(hook.module, "training"))):
+            self._loop.timeline.charge()  # no phase of its own, but the training moves: see `HangWatch`
             return
         self.forward = self.profile(VALIDATION_FORWARD if self.is_validating else FORWARD)
         self.forward.__enter__()

@@ -296,3 +296,16 @@ def test_worker_line_is_the_innermost_one_of_the_user() -> None:
     )
     assert workers._users_line(text).endswith("test_hang.py:7 in __getitem__")
     assert workers._users_line(text.partition("__getitem__\n")[2]) == ""
+
+
+def test_time_outside_of_a_users_loop_is_no_hang(run: Run) -> None:
+    run.watch.loops.add((lambda: None).__code__)
+    run.frame = current()  # not within Lightning, nor within a loop: a notebook that waits for its next cell
+    run.stays(10 * AFTER_S)
+    run.frame, run.phase = stack(), "epoch_boundary"  # between two loops
+    run.stays(10 * AFTER_S)
+    assert run.shown == []
+    run.moves()
+    run.phase = "forward"
+    run.stays(2 * AFTER_S)
+    assert len(run.shown) == 1

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from torch.optim import optimizer as torch_optimizer
 
 import lightning_perf.probes.steps
 import lightning_perf.run
-from lightning_perf import ConfigError, PerfDoctor
+import lightning_perf.user_loop
+from lightning_perf import ConfigError, DoctorOptions, PerfDoctor
+from lightning_perf.loop_trainer import LoopTrainer
 from lightning_perf.probes.pauses import GarbagePauses
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.seams.timed import _Timed
@@ -422,6 +426,56 @@ def test_other_ranks_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.fabric.strategy, "global_rank", 1)
     assert sum(1 for batch in setup.steps(loader(3)) if setup.step(batch)) == 3
     assert setup.close() is None
+
+
+def test_other_ranks_read_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup("fabric")
+    monkeypatch.setattr(setup.fabric.strategy, "global_rank", 1)
+    made: list[Any] = []
+    monkeypatch.setattr(lightning_perf.user_loop, "LoopTrainer", lambda *a: made.append(a) or LoopTrainer(*a))
+    for _ in range(3):
+        with setup.doctor.step():
+            pass
+    assert len(made) == 1
+
+
+def test_failure_is_reported_once_when_nothing_can_be_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = Setup()
+    monkeypatch.setattr(lightning_perf.user_loop, "LoopTrainer", lambda *_: 1 / 0)
+    for _ in range(3):
+        with setup.doctor.step():
+            pass
+    assert caplog.text.count("does not measure this loop") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_child_that_was_forked_in_a_loop_reports_nothing() -> None:
+    setup = Setup()
+    for batch in setup.steps(loader(4)):
+        setup.step(batch)
+    run = setup.doctor._loop_run
+    before = setup.doctor.session
+    run._run._pid = -1  # as in a child
+    run._exits()
+    assert setup.doctor.session is before
+    run._run._pid = os.getpid()
+    assert setup.close().run.status == "finished"
+
+
+def test_hang_in_a_loop_is_described(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = DoctorOptions(hang_after_s=0.3, module_depth=0)
+    setup = Setup(schedule=None, reports=["json", "console"], out_dir=tmp_path, options=options)
+    file = tmp_path / "hang.txt"
+    for index, batch in enumerate(setup.steps(loader(50))):
+        setup.step(batch)
+        end_s = time.monotonic() + 60.0
+        while index == 40 and not (file.exists() and "after 40 steps" in file.read_text()) and time.monotonic() < end_s:
+            time.sleep(0.01)
+    hang = next(each for each in setup.close().hangs if each.n_steps == 40)
+    assert "in test_hang_in_a_loop_is_described" in hang.where
+    assert "after 40 steps" in capfd.readouterr().out
 
 
 def test_copies_and_files_of_the_model_do_not_hold_the_probes() -> None:

@@ -53,6 +53,9 @@ class HangWatch(Probe):
         files: Where ranks exchange what they do; None with one rank.
         now_s: Replaced in tests, as is ``frames``.
         frames: Returns the frames of all threads.
+
+    Attributes:
+        loops: The user's functions that loop over steps without a Trainer.
     """
 
     name = field = "hangs"
@@ -75,6 +78,7 @@ class HangWatch(Probe):
         self._watched = threading.get_ident()
         self._schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
         self._reader = StackReader()
+        self.loops = self._reader.loops
         self._workers = Workers()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -144,7 +148,8 @@ class HangWatch(Probe):
         now_s, loop, phase = self._now_s(), self._loop, current_phase(self._loop)
         passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
         seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
-        is_known = phase in ("validation", "checkpoint") or loop.timeline.current.phase == OWN
+        is_between = phase == "epoch_boundary" and bool(self.loops)  # the user's own code, which calls nothing of ours
+        is_known = phase in ("validation", "checkpoint") or loop.timeline.current.phase == OWN or is_between
         busy = phase if is_known else ""
         if seen != self._seen or busy:
             self._moves()
@@ -156,7 +161,10 @@ class HangWatch(Probe):
         if self._quiet_s >= self._hang_after_s / 2 and not self._is_reported:
             own, others = self._stacks()
             if self._reader.read(own) is None:
-                self._stopping.set()  # the run ended without a call to stop
+                if self.loops:
+                    self._moves()  # the user's code has left its loop, e.g. at the end of a notebook's cell
+                else:
+                    self._stopping.set()  # the run ended without a call to stop
                 return
             busy = busy_reason(own, others)
             if busy:
