@@ -40,7 +40,7 @@ def key_of(session: Session) -> str:
     parts = (
         session.run.stage,
         model.class_name if model is not None else None,
-        told.parameters if told is not None else None,
+        (told.parameters or told.script) if told is not None else None,  # an unwatched model is any model
         [shape.count("x") + bool(shape) for shape in told.sample_shapes] if told is not None else None,
         [each.class_name for each in model.optimizers] if model is not None else None,
         device,

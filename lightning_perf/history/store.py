@@ -72,7 +72,7 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 def default_file() -> Path | None:
-    """Return the file of the history; None if it is switched off."""
+    """Return the file of the history; None if it is switched off, or if there is no place for it."""
     given = os.environ.get(VARIABLE, "").strip()
     if given.lower() in ("off", "0", "false", "no"):
         return None
@@ -80,8 +80,8 @@ def default_file() -> Path | None:
         return Path(os.path.expanduser(given))
     home = Path(os.path.expanduser("~"))
     usual = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Application Support"}
-    base = os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state")
-    return Path(base) / "lightning-perf" / "history.db"
+    base = Path(os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state"))
+    return base / "lightning-perf" / "history.db" if base.is_absolute() else None  # a user without a home
 
 
 class History:

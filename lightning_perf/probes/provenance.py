@@ -126,13 +126,13 @@ def parsed(status: bytes) -> dict[str, Any]:
 
 
 def digest_of(parameters: Iterable[Any]) -> str | None:
-    """Return a digest of the shapes of parameters, in order; None if one has none."""
+    """Return a digest of the shapes of parameters, in order; None without any, or if one has no shape."""
     shapes = []
     for parameter in parameters:
         if not plain.has_shape(parameter):
             return None
         shapes.append(tuple(plain.field(parameter, "shape")))
-    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16] if shapes else None
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -11,6 +11,7 @@ from msgspec import inspect
 from reports.sessions import SESSIONS
 
 from lightning_perf.history.entry import MAX_BLOCKS, coarse, kept, key_of
+from lightning_perf.probes.provenance import digest_of
 from lightning_perf.records import Session, from_json
 from lightning_perf.stats.comparison import compare_sessions
 
@@ -113,3 +114,10 @@ def test_every_field_of_the_session_is_kept_or_left_out_on_purpose() -> None:
     is_kept = {"schema_version", "run", "machine", "settings", "epochs", "steady", "memory", "findings", "outcomes",
                "verdict", "telemetry", "provenance"}  # fmt: skip
     assert left_out | is_kept == set(Session.__struct_fields__)
+
+
+def test_loops_of_unwatched_models_are_told_apart_by_their_script() -> None:
+    keys = []
+    for script in ("a.py", "b.py"):
+        keys.append(key_of(run(1, provenance={"parameters": digest_of(()), "script": script})))
+    assert keys[0] != keys[1]

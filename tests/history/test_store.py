@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import sqlite3
+import sys
 import time
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def test_file_is_the_given_one_or_in_the_state_folder(tmp_path: Path, monkeypatc
     monkeypatch.setenv(store.VARIABLE, "")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     assert default_file() == tmp_path / "state" / "lightning-perf" / "history.db"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="homes are found elsewhere")
+def test_a_user_without_a_home_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (store.VARIABLE, "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as in a container with an unknown user
+    assert default_file() is None
 
 
 def test_saved_runs_come_back_oldest_first_without_the_run_itself(history: History) -> None:
