@@ -19,7 +19,7 @@ from lightning_perf.history.run_history import LAST_RUNS
 from lightning_perf.history.store import MAX_RUNS, VARIABLE, History, Row, default_file
 from lightning_perf.history.suspects import Suspect, suspects
 from lightning_perf.records import Comparison, Session, load_run
-from lightning_perf.records.remote import any_path
+from lightning_perf.records.remote import RemotePath, any_path
 from lightning_perf.reports.cells import Column, Rows, Value, seconds
 from lightning_perf.reports.document import Document, code, facts, section, table
 from lightning_perf.reports.wording import count
@@ -80,8 +80,9 @@ def bisect(
         raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
     sides = []
     for name in (good, bad):
-        if os.path.exists(name):
-            sides.append(kept(load_run(any_path(name))))
+        path = any_path(name)
+        if isinstance(path, RemotePath) or os.path.exists(name):
+            sides.append(kept(load_run(path)))
         else:
             with opened() as found:
                 sides.append(found.find(name))
@@ -98,7 +99,8 @@ def opened() -> Iterator[History]:
     """
     file = default_file()
     if file is None:
-        raise ConfigError(f"no history is kept: {VARIABLE} is {os.environ[VARIABLE]}")
+        given = os.environ.get(VARIABLE)
+        raise ConfigError("no history is kept: " + (f"{VARIABLE} is {given}" if given else "there is no home folder"))
     try:
         yield History(file)
     except sqlite3.Error as error:

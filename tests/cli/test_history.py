@@ -8,6 +8,7 @@ from history.runs import run
 
 from cli.test_report import call
 from lightning_perf.history.store import VARIABLE, History
+from lightning_perf.records.remote import any_path
 
 Out = pytest.CaptureFixture[str]
 
@@ -64,7 +65,9 @@ def test_compare_names_the_likeliest_cause_and_how_to_try_it(monkeypatch: pytest
 @pytest.mark.usefixtures("recorded")
 def test_bisect_compares_two_runs_or_sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
     saved = run(1, loader={"num_workers": 2}).save(tmp_path / "good")
-    for good, workers in (("run1", 8), (str(saved), 2)):
+    url = any_path("memory://bisect/perf_session.json")
+    url.write_bytes(saved.read_bytes())
+    for good, workers in (("run1", 8), (str(saved), 2), (str(url), 2)):
         assert call(monkeypatch, "bisect", good, "slow9", "--format", "json") == 0
         found = json.loads(capsys.readouterr().out)
         assert found["trial"] == f"lightning-perf trial --try loader-workers={workers} -- python fit.py"
