@@ -104,6 +104,7 @@ class DoctorRun:
             now_ns=now_ns,
             probes=probes,
             folder=None if trainer.fast_dev_run else self.reports.folder,
+            shared_folder=self.reports.shared_folder,
             window_options=doctor.window_options,
             is_worth_keeping=self._is_worth_keeping,
             probe_data=doctor.probe_data,

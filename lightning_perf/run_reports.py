@@ -91,6 +91,11 @@ class RunReports:
             for name in files if self._remote is None else (*files, "copy"):
                 self._probes.switch_off(name, error, warning)
 
+    @property
+    def shared_folder(self) -> Path | None:
+        """The folder that ranks share; None where each rank has its own, whose files are copied to a URL."""
+        return None if self._remote is not None or self._trainer.fast_dev_run else self.folder
+
     def can_afford_epoch(self, wall_s: float) -> bool:
         """Return whether reporting keeps to its share of the run, as it does not after very short epochs."""
         return self.spent_s <= max(_REPORTING_ALLOWED_S, _REPORTING_SHARE * wall_s)
@@ -217,6 +222,8 @@ class RunReports:
             try:
                 self._write(name, f"{hang_text(hang)}\n{stacks}".encode())
                 hang = msgspec.structs.replace(hang, file=name)
+                if self._remote is not None:
+                    self._remote.copy_soon()  # a run that hangs may never end
             except OSError as error:
                 _log.debug("writing %s failed: %s", name, error)
         live = [rank.rank for rank in hang.ranks if rank.age_s < hang.limit_s]

@@ -42,6 +42,7 @@ class RunContext:
         now_ns: The host's clock.
         probes: All probes of the run.
         folder: For files; None if none may be written.
+        shared_folder: The same, for what ranks exchange; None also where each rank has a folder of its own.
         window_options: Of profiler windows; None if none may open.
         is_worth_keeping: Returns whether an automatic window's trace is worth its disk space.
         probe_data: Whether the training loader is measured in a child process.
@@ -67,6 +68,7 @@ class RunContext:
     machine: Machine
     settings: Settings = field(default_factory=Settings)
     missing: dict[str, str] = field(default_factory=dict)
+    shared_folder: Path | None = None
     show_hang: Callable[[Hang, str], Hang] = lambda hang, _: hang
     started_s: float = field(default_factory=time.monotonic)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import DoctorOptions, PerfDoctor, load
-from lightning_perf.probes.hang import workers
+from lightning_perf.probes.hang import HangWatch, workers
 from lightning_perf.records import Hang
+from lightning_perf.records.remote import AnyPath, any_path
 from tests.forkserver import Forkserver
 
 from .conftest import Make
@@ -79,16 +81,19 @@ def line_of(marker: str) -> int:
 
 
 def described(
-    make_trainer: Make, folder: Path, release: Callable[[], Any], module: Any, *callbacks: Callback, **data: Any
+    make_trainer: Make, folder: AnyPath, release: Callable[[], Any], module: Any, *callbacks: Callback, **data: Any
 ) -> Hang:
     """Train until the planted hang is in its file, release it, and return its record."""
     doctor = PerfDoctor(
-        schedule=None, out_dir=folder, probe_data=False, options=DoctorOptions(hang_after_s=AFTER_S, module_depth=0)
+        schedule=None,
+        out_dir=str(folder),
+        probe_data=False,
+        options=DoctorOptions(hang_after_s=AFTER_S, module_depth=0),
     )
 
     def wait() -> None:
         planted = re.compile(rf"after {AT}|after {AT + 1}")
-        while not any(planted.search(path.read_text()) for path in folder.glob("hang.txt")):
+        while not any(planted.search(path.read_bytes().decode()) for path in folder.glob("hang.txt")):
             time.sleep(0.01)
         release()
 
@@ -135,6 +140,12 @@ def test_line_in_the_worker_is_named_when_a_worker_deadlocks(make_trainer: Make,
     assert hang.where.endswith(place)
     assert [worker.state for worker in hang.workers if worker.where.endswith(place)] == ["sleeping"]
     assert workers._output is None
+
+
+def test_file_is_at_the_url_while_the_training_hangs(make_trainer: Make) -> None:
+    ours, theirs = socket.socketpair()
+    url = any_path(f"memory://hang-{time.monotonic_ns()}")
+    described(make_trainer, url, lambda: ours.send(b"x"), Model(theirs))
 
 
 RANKS = """
@@ -200,6 +211,16 @@ def test_line_of_each_rank_is_named_when_one_never_enters_a_collective(forkserve
     assert hang.ranks[1].where.endswith(f"train.py:{waiting} in training_step")
     assert f"train.py:{waiting} in training_step" in done.stdout
     assert not (tmp_path / "out" / "hang_watch").exists()
+
+
+def test_ranks_with_folders_of_their_own_exchange_no_files(tmp_path: Path) -> None:
+    trainer = SimpleNamespace(world_size=2, global_rank=1)
+    context: Any = SimpleNamespace(
+        trainer=trainer, options=DoctorOptions(), folder=tmp_path, shared_folder=None, loop=None, show_hang=None
+    )
+    watch = HangWatch.open(context)
+    assert watch is not None
+    assert watch._files is None  # so only rank 0 shows a hang
 
 
 @pytest.mark.parametrize("after_s", [None, 0])

@@ -96,7 +96,7 @@ class HangWatch(Probe):
     @classmethod
     def open(cls, run: RunContext) -> HangWatch | None:
         """Watch a fit, unless ``hang_after_s`` is None or 0."""
-        after_s, trainer, folder = run.options.hang_after_s, run.trainer, run.folder
+        after_s, trainer, folder = run.options.hang_after_s, run.trainer, run.shared_folder
         if not after_s or not getattr(sys, "_is_gil_enabled", lambda: True)():
             run.missing["hangs"] = "stacks change while read without the interpreter's global lock"
             if not after_s:
