@@ -14,6 +14,7 @@ from torch import distributed, nn
 from lightning_perf import seams
 
 NO_TRAINER = "a loop of your own has no Trainer"
+_COLLECTIONS = (list, tuple, dict)
 
 
 class SingleDeviceStrategy:
@@ -82,6 +83,13 @@ class LoopTrainer:
         self.train_dataloader: Any = None
         self.val_dataloaders: Any = None
         self.global_step = self.current_epoch = 0
+
+
+def shown_loader(loader: Any) -> Any:
+    """Return what probes read of a loader: of a list of batches, which would be taken for one of loaders, the type."""
+    loader = seams.user_loader(loader)
+    kind = type(loader)
+    return type(kind.__name__, (), {"__module__": kind.__module__})() if isinstance(loader, _COLLECTIONS) else loader
 
 
 def missing_without_trainer(trainer: LoopTrainer) -> dict[str, str]:

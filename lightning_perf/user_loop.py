@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from lightning_perf import seams
 from lightning_perf.errors import ConfigError
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer, missing_without_trainer
+from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer, missing_without_trainer, shown_loader
 from lightning_perf.probes.hang import HangWatch
 from lightning_perf.probes.host_lines import LineSampler
 from lightning_perf.probes.loop import LoopProbe, ValidationSpan
@@ -134,7 +134,7 @@ class LoopRun:
             yield from loader
             return
         phases.forward_ends()
-        self._trainer.val_dataloaders = seams.user_loader(loader)
+        self._trainer.val_dataloaders = shown_loader(loader)
         self._hook("on_validation_start")
         with ValidationSpan(loop):
             iterator = iter(loader)
@@ -212,7 +212,7 @@ class LoopRun:
             return
         self._is_in_epoch, self._is_outside, self._index = True, is_outside, 0
         if loader is not None:
-            self._trainer.train_dataloader = seams.user_loader(loader)
+            self._trainer.train_dataloader = shown_loader(loader)
         if any(isinstance(each, Optimizer) for each in self._trainer.watched):
             self._begin()
 

@@ -421,6 +421,18 @@ def test_settings_of_fabric_are_read() -> None:
     assert settings.model.optimizers[0].class_name == "Adam"
 
 
+def test_list_of_batches_is_one_loader() -> None:
+    setup = Setup()
+    data = list(loader(4))
+    for batch in setup.steps(data):
+        setup.step(batch)
+        for _ in setup.steps(data, validation=True):
+            pass
+    session = setup.close()
+    assert [each.class_name for each in session.settings.loaders if each.stage == "train"] == ["builtins.list"]
+    assert [name for name in session.missing if "loaders.train" in name] == ["settings.loaders.train.0"]
+
+
 def test_other_ranks_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup("fabric")
     monkeypatch.setattr(setup.fabric.strategy, "global_rank", 1)
