@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import raise_if_from_signal, suppress
 from lightning_perf.records import load
 from lightning_perf.records.remote import RemotePath
 
@@ -39,8 +39,10 @@ class RemoteFolder:
     def copy_soon(self) -> None:
         """Copy what changed, in a thread; the next call tries again what fails."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._try_copying, name="lightning-perf-copy", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._try_copying, name="lightning-perf-copy", daemon=True)
+            with suppress(RuntimeError):  # no thread can be started, e.g. while Python 3.12 ends
+                thread.start()
+                self._thread = thread
 
     def finish(self, limit_s: float) -> None:
         """Copy the rest and remove the local folder.

@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import tempfile
+import threading
 import time
 import uuid
 import zipfile
@@ -26,6 +27,7 @@ from lightning_perf.cli.app import app
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import SESSION_FILE, from_json
 from lightning_perf.records.remote import RemotePath
+from lightning_perf.remote_folder import RemoteFolder
 
 from .conftest import Make, assert_nothing_left
 from .models import Tiny, loader
@@ -150,6 +152,19 @@ def test_folder_of_a_logger_may_be_a_url(make_trainer: Make, url: str) -> None:
 
     make_trainer(PerfDoctor(schedule=None), logger=Remote("tb")).fit(Tiny(), loader())
     assert load(url).run.status == "finished"
+
+
+def test_copy_waits_for_the_end_when_no_thread_can_be_started(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    folder = RemoteFolder(RemotePath(url))
+    (folder.folder / "hang.txt").write_text("text")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        folder.copy_soon()
+    folder.finish(60)
+    assert (RemotePath(url) / "hang.txt").read_bytes() == b"text"
 
 
 def test_session_is_at_the_url_after_each_epoch(make_trainer: Make, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
