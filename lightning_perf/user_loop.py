@@ -239,9 +239,13 @@ class LoopRun:
             with self._profile(f"{self._own}{name}"):
                 getattr(self._doctor, name)(self._trainer, self._module, *args)
 
+    def forget(self) -> None:
+        """Leave nothing to be done when Python ends, and nothing alive until then."""
+        self._at_exit.detach()
+
     def close(self, error: BaseException | None, is_exiting: bool = False) -> None:
         """End the run; ``error`` is what ended it."""
-        self._at_exit.detach()
+        self.forget()
         if self.is_over:
             return
         if error is not None:
@@ -376,6 +380,8 @@ class UserLoop:
             return run
         if self._is_unmeasured or (self._run is not None and run is None):  # a Trainer's
             return None
+        if run is not None:
+            run.forget()
         try:
             watched = [thing for known in self._watched if (thing := known()) is not None]
             trainer = LoopTrainer(self, watched, self._fabric() if self._fabric is not None else None)

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -419,6 +420,20 @@ def test_settings_of_fabric_are_read() -> None:
     assert settings.trainer.strategy == "SingleDeviceStrategy"
     assert settings.loaders[0].batch_size == BATCH_SIZE
     assert settings.model.optimizers[0].class_name == "Adam"
+
+
+def test_run_that_another_one_replaced_is_not_kept() -> None:
+    setup = Setup()
+    for batch in setup.steps(loader(2)):
+        setup.step(batch)
+    replaced = weakref.ref(setup.doctor._loop_run)
+    setup.doctor._run.restore()  # as a Trainer's run with the same PerfDoctor does
+    setup.doctor._release()
+    for batch in setup.steps(loader(2)):
+        setup.step(batch)
+    gc.collect()
+    assert replaced() is None
+    setup.close()
 
 
 def test_list_of_batches_is_one_loader() -> None:
