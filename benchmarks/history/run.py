@@ -56,6 +56,7 @@ NOISES: dict[str, dict[str, Any]] = {
     "runs differ by 1 %": {"between": 0.01},
     "runs differ by 2 %": {"between": 0.02},
     "runs differ by 3 %": {"between": 0.03},
+    "runs differ by 1 %, steps by 3 %": {"between": 0.01, "within": 0.03},
     "runs differ by 1 % and drift by 1 %": {"between": 0.01, "drift": 0.01},
     "runs differ by 1 %, steps by 30 %, correlated by 0.9": {"between": 0.01, "within": 0.3, "phi": 0.9},
 }
