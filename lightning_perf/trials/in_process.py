@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import os
 import random
 import signal
 import sys
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf.errors import TrialError
+from lightning_perf.history.store import VARIABLE
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.trials import inside
 from lightning_perf.trials.job import Job, Result, note, read_events, read_result
@@ -95,7 +97,7 @@ class InProcess:
         note(job, "python")
         note(job, "lightning")
         try:
-            with _same_random_numbers(), _guests(job):
+            with _same_random_numbers(), _without_history(), _guests(job):
                 inside.seed_all(job.seed or 0)
                 self._train()
         except inside.Over:
@@ -155,6 +157,18 @@ def _quiet(log: Any) -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def _without_history() -> Iterator[None]:
+    """Keep short runs from the history of runs, to which later ones are compared."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "off"
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        os.environ.update({} if before is None else {VARIABLE: before})
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_perf
 from lightning_perf.errors import ConfigError, TrialError
+from lightning_perf.history.store import VARIABLE
 from lightning_perf.trials import sizes
 from lightning_perf.trials import trial as trials
 from lightning_perf.trials.in_process import InProcess
@@ -182,6 +183,7 @@ def test_factories_are_diagnosed_measured_and_saved(
 ) -> None:
     monkeypatch.setattr(trials, "_PILOT_S", 0.5)
     monkeypatch.setattr(sizes, "TARGET_S", 0.05)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "history.db"))
     before = process_state()
     trial = lightning_perf.trial(
         treatments=["log-every-n=7"],
@@ -193,6 +195,8 @@ def test_factories_are_diagnosed_measured_and_saved(
         progress=False,
     )
     assert process_state() == before
+    assert os.environ[VARIABLE] == str(tmp_path / "history.db")
+    assert not (tmp_path / "history.db").exists()
     assert trial.status == "finished"
     assert [arm.id for arm in trial.arms] == ["baseline", "baseline-again", "log-every-n=7"]
     assert all(run.status == "ok" for run in trial.runs)
