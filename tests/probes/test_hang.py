@@ -110,6 +110,12 @@ def test_hang_has_its_length_when_the_training_moves_again(run: Run) -> None:
     assert [hang.lasted_s for hang in run.watch.record()] == [90.0]
 
 
+def test_hang_has_its_length_when_the_run_ends_before_the_next_look(run: Run) -> None:
+    run.stays(90)
+    run.watch.run_ends(None)
+    assert [hang.lasted_s for hang in run.watch.record()] == [90.0]
+
+
 def test_same_place_is_not_reported_again_when_it_hangs_again(run: Run) -> None:
     run.stays(AFTER_S)
     run.moves()

@@ -115,12 +115,16 @@ class HangWatch(Probe):
         self._thread.start()
 
     def run_ends(self, error: BaseException | None) -> None:
-        """Stop; a hang that an error ended did not end by itself."""
+        """Stop. A hang that an error ended did not end by itself, any other did."""
         self._stop()
         last = self.hangs[-1] if self.hangs else None
-        if last is not None and error is not None and last.n_steps == self._loop.main.n_steps:
+        if last is None:
+            return
+        if error is not None and last.n_steps == self._loop.main.n_steps:
             quiet_s = max(last.quiet_s, last.lasted_s or self._quiet_s)
             self.hangs[-1] = msgspec.structs.replace(last, lasted_s=None, quiet_s=quiet_s)
+        elif self._is_reported:  # it ended after the last look
+            self.hangs[-1] = msgspec.structs.replace(last, lasted_s=max(last.quiet_s, self._quiet_s))
 
     def close(self) -> None:
         """End the thread, and remove the file of this rank. Can be called twice."""
