@@ -30,6 +30,9 @@ OFFSET_KEYS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 MAX_BATCHES, MAX_SEQUENCES = 64, 2**17
 """Batches kept, evenly spaced over the run, and the sequences in them."""
 
+_MISSES = 8
+"""So many batches in a row may have no padding to count before the pauses between them double."""
+
 _ID_DTYPES = (torch.int64, torch.int32)
 _MASK_DTYPES = (torch.bool, torch.uint8, *_ID_DTYPES)  # a mask of floats is added to attention's scores
 _DEPTH = 4
@@ -215,6 +218,7 @@ class TokensProbe(Probe):
         self.missing = {}
         self._loop, self._units = run.loop, run.loop.units
         self._every, self._next_step = 1, 0
+        self._n_missed = 0  # batches without tokens or padding, one after the other
         self._pending: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
         self._known: list[tuple[int, int, NDArray[np.int64]]] = []
         self._basis = ""
@@ -246,8 +250,11 @@ class TokensProbe(Probe):
         layout = layout_of(batch, self._units.ids)
         counted = _lengths(batch, layout)
         self.missing["padding"] = layout.basis
-        if counted is None:
+        if counted is None:  # as in most trainings: look ever more rarely
+            self._n_missed += 1
+            self._next_step = step + 2 ** max(0, self._n_missed - _MISSES)
             return
+        self._n_missed = 0
         self._basis = layout.basis
         self._pending.append((step, *counted))
         n_kept = [len(one[2]) for one in self._pending] + [len(one[2]) for one in self._known]

@@ -239,6 +239,17 @@ def test_batches_of_changing_structure_are_read_by_what_each_holds() -> None:
     assert probe.record().n_batches == 6
 
 
+def test_batches_without_tokens_are_looked_at_ever_more_rarely() -> None:
+    looked: list[int] = []
+
+    def batch_of(step: int) -> Any:
+        looked.append(step)
+        return torch.zeros(4, 8)
+
+    counting(1000, batch_of)
+    assert looked == [*range(8), 8, 10, 14, 22, 38, 70, 134, 262, 518]
+
+
 def test_nothing_is_counted_in_a_profiler_window() -> None:
     loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=True)
     loop.units.ids = EMBEDS
