@@ -277,7 +277,7 @@ def test_sleep_is_found_in_validation_when_it_runs_mid_epoch(make_trainer: Make)
 
     session = assert_found_between_steps(make, Sleeps(validation=LONG_SLEEP_S), "validation")
     validation = session.validation
-    assert validation.phases["forward"].p50_s >= LONG_SLEEP_S
+    assert validation.phases["forward"].p50_s >= 0.99 * LONG_SLEEP_S  # bins are 1 % wide
     assert max(validation.phases, key=lambda name: validation.phases[name].total_s) == "forward"
 
 
