@@ -66,10 +66,11 @@ class ProvenanceProbe(Probe):
             self._dataset = self._inside(path) or outside
 
     def first_batch(self, batch: Any) -> None:
-        """Read the shapes of the first batch."""
+        """Read the shapes of the first batch; nested tensors have none."""
         if self._samples is None:
-            shapes = [tuple(plain.field(each, "shape")) for each in plain.tensors_in(batch)]
-            self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes[:_MAX_TENSORS])
+            tensors = [each for each in plain.tensors_in(batch) if not plain.field(each, "is_nested")]
+            shapes = [tuple(plain.field(each, "shape")) for each in tensors[:_MAX_TENSORS]]
+            self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)
 
     def record(self) -> Provenance:
         """Return what is known now."""

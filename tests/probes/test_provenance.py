@@ -121,3 +121,10 @@ def test_digest_depends_on_shapes_only() -> None:
     assert digest_of(one.parameters()) == digest_of(other.parameters())
     assert digest_of(nn.Linear(2, 3).parameters()) != digest_of(one.parameters())
     assert digest_of(nn.LazyLinear(2).parameters()) is None
+
+
+def test_batches_with_nested_and_sparse_tensors_are_read() -> None:
+    probe = ProvenanceProbe()
+    x = torch.ones(2, 3)
+    probe.first_batch({"nested": torch.nested.nested_tensor([x[0], x[1]]), "sparse": x.to_sparse(), "dense": x})
+    assert probe.record().sample_shapes == ("3", "3")
