@@ -91,7 +91,7 @@ class RemoteFolder:
 
 
 class SpareThread:
-    """A thread that waits for functions to call: from Python 3.12 on, none can be started while Python ends."""
+    """A thread that waits for functions to call: Python 3.12 starts none while it ends."""
 
     def __init__(self) -> None:
         self._functions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
