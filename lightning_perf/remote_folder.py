@@ -139,8 +139,8 @@ def within(limit_s: float, function: Callable[[], None], spare: SpareThread | No
 
     try:
         threading.Thread(target=call, name="lightning-perf-upload", daemon=True).start()
-    except RuntimeError as error:
-        raise_if_from_signal(error)
+    except RuntimeError as refused:
+        raise_if_from_signal(refused)
         if spare is None:
             raise
         spare.call(call)

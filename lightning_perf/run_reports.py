@@ -34,7 +34,7 @@ _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of ep
 WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
 
 _UPLOAD_S = 30.0  # for each upload at the end of a run
-_INTERRUPTED_UPLOAD_S = 1.0  # a preempted job is killed soon
+_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; for its reports too if it is preempted: it is killed soon
 
 
 class RunReports:
@@ -52,6 +52,7 @@ class RunReports:
         self._doctor, self._trainer, self._probes = doctor, trainer, probes
         self._loggers = LoggerReports()
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
+        self._ends_s: float | None = None  # when an interrupted run must be over
         self._is_copied = False  # as far as possible
         self._spare: SpareThread | None = None  # for a loop without a Trainer, which may last until Python ends
         self._shown: Session | None = None  # at the end of an epoch
@@ -154,15 +155,22 @@ class RunReports:
             session: Its last session.
             diagnose: Adds failures of reports, and what follows from them, to a session.
         """
+        begin_s = time.monotonic()
         session = self._make_all(self._with_post_mortem(session, diagnose), diagnose)
-        limit_s = _INTERRUPTED_UPLOAD_S if session.run.status == "interrupted" else _UPLOAD_S
+        if session.run.status == "interrupted":
+            begin_s = begin_s if seams.is_preempted(self._trainer) else time.monotonic()
+            self._ends_s = begin_s + _INTERRUPTED_S
         if "upload" in self._active() and self._trainer.is_global_zero and _has_content(session):
-            self._probes.call("upload", self._upload, session, limit_s)
-        self.close(limit_s)
+            self._probes.call("upload", self._upload, session)
+        self.close(self._limit_s())
         if len(self._probes.failures) > len(session.probes_off):
             diagnose(session)
 
-    def close(self, limit_s: float = _INTERRUPTED_UPLOAD_S) -> None:
+    def _limit_s(self) -> float:
+        """Return how long the next upload may take."""
+        return _UPLOAD_S if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
+
+    def close(self, limit_s: float = _INTERRUPTED_S) -> None:
         """Copy what is not at the URL yet, and leave no temporary folder or thread; also after a run without reports.
 
         Can be called twice.
@@ -193,7 +201,7 @@ class RunReports:
             self._probes.call("last save", self._save, session)
         return session
 
-    def _upload(self, session: Session, limit_s: float) -> None:
+    def _upload(self, session: Session) -> None:
         """Upload session and page to the hosted loggers; after an interrupt only the session, which is made faster."""
         loggers = [logger for logger in self._trainer.loggers if seams.takes_any_figure(logger)]
         if not loggers:
@@ -203,7 +211,7 @@ class RunReports:
             files |= dict([self._page(session)])
         for logger in loggers:
             upload = partial(seams.upload_files, logger, self._session_path(session).stem, files)
-            self._probes.call(f"upload to {type(logger).__name__}", within, limit_s, upload, self._spare)
+            self._probes.call(f"upload to {type(logger).__name__}", within, self._limit_s(), upload, self._spare)
 
     def _finish_copying(self, remote: RemoteFolder, limit_s: float) -> None:
         if "copy" in self._probes.failures:

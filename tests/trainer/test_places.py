@@ -11,6 +11,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -490,6 +491,29 @@ def test_interrupted_run_uploads_only_the_session(make_trainer: Make) -> None:
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer.fit(Stops(), loader())
     assert names == ["lightning_perf/perf_session.json"]
+
+
+def test_uploads_of_an_interrupted_run_share_one_second(
+    make_trainer: Make, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise KeyboardInterrupt
+
+    limits: list[float] = []
+
+    def slow(limit_s: float, *_: Any) -> None:
+        limits.append(limit_s)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(run_reports, "within", slow)
+    monkeypatch.setattr(run_reports, "_has_content", lambda _: True)
+    monkeypatch.setattr(RemoteFolder, "finish", lambda _, limit_s, *rest: slow(limit_s))
+    loggers = [Fake(lambda *_: None), Fake(lambda *_: None)]
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        make_trainer(PerfDoctor(schedule=None, out_dir=url), logger=loggers).fit(Stops(), loader())
+    assert limits[0] <= 1.0
+    assert [after <= before - 0.05 for before, after in pairwise(limits)] == [True, True]
 
 
 def test_nothing_is_uploaded_when_switched_off(make_trainer: Make) -> None:
