@@ -10,7 +10,6 @@ import argparse
 import os
 import pty
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -43,7 +42,10 @@ def count_in_case(script: str, after_s: str) -> None:
         init(trainer, *args, callbacks=[*given, doctor], **kwargs)
 
     Trainer.__init__ = with_doctor  # type: ignore[method-assign]
-    runpy.run_path(script, run_name="__main__")
+    # Not by runpy, which replaces the command with which Lightning starts other ranks.
+    main = sys.modules["__main__"]
+    main.__file__ = script
+    exec(compile(Path(script).read_text(encoding="utf-8"), script, "exec"), vars(main))
     print(f"\nhangs: {len(doctor.session.hangs) if doctor.session is not None else None}")
 
 
