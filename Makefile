@@ -89,7 +89,7 @@ BENCHMARKS := "overhead/run.py --within --starts 8 --write" "overhead/run.py --s
   "windows/run.py --write" "sampled_steps/run.py --write" telemetry/run.py "loader/run.py --write" \
   "loader/run.py --threads 2 --write" "precision/run.py --threads 1 --write" \
   "ranks/run.py --write" "tab/run.py --write" "statistics/run.py --write" "comparison/run.py --write" \
-  "history/run.py --write" "trial/run.py --write"
+  "history/run.py --write" "trial/run.py --write" "endings/run.py --write"
 bench: export PYTHONPATH := $(CURDIR)
 bench: $(STAMP)
 	@failed=; for each in $(BENCHMARKS); do \

@@ -135,6 +135,7 @@ class DoctorHooks(UserLoop, Results):
         """Open the probes."""
         if self._run is not None:  # a run that ended without teardown
             self._run.restore()
+            self._run.reports.close()
         self._forget()
         if next((one for one in trainer.callbacks if isinstance(one, DoctorHooks)), self) is not self:
             if trainer.is_global_zero:

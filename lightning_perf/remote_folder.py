@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 from lightning_perf.interrupts import raise_if_from_signal, suppress
 from lightning_perf.records import load
@@ -44,14 +45,18 @@ class RemoteFolder:
                 thread.start()
                 self._thread = thread
 
-    def finish(self, limit_s: float) -> None:
+    def finish(self, limit_s: float, spare: SpareThread | None = None) -> None:
         """Copy the rest and remove the local folder.
+
+        Args:
+            limit_s: The longest that it may take.
+            spare: Copies if no thread can be started.
 
         Raises:
             OSError: Not everything could be copied in time; the local folder stays.
             SessionError: A file there is no session, and was not replaced by one.
         """
-        within(limit_s, self._finish_copying)
+        within(limit_s, self._finish_copying, spare)
         self.remove()
 
     def remove(self) -> None:
@@ -85,14 +90,43 @@ class RemoteFolder:
             self._copied[file] = changed_ns
 
 
-def within(limit_s: float, function: Callable[[], None]) -> None:
+class SpareThread:
+    """A thread that waits for functions to call: Python 3.12 starts none while it ends."""
+
+    def __init__(self) -> None:
+        self._functions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        target = (self._functions,)
+        threading.Thread(target=_call_each, args=target, name="lightning-perf-spare", daemon=True).start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread, after those before it."""
+        self._functions.put(function)
+
+    def close(self) -> None:
+        """End the thread. Can be called twice."""
+        self._functions.put(None)
+
+
+def _call_each(functions: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (function := functions.get()) is not None:
+        function()
+
+
+def within(limit_s: float, function: Callable[[], None], spare: SpareThread | None = None) -> None:
     """Call a function in a thread and wait for it.
+
+    Args:
+        limit_s: How long to wait.
+        function: What to call.
+        spare: Calls it if no thread can be started.
 
     Raises:
         TimeoutError: It takes longer than the limit; it goes on, at most until the process ends.
+        RuntimeError: No thread can be started, and there is no spare one.
         Exception: What it raises.
     """
     errors: list[Exception] = []
+    is_done = threading.Event()
 
     def call() -> None:
         try:
@@ -100,11 +134,17 @@ def within(limit_s: float, function: Callable[[], None]) -> None:
         except Exception as error:  # noqa: BLE001 - raised by the thread that waits
             raise_if_from_signal(error)
             errors.append(error)
+        finally:
+            is_done.set()
 
-    thread = threading.Thread(target=call, name="lightning-perf-upload", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
+    try:
+        threading.Thread(target=call, name="lightning-perf-upload", daemon=True).start()
+    except RuntimeError as refused:
+        raise_if_from_signal(refused)
+        if spare is None:
+            raise
+        spare.call(call)
+    if not is_done.wait(limit_s):
         raise TimeoutError(f"not done after {limit_s:g} s")
     for error in errors:
         raise error

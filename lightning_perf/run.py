@@ -290,6 +290,7 @@ class DoctorRun:
             if self._doctor.session is not None:
                 probes.call("history", self.history.save, self._doctor.session)
             probes.call("post-mortem on screen", lambda: self.reports.post_mortem(self._doctor.session))
+        self.reports.close()  # if they were not made
         self._on_end()
 
     def restore(self) -> None:
@@ -316,6 +317,7 @@ class DoctorRun:
             return
         try:
             self.restore()
+            self.reports.close()
         except BaseException:  # noqa: BLE001 - called by the interpreter, which has nobody to hand it to
-            _log.debug("restoring what was patched failed", exc_info=True)
+            _log.debug("ending a run without its hooks failed", exc_info=True)
         self._on_end()

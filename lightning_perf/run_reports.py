@@ -20,7 +20,7 @@ from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
 from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.records.remote import AnyPath, RemotePath, any_path
-from lightning_perf.remote_folder import RemoteFolder, within
+from lightning_perf.remote_folder import RemoteFolder, SpareThread, within
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports.sections.hang import hang_text
 
@@ -34,7 +34,7 @@ _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of ep
 WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
 
 _UPLOAD_S = 30.0  # for each upload at the end of a run
-_INTERRUPTED_UPLOAD_S = 1.0  # a preempted job is killed soon
+_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; for its reports too if it is preempted: it is killed soon
 
 
 class RunReports:
@@ -52,6 +52,9 @@ class RunReports:
         self._doctor, self._trainer, self._probes = doctor, trainer, probes
         self._loggers = LoggerReports()
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
+        self._ends_s: float | None = None  # when an interrupted run must be over
+        self._is_copied = False  # as far as possible
+        self._spare: SpareThread | None = None  # for a loop without a Trainer, which may last until Python ends
         self._shown: Session | None = None  # at the end of an epoch
 
     def default_folder(self, log_dir: str | None) -> str:
@@ -74,6 +77,9 @@ class RunReports:
         files = [name for name, is_wanted in wanted.items() if is_wanted]
         if isinstance(place, Path):
             self.folder = place
+        has_uploads = isinstance(place, RemotePath) or any(map(seams.takes_any_figure, trainer.loggers))
+        if has_uploads and not seams.has_trainer(trainer):
+            self._spare = SpareThread()
         if trainer.fast_dev_run or not (files or isinstance(place, RemotePath)):
             return
         try:
@@ -149,14 +155,31 @@ class RunReports:
             session: Its last session.
             diagnose: Adds failures of reports, and what follows from them, to a session.
         """
+        begin_s = time.monotonic()
         session = self._make_all(self._with_post_mortem(session, diagnose), diagnose)
-        limit_s = _INTERRUPTED_UPLOAD_S if session.run.status == "interrupted" else _UPLOAD_S
+        if session.run.status == "interrupted":
+            begin_s = begin_s if seams.is_preempted(self._trainer) else time.monotonic()
+            self._ends_s = begin_s + _INTERRUPTED_S
         if "upload" in self._active() and self._trainer.is_global_zero and _has_content(session):
-            self._probes.call("upload", self._upload, session, limit_s)
-        if self._remote is not None:
-            self._finish_copying(self._remote, session, limit_s)
+            self._probes.call("upload", self._upload, session)
+        self.close(self._limit_s())
         if len(self._probes.failures) > len(session.probes_off):
             diagnose(session)
+
+    def _limit_s(self) -> float:
+        """Return how long the next upload may take."""
+        return _UPLOAD_S if self._ends_s is None else max(0.0, self._ends_s - time.monotonic())
+
+    def close(self, limit_s: float = _INTERRUPTED_S) -> None:
+        """Copy what is not at the URL yet, and leave no temporary folder or thread; also after a run without reports.
+
+        Can be called twice.
+        """
+        if self._remote is not None and not self._is_copied:
+            self._is_copied = True
+            self._finish_copying(self._remote, limit_s)
+        if self._spare is not None:
+            self._spare.close()
 
     def _make_all(self, session: Session, diagnose: Callable[[Session], Session]) -> Session:
         """Make the reports on this machine; return the session, which says which of them failed."""
@@ -178,7 +201,7 @@ class RunReports:
             self._probes.call("last save", self._save, session)
         return session
 
-    def _upload(self, session: Session, limit_s: float) -> None:
+    def _upload(self, session: Session) -> None:
         """Upload session and page to the hosted loggers; after an interrupt only the session, which is made faster."""
         loggers = [logger for logger in self._trainer.loggers if seams.takes_any_figure(logger)]
         if not loggers:
@@ -188,18 +211,19 @@ class RunReports:
             files |= dict([self._page(session)])
         for logger in loggers:
             upload = partial(seams.upload_files, logger, self._session_path(session).stem, files)
-            self._probes.call(f"upload to {type(logger).__name__}", within, limit_s, upload)
+            self._probes.call(f"upload to {type(logger).__name__}", within, self._limit_s(), upload, self._spare)
 
-    def _finish_copying(self, remote: RemoteFolder, session: Session, limit_s: float) -> None:
+    def _finish_copying(self, remote: RemoteFolder, limit_s: float) -> None:
         if "copy" in self._probes.failures:
             remote.remove()
             return
         try:
-            remote.finish(limit_s)
+            remote.finish(limit_s, self._spare)
         except Exception as error:  # noqa: BLE001 - reported; the run goes on
             kept = f"PerfDoctor could not copy its files to {remote.target} ({error}); they are in {remote.folder}."
             self._probes.switch_off("copy", error, kept)
-            self._doctor._saved_at = self._session_path(session)
+            if self._doctor.session is not None:
+                self._doctor._saved_at = self._session_path(self._doctor.session)
 
     def _run_report(self, session: Session, is_saved: bool) -> Any:
         place = console_report.short_path(self._place(session)) if is_saved else None

@@ -394,5 +394,6 @@ class UserLoop:
             self._is_unmeasured = True
             if self._run is not None:
                 self._run.restore()
+                self._run.reports.close()
             _log.warning("PerfDoctor does not measure this loop (%s: %s).", type(error).__name__, error)
         return self._loop_run

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,6 +38,25 @@ def history_file(monkeypatch: pytest.MonkeyPatch) -> Path:
     file = Path(_HISTORIES.name, f"{next(_NUMBERS)}.db")
     monkeypatch.setenv("LIGHTNING_PERF_HISTORY", str(file))
     return file
+
+
+@pytest.fixture(autouse=True)
+def _no_false_alarm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test whose trainings in this process are reported as hanging, unless it is marked ``hangs``."""
+    reports = sys.modules.get("lightning_perf.run_reports")
+    if reports is None or request.node.get_closest_marker("hangs"):
+        yield
+        return
+    hangs: list[Any] = []
+    report = reports.RunReports.hang
+
+    def reported(run: Any, hang: Any, stacks: str) -> Any:
+        hangs.append(hang)
+        return report(run, hang, stacks)
+
+    monkeypatch.setattr(reports.RunReports, "hang", reported)
+    yield
+    assert hangs == [], "reported as hanging; mark the test `hangs` if it does hang"
 
 
 @pytest.fixture(autouse=True)

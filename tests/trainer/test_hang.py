@@ -28,7 +28,7 @@ from tests.forkserver import Forkserver
 from .conftest import Make
 from .models import Tiny, loader
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.hangs]
 
 HERE = Path(__file__).name
 THREAD = "lightning-perf hang watch"

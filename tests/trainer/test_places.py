@@ -11,6 +11,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from typer.testing import CliRunner
 
@@ -165,6 +167,39 @@ def test_copy_waits_for_the_end_when_no_thread_can_be_started(url: str, monkeypa
         folder.copy_soon()
     folder.finish(60)
     assert (RemotePath(url) / "hang.txt").read_bytes() == b"text"
+
+
+def test_last_copy_is_made_when_python_ends_and_no_thread_can_be_started(
+    url: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    doctor = PerfDoctor(schedule=None, out_dir=url, probe_data=False)
+    for _ in doctor.steps(loader(4)):
+        pass
+    (spare,) = [thread for thread in threading.enumerate() if thread.name == "lightning-perf-spare"]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        doctor._loop_run._exits()
+    assert load(url) == doctor.session
+    assert doctor.session.run.status == "finished"
+    assert doctor.session.probes_off == ()
+    assert list(scratch.iterdir()) == []
+    spare.join(60)
+    assert not spare.is_alive()
+
+
+def test_no_folder_is_left_when_no_hook_ends_the_run(make_trainer: Make, url: str, scratch: Path) -> None:
+    class Replaces(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.current_epoch == 1:
+                trainer.callbacks = []
+
+    doctor = PerfDoctor(schedule=None, out_dir=url)
+    make_trainer(doctor, Replaces(), max_epochs=2).fit(Tiny(), loader(8))
+    assert list(scratch.iterdir()) == []
+    assert load(url).run.status == "running"
 
 
 def test_session_is_at_the_url_after_each_epoch(make_trainer: Make, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,6 +491,29 @@ def test_interrupted_run_uploads_only_the_session(make_trainer: Make) -> None:
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer.fit(Stops(), loader())
     assert names == ["lightning_perf/perf_session.json"]
+
+
+def test_uploads_of_an_interrupted_run_share_one_second(
+    make_trainer: Make, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            raise KeyboardInterrupt
+
+    limits: list[float] = []
+
+    def slow(limit_s: float, *_: Any) -> None:
+        limits.append(limit_s)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(run_reports, "within", slow)
+    monkeypatch.setattr(run_reports, "_has_content", lambda _: True)
+    monkeypatch.setattr(RemoteFolder, "finish", lambda _, limit_s, *rest: slow(limit_s))
+    loggers = [Fake(lambda *_: None), Fake(lambda *_: None)]
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        make_trainer(PerfDoctor(schedule=None, out_dir=url), logger=loggers).fit(Stops(), loader())
+    assert limits[0] <= 1.0
+    assert [after <= before - 0.05 for before, after in pairwise(limits)] == [True, True]
 
 
 def test_nothing_is_uploaded_when_switched_off(make_trainer: Make) -> None:

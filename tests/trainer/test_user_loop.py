@@ -491,6 +491,7 @@ def test_child_that_was_forked_in_a_loop_reports_nothing() -> None:
     assert setup.close().run.status == "finished"
 
 
+@pytest.mark.hangs
 def test_hang_in_a_loop_is_described(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = DoctorOptions(hang_after_s=0.3, module_depth=0)
     setup = Setup(schedule=None, reports=["json", "console"], out_dir=tmp_path, options=options)
