@@ -59,7 +59,7 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
     """
     _check(base, new)
     before, after = [session for _, session in base], [session for _, session in new]
-    sizes = _samples_per_step(before[0]), _samples_per_step(after[0])
+    sizes = samples_per_step(before[0]), samples_per_step(after[0])
     is_per_sample = None not in sizes and sizes[0] != sizes[1]
     scales = (1.0 / (sizes[0] or 1), 1.0 / (sizes[1] or 1)) if is_per_sample else (1.0, 1.0)
     noise, noise_basis = _run_noise(before + after)
@@ -96,7 +96,7 @@ class _Judge:
         self._noise = noise
 
     def times(self) -> tuple[TimeChange, ...]:
-        step, wall = self._change("step", _step_level), self._change("wall", _wall_level)
+        step, wall = self._change("step", step_level), self._change("wall", wall_level)
         names = [name for name in PHASES if any(_share(s, name) >= MIN_SHARE for side in self._sides for s in side)]
         phases = [self._change(name, _phase_level(name)) for name in names]
         phases.sort(key=lambda one: -abs((one.new_s or 0.0) - (one.base_s or 0.0)))
@@ -157,18 +157,22 @@ def _call(ratio: Interval | None) -> Change:
 
 def typical_step_s(session: Session) -> float | None:
     """Return the seconds per step that a comparison uses; None without steady steps."""
-    found = _step_level(session.steady, session) if session.steady is not None else ""
+    found = step_level(session.steady, session) if session.steady is not None else ""
     return None if isinstance(found, str) else math.exp(found.log)
 
 
-def _step_level(steady: StageTimes, session: Session) -> Level | str:
+def step_level(steady: StageTimes, session: Session, block_steps: int = 1) -> Level | str:
+    """Return the level of the steady steps, from means of at least ``block_steps`` steps; else why there is none."""
     course = [block.step_s for block in _whole_blocks(steady)]
+    size = -(-block_steps // steady.timeline[0].n_steps) if course else 1
+    if size > 1 and len(course) >= size:
+        course = [sum(course[i : i + size]) / size for i in range(0, len(course) - size + 1, size)]
     if course and min(course) > 0:
         return level(course)
     return Level(math.log(steady.step_s.p50), None, 0) if steady.step_s.p50 > 0 else "its steps took no time"
 
 
-def _wall_level(steady: StageTimes, session: Session) -> Level | str:
+def wall_level(steady: StageTimes, session: Session) -> Level | str:
     """Return the wall time per step of whole epochs, without the first, which includes the startup."""
     epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
     usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
@@ -213,7 +217,7 @@ def _share(session: Session, name: str) -> float:
     return 0.0 if phase is None else phase.share
 
 
-def _samples_per_step(session: Session) -> int | None:
+def samples_per_step(session: Session) -> int | None:
     """Return the samples per step of all ranks; None if the batch size of the first loader is unknown."""
     stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
     loaders = [loader for loader in session.settings.loaders if loader.stage == stage]
