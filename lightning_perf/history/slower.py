@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from lightning_perf.records import Session
-from lightning_perf.stats.comparison import BAND, samples_per_step, step_level, wall_level
-from lightning_perf.stats.next_run import MIN_RUNS, OneRun, excess, reach
-from lightning_perf.stats.single_runs import Level
+from lightning_perf.records import Block, Session
+from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, samples_per_step, whole_blocks
+from lightning_perf.stats.next_run import MIN_RUNS, Course, excess, reach
 
 _BLOCKS = 16
 """Parts of a run that its level is made of at least: rare slow steps must not be in most of them."""
@@ -23,15 +22,14 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
         alpha: Probability that a figure is in the result although nothing changed.
     """
     sessions = [*base, session]
-    scales = _scales(sessions)
+    units = _units_per_step(sessions)
     known = {}
-    for name, levels in (("step", _step_levels(sessions)), ("wall", _wall_levels(sessions))):
+    for name, courses in (("step", _steps(sessions)), ("wall", _walls(sessions))):
         runs = [
-            None if isinstance(level, str) else OneRun(level.log - scale, level.variance, length)
-            for (level, length), scale in zip(levels, scales, strict=True)
+            one and one._replace(step_s=[step_s / n for step_s in one.step_s])
+            for one, n in zip(courses, units, strict=True)
         ]
-        *_, new = runs
-        earlier = [one for one in runs[:-1] if one is not None]
+        new, earlier = runs[-1], [one for one in runs[:-1] if one is not None]
         if new is not None and len(earlier) >= MIN_RUNS:
             known[name] = (earlier, new)
     found = {}
@@ -42,26 +40,33 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
     return found
 
 
-def _step_levels(sessions: Sequence[Session]) -> list[tuple[Level | str, float]]:
-    """Return levels from blocks of equal length as far as possible: the median of a block depends on its length."""
-    steady = [one.steady for one in sessions if one.steady is not None and one.steady.timeline]
+def _steps(sessions: Sequence[Session]) -> list[Course | None]:
+    """Return blocks of equal length as far as possible: their median depends on it if steps are skewed."""
+    blocks = [whole_blocks(one.steady) if one.steady is not None else () for one in sessions]
+    known = [each for each in blocks if each]
     size = min(
-        max((each.timeline[0].n_steps for each in steady), default=1),
-        min((each.n_steps // _BLOCKS for each in steady), default=1),
+        max((each[0].n_steps for each in known), default=1),
+        min((sum(block.n_steps for block in each) // _BLOCKS for each in known), default=1),
     )
-    return [
-        ("", 0.0) if one.steady is None else (step_level(one.steady, one, size), one.steady.n_steps) for one in sessions
-    ]
+    return [_merged(each, size) for each in blocks]
 
 
-def _wall_levels(sessions: Sequence[Session]) -> list[tuple[Level | str, float]]:
-    """Return levels of runs with enough whole epochs, and the numbers of these."""
-    found = [wall_level(one.steady, one) if one.steady is not None else "" for one in sessions]
-    return [("", 0.0) if isinstance(one, str) or one.variance is None else (one, one.n) for one in found]
+def _merged(blocks: Sequence[Block], block_steps: int) -> Course | None:
+    """Return means of at least ``block_steps`` steps; None without blocks."""
+    if not blocks or min(block.step_s for block in blocks) <= 0:
+        return None
+    n = max(1, -(-block_steps // blocks[0].n_steps))
+    groups = [blocks[i : i + n] for i in range(0, len(blocks) - n + 1, n)]
+    return Course([sum(block.step_s for block in group) / n for group in groups], n * blocks[0].n_steps)
 
 
-def _scales(sessions: Sequence[Session]) -> list[float]:
-    """Return log samples per step if the batch size was changed: then times per sample are compared; else zeros."""
+def _walls(sessions: Sequence[Session]) -> list[Course | None]:
+    walls = [epoch_walls(one) for one in sessions]
+    return [Course(each, 1.0) if len(each) >= MIN_EPOCHS else None for each in walls]
+
+
+def _units_per_step(sessions: Sequence[Session]) -> list[int]:
+    """Return samples per step if the batch size was changed: then times per sample are compared; else ones."""
     sizes = [samples_per_step(one) for one in sessions]
     is_changed = None not in sizes and len(set(sizes)) > 1
-    return [math.log(size) if size and is_changed else 0.0 for size in sizes]
+    return [size if size and is_changed else 1 for size in sizes]

@@ -96,7 +96,7 @@ class _Judge:
         self._noise = noise
 
     def times(self) -> tuple[TimeChange, ...]:
-        step, wall = self._change("step", step_level), self._change("wall", wall_level)
+        step, wall = self._change("step", _step_level), self._change("wall", _wall_level)
         names = [name for name in PHASES if any(_share(s, name) >= MIN_SHARE for side in self._sides for s in side)]
         phases = [self._change(name, _phase_level(name)) for name in names]
         phases.sort(key=lambda one: -abs((one.new_s or 0.0) - (one.base_s or 0.0)))
@@ -157,26 +157,20 @@ def _call(ratio: Interval | None) -> Change:
 
 def typical_step_s(session: Session) -> float | None:
     """Return the seconds per step that a comparison uses; None without steady steps."""
-    found = step_level(session.steady, session) if session.steady is not None else ""
+    found = _step_level(session.steady, session) if session.steady is not None else ""
     return None if isinstance(found, str) else math.exp(found.log)
 
 
-def step_level(steady: StageTimes, session: Session, block_steps: int = 1) -> Level | str:
-    """Return the level of the steady steps, from means of at least ``block_steps`` steps; else why there is none."""
-    course = [block.step_s for block in _whole_blocks(steady)]
-    size = -(-block_steps // steady.timeline[0].n_steps) if course else 1
-    if size > 1 and len(course) >= size:
-        course = [sum(course[i : i + size]) / size for i in range(0, len(course) - size + 1, size)]
+def _step_level(steady: StageTimes, session: Session) -> Level | str:
+    course = [block.step_s for block in whole_blocks(steady)]
     if course and min(course) > 0:
         return level(course)
     return Level(math.log(steady.step_s.p50), None, 0) if steady.step_s.p50 > 0 else "its steps took no time"
 
 
-def wall_level(steady: StageTimes, session: Session) -> Level | str:
+def _wall_level(steady: StageTimes, session: Session) -> Level | str:
     """Return the wall time per step of whole epochs, without the first, which includes the startup."""
-    epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
-    usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
-    walls = np.log([epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual])
+    walls = np.log(epoch_walls(session))
     if len(walls) >= MIN_EPOCHS:
         # Epochs are long enough to be independent.
         return Level(float(walls.mean()), float(walls.var(ddof=1)) / len(walls), len(walls))
@@ -186,9 +180,16 @@ def wall_level(steady: StageTimes, session: Session) -> Level | str:
     return Level(math.log(steady.span_s / n_steps), None, 0)
 
 
+def epoch_walls(session: Session) -> list[float]:
+    """Return the wall seconds per step of whole epochs of equal length, without the first."""
+    epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
+    usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
+    return [epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual]
+
+
 def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
     def of(steady: StageTimes, session: Session) -> Level | str:
-        course = [block.phases.get(name, 0.0) for block in _whole_blocks(steady)]
+        course = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
         if name in STEP_PHASES and course and min(course) > 0:
             return level(course)
         phase = steady.phases.get(name)
@@ -200,7 +201,7 @@ def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
     return of
 
 
-def _whole_blocks(steady: StageTimes) -> Sequence[Block]:
+def whole_blocks(steady: StageTimes) -> Sequence[Block]:
     """Return the timeline without a shorter last block, which would have the same weight."""
     blocks = steady.timeline
     return blocks[:-1] if len(blocks) > 1 and blocks[-1].n_steps < blocks[0].n_steps else blocks

@@ -2,8 +2,8 @@
 
 How much runs differ is measured by what the mean of the runs before would have missed each earlier run by (recursive
 residuals; Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and
-few earlier runs need a larger difference (Student's t). A new run is shorter than earlier ones: its additional
-uncertainty follows from the spread within runs.
+with few earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones. Parts of
+these that are as long as the new run show by how much more its level varies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 LAST_RUNS = 5
 """Runs whose mean level the next run is compared with. More would follow a drift less well."""
@@ -23,6 +23,11 @@ MIN_RUNS = 3
 
 ALPHA = 0.01
 """Probability of calling a run slower that is not, over all times that it is compared."""
+
+_TRIM = 0.25
+
+_MIN_PARTS = 4
+"""Parts of a course that one level needs."""
 
 _CLIP = 3 * 1.4826
 """Times the median absolute residual: 3 standard deviations. One earlier run that was disturbed, or an earlier change
@@ -36,41 +41,67 @@ def alpha_of(look: int) -> float:
     return float(ALPHA / 2 ** (look + 1))
 
 
-class OneRun(NamedTuple):
-    """A run of which only its level counts.
+class Course(NamedTuple):
+    """One run.
 
     Attributes:
-        log: Natural logarithm of its time per step.
-        variance: Variance of ``log``, from the spread within the run; None if it is too short.
-        length: Steps or epochs that were measured.
+        step_s: Seconds per step of successive parts of equal length, positive; at least one.
+        part_length: Steps or epochs of such a part.
     """
 
-    log: float
-    variance: float | None
-    length: float
+    step_s: Sequence[float]
+    part_length: float
 
 
-def excess(earlier: Sequence[OneRun], new: OneRun) -> float:
+def excess(earlier: Sequence[Course], new: Course) -> float:
     """Return by how much the log level of a run exceeds the mean of the last ``LAST_RUNS`` before it."""
-    return new.log - float(np.mean([one.log for one in earlier[-LAST_RUNS:]]))
+    return _level(_logs(new)) - float(np.mean([_level(_logs(one)) for one in earlier[-LAST_RUNS:]]))
 
 
-def reach(earlier: Sequence[OneRun], new: OneRun, alpha: float) -> float:
-    """Return what ``excess`` exceeds with a probability of at most ``alpha`` if nothing changed.
+def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
+    """Return what ``excess`` exceeds with a probability of about ``alpha`` if nothing changed.
 
     Args:
         earlier: At least two runs, oldest first.
         new: The run.
         alpha: Probability, one-sided.
     """
-    residuals = _residuals([one.log for one in earlier])
+    residuals = _residuals([_level(_logs(one)) for one in earlier])
     between = float((residuals**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
-    known = [(one.variance, one.length) for one in earlier if one.variance is not None]
-    usual = float(np.mean([variance for variance, _ in known])) if known else 0.0
-    scaled = float(np.mean([variance * length for variance, length in known])) / new.length if known else 0.0
-    within = max(0.0, max(scaled, new.variance or 0.0) - usual)  # earlier runs' own is in their differences
-    t, z = float(stdtrit(len(residuals), 1 - alpha)), float(ndtri(1 - alpha))
-    return math.hypot(t * math.sqrt(between), z * math.sqrt(within))
+    within, df = _within(earlier, len(new.step_s) * new.part_length)
+    reaches = _t(len(residuals), alpha) * math.sqrt(between), _t(df, alpha) * math.sqrt(within) if df else 0.0
+    return math.hypot(*reaches)
+
+
+def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
+    """Return how much larger the variance of the level is in a run of this length, and its degrees of freedom."""
+    square, df, own = 0.0, 0, []
+    for one in earlier:
+        whole = len(one.step_s) * one.part_length
+        n = min(max(2, int(whole / length)), len(one.step_s) // _MIN_PARTS)
+        if n >= 2 and whole > length:
+            logs = _logs(one)
+            size = len(logs) // n
+            levels = [_level(logs[i * size : (i + 1) * size]) for i in range(n)]
+            square += float(np.var(levels)) * n * (whole / n / length)
+            df += n - 1
+            own.append(length / whole)
+    # The share of it that earlier runs have themselves is in what they differ by.
+    return (square / df * (1 - float(np.mean(own))), df) if df else (0.0, 0)
+
+
+def _logs(one: Course) -> NDArray[np.float64]:
+    return np.log(np.asarray(one.step_s, dtype=np.float64))
+
+
+def _level(logs: NDArray[np.float64]) -> float:
+    """Return the mean of the middle half: rare slow steps do not count."""
+    cut = int(_TRIM * len(logs))
+    return float(np.sort(logs)[cut : len(logs) - cut].mean())
+
+
+def _t(df: int, alpha: float) -> float:
+    return float(stdtrit(df, 1 - alpha))
 
 
 def _residuals(logs: Sequence[float]) -> NDArray[np.float64]:
