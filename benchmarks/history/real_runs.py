@@ -121,12 +121,14 @@ def section(folder: Path, slower: Callable[[Session, float], Session]) -> str:
     n_said = sum(_said(base, run[:1]) for base, run in planted)
     logs = np.log([typical_step_s(run[-1]) or math.nan for run in same])
     slow = np.log([typical_step_s(run[-1]) or math.nan for _, run in planted])
+    sd, n_apart = logs.std(ddof=1), len(same) // (LAST_RUNS + 1)
+    more = math.exp(np.median(slow) - np.median(logs))
     return f"""{HEADING}
 
 {len(same)} runs of one training of {EPOCHS * STEPS} steps, each in a process of its own, on {os.cpu_count()} cores that
 other programs use too: the median step is {1e3 * math.exp(np.median(logs)):.1f} ms, and the runs are between
 {1e3 * math.exp(logs.min()):.1f} and {1e3 * math.exp(logs.max()):.1f} ms (the logarithm's standard deviation is
-{logs.std(ddof=1):.2f}). Each is compared with the runs before it, up to {MAX_RUNS}. About {len(same) // (LAST_RUNS + 1)}
+{sd:.2f}). Each is compared with the runs before it, up to {MAX_RUNS}. About {n_apart}
 sequences of {LAST_RUNS} earlier runs and the next one have no run in common; all others, also the shuffled ones, share
 some. The last columns take the same runs with all times of the next one multiplied, at {MIN_STEPS} steps or a few more.
 
@@ -134,8 +136,8 @@ some. The last columns take the same runs with all times of the next one multipl
 |:--|--:|--:|--:|--:|--:|
 {table}
 
-Of {len(planted)} more runs with a ninth more computing, made between them, {n_said} are called slower at that time (their
-median step is {math.exp(np.median(slow) - np.median(logs)):.2f} times that of the others)."""
+Of {len(planted)} more runs with a ninth more computing, made between them, {n_said} are called slower at that
+time (their median step is {more:.2f} times that of the others)."""
 
 
 def kept_section(page: Path) -> str:
