@@ -81,63 +81,67 @@ def train(folder: Path, units: int) -> None:
 
 
 def make(folder: Path) -> None:
-    """Make the real runs that a folder lacks; from the eighth on, every fourth is slower."""
-    for i in range(N_RUNS):
+    """Make real runs in a folder unless there is one; from the eighth on, every fourth is slower."""
+    for i in range(0 if folder.exists() else N_RUNS):
         is_slow = i > 6 and i % 4 == 3
         target = folder / f"{i:03d}{'-slow' if is_slow else ''}"
-        if not target.exists():
-            target.mkdir(parents=True)
-            command = [sys.executable, __file__, str(target), str(MORE_UNITS if is_slow else UNITS)]
-            subprocess.run(command, check=True, capture_output=True)
+        target.mkdir(parents=True)
+        command = [sys.executable, __file__, str(target), str(MORE_UNITS if is_slow else UNITS)]
+        subprocess.run(command, check=True, capture_output=True)
 
 
-def section(folder: Path, slower: Callable[[Session, float], Session]) -> str:
-    """Return the part of the page on the runs in a folder."""
+def section(folders: Sequence[Path], slower: Callable[[Session, float], Session]) -> str:
+    """Return the part of the page on the runs in folders; ``slower`` multiplies the times of a session."""
+    tables = "\n\n".join(_series(folder, slower) for folder in folders)
+    return f"""{HEADING}
+
+Runs of one training of {EPOCHS * STEPS} steps, each in a process of its own, on {os.cpu_count()} cores that other
+programs use too, with as much as those leave. Each run is compared with up to {MAX_RUNS} before it, or with
+{LAST_RUNS}. The last columns take the same runs with all times of the next one multiplied, at {MIN_STEPS} steps or
+a few more. Shuffled orders share runs, so they are no more evidence than the runs in order.
+
+{tables}"""
+
+
+def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
     rng = random.Random(1)
-    found = {path: run for path in sorted(folder.iterdir()) if (run := _read(path))}
-    same = [run for path, run in found.items() if not path.name.endswith("-slow")]
+    same: list[Run] = []
     planted: list[tuple[list[Run], Run]] = []
-    before: list[Run] = []
-    for path, run in found.items():
-        if path.name.endswith("-slow"):
-            planted.append((before[-MAX_RUNS:], run))
-        else:
-            before.append(run)
+    for path in sorted(folder.iterdir()):
+        run = _read(path)
+        if run and path.name.endswith("-slow"):
+            planted.append((same[-MAX_RUNS:], run))
+        elif run:
+            same.append(run)
+    at = range(LAST_RUNS, len(same))
+    many = min(MAX_RUNS, len(same) - 1)
     by_kind = {
-        "in order": [(same[max(0, i - MAX_RUNS) : i], same[i]) for i in range(LAST_RUNS, len(same))],
-        f"in order, {LAST_RUNS} earlier runs": [
-            (same[i - LAST_RUNS : i], same[i]) for i in range(LAST_RUNS, len(same))
-        ],
+        "in order": [(same[max(0, i - MAX_RUNS) : i], same[i]) for i in at],
+        f"in order, {LAST_RUNS} earlier runs": [(same[i - LAST_RUNS : i], same[i]) for i in at],
         f"shuffled, {LAST_RUNS} earlier runs": [_drawn(rng, same, LAST_RUNS) for _ in range(N_SHUFFLED)],
-        f"shuffled, {MAX_RUNS} earlier runs": [_drawn(rng, same, MAX_RUNS) for _ in range(N_SHUFFLED)],
+        f"shuffled, {many} earlier runs": [_drawn(rng, same, many) for _ in range(N_SHUFFLED)],
     }
     rows = [
-        (name, len(pairs), *(_share(pairs, slower, by) for by in (1.0, 1.1, 1.5, 2.0)))
+        (name, len(pairs), *(_share(pairs, slower, by) for by in (1.0, 1.1, 1.2, 1.5, 2.0)))
         for name, pairs in by_kind.items()
     ]
     table = "\n".join(
         f"| {name} | {n:,} | {' | '.join(f'{share:.1%}' for share in shares)} |" for name, n, *shares in rows
     )
     n_said = sum(_said(base, run[:1]) for base, run in planted)
-    logs = np.log([typical_step_s(run[-1]) or math.nan for run in same])
-    slow = np.log([typical_step_s(run[-1]) or math.nan for _, run in planted])
-    sd, n_apart = logs.std(ddof=1), len(same) // (LAST_RUNS + 1)
-    more = math.exp(np.median(slow) - np.median(logs))
-    return f"""{HEADING}
+    logs, slow = (np.log([typical_step_s(run[-1]) or math.nan for run in runs])
+                  for runs in (same, [run for _, run in planted]))  # fmt: skip
+    typical_s, n_apart = math.exp(np.median(logs)), len(same) // (LAST_RUNS + 1)
+    return f"""{len(same)} runs with a median step of {1e3 * typical_s:.1f} ms, from {1e3 * math.exp(logs.min()):.1f} to
+{1e3 * math.exp(logs.max()):.1f} ms (standard deviation of the logarithm {logs.std(ddof=1):.3f}); {n_apart} sequences of
+{LAST_RUNS} earlier runs and the next one have no run in common:
 
-{len(same)} runs of one training of {EPOCHS * STEPS} steps, each in a process of its own, on {os.cpu_count()} cores that
-other programs use too: the median step is {1e3 * math.exp(np.median(logs)):.1f} ms, and the runs are between
-{1e3 * math.exp(logs.min()):.1f} and {1e3 * math.exp(logs.max()):.1f} ms (the logarithm's standard deviation is
-{sd:.2f}). Each is compared with the runs before it, up to {MAX_RUNS}. About {n_apart}
-sequences of {LAST_RUNS} earlier runs and the next one have no run in common; all others, also the shuffled ones, share
-some. The last columns take the same runs with all times of the next one multiplied, at {MIN_STEPS} steps or a few more.
-
-| sequences | number | false alarms | times 1.1 found | times 1.5 | times 2 |
-|:--|--:|--:|--:|--:|--:|
+| sequences | number | false alarms | times 1.1 found | times 1.2 | times 1.5 | times 2 |
+|:--|--:|--:|--:|--:|--:|--:|
 {table}
 
-Of {len(planted)} more runs with a ninth more computing, made between them, {n_said} are called slower at that
-time (their median step is {more:.2f} times that of the others)."""
+Of {len(planted)} more runs with a ninth more computing, made between them, {n_said} are called slower at that time;
+their median step is {math.exp(np.median(slow)) / typical_s:.2f} times that of the others."""
 
 
 def kept_section(page: Path) -> str:

@@ -99,19 +99,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=500, help="simulated runs per row")
     parser.add_argument("--causes", type=int, default=100, help="simulated runs per changed setting")
-    parser.add_argument("--real", type=Path, metavar="FOLDER", help="make real runs in it, unless it has them (12 min)")
+    parser.add_argument(
+        "--real", type=Path, nargs="+", metavar="FOLDER", help="real runs, made where it lacks (12 min)"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     arguments = parser.parse_args()
-    if arguments.real is not None:
-        real_runs.make(arguments.real)
+    for folder in arguments.real or ():
+        real_runs.make(folder)
     page = _page(arguments.pairs, arguments.causes, arguments.real)
     print(page)
     if arguments.write:
         PAGE.write_text(page, encoding="utf-8")
 
 
-def _page(n: int, n_causes: int, folder_of_runs: Path | None) -> str:
-    real = real_runs.section(folder_of_runs, _slower) if folder_of_runs is not None else real_runs.kept_section(PAGE)
+def _page(n: int, n_causes: int, folders: list[Path] | None) -> str:
+    real = real_runs.section(folders, _slower) if folders else real_runs.kept_section(PAGE)
     with ProcessPoolExecutor(2) as pool:
         all_shares = list(pool.map(_alarms, [n] * len(NOISES), range(len(NOISES)), NOISES.values()))
     alarms = "\n".join(
@@ -294,7 +296,7 @@ def _cost(folder: Path) -> Iterator[tuple[str, str]]:
     yield f"size of the file with {N_RUNS:,} runs", f"{file.stat().st_size / 2**20:.0f} MiB"
     yield "start of a run: imports", _ms([each[0] for each in taken])
     yield "first end of an epoch: reading the last 20 like runs", _ms([each[1] for each in taken])
-    yield "comparing with the last five", _ms([each[2] for each in taken])
+    yield "comparing with earlier runs", _ms([each[2] for each in taken])
     history = History(file)
     yield "listing 20 runs", _ms([_timed(lambda: history.rows(20)) for _ in range(9)])
     yield f"listing {N_RUNS:,} runs", _ms([_timed(history.rows) for _ in range(9)])
