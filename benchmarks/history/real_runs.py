@@ -3,7 +3,7 @@
     python benchmarks/history/real_runs.py FOLDER UNITS
 
 runs one of them, in a process of its own. FOLDER receives the run as the history keeps it: one JSON file per state that
-was saved. UNITS is the number of matrix products per step, nearly all of its time.
+was saved. UNITS is the number of matrix multiplications per step, nearly all of its time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPOCHS, STEPS, SIZE = 2, 260, 192
 """A run is compared for the first time after its first epoch: 200 steps and the warm-up."""
 
 N_RUNS, UNITS, MORE_UNITS = 56, 26, 29
-"""A ninth more products are 10 % more time: the rest of the step stays as it is."""
+"""A ninth more of them are 10 % more time: the rest of the step stays as it is."""
 
 N_SHUFFLED = 1000
 HEADING = "### Real runs"
