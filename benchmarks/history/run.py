@@ -144,11 +144,13 @@ from a regression.
 {alarms}
 
 {real}
+
 ## Causes
 
 One setting is changed together with the commit and two changes that have no effect. *Named first*: of {n_causes} runs
 against five earlier ones. In the last column, the two changes without an effect are drawn from the other settings of
-this table, also from those that act on the same phases.
+this table, also from those that act on the same phases, but for the batch size: half of it in the same time is an
+effect. Times cannot tell `torch` from `n_threads`, or `dataset` from `num_workers`: they act on the same phases.
 
 | changed | named first | among changes of all kinds |
 |:--|--:|--:|
@@ -199,7 +201,7 @@ def _best(
     n_base: int, *, between: float, within: float = 0.1, phi: float = 0.6, drift: float = 0.0, disturbed: float = 0.0
 ) -> str:
     """Return the power of the best test at 200 steps: all covariances of the runs are known, only their mean is not."""
-    if disturbed:  # no regression of 10 % can be told from it
+    if disturbed:  # such a run is no different from a regression
         return "–"
     of_step = within**2 * (1 + phi) / (1 - phi)
     at = np.arange(n_base + 1)

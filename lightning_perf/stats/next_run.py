@@ -22,8 +22,8 @@ LAST_RUNS = 5
 MIN_RUNS = 3
 
 ALPHA = 0.005
-"""Probability of calling a run slower that is not, over all times that it is compared. With levels that are not quite
-normal, simulations stay below 1 % (docs/benchmarks/history.md)."""
+"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not
+quite normal: simulations have up to 1 % (docs/benchmarks/history.md)."""
 
 _TRIM = 0.25
 
