@@ -15,7 +15,6 @@ import typer
 
 from lightning_perf.errors import ConfigError, SessionError
 from lightning_perf.history.entry import kept
-from lightning_perf.history.run_history import LAST_RUNS
 from lightning_perf.history.store import MAX_RUNS, VARIABLE, History, Row, default_file
 from lightning_perf.history.suspects import Suspect, suspects
 from lightning_perf.records import Comparison, Session, load_run
@@ -24,6 +23,7 @@ from lightning_perf.reports.cells import Column, Rows, Value, seconds
 from lightning_perf.reports.document import Document, code, facts, section, table
 from lightning_perf.reports.wording import count
 from lightning_perf.stats.comparison import Source, compare_sessions
+from lightning_perf.stats.next_run import LAST_RUNS
 
 from .output import write_stdout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -12,20 +11,18 @@ from typing import TypeVar
 from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
 from lightning_perf.reports.wording import line, phase_name, seconds, share, times
 from lightning_perf.stats.comparison import compare_sessions, typical_step_s
-from lightning_perf.stats.estimates import prediction_reach
+from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 
 from .entry import kept
+from .slower import slower_figures
 from .store import History
 from .suspects import changes, suspects
 
 MIN_STEPS = 200
 """Steady steps before a run is compared; then again whenever their number has doubled."""
 
-MIN_RUNS, LAST_RUNS = 3, 5
-"""Earlier runs that a comparison needs, and how many of them it uses."""
-
-SHOWN_RUNS = 20
-"""Earlier runs in the session, for figures."""
+MAX_RUNS = 20
+"""Earlier runs that tell how much runs differ, and that figures show."""
 
 _LEAST_SCORE = 0.1
 """Weaker suspects are not named while the run goes on."""
@@ -45,7 +42,7 @@ class RunHistory:
     def __init__(self, file: Path | None) -> None:
         self._history = None if file is None else History(file)
         self._like: list[Session] | None = None
-        self._next_step = MIN_STEPS
+        self._next_step, self._n_looks = MIN_STEPS, 0
         self._news = ""
 
     def news(self, session: Session) -> str | None:
@@ -58,7 +55,8 @@ class RunHistory:
         least = max(MIN_STEPS // 2, n_steps // 4)
         base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
         if len(base) >= MIN_RUNS:
-            self._news = news_of(base[-LAST_RUNS:], kept(session))
+            self._news = news_of(base, kept(session), alpha_of(self._n_looks))
+            self._n_looks += 1
         return self._news or None
 
     def earlier(self, session: Session) -> EarlierRuns | None:
@@ -75,7 +73,7 @@ class RunHistory:
 
     def _earlier(self, session: Session) -> list[Session]:
         if self._like is None:
-            self._like = self._tried(lambda history: history.like(session, SHOWN_RUNS)) or []
+            self._like = self._tried(lambda history: history.like(session, MAX_RUNS)) or []
         return self._like
 
     def _tried(self, use: Callable[[History], T]) -> T | None:
@@ -87,17 +85,18 @@ class RunHistory:
             return None
 
 
-def news_of(base: list[Session], session: Session) -> str:
-    """Return in one line that a run is slower than its base, in which phase, and what changed; empty if it is not."""
-    comparison = compare_sessions([("", one) for one in base], [("", session)])
-    slower = next((one for one in comparison.times[:2] if one.change == "slower"), None)
-    # The range of three or four runs, which a comparison uses, understates by how much another run differs.
-    levels = [math.log(step_s) for step_s in map(typical_step_s, base) if step_s]
-    if slower is None or slower.ratio is None or math.log(slower.ratio.value) < prediction_reach(levels):
+def news_of(base: list[Session], session: Session, alpha: float) -> str:
+    """Return in one line that a run is slower than the last of its base, in which phase, and what changed; else ""."""
+    ratios = slower_figures(base, session, alpha)
+    if not ratios:
         return ""
+    name, ratio = next(iter(ratios.items()))
+    base = base[-LAST_RUNS:]
+    comparison = compare_sessions([("", one) for one in base], [("", session)])
+    slower = next(one for one in comparison.times if one.name == name)
     found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
-    ratio, last = slower.ratio.value, f"your last {len(base)} runs"
+    last = f"your last {len(base)} runs"
     much = f"{share(ratio - 1, 0)} slower than {last}" if ratio < 2 else f"{times(ratio)} the time per step of {last}"
     return line(f"{much}{_grown(comparison, slower)}; {since}", 400)
 

@@ -59,7 +59,7 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
     """
     _check(base, new)
     before, after = [session for _, session in base], [session for _, session in new]
-    sizes = _samples_per_step(before[0]), _samples_per_step(after[0])
+    sizes = samples_per_step(before[0]), samples_per_step(after[0])
     is_per_sample = None not in sizes and sizes[0] != sizes[1]
     scales = (1.0 / (sizes[0] or 1), 1.0 / (sizes[1] or 1)) if is_per_sample else (1.0, 1.0)
     noise, noise_basis = _run_noise(before + after)
@@ -162,7 +162,7 @@ def typical_step_s(session: Session) -> float | None:
 
 
 def _step_level(steady: StageTimes, session: Session) -> Level | str:
-    course = [block.step_s for block in _whole_blocks(steady)]
+    course = [block.step_s for block in whole_blocks(steady)]
     if course and min(course) > 0:
         return level(course)
     return Level(math.log(steady.step_s.p50), None, 0) if steady.step_s.p50 > 0 else "its steps took no time"
@@ -170,9 +170,7 @@ def _step_level(steady: StageTimes, session: Session) -> Level | str:
 
 def _wall_level(steady: StageTimes, session: Session) -> Level | str:
     """Return the wall time per step of whole epochs, without the first, which includes the startup."""
-    epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
-    usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
-    walls = np.log([epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual])
+    walls = np.log(epoch_walls(session))
     if len(walls) >= MIN_EPOCHS:
         # Epochs are long enough to be independent.
         return Level(float(walls.mean()), float(walls.var(ddof=1)) / len(walls), len(walls))
@@ -182,9 +180,16 @@ def _wall_level(steady: StageTimes, session: Session) -> Level | str:
     return Level(math.log(steady.span_s / n_steps), None, 0)
 
 
+def epoch_walls(session: Session) -> list[float]:
+    """Return the wall seconds per step of whole epochs of equal length, without the first."""
+    epochs = [epoch for epoch in session.epochs[1:] if epoch.n_steps and epoch.wall_s > 0]
+    usual = mode(epoch.n_steps for epoch in epochs) if epochs else 0
+    return [epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual]
+
+
 def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
     def of(steady: StageTimes, session: Session) -> Level | str:
-        course = [block.phases.get(name, 0.0) for block in _whole_blocks(steady)]
+        course = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
         if name in STEP_PHASES and course and min(course) > 0:
             return level(course)
         phase = steady.phases.get(name)
@@ -196,7 +201,7 @@ def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
     return of
 
 
-def _whole_blocks(steady: StageTimes) -> Sequence[Block]:
+def whole_blocks(steady: StageTimes) -> Sequence[Block]:
     """Return the timeline without a shorter last block, which would have the same weight."""
     blocks = steady.timeline
     return blocks[:-1] if len(blocks) > 1 and blocks[-1].n_steps < blocks[0].n_steps else blocks
@@ -213,7 +218,7 @@ def _share(session: Session, name: str) -> float:
     return 0.0 if phase is None else phase.share
 
 
-def _samples_per_step(session: Session) -> int | None:
+def samples_per_step(session: Session) -> int | None:
     """Return the samples per step of all ranks; None if the batch size of the first loader is unknown."""
     stage = {"fit": "train", "validate": "val"}.get(session.run.stage, session.run.stage)
     loaders = [loader for loader in session.settings.loaders if loader.stage == stage]

@@ -108,12 +108,6 @@ def welch_reach(variance_a: float, n_a: int, variance_b: float, n_b: int, kept: 
     return _t(df * kept) * math.sqrt(total)
 
 
-def prediction_reach(values: Sequence[float]) -> float:
-    """Return how far one more value is from the mean of at least two in 19 of 20 cases."""
-    n, spread = len(values), float(np.std(values, ddof=1))
-    return _t(n - 1) * spread * math.sqrt(1 + 1 / n)
-
-
 def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
     """Return the relative difference that two runs of the same training stay within in 19 of 20 cases.
 

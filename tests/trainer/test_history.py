@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lightning_perf import PerfDoctor
 from lightning_perf.history import run_history
 from lightning_perf.history.store import VARIABLE, History
-from lightning_perf.records import Comparison, Interval, Session, TimeChange
+from lightning_perf.records import Session
 
 from .conftest import Make
 from .models import Samples, Tiny, loader
@@ -29,17 +29,7 @@ def trained(make_trainer: Make, *, n_batches: int = 60, **arguments: object) -> 
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare after 20 steps instead of 200, and call any run slower than the ones before it."""
     monkeypatch.setattr(run_history, "MIN_STEPS", 20)
-    compared = run_history.compare_sessions
-
-    def slower(base: object, new: object) -> Comparison:
-        found = compared(base, new)
-        step = found.times[0]
-        ratio = Interval(value=1.18, low=1.1, high=1.3)
-        changed: TimeChange = msgspec.structs.replace(step, change="slower", ratio=ratio)
-        return msgspec.structs.replace(found, times=(changed, *found.times[1:]))
-
-    monkeypatch.setattr(run_history, "compare_sessions", slower)
-    monkeypatch.setattr(run_history, "prediction_reach", lambda levels: 0.0)
+    monkeypatch.setattr(run_history, "slower_figures", lambda base, session, alpha: {"step": 1.18})
 
 
 @pytest.mark.usefixtures("soon")

@@ -1,0 +1,118 @@
+"""Whether one more run is slower than earlier runs of the same training.
+
+How much runs differ is measured by what the mean of the runs before would have missed each earlier run by (recursive
+residuals; Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and
+with few earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones. Parts of
+these that are as long as the new run show by how much more its level varies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+LAST_RUNS = 5
+"""Runs whose mean level the next run is compared with. More would follow a drift less well."""
+
+MIN_RUNS = 3
+
+ALPHA = 0.005
+"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not
+quite normal: simulations have up to 1 % (docs/benchmarks/history.md)."""
+
+_TRIM = 0.25
+
+_MIN_PARTS = 4
+"""Parts of a course that one level needs."""
+
+_CLIP = 3 * 1.4826
+"""Times the median absolute residual: 3 standard deviations. One earlier run that was disturbed, or an earlier change
+of the level, then hides little."""
+
+_MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
+
+
+def alpha_of(look: int) -> float:
+    """Return the part of ``ALPHA`` for the n-th comparison of a run, from 0 on: three quarters of what is left."""
+    return float(ALPHA * 0.75 * 0.25**look)
+
+
+class Course(NamedTuple):
+    """One run.
+
+    Attributes:
+        step_s: Seconds per step of successive parts of equal length, positive; at least one.
+        part_length: Steps or epochs of such a part.
+    """
+
+    step_s: Sequence[float]
+    part_length: float
+
+
+def excess(earlier: Sequence[Course], new: Course) -> float:
+    """Return by how much the log level of a run exceeds the mean of the last ``LAST_RUNS`` before it."""
+    return _level(_logs(new)) - float(np.mean([_level(_logs(one)) for one in earlier[-LAST_RUNS:]]))
+
+
+def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
+    """Return what ``excess`` exceeds with a probability of about ``alpha`` if nothing changed.
+
+    Args:
+        earlier: At least two runs, oldest first.
+        new: The run.
+        alpha: Probability, one-sided.
+    """
+    residuals = _residuals([_level(_logs(one)) for one in earlier])
+    between = float((residuals**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
+    within, df = _within(earlier, len(new.step_s) * new.part_length)
+    reaches = _t(len(residuals), alpha) * math.sqrt(between), _t(df, alpha) * math.sqrt(within) if df else 0.0
+    return math.hypot(*reaches)
+
+
+def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
+    """Return how much larger the variance of the level is in a run of this length, and its degrees of freedom."""
+    square, df, own = 0.0, 0, []
+    for one in earlier:
+        whole = len(one.step_s) * one.part_length
+        n = min(max(2, int(whole / length)), len(one.step_s) // _MIN_PARTS)
+        if n >= 2 and whole > length:
+            logs = _logs(one)
+            size = len(logs) // n
+            levels = [_level(logs[i * size : (i + 1) * size]) for i in range(n)]
+            square += float(np.var(levels)) * n * (whole / n / length)
+            df += n - 1
+            own.append(length / whole)
+    # The share of it that earlier runs have themselves is in what they differ by.
+    return (square / df * (1 - float(np.mean(own))), df) if df else (0.0, 0)
+
+
+def _logs(one: Course) -> NDArray[np.float64]:
+    return np.log(np.asarray(one.step_s, dtype=np.float64))
+
+
+def _level(logs: NDArray[np.float64]) -> float:
+    """Return the mean of the middle half: rare slow steps do not count."""
+    cut = int(_TRIM * len(logs))
+    return float(np.sort(logs)[cut : len(logs) - cut].mean())
+
+
+def _t(df: int, alpha: float) -> float:
+    return float(stdtrit(df, 1 - alpha))
+
+
+def _residuals(logs: Sequence[float]) -> NDArray[np.float64]:
+    """Return what the mean of up to ``LAST_RUNS`` runs before missed each run by, in units of one run's deviation."""
+    found = []
+    for i in range(1, len(logs)):
+        before = logs[max(0, i - LAST_RUNS) : i]
+        found.append((logs[i] - sum(before) / len(before)) / math.sqrt(1 + 1 / len(before)))
+    residuals = np.array(found)
+    if len(residuals) >= _MIN_TO_CLIP:
+        limit = _CLIP * float(np.median(np.abs(residuals)))
+        residuals = np.clip(residuals, -limit, limit) if limit else residuals
+    return residuals

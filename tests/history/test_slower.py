@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+
+from lightning_perf.history.entry import kept
+from lightning_perf.history.slower import _steps, slower_figures
+from lightning_perf.records import Session
+
+from .runs import run
+
+
+def runs(n: int = 5, **kind: object) -> list[Session]:
+    return [run(i, **kind) for i in range(1, n + 1)]
+
+
+def test_longer_steps_and_longer_validations_are_told_apart() -> None:
+    found = slower_figures(runs(), run(9, slower=1.3), 0.01)
+    assert found["step"] == pytest.approx(1.3, rel=0.05)
+    found = slower_figures(runs(), run(9, validation_s=6.0), 0.01)
+    assert found == {"wall": pytest.approx(1.45, rel=0.1)}
+    assert slower_figures(runs(), run(9), 0.01) == {}
+
+
+def test_times_per_sample_are_compared_if_the_batch_size_was_changed() -> None:
+    smaller = run(9, loader={"batch_size": 16})
+    assert slower_figures(runs(), smaller, 0.01)["step"] == pytest.approx(2.0, rel=0.05)
+    assert slower_figures(runs(), run(9, loader={"batch_size": 16}, slower=0.5), 0.01) == {}
+
+
+def test_runs_of_different_length_are_compared_in_parts_of_equal_length() -> None:
+    short, long = (kept(run(i, n_epochs=n, steps_an_epoch=250)) for i, n in ((1, 1), (2, 4)))
+    assert [each.steady.timeline[0].n_steps for each in (short, long) if each.steady is not None] == [4, 8]
+    assert {each.part_length for each in _steps([short, long]) if each is not None} == {8}
+
+
+def test_runs_without_steady_steps_do_not_count() -> None:
+    short = run(9, n_epochs=1, steps_an_epoch=1)
+    assert slower_figures([*runs(2), short], run(10, slower=2.0), 0.01) == {}
+    assert slower_figures([*runs(3), short], run(10, slower=2.0), 0.01)["step"] > 1.5

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from lightning_perf.stats.next_run import ALPHA, Course, alpha_of, excess, reach
+
+
+def runs(*levels: float, n: int = 1) -> list[Course]:
+    return [Course([math.exp(level)] * n, 8) for level in levels]
+
+
+def test_a_run_is_compared_with_the_mean_of_the_last_five() -> None:
+    earlier = runs(9.0, 9.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+    assert excess(earlier, runs(0.4)[0]) == pytest.approx(0.1)
+
+
+def test_the_reach_is_that_of_a_prediction_interval() -> None:
+    levels = np.array([0.01, -0.02, 0.03, 0.0])
+    expected = t.ppf(0.99, 3) * levels.std(ddof=1) * math.sqrt(1 + 1 / 4)
+    assert reach(runs(*levels), runs(0.0)[0], 0.01) == pytest.approx(expected)
+
+
+def test_the_rate_of_false_alarms_is_alpha_for_runs_that_differ_normally() -> None:
+    rng = np.random.default_rng(1)
+    for n in (3, 5, 20):
+        found = [
+            excess(earlier, new) > reach(earlier, new, 0.05)
+            for *earlier, new in (runs(*rng.normal(0, 0.03, n + 1)) for _ in range(1500))
+        ]
+        assert np.mean(found) == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ() -> None:
+    rng = np.random.default_rng(2)
+    noisy = [Course(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(5)]
+    short, long = Course(noisy[0].step_s[:20], 8), noisy[0]
+    base = reach(noisy, long, 0.01)
+    parts = [np.log(run.step_s).reshape(5, 20) for run in noisy]
+    levels = np.array([[np.sort(part)[5:15].mean() for part in run] for run in parts])
+    within = t.ppf(0.99, 20) * math.sqrt(levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5))
+    assert math.sqrt(reach(noisy, short, 0.01) ** 2 - base**2) == pytest.approx(within, rel=0.3)
+
+
+def test_one_disturbed_run_of_many_and_rare_slow_steps_hide_little() -> None:
+    rng = np.random.default_rng(3)
+    levels = rng.normal(0, 0.01, 20)
+    usual = reach(runs(*levels), runs(0.0)[0], 0.01)
+    levels[3] = 1.0
+    assert reach(runs(*levels), runs(0.0)[0], 0.01) < 4 * usual
+    calm = runs(*rng.normal(0, 0.01, 5), n=20)
+    slow_steps = Course([*calm[0].step_s[:16], 9.0, 9.0, 9.0, 9.0], 8)
+    assert excess(calm, slow_steps) == pytest.approx(excess(calm, calm[0]))
+
+
+def test_all_comparisons_of_a_run_share_alpha() -> None:
+    assert sum(alpha_of(look) for look in range(20)) == pytest.approx(ALPHA)
+    assert alpha_of(0) > alpha_of(1) > alpha_of(2)
