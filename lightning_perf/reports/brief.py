@@ -209,9 +209,10 @@ def _fixes(session: Session, n_shown: int) -> Iterator[Line]:
     notes = [f"+{len(groups) - n_shown} more"] if len(groups) > n_shown else []
     speedups = [_speedup(session, group[0]) for group in shown]
     if any(each.startswith("up to") for each in speedups):
-        notes.append('"up to" = not measured')
+        notes.append('"up to": at best')
     head = f"fix ({', '.join(notes)})" if notes else "fix"
-    yield Line(((f"  {head:<{_FIX + 7}}{'speedup':<{_SPEEDUP}}{'effort':<{_EFFORT}}diagnosis", QUIET),))
+    speedup_head = "speedup" if any(each.endswith("x measured") for each in speedups) else "est. speedup"
+    yield Line(((f"  {head:<{_FIX + 7}}{speedup_head:<{_SPEEDUP}}{'effort':<{_EFFORT}}diagnosis", QUIET),))
     for i, (group, speedup) in enumerate(zip(shown, speedups, strict=True), start=1):
         first, fix = group[0], group[0].prescriptions[0]
         whole = code_text(fix, session, _FIX) or fix_text(fix, session, _FIX + 40 if i == 1 else _FIX)

@@ -92,5 +92,5 @@ def _fix_text(fix: Prescription) -> str:
     """Return the change as code if it only sets arguments, otherwise in words."""
     calls = [_CALL.fullmatch(each) for each in fix.code.splitlines()]
     if calls and all(calls):
-        return wording.line(", ".join(f"{each[1]}({each[2]})" for each in calls if each), 2 * _FIX)
+        return wording.line(" and ".join(f"{each[1]}({each[2]})" for each in calls if each), 2 * _FIX)
     return clause(fix.summary, _FIX)

@@ -123,7 +123,7 @@ def gain(value: Gain | None) -> str:
 
 
 def certainty(finding: Finding) -> str:
-    """Return how certain the cause of a finding is, in one word."""
+    """Return how certain the diagnosis of a finding is, in one word."""
     return {"high": "certain", "medium": "likely", "low": "possible"}[finding.confidence]
 
 

@@ -218,7 +218,7 @@ def test_out_of_memory_states_what_each_fix_frees_and_names_it_as_code() -> None
     text = text_of(out_of_memory())
     assert re.search(r"fix: 1 first; add the next if it fails again +frees \(est\.\) +effort", text)
     assert re.search(r"1 set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True +~8.80 GiB +one line", text)
-    assert re.search(r"2 DataLoader\(batch_size=32\), +~6.00 GiB +one line\n +Trainer\(accumulate_grad_", text)
+    assert re.search(r"2 DataLoader\(batch_size=32\) and +~6.00 GiB +one line\n +Trainer\(accumulate_grad_", text)
 
 
 def test_out_of_memory_states_no_size_when_none_was_measured() -> None:

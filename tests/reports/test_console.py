@@ -106,7 +106,7 @@ def test_breakdown_lists_the_largest_phase_first_and_folds_the_small() -> None:
 
 def test_run_report_shows_every_finding_with_evidence_fix_speedup_and_certainty() -> None:
     text = to_text(run_report(starved()), 100)
-    for part in ("high    PD101 starved-by-loader  speedup 1.7–2.1x, cause certain",
+    for part in ("high    PD101 starved-by-loader  speedup 1.7–2.1x, diagnosis certain",
                  "54 %  (limit 20 %, n 400)", "(effort: one line, results unchanged)",
                  "basis waiting is exclusive", "speedup up to 1.03x"):  # fmt: skip
         assert part in text

@@ -16,7 +16,7 @@ from reports.sessions import starved
 PARTS = (
     "high",
     "PD101 starved-by-loader",
-    "speedup 1.7–2.1x, cause certain",
+    "speedup 1.7–2.1x, diagnosis certain",
     "One process makes a batch in 17.1 ms",
     "share of the step waiting for data",
     "54 %",

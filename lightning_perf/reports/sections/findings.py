@@ -34,7 +34,7 @@ def finding_parts(session: Session) -> Iterator[AnyPart]:
 def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
     """Return a finding with everything it rests on."""
     speedup = gain(finding.gain)
-    remarks = (f"speedup {speedup}" if speedup else "", f"cause {certainty(finding)}",
+    remarks = (f"speedup {speedup}" if speedup else "", f"diagnosis {certainty(finding)}",
                "from settings alone, not measured" if finding.is_preflight else "")  # fmt: skip
     return Diagnosis(
         code=line(finding.code, 16),
