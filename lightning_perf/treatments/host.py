@@ -27,7 +27,9 @@ class AnomalyOff(Treatment):
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
-        torch.autograd.set_detect_anomaly(False)  # Lightning itself restores the setting at the end of fit
+        checks_nan = torch.is_anomaly_check_nan_enabled()
+        undos.note(partial(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled(), checks_nan))
+        torch.autograd.set_detect_anomaly(False, checks_nan)
 
 
 class LogEveryN(Treatment):
