@@ -151,7 +151,7 @@ class Autopilot:
             call("switching treatments", self._obey, order, module)
 
     def _is_fine(self) -> bool:
-        """Return whether this rank has the treatment that it was told to switch on, and its memory allows it."""
+        """Return whether this rank could apply the treatment, and its memory allows it."""
         if not self._failure and self._switch is not None and self._peak() > max(self._peak_before, _HEADROOM):
             self._failure = "device memory passed the headroom"
         return not self._failure
@@ -254,14 +254,14 @@ class Autopilot:
         main = self._main
         median_ns = main.recent_median_ns() if main is not None else None
         usual_s = 0.0 if median_ns is None else median_ns / 1e9
-        idle = self._n_steps + max(1, min(10_000, round(IDLE_S / usual_s) if usual_s else FIRST_MEETING))
-        wait = Order("wait", idle if self._has_ranks else _NEVER)
+        steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else _SCOUTED_STEPS
+        wait = Order("wait", self._n_steps + steps)
         if not usual_s or self._lost_s() >= self._budget_s():
             return wait
         waiting = sorted(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
         found = waiting[0] if waiting else None
         if found is None or (found[2] == "epoch") != is_epoch_start:
-            return wait
+            return wait._replace(meeting=self._n_steps + 1) if found is not None and is_epoch_start else wait
         text, code, unit = found
         self._waiting.remove(found)
         steps = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / usual_s)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,16 @@ def change_refresh_rate(trainer: Any, n_steps: int, undos: Undos) -> bool:
         return False
     change_attribute(bar, name, n_steps, undos)
     return True
+
+
+def is_in_loops(trainer: Any) -> bool:
+    """Return whether this is called from within the Trainer's loops, not from its ``teardown`` or ``on_exception``."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_run_stage" and frame.f_locals.get("self") is trainer:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
 
 
 def logged_metadata(trainer: Any) -> Iterator[Any]:
@@ -46,7 +57,7 @@ def change_ddp_arguments(strategy: Any, arguments: dict[str, Any], undos: Undos)
 
 
 def change_precision(trainer: Any, precision: str, undos: Undos) -> bool:
-    """Compute in 16 bits by autocast from the next step on.
+    """Compute under autocast in bf16 or fp16 from the next step on.
 
     Return False unless the Trainer computes in full precision, on one device or with DDP: other strategies keep weights
     and optimizers in formats of their own.

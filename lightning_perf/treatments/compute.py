@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Session
 
 from .treatment import Treatment, require_uncompiled
@@ -246,7 +247,8 @@ def _can_fuse(optimizer: Any) -> bool:
     copies = [torch.zeros_like(p[:0] if p.dim() else p) for group in optimizer.param_groups for p in group["params"]]
     try:
         type(optimizer)(copies, **{name: value for name, value in settings.items() if name in names})
-    except (RuntimeError, TypeError, ValueError):
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise_if_from_signal(error)
         return False
     return True
 
@@ -254,6 +256,13 @@ def _can_fuse(optimizer: Any) -> bool:
 def _fuse(optimizer: Any, undos: seams.Undos) -> None:
     import torch
 
+    # A checkpoint would make a later training fused too, without the treatment.
+    before = [{name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups]
+    steps = (state.get("step") for state in optimizer.state.values())
+    device = next((step.device for step in steps if isinstance(step, torch.Tensor)), torch.device("cpu"))
+    hook, hooks = partial(_unfused, before, device), optimizer._optimizer_state_dict_post_hooks
+    undos.note(partial(seams.remove_hook, [hooks], hook))
+    optimizer.register_state_dict_post_hook(hook)
     for group in optimizer.param_groups:
         undos.note(partial(group.update, fused=group.get("fused"), foreach=group.get("foreach")))
         group.update(fused=True, foreach=False)
@@ -264,6 +273,16 @@ def _fuse(optimizer: Any, undos: seams.Undos) -> None:
                 state["step"] = state["step"].to(device=parameter.device, dtype=torch.float32)
     # The constructor sets this for fused=True: the step itself applies the loss scale.
     seams.change_attribute(optimizer, "_step_supports_amp_scaling", True, undos)
+
+
+def _unfused(before: list[dict[str, Any]], device: Any, optimizer: Any, content: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's ``state_dict`` as it would be without the treatment."""
+    state = {
+        key: {**each, "step": each["step"].to(device)} if hasattr(each.get("step"), "to") else each
+        for key, each in content["state"].items()
+    }
+    groups = [{**group, **old} for group, old in zip(content["param_groups"], before, strict=False)]
+    return {**content, "state": state, "param_groups": [*groups, *content["param_groups"][len(groups) :]]}
 
 
 def _move_step(state: dict[str, Any], device: Any, dtype: Any) -> None:

@@ -28,8 +28,15 @@ class AnomalyOff(Treatment):
         import torch
 
         checks_nan = torch.is_anomaly_check_nan_enabled()
-        undos.note(partial(torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled(), checks_nan))
+        undos.note(partial(_restore_anomaly, trainer, torch.is_anomaly_enabled(), checks_nan))
         torch.autograd.set_detect_anomaly(False, checks_nan)
+
+
+def _restore_anomaly(trainer: Any, is_on: bool, checks_nan: bool) -> None:
+    import torch
+
+    if seams.is_in_loops(trainer):  # Lightning itself restores the setting at the end of fit
+        torch.autograd.set_detect_anomaly(is_on, checks_nan)
 
 
 class LogEveryN(Treatment):

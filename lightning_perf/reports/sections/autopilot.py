@@ -38,6 +38,14 @@ def decision_line(one: AutopilotTry) -> str:
     return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, told))}"
 
 
+def kept_fact(session: Session) -> str:
+    """Return what all kept treatments gained together, and how the next run starts with them; empty without any."""
+    found = session.autopilot
+    if found is None or found.speedup is None:
+        return ""
+    return f"{interval_text(found.speedup)} since the start; next run: {line('; '.join(block(found.code)), 300)}"
+
+
 def interval_text(speedup: Interval | None) -> str:
     """Return a speedup with its interval: ``1.74x (1.69–1.80)``; empty without one."""
     return f"{speedup.value:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})" if speedup is not None else ""
