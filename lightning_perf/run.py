@@ -80,7 +80,7 @@ class DoctorRun:
             folder = trainer.strategy.broadcast(folder)
         if (doctor.apply or doctor.autopilot) and seams.is_fitting(trainer):
             self.live = LiveTreatments(doctor.apply)
-            if doctor.autopilot and not trainer.fast_dev_run:
+            if doctor.autopilot and seams.has_trainer(trainer) and not trainer.fast_dev_run:
                 taken = frozenset(text.partition("=")[0] for text in doctor.apply)
                 self.autopilot = Autopilot(doctor.autopilot, trainer, probes, self.live, taken, self._autopilot_acted)
         if self._has_ranks:

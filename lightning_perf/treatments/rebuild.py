@@ -96,7 +96,7 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
     if type(loader.batch_sampler) is not data.BatchSampler or type(loader.batch_sampler.sampler) not in samplers:
         refused = "workers run a sampler of your own ahead of the training"
     elif loader.persistent_workers:
-        refused = "workers that persist draw fewer random numbers than those started anew"
+        refused = "workers that persist draw fewer random numbers than new ones in each epoch"
     elif arguments.get("num_workers", loader.num_workers) != loader.num_workers:
         own = _first_of((loader.dataset, loader.collate_fn), _generator)
         if loader.num_workers > 0:

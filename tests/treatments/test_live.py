@@ -108,7 +108,7 @@ def test_optimizers_of_others_are_not_fused_in_a_running_training() -> None:
         """May do anything with its parameters."""
 
     trainer = SimpleNamespace(optimizers=[Own(Net().parameters())], precision="32-true", gradient_clip_val=None)
-    with pytest.raises(Exception, match="found .*Own"):
+    with pytest.raises(Exception, match=r"found .*Own"):
         Applier([parse("fused-optimizer")]).apply_live(trainer, Net())
 
 
