@@ -1,14 +1,14 @@
 """Check decisions of the autopilot on simulated steps and in real trainings.
 
-- Simulated: rounds of a treatment without effect, and of gains from 5 to 50 %, with steps that are independent, correlated
-  or drift. Blocks are those of a real run (20 steps, the first 5 left out). At most 2 % of the rounds without effect may
-  be kept.
+- Simulated: rounds of a treatment without effect, and of gains from 5 to 50 %, with steps that are independent,
+  correlated or drift. Blocks are those of a real run: 20 steps, and 6 before them that are left out. At most 2 % of the
+  rounds without effect may be kept.
 - Real: a small training in a process of its own, in which the autopilot tries one treatment, whether or not a finding
   recommends it. ``no effect`` tries a setting that is set already, several times in one run. For the others the right
   decision is known, and the realized gain is compared with runs that had the setting from the start.
 
-Run: ``python benchmarks/autopilot/run.py [--rounds N] [--real N] [--write]``: half a minute for 200 simulated rounds, five
-minutes for each real round.
+Run: ``python benchmarks/autopilot/run.py [--rounds N] [--real N] [--write]``: half a minute for 200 simulated rounds,
+five minutes for each real round.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def train(case: str, treatment: str, is_from_start: bool) -> None:
             self.at_s.append(time.perf_counter())
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if case not in ("slow data", "fast data") and batch_idx == 0:
+            if not is_from_start and batch_idx == 0:
                 pilot = doctor._run.autopilot if doctor._run is not None else None
                 trainer.should_stop |= pilot is not None and not pilot._waiting and pilot._try is None
 
@@ -161,15 +161,14 @@ def train(case: str, treatment: str, is_from_start: bool) -> None:
     assert pilot is not None
     tries = [[one.status, one.n_pairs, one.speedup and [one.speedup.value, one.speedup.low, one.speedup.high], one.reason]
              for one in pilot.tries]  # fmt: skip
-    print("RESULT", json.dumps({"tries": tries, "epoch_s": statistics.median(epochs[1:]), "lost_s": pilot.lost_s}))
+    epoch_s = statistics.median(epochs[1:] or [0.0])
+    print("RESULT", json.dumps({"tries": tries, "epoch_s": epoch_s, "lost_s": pilot.lost_s}))
 
 
 def run(case: str, treatment: str, is_from_start: bool = False) -> dict[str, Any]:
     arguments = ["--train", case, treatment, *(["--from-start"] if is_from_start else [])]
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "8"}
-    )
+    command, environment = [sys.executable, __file__, *arguments], {**os.environ, "OMP_NUM_THREADS": "8"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     line = next((each for each in done.stdout.splitlines() if each.startswith("RESULT")), None)
     if line is None:
         raise SystemExit(f"{case} failed: {done.stderr[-2000:]}")
@@ -184,6 +183,7 @@ def real_rows(n_rounds: int) -> list[list[str]]:
         kept = sum(status == "kept" for status, *_ in tries)
         text = f"{kept} of {len(tries)} kept"
         rows.append([f"no effect, round {n + 1}", "threads=1, as it is", "met" if not kept else "missed", text, ""])
+        print(" | ".join(rows[-1]), flush=True)
         for case, (treatment, right) in CASES.items():
             status, n_pairs, speedup, reason = run(case, treatment)["tries"][0]
             told = f"{status}, {n_pairs} + {n_pairs}"
@@ -226,11 +226,11 @@ def main() -> None:
     if arguments.write:
         date = datetime.now(timezone.utc).date()
         about = (__doc__ or "").partition("\n\nRun:")[0]
+        command = f"python benchmarks/autopilot/run.py --rounds {arguments.rounds} --real {arguments.real} --write"
         PAGE.write_text(
-            f"# Autopilot\n\n{about}\n\nWritten by `python benchmarks/autopilot/run.py --rounds {arguments.rounds} "
-            f"--real {arguments.real} --write` on {os.cpu_count()} cores, {date}.\n\n## Simulated\n\nShare of rounds in "
-            f"which the treatment was kept, and the median number of blocks without and with it, by its true speedup.\n\n"
-            f"{text}\n\n## Real\n\n{real}\n"
+            f"# Autopilot\n\n{about}\n\nWritten by `{command}`: {os.cpu_count()} cores, {date}.\n\n## Simulated\n\n"
+            "Share of rounds in which the treatment was kept, and the median number of blocks without and with it, by "
+            f"its true speedup.\n\n{text}\n\n## Real\n\n{real}\n"
         )
 
 
