@@ -43,6 +43,7 @@ _SCOUTED_STEPS = 2
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
 _LEAST_DISCARDED = 2
 _HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
+_MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
 
 Unit = Literal["step", "epoch"]
@@ -74,7 +75,7 @@ class _Try:
         self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
         self.is_scouting = not is_epoch
         self.scouting_lost_s = 0.0
-        self.steps_per_block = 0
+        self.n_blocks = self.steps_per_block = 0
 
     def lost_s(self) -> float:
         return max(0.0, self.scouting_lost_s + self.blocks.lost * self.steps_per_block)
@@ -149,6 +150,8 @@ class Autopilot:
         self._unit = order.unit if order.action in ("on", "off") else None
         if order.action != "wait":
             call("switching treatments", self._obey, order, module)
+            if trainer.is_global_zero:
+                call("autopilot", self._begin_block)
 
     def _is_fine(self) -> bool:
         """Return whether this rank could apply the treatment, and its memory allows it."""
@@ -167,9 +170,11 @@ class Autopilot:
         return float(torch.cuda.max_memory_reserved(device) / total)
 
     def _obey(self, order: Order, module: Any) -> None:
+        if not order.text:  # deciding failed
+            if self._switch is not None:
+                self._switch[1].off()
+            return
         if self._switch is None or self._switch[0] != order.text:
-            if not order.text:
-                return
             check = self._check_loader if self._safety == "exact" else None
             applier = Applier([parse(order.text)], check_loader=check, without=self._without)
             self._switch, self._peak_before = (order.text, self._live.switch(applier)), self._peak()
@@ -182,8 +187,6 @@ class Autopilot:
             self._switch, self._failure = None, ""
         if order.action == "keep":
             self._live.note(order.text, order.finding, self._trainer.current_epoch)
-        if self._trainer.is_global_zero:
-            self._begin_block()
 
     def _check_loader(self, loader: Any, arguments: dict[str, Any]) -> None:
         if not seams.fetches_one_loader_between_steps(self._trainer):
@@ -226,6 +229,9 @@ class Autopilot:
         trial.one = msgspec.structs.replace(trial.one, last_step=self._n_steps)
         if not is_fine:
             return self._close("refused", self._failure or "another rank refused it")
+        trial.n_blocks += 1
+        if self._main is None or trial.n_blocks > _MOST_BLOCKS:
+            return self._close("undone", "its steps could not be measured")
         self._collect()
         mean_s = self._step_mean(trial) if trial.one.unit == "step" else self._epoch_mean(trial)
         if trial.is_scouting:

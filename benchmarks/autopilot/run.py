@@ -150,7 +150,7 @@ def train(case: str, treatment: str, is_from_start: bool) -> None:
     trainer = Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False,
         detect_anomaly=case == "anomaly detection" and not setting, enable_progress_bar="bar" in case,
-        max_epochs=6 if is_from_start else 30 if is_epochs else 400,
+        max_epochs=(6 if is_epochs else 40) if is_from_start else 30 if is_epochs else 400,
         callbacks=[doctor, times, *([TQDMProgressBar(50 if setting else 1)] if "bar" in case else [])],
     )  # fmt: skip
     workers = 2 if is_epochs and setting else 0
@@ -159,8 +159,8 @@ def train(case: str, treatment: str, is_from_start: bool) -> None:
     assert doctor.session is not None
     pilot = doctor.session.autopilot
     assert pilot is not None
-    tries = [[one.status, one.n_pairs, one.speedup and [one.speedup.value, one.speedup.low, one.speedup.high], one.reason]
-             for one in pilot.tries]  # fmt: skip
+    gains = [one.speedup and [one.speedup.value, one.speedup.low, one.speedup.high] for one in pilot.tries]
+    tries = [[one.status, one.n_pairs, gain, one.reason] for one, gain in zip(pilot.tries, gains, strict=True)]
     epoch_s = statistics.median(epochs[1:] or [0.0])
     print("RESULT", json.dumps({"tries": tries, "epoch_s": epoch_s, "lost_s": pilot.lost_s}))
 

@@ -53,6 +53,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         monkeypatch.setattr(autopilot.Autopilot, "__init__", init)
         monkeypatch.setattr(autopilot.Autopilot, "_decide", decided)
         monkeypatch.setattr(sequential.BlockTrial, "verdict", verdict)
+        monkeypatch.setattr(autopilot.Autopilot, "offer", lambda *_: None)
         monkeypatch.setattr(autopilot, "BUDGET_SHARE", 1e9)
         monkeypatch.setattr(autopilot, "SLOW_FACTOR", 1e9)
         monkeypatch.setattr(autopilot, "BLOCK_STEPS", 4)
@@ -291,6 +292,39 @@ def test_slow_treatment_is_undone_after_its_first_steps(
     assert decisions(one) == {"threads=2": "undone"}
     assert sum(setting[1] == 2 for setting in seen.settings) <= 6
     assert one.session.autopilot.tries[0].n_pairs == 0
+
+
+def test_treatment_is_undone_when_memory_passes_the_headroom(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("threads=2", verdicts={"threads=2": "kept"})
+    monkeypatch.setattr(autopilot.Autopilot, "_peak", lambda _: 0.95 if torch.get_num_threads() == 2 else 0.3)
+    one = doctor("numerics")
+    seen, _ = train(make_trainer, [one])
+    assert decisions(one) == {"threads=2": "refused"}
+    assert "headroom" in one.session.autopilot.tries[0].reason
+    assert seen.settings[-1][1] == 1
+
+
+@pytest.mark.parametrize("method", ["_decide", "_is_fine", "_begin_block", "_collect"])
+def test_training_goes_on_unchanged_when_the_autopilot_itself_fails_in_a_block(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    plant("anomaly-off")
+    inner = getattr(autopilot.Autopilot, method)
+
+    def fails(self: Any, *arguments: Any) -> Any:
+        if self._n_steps > 30 and not torch.is_anomaly_enabled():
+            raise ValueError("planted")
+        return inner(self, *arguments)
+
+    monkeypatch.setattr(autopilot.Autopilot, method, fails)
+    _, expected = train(make_trainer, [], n_epochs=6, detect_anomaly=True)
+    one = doctor()
+    seen, results = train(make_trainer, [one], n_epochs=6, detect_anomaly=True)
+    assert results == expected
+    assert len(one.session.probes_off) == 1
+    assert seen.settings[-1][0] is True
 
 
 def test_checkpoints_resume_without_the_treatment_when_it_was_kept(make_trainer: Make, plant: Plant) -> None:

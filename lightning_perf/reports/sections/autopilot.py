@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_perf.records import Autopilot, AutopilotTry, Interval, Session
-from lightning_perf.reports.cells import Column, Rows, seconds
+from lightning_perf.reports.cells import Column, Rows
 from lightning_perf.reports.document import AnyPart, code, facts, table
-from lightning_perf.reports.wording import block, count, line
+from lightning_perf.reports.wording import block, count, line, seconds
 
 RESULTS = {"kept": "kept", "undone": "undid", "refused": "left out", "trying": "not decided, undid"}
 
@@ -20,12 +20,21 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
     yield facts([_total(found), _lost(found), _waiting(found)])
     rows: Rows = [
         (
-            line(one.setting, 60), RESULTS[one.status], interval_text(one.speedup), _blocks(one),
+            line(one.setting, 60), RESULTS[one.status], *_speedup(one), _blocks(one),
             f"{one.first_step}–{one.last_step}", line(one.finding, 16), why(one),
         )
         for one in found.tries
     ]  # fmt: skip
-    heads = ("treatment", "result", "speedup", "blocks", Column("steps", 100), "finding", "why")
+    heads = (
+        "treatment",
+        "result",
+        "speedup",
+        Column("95 % interval", 80),
+        "blocks",
+        Column("steps", 100),
+        "finding",
+        "why",
+    )
     yield table(heads, rows, key="autopilot")
     if found.code:
         yield code(block(found.code), "the next run starts as this one ended with")
@@ -56,6 +65,11 @@ def why(one: AutopilotTry) -> str:
     if one.status == "trying":
         return f"the run ended in a block {'with' if one.is_treated else 'without'} it"
     return line(one.reason, 200)
+
+
+def _speedup(one: AutopilotTry) -> tuple[str, str]:
+    found = one.speedup
+    return ("", "") if found is None else (f"{found.value:.2f}x", f"{found.low:.2f}–{found.high:.2f}")
 
 
 def _blocks(one: AutopilotTry) -> str:
