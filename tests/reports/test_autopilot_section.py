@@ -40,10 +40,10 @@ def test_decisions_are_one_line_each() -> None:
 
 
 def test_section_has_a_row_per_decision_and_the_lines_for_the_next_run() -> None:
-    text = to_text(run_report(session(KEPT, UNDONE, TRYING)), width=120)
-    shown = [" ".join(line.split()) for line in text.partition("Autopilot\n")[2].splitlines()]
-    assert "num_workers=2 kept 1.74x 1.69–1.80 12 + 12 epochs 40–1000 PD101" in shown
-    assert "threads=2 undid 0.97x 0.95–0.99 6 + 6 blocks 1000–1300 PD304" in shown
+    text = to_text(run_report(session(KEPT, UNDONE, TRYING)), width=200)
+    shown = to_markdown(session(KEPT, UNDONE, TRYING)).splitlines()
+    assert any("num_workers=2 | kept | 1.74x | 1.69–1.80 | 12 + 12 epochs | 40–1000 | PD101" in line for line in shown)
+    assert any("threads=2 | undid | 0.97x | 0.95–0.99 | 6 + 6 blocks | 1000–1300 | PD304" in line for line in shown)
     assert any("the run ended in a block with it" in line for line in shown)
     assert any("not tried: anomaly-off" in line for line in shown)
     assert "DataLoader(..., num_workers=2)" in text
