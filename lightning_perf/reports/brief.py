@@ -250,7 +250,7 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
     told += [
         ("failed", about.probes_fact(session)),
         ("failed", f"{wording.count(n_failed, 'rule')} failed" if n_failed else ""),
-        ("kept", autopilot.kept_fact(session)),
+        *autopilot.kept_facts(session),
         ("applied", about.applied_fact(session)),
     ]
     return [(label, text) for label, text in told if text]

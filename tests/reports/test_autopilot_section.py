@@ -42,8 +42,11 @@ def test_decisions_are_one_line_each() -> None:
 def test_section_has_a_row_per_decision_and_the_lines_for_the_next_run() -> None:
     text = to_text(run_report(session(KEPT, UNDONE, TRYING)), width=200)
     shown = to_markdown(session(KEPT, UNDONE, TRYING)).splitlines()
-    assert any("num_workers=2 | kept | 1.74x | 1.69–1.80 | 12 + 12 epochs | 40–1000 | PD101" in line for line in shown)
-    assert any("threads=2 | undid | 0.97x | 0.95–0.99 | 6 + 6 blocks | 1000–1300 | PD304" in line for line in shown)
+    rows = [
+        "workers=2 | kept | 1.74x | 1.69–1.80 | 12 + 12 epochs |",
+        "threads=2 | undid | 0.97x | 0.95–0.99 | 6 + 6 blocks |",
+    ]
+    assert all(any(row in line for line in shown) for row in rows)
     assert any("the run ended in a block with it" in line for line in shown)
     assert any("not tried: anomaly-off" in line for line in shown)
     assert "DataLoader(..., num_workers=2)" in text
@@ -53,7 +56,10 @@ def test_section_has_a_row_per_decision_and_the_lines_for_the_next_run() -> None
 
 def test_brief_report_has_the_total_and_how_the_next_run_starts() -> None:
     lines = to_text(brief_report(session(KEPT), None), width=80).splitlines()
-    assert any(line.startswith("kept ") and "1.74x (1.69–1.80) since the start" in line for line in lines)
+    assert any(
+        line.startswith("kept ") and "1.74x (1.69–1.80) since the start: num_workers=2" in line for line in lines
+    )
+    assert "next run DataLoader(..., num_workers=2)" in lines
 
 
 def test_session_file_holds_the_decisions_and_refuses_impossible_ones() -> None:

@@ -29,7 +29,7 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
         "treatment",
         "result",
         "speedup",
-        Column("95 % interval", 80),
+        "95 % CI",
         "blocks",
         Column("steps", 100),
         "finding",
@@ -47,12 +47,14 @@ def decision_line(one: AutopilotTry) -> str:
     return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, told))}"
 
 
-def kept_fact(session: Session) -> str:
+def kept_facts(session: Session) -> list[tuple[str, str]]:
     """Return what all kept treatments gained together, and how the next run starts with them; empty without any."""
     found = session.autopilot
     if found is None or found.speedup is None:
-        return ""
-    return f"{interval_text(found.speedup)} since the start; next run: {line('; '.join(block(found.code)), 300)}"
+        return []
+    settings = ", ".join(line(one.setting, 60) for one in found.tries if one.status == "kept")
+    code = "; ".join(line(each, 200) for each in block(found.code))
+    return [("kept", f"{interval_text(found.speedup)} since the start: {settings}"), ("next run", code)]
 
 
 def interval_text(speedup: Interval | None) -> str:
