@@ -17,7 +17,7 @@ from lightning_perf import records, seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments, Switch
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.probes.step_aggregator import mean_step_s, mean_with_boundaries_s
+from lightning_perf.probes.step_aggregator import mean_step_s, time_with_boundaries_s
 from lightning_perf.random_watch import RandomWatch
 from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryStatus
 from lightning_perf.reports.sections.autopilot import decision_line
@@ -120,6 +120,7 @@ class Autopilot:
         self._tries: list[AutopilotTry] = []
         self._mark: Any = None
         self._rows: list[Any] = []
+        self._epoch_s, self._n_epoch_steps = 0.0, 0
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
@@ -321,8 +322,9 @@ class Autopilot:
         return self._probes.loop.main if self._probes.loop is not None else None
 
     def _begin_block(self) -> None:
-        self._collect()
-        self._mark, self._rows = (self._main.mark() if self._main is not None else None), []
+        self._collect()  # closes the row before an epoch
+        self._mark = self._main.mark() if self._main is not None and self._try is not None else None
+        self._rows, self._epoch_s, self._n_epoch_steps = [], 0.0, 0
 
     def collect(self) -> None:
         """Keep the steps measured so far in the block under way, before others aggregate them."""
@@ -330,11 +332,20 @@ class Autopilot:
 
     def _collect(self) -> None:
         main, trial = self._main, self._try
-        if main is not None and self._mark is not None:
-            if trial is not None and trial.one.unit == "epoch" and not main.is_in_batch:
-                main.close_record()  # what came before this moment, between two epochs, is of the block before
-            self._rows.append(main.rows_since(self._mark))
-            self._mark = main.mark()
+        if main is None or trial is None:
+            return
+        is_epoch = trial.one.unit == "epoch"
+        if is_epoch and not main.is_in_batch:
+            main.close_record()  # what came before this moment, between two epochs, is of the block before
+        if self._mark is None:
+            return
+        rows, self._mark = main.rows_since(self._mark), main.mark()
+        if not is_epoch:
+            self._rows.append(rows)
+            return
+        taken_s, n_steps = time_with_boundaries_s(rows)
+        self._epoch_s += taken_s
+        self._n_epoch_steps += n_steps
 
     def _step_mean(self, trial: _Try) -> float | None:
         """Return the mean step of the block in seconds, without the step that switched and those after it."""
@@ -342,10 +353,8 @@ class Autopilot:
 
     def _epoch_mean(self, trial: _Try) -> float | None:
         """Return the time per step of the epoch, with its boundary and without validation and checkpoints."""
-        if not self._rows:
-            return None
-        mean_s, trial.steps_per_block = mean_with_boundaries_s(np.concatenate(self._rows))
-        return mean_s
+        trial.steps_per_block = self._n_epoch_steps
+        return self._epoch_s / self._n_epoch_steps if self._n_epoch_steps else None
 
     def _lost_s(self) -> float:
         return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)

@@ -367,12 +367,11 @@ def mean_step_s(rows: NDArray[np.int64], n_left_out: int) -> float | None:
     return float(usual[:, STEP_COLUMNS].sum() / len(usual) / 1e9) if len(usual) else None
 
 
-def mean_with_boundaries_s(rows: NDArray[np.int64]) -> tuple[float | None, int]:
-    """Return the seconds per step of whole epochs, without validation and checkpoints, and the number of steps."""
+def time_with_boundaries_s(rows: NDArray[np.int64]) -> tuple[float, int]:
+    """Return the seconds of steps and epoch boundaries, without validation and checkpoints, and the number of steps."""
     counted = rows[(rows[:, KIND] != LEFT_OUT_STEP) & (rows[:, KIND] != LEFT_OUT_TIME)]
-    n_steps = int(are_steps(counted[:, KIND]).sum())
     columns = [i for i in range(N_PHASES) if i not in (PHASE_INDEX["validation"], PHASE_INDEX["checkpoint"])]
-    return (float(counted[:, columns].sum() / n_steps / 1e9) if n_steps else None), n_steps
+    return float(counted[:, columns].sum() / 1e9), int(are_steps(counted[:, KIND]).sum())
 
 
 class DeviceAggregator:

@@ -33,6 +33,8 @@ PRIOR_VARIANCE = 10.0
 """Of the effect, in units of the variance of a value. The interval holds for any choice; with this one it is narrowest
 early where effects are some three times the noise, as a gain of 10 % is with blocks that vary by 3 %."""
 
+_MOST = 15.0  # of the logarithm: a factor of three million is as good as any
+
 _CURRENT_REACH = 2.0  # standard errors: the largest effect that still is likely
 
 
@@ -90,7 +92,7 @@ class BlockTrial:
         looks = self._looks
         if len(looks) < MIN_LOOKS:
             return None
-        reach, centre = _reach(len(looks), math.sqrt(variance(looks))), fmean(looks)
+        reach, centre = min(_MOST, _reach(len(looks), math.sqrt(variance(looks)))), fmean(looks)
         return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 
     def verdict(self) -> Verdict | None:

@@ -25,19 +25,21 @@ from tests.forkserver import Forkserver
 from .conftest import Make, assert_nothing_left
 from .models import Tiny
 
-Plant = Callable[..., None]
+Plant = Callable[..., list[autopilot.Autopilot]]
 
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Return a function that queues treatments with the decision that each gets after six pairs of blocks."""
 
-    def planted(*treatments: str, verdicts: dict[str, str] | None = None) -> None:
+    def planted(*treatments: str, verdicts: dict[str, str] | None = None) -> list[autopilot.Autopilot]:
+        pilots: list[autopilot.Autopilot] = []
         begin, decide = autopilot.Autopilot.__init__, autopilot.Autopilot._decide
         current: list[str] = []
 
         def init(self: Any, *arguments: Any) -> None:
             begin(self, *arguments)
+            pilots.append(self)
             self._meeting = 4
             self._known |= {text.partition("=")[0] for text in treatments}
             specs = [autopilot.parse(text) for text in treatments]
@@ -58,6 +60,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         monkeypatch.setattr(autopilot, "SLOW_FACTOR", 1e9)
         monkeypatch.setattr(autopilot, "BLOCK_STEPS", 4)
         monkeypatch.setattr(autopilot, "BLOCK_S", 1e9)
+        return pilots
 
     return planted
 
@@ -268,6 +271,16 @@ def test_treatment_is_refused_and_training_goes_on_when_it_cannot_be_applied(mak
     one = doctor("numerics")
     train(make_trainer, [one], n_epochs=10)
     assert decisions(one) == {"progress-refresh=20": "refused", "threads=2": "undone"}
+
+
+def test_nothing_is_collected_any_more_when_everything_is_decided(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pilots = plant("threads=2", "loader-workers=1")
+    train(make_trainer, [doctor("numerics")], n_epochs=20)
+    assert [one.status for one in pilots[0]._tries] == ["undone", "undone"]
+    assert pilots[0]._mark is None
+    assert pilots[0]._rows == []
 
 
 def test_budget_ends_all_tries_when_it_is_used_up(
