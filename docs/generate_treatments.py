@@ -28,6 +28,7 @@ A treatment is one change to a training. Findings recommend treatments by their 
 or let PerfDoctor apply those marked *live* during the training, once a finding recommends them:
 `PerfDoctor(apply=["loader-workers"])`. Those of loaders, and all with several ranks, are applied at the start of the
 next epoch, others also between two steps. Everything that was applied is restored when the training ends.
+[`PerfDoctor(autopilot="exact")`](../how-to/autopilot.md) tries them, and keeps only those that make the run faster.
 
 Safety of a treatment:
 

@@ -165,6 +165,13 @@ def checked_apply(treatments: Any) -> tuple[str, ...]:
     return tuple(treatments)
 
 
+def checked_autopilot(safety: Any) -> Literal["exact", "numerics"] | None:
+    """Return what the autopilot may change; None if there is none."""
+    if safety not in (None, "exact", "numerics"):
+        raise ConfigError(f"autopilot={safety!r}: expected 'exact', 'numerics' or None")
+    return safety  # type: ignore[no-any-return]
+
+
 def checked_rates(price_per_hour: Any, gco2_per_kwh: Any) -> Rates:
     price = checked_number("price_per_hour", price_per_hour, "a number of at least 0, in any currency, or None")
     if not isinstance(gco2_per_kwh, str):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf import arguments, seams
+from lightning_perf.autopilot import Autopilot
 from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.window import WindowProbe
@@ -54,6 +55,11 @@ class DoctorHooks(UserLoop, Results):
         apply: Treatments to apply once a finding asks for them, e.g.
             ``("loader-workers",)``; undone when the run ends. With several
             ranks, and for loaders, they wait for the next epoch.
+        autopilot: Try what findings recommend in this run, in alternating
+            blocks of steps or epochs, and keep what is over 1.02x faster for
+            certain. ``"exact"``: what leaves results bit-identical.
+            ``"numerics"``: also what changes rounding, or which random numbers
+            are drawn. None: change nothing.
         select: Codes or prefixes of the rules to run, e.g. ``["PD1"]``.
         ignore: Codes or prefixes of rules to leave out; longest match decides.
         options: All else: ``DoctorOptions(progress=True, memory=False)``, or a
@@ -72,6 +78,7 @@ class DoctorHooks(UserLoop, Results):
         out_dir: str | Path | None = None,
         probe_data: bool | str = "auto",
         apply: Names = (),
+        autopilot: str | None = None,
         select: Names | None = None,
         ignore: Names | None = None,
         options: DoctorOptions | dict[str, Any] | None = None,
@@ -92,6 +99,7 @@ class DoctorHooks(UserLoop, Results):
         check_codes(self.select, self.ignore)
         self.rates = arguments.checked_rates(self.options.price_per_hour, self.options.gco2_per_kwh)
         self.apply = arguments.checked_apply(apply)
+        self.autopilot = arguments.checked_autopilot(autopilot)
         self._forget()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -110,17 +118,18 @@ class DoctorHooks(UserLoop, Results):
         self._saved_at: AnyPath | None = None
         self._run: DoctorRun | None = None
         self._probes = ProbeSet()  # of the run; empty without one
+        self._autopilot: Autopilot | None = None
 
     def _release(self) -> None:
         """Drop all references to the Trainer and its module."""
         for name in ("log", "log_dict"):  # Lightning sets them for each run
             vars(self).pop(name, None)
-        self._run, self._probes = None, ProbeSet()
+        self._run, self._probes, self._autopilot = None, ProbeSet(), None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return arguments and findings, for other processes; references to the Trainer are left out."""
         state = {name: value for name, value in self.__dict__.items() if name not in vars(UserLoop)}
-        return {**state, "_run": None, "_probes": ProbeSet()}
+        return {**state, "_run": None, "_probes": ProbeSet(), "_autopilot": None}
 
     def profile_now(self) -> None:
         """Open a profiler window at the next step; does nothing if windows are off, or outside a run."""
@@ -146,6 +155,7 @@ class DoctorHooks(UserLoop, Results):
         run = DoctorRun(self, trainer, self._probes, self._release)
         self._run = run
         run.open(pl_module, getattr(stage, "value", stage))
+        self._autopilot = run.autopilot
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End a run that went well."""
@@ -198,17 +208,18 @@ class DoctorHooks(UserLoop, Results):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End a step."""
         loop = self._probes.loop
-        if loop is None:
-            return
-        if loop.is_instrumented_step:
-            self._probes.step_ends(loop, batch)
-            if self._run is not None:
-                self._run.step_ended(pl_module)
-            return
-        try:
-            loop.main.batch_ends(batch)
-        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
-            self._probes.switch_off("steps", error)
+        if loop is not None:
+            if loop.is_instrumented_step:
+                self._probes.step_ends(loop, batch)
+                if self._run is not None:
+                    self._run.step_ended(pl_module)
+            else:
+                try:
+                    loop.main.batch_ends(batch)
+                except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
+                    self._probes.switch_off("steps", error)
+        if self._autopilot is not None:
+            self._autopilot.step_ended(pl_module)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Watch the gradients of the first steps: are they cleared?"""

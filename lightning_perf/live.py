@@ -1,4 +1,4 @@
-"""Treatments that PerfDoctor applies to a running training, between two epochs or steps."""
+"""Treatments that PerfDoctor switches on in a running training, between two epochs or steps, and off again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
-
-import msgspec
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.interrupts import raise_if_from_signal
@@ -20,6 +18,37 @@ Request = tuple[str, str]
 """A treatment with its value as text, and the code of the finding that asks for it."""
 
 _log = logging.getLogger("lightning_perf")
+
+
+class Switch:
+    """One treatment, on or off; it can be switched again and again.
+
+    Args:
+        applier: The treatment.
+        undos: Of the run: where switching it off at the end is noted, before it is first switched on.
+    """
+
+    def __init__(self, applier: Applier, undos: Undos) -> None:
+        self.applier, self.is_on = applier, False
+        undos.note(self.off)
+
+    def on(self, trainer: Any, module: Any) -> str:
+        """Apply the treatment; return why that is not possible, in which case nothing of it is left."""
+        if self.is_on:
+            return ""
+        self.is_on = True
+        try:
+            self.applier.apply_live(trainer, module)
+        except Exception as error:  # noqa: BLE001 - recorded; the training goes on without it
+            raise_if_from_signal(error)
+            self.off()
+            return str(error) or type(error).__name__
+        return ""
+
+    def off(self) -> None:
+        """Restore everything; can be called twice."""
+        self.applier.undo()
+        self.is_on = False
 
 
 class LiveTreatments:
@@ -54,39 +83,32 @@ class LiveTreatments:
         for text, code in requests:
             spec = parse(text)
             self._waiting = [one for one in self._waiting if one.treatment.id != spec.treatment.id]
-            applier = Applier([spec], partial(_tell_kept, text))
-            reason = ""
-            self._undos.note(applier.undo)  # before the change: an interrupt may come meanwhile
-            try:
-                applier.apply_live(trainer, module)
-            except Exception as error:  # noqa: BLE001 - recorded; the training goes on without it
-                raise_if_from_signal(error)
-                applier.undo()
-                reason = str(error) or type(error).__name__
-            record = AppliedTreatment(
-                treatment=text, finding=code, epoch=trainer.current_epoch, status="refused" if reason else "applied"
-            )
-            self._note(record, reason, trainer.is_global_zero)
+            reason = self.switch(Applier([spec], partial(_tell_kept, text))).on(trainer, module)
+            self.note(text, code, trainer.current_epoch, reason)
+            if trainer.is_global_zero:
+                self._tell(text, code, trainer.current_epoch, reason)
+
+    def switch(self, applier: Applier) -> Switch:
+        """Return a switch that is off at the end of the run."""
+        return Switch(applier, self._undos)
+
+    def note(self, text: str, code: str, epoch: int, reason: str = "") -> None:
+        """Record a treatment that is applied from now on, or why it is refused."""
+        record = AppliedTreatment(
+            treatment=text, finding=code, epoch=epoch, status="refused" if reason else "applied", reason=reason
+        )
+        self.applied = (*self.applied, record)
 
     def undo(self) -> None:
         """Restore everything in reverse order, even if single treatments raise. Can be called twice."""
         self._undos.close()
 
-    def _note(self, record: AppliedTreatment, reason: str, is_to_log: bool) -> None:
-        self.applied = (*self.applied, msgspec.structs.replace(record, reason=reason))
-        if not is_to_log:
-            return
+    @staticmethod
+    def _tell(text: str, code: str, epoch: int, reason: str) -> None:
         if reason:
-            _log.warning(
-                "PerfDoctor could not apply %s, which %s recommends: %s", record.treatment, record.finding, reason
-            )
+            _log.warning("PerfDoctor could not apply %s, which %s recommends: %s", text, code, reason)
         else:
-            _log.warning(
-                "PerfDoctor applied %s from epoch %d on, as %s recommends.",
-                record.treatment,
-                record.epoch,
-                record.finding,
-            )
+            _log.warning("PerfDoctor applied %s from epoch %d on, as %s recommends.", text, epoch, code)
 
 
 def _tell_kept(treatment: str, error: TreatmentError) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_perf import arguments
 from lightning_perf.errors import ConfigError
 
-FREQUENT = ("schedule", "reports", "console", "out_dir", "probe_data", "apply", "select", "ignore")
+FREQUENT = ("schedule", "reports", "console", "out_dir", "probe_data", "apply", "autopilot", "select", "ignore")
 """PerfDoctor's own arguments; all others are fields of `DoctorOptions`."""
 
 _FLAGS = ("progress", "memory", "memory_snapshot", "device_stats", "host_lines", "arithmetic", "ceilings", "replay")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lightning_perf import seams
+from lightning_perf.autopilot import Autopilot
 from lightning_perf.diagnosis_schedule import DiagnosisSchedule
 from lightning_perf.history.run_history import RunHistory
 from lightning_perf.history.store import default_file
@@ -50,6 +51,7 @@ class DoctorRun:
     Attributes:
         ranks: Brings all ranks together; None with one rank.
         live: Applies treatments between epochs or steps; None if none may be.
+        autopilot: Tries treatments; None if it may not.
         schedule: When to diagnose within an epoch; None if that is never done.
         history: Earlier runs of this training.
     """
@@ -58,6 +60,7 @@ class DoctorRun:
         self.probes = probes
         self.ranks: RankProbe | None = None
         self.live: LiveTreatments | None = None
+        self.autopilot: Autopilot | None = None
         self.schedule: DiagnosisSchedule | None = None
         self.reports = RunReports(doctor, trainer, probes)
         self.history = RunHistory(None)
@@ -75,8 +78,11 @@ class DoctorRun:
         folder = self.reports.default_folder(trainer.log_dir)
         if self._has_ranks:
             folder = trainer.strategy.broadcast(folder)
-        if doctor.apply and seams.is_fitting(trainer):
+        if (doctor.apply or doctor.autopilot) and seams.is_fitting(trainer):
             self.live = LiveTreatments(doctor.apply)
+            if doctor.autopilot and seams.has_trainer(trainer) and not trainer.fast_dev_run:
+                taken = frozenset(text.partition("=")[0] for text in doctor.apply)
+                self.autopilot = Autopilot(doctor.autopilot, trainer, probes, self.live, taken, self._autopilot_acted)
         if self._has_ranks:
             self.ranks = probes.call("ranks", RankProbe, trainer)
             if self.ranks is not None:
@@ -119,6 +125,8 @@ class DoctorRun:
         if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
             self.schedule = DiagnosisSchedule(loop, now_ns)
             probes.add(self.schedule)
+        if self.autopilot is not None:
+            probes.add(self.autopilot.randoms)
         if options.progress:
             probes.call("progress", self._show_progress, loop)
 
@@ -153,6 +161,22 @@ class DoctorRun:
         if self._has_ranks:  # every rank changes the same; a collective, so outside of any isolation
             requests = trainer.strategy.broadcast(requests)
         self.probes.call("apply", live.apply, requests, trainer, pl_module)
+        if self.autopilot is not None and not is_within_epoch:
+            self.autopilot.epoch_starts(pl_module)
+
+    def _autopilot_acted(self, line: str | None) -> None:
+        """Print a decision of the autopilot, and save where it is: the run may be killed."""
+        if line is not None:
+            self.reports.news(line)
+        if self._doctor.session is not None:
+            self._doctor.session = self._with_treatments(self._doctor.session)
+            self.reports.save(self._doctor.session)
+
+    def _with_treatments(self, session: Session) -> Session:
+        """Return the session with what was changed in this run."""
+        applied = self.live.applied if self.live is not None else ()
+        tried = self.probes.call("autopilot record", self.autopilot.record) if self.autopilot is not None else None
+        return msgspec.structs.replace(session, applied=applied, autopilot=tried)
 
     def step_ended(self, pl_module: Any) -> None:
         """Diagnose within the epoch if that is due; apply what can be changed between two steps."""
@@ -161,6 +185,8 @@ class DoctorRun:
             return
         loop, begin_ns = probes.loop, now_ns()
         self._reporting(True)
+        if self.autopilot is not None:
+            self.autopilot.collect()
         with loop.diagnosing:
             probes.call("overhead", probes.keep_to_budget)
             probes.call("session", lambda: self._report_running(self._diagnosed("running", None), is_within=True))
@@ -200,6 +226,8 @@ class DoctorRun:
 
     def _report_running(self, session: Session, is_within: bool = False) -> None:
         """Report an epoch, or a diagnosis within it, and once what became slower since earlier runs."""
+        if self.autopilot is not None and self._trainer.is_global_zero:
+            self.probes.call("autopilot", self.autopilot.offer, session)
         news = self.probes.call("history", self.history.news, session)
         self.reports.epoch(session, news, is_within)
         self.probes.call("history", self.history.save, session)
@@ -227,8 +255,7 @@ class DoctorRun:
 
     def _diagnosed(self, status: Status, error: BaseException | None) -> Session:
         """Return the session up to now, with findings."""
-        applied = self.live.applied if self.live is not None else ()
-        session = msgspec.structs.replace(self.probes.session(status, error), applied=applied)
+        session = self._with_treatments(self.probes.session(status, error))
         earlier = self.probes.call("history", self.history.earlier, session)
         return self._diagnose(msgspec.structs.replace(session, earlier=earlier))
 

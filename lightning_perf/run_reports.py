@@ -129,11 +129,20 @@ class RunReports:
         reports = self._active()
         if "console" in reports and (not is_within or session.run.wall_s >= WITHIN_EPOCH_LEAST_S):
             self._print(lambda: self._epoch_report(session, trainer.current_epoch, is_within))
-        if "console" in reports and news:
-            self._print(lambda: console_report.brief_news(news))
+        if news:
+            self.news(news)
         if "tensorboard" in self._doctor.reports and not (is_within or trainer.fast_dev_run):
             self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
-        if "json" in reports:
+        self.save(session)
+
+    def news(self, text: str) -> None:
+        """Print one line, unless nothing is printed."""
+        if "console" in self._active():
+            self._print(lambda: console_report.brief_news(text))
+
+    def save(self, session: Session) -> None:
+        """Write the session, between two diagnoses."""
+        if "json" in self._active():
             self._probes.call("json", self._save, session)
 
     def _epoch_report(self, session: Session, epoch: int, is_within: bool = False) -> Any:

@@ -47,11 +47,11 @@ def texts_in(html: str | None) -> str:
 # -- arguments ----------------------------------------------------------------
 
 
-def test_callback_has_eight_frequent_arguments_and_one_for_the_rest() -> None:
+def test_callback_has_nine_frequent_arguments_and_one_for_the_rest() -> None:
     parameters = inspect.signature(PerfDoctor).parameters.values()
     named = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
     assert sorted(named) == sorted([*FREQUENT, "options"])
-    assert len(FREQUENT) == 8
+    assert len(FREQUENT) == 9
 
 
 def test_help_fits_a_screen() -> None:

@@ -244,6 +244,19 @@ class StageProbe:
         total_ns = int(usual[:, STEP_COLUMNS].sum())
         return int(usual[:, WAIT].sum()) / total_ns if total_ns else None
 
+    def close_record(self) -> None:
+        """End the row under way; not within a step."""
+        self._close_record()
+
+    def mark(self) -> tuple[array[int], int]:
+        """Return a place behind the rows closed so far, for `rows_since`."""
+        return self._rows, len(self._rows)
+
+    def rows_since(self, mark: tuple[array[int], int]) -> NDArray[np.int64]:
+        """Return the rows closed since a mark, which must be no older than the last aggregation but one."""
+        rows, first = mark
+        return _as_matrix(rows[first:] if rows is self._rows else rows[first:] + self._rows)
+
     def own_median_ns(self) -> float:
         """Return the time of PerfDoctor's own hooks in a usual step; 0 before the first."""
         aggregator = self._aggregator if self._aggregator is not None else self._started(self._matrix())[0]

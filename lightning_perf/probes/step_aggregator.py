@@ -360,6 +360,20 @@ class EpochAggregator:
         )
 
 
+def mean_step_s(rows: NDArray[np.int64], n_left_out: int) -> float | None:
+    """Return the mean of usual steps in seconds without the first ``n_left_out`` steps; None if there is none."""
+    steps = rows[are_steps(rows[:, KIND])][n_left_out:]
+    usual = steps[steps[:, KIND] == USUAL_STEP]
+    return float(usual[:, STEP_COLUMNS].sum() / len(usual) / 1e9) if len(usual) else None
+
+
+def time_with_boundaries_s(rows: NDArray[np.int64]) -> tuple[float, int]:
+    """Return the seconds of steps and epoch boundaries, without validation and checkpoints, and the number of steps."""
+    counted = rows[(rows[:, KIND] != LEFT_OUT_STEP) & (rows[:, KIND] != LEFT_OUT_TIME)]
+    columns = [i for i in range(N_PHASES) if i not in (PHASE_INDEX["validation"], PHASE_INDEX["checkpoint"])]
+    return float(counted[:, columns].sum() / 1e9), int(are_steps(counted[:, KIND]).sum())
+
+
 class DeviceAggregator:
     """Sums of (step, starved) nanoseconds that the device clock resolved."""
 

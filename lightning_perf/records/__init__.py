@@ -3,6 +3,7 @@
 Each record is defined in one module below and imported from this package.
 """
 
+from .autopilot import *
 from .base import *
 from .collectives import *
 from .comparison import *

@@ -11,6 +11,7 @@ import msgspec
 
 from lightning_perf.errors import SessionError
 
+from .autopilot import Autopilot
 from .base import Record
 from .files import read_regular, write_whole
 from .finding import Finding, RuleOutcome, Safety, Verdict
@@ -165,6 +166,7 @@ class Session(Record, frozen=True, kw_only=True):
         hangs: Times in which nothing moved; empty without one, and with ``hang_after_s=None``.
         provenance: What identifies the training and its code; None if it was not read.
         earlier: Earlier runs of this training; None without any, or if no history is kept.
+        autopilot: What the autopilot tried; None unless ``PerfDoctor(autopilot=...)`` was given.
         padding: Padding in training batches; None if batches have no tokens, or nothing marks padding.
     """
 
@@ -198,6 +200,7 @@ class Session(Record, frozen=True, kw_only=True):
     hangs: tuple[Hang, ...] = ()
     provenance: Provenance | None = None
     earlier: EarlierRuns | None = None
+    autopilot: Autopilot | None = None
     padding: Padding | None = None
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ from .brief_oom import out_of_memory
 from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, fix_text, instruction
 from .render.brief import MAX_WIDTH, BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
-from .sections import about, loader, memory, phases
+from .sections import about, autopilot, loader, memory, phases
 from .sections.fixes import measured_speedup
 from .sections.machine import other_programs_fact
 from .sections.verdict import machine_text, step_word
@@ -251,6 +251,7 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
     told += [
         ("failed", about.probes_fact(session)),
         ("failed", f"{wording.count(n_failed, 'rule')} failed" if n_failed else ""),
+        *autopilot.kept_facts(session),
         ("applied", about.applied_fact(session)),
     ]
     return [(label, text) for label, text in told if text]

@@ -10,6 +10,7 @@ from .cells import PAGE
 from .document import AnyPart, Document, Figure, Section, facts, heading, section
 from .sections import (
     about,
+    autopilot,
     earlier,
     findings,
     fixes,
@@ -48,6 +49,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     yield section("findings", "Findings", findings.finding_parts(session), is_short=True)
     yield section("history", "Step time over the run, epochs, startup", phases.history_parts(session))
     yield section("earlier", "Earlier runs", earlier.earlier_parts(session))
+    yield section("autopilot", "Autopilot", autopilot.autopilot_parts(session))
     yield section("trials", "Trials", _trial_parts(session))
     if session.validation is not None:
         title = phases.validation_title(session.validation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,16 @@ def change_refresh_rate(trainer: Any, n_steps: int, undos: Undos) -> bool:
     return True
 
 
+def is_in_loops(trainer: Any) -> bool:
+    """Return whether this is called from within the Trainer's loops, not from its ``teardown`` or ``on_exception``."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_run_stage" and frame.f_locals.get("self") is trainer:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def logged_metadata(trainer: Any) -> Iterator[Any]:
     """Yield Lightning's metadata of each logged value: its ``name``, ``fx`` (the hook) and ``prog_bar``.
 
@@ -42,6 +53,24 @@ def change_ddp_arguments(strategy: Any, arguments: dict[str, Any], undos: Undos)
     if before is None:
         return False
     change_attribute(strategy, "_ddp_kwargs", {**before, **arguments}, undos)
+    return True
+
+
+def change_precision(trainer: Any, precision: str, undos: Undos) -> bool:
+    """Compute under autocast in bf16 or fp16 from the next step on.
+
+    Return False unless the Trainer computes in full precision, on one device or with DDP: other strategies keep weights
+    and optimizers in formats of their own.
+    """
+    strategy = trainer.strategy
+    before = getattr(strategy, "_precision_plugin", None)
+    if type(strategy).__name__ not in ("SingleDeviceStrategy", "DDPStrategy") or (
+        before is not None and type(before).__name__ != "Precision"
+    ):
+        return False
+    plugins = importlib.import_module(f"{namespace(trainer)}.plugins.precision")
+    mixed = plugins.MixedPrecision(precision, strategy.root_device.type)
+    change_attribute(strategy, "_precision_plugin", mixed, undos)
     return True
 
 

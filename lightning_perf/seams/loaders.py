@@ -101,6 +101,13 @@ def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None], un
     return True
 
 
+def fetches_one_loader_between_steps(trainer: Any) -> bool:
+    """Return whether training has one loader, which Lightning reads itself and not the user's ``training_step``."""
+    loop = getattr(trainer, "fit_loop", None)
+    combined, fetcher = getattr(loop, "_combined_loader", None), getattr(loop, "_data_fetcher", None)
+    return len(getattr(combined, "flattened", ())) == 1 and type(fetcher).__name__ == "_PrefetchDataFetcher"
+
+
 def exchange_train_loaders(
     trainer: Any, change: Callable[[Any], Any], change_later: Callable[[Any], Any], undos: Undos
 ) -> None:

@@ -186,7 +186,7 @@ VIEWS: dict[str, View] = {
         "lightning-perf history list", "earlier",
     ),
     "trials": View(
-        "Trials", ("trials",), _trials, "No treatment was tried on this training.",
+        "Trials", ("autopilot", "trials"), _trials, "No treatment was tried on this training.",
         "lightning-perf trial -- python train.py",
     ),
     "trace": View("Trace", (), _trace, "No profiler window was recorded.", _WINDOW, "windows"),

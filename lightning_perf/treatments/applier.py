@@ -19,15 +19,24 @@ class Applier:
     Args:
         specs: The treatments.
         refused: Called with the error if a loader cannot be rebuilt, which the training then keeps; None to raise it.
+        check_loader: Called with each training loader and its new arguments before `apply_live` exchanges them; raises
+            an error to refuse.
+        without: Loader arguments that are left as they are.
 
     Raises:
         ConfigError: Treatments cannot be combined.
     """
 
-    def __init__(self, specs: Sequence[TreatmentSpec], refused: Callable[[TreatmentError], None] | None = None) -> None:
+    def __init__(
+        self,
+        specs: Sequence[TreatmentSpec],
+        refused: Callable[[TreatmentError], None] | None = None,
+        check_loader: Callable[[Any, dict[str, Any]], None] | None = None,
+        without: Sequence[str] = (),
+    ) -> None:
         check_together(specs)
         self.specs = tuple(specs)
-        self._refused = refused
+        self._refused, self._check_loader, self._without = refused, check_loader, without
         self._undos = seams.Undos()
         self._by_loader = [spec for spec in specs if spec.treatment.needs_loader]
         self._merged = [spec for spec in specs if not spec.treatment.needs_loader]
@@ -77,11 +86,11 @@ class Applier:
         Raises:
             TreatmentError: A treatment cannot be applied; those before it are applied until ``undo``.
         """
-        arguments = loader_args(self._merged)
+        arguments = {name: value for name, value in loader_args(self._merged).items() if name not in self._without}
         if arguments:
             seams.exchange_train_loaders(
                 trainer,
-                lambda loader: rebuilt(loader, arguments),
+                lambda loader: self._checked(loader, arguments),
                 lambda loader: self._rebuilt(loader, arguments),
                 self._undos,
             )
@@ -102,6 +111,11 @@ class Applier:
                 spec.treatment.follow_loader(_value(spec), trainer, before, new, self._undos)
         self._has_followed = True
         return new
+
+    def _checked(self, loader: Any, arguments: dict[str, Any]) -> Any:
+        if self._check_loader is not None:
+            self._check_loader(loader, arguments)
+        return rebuilt(loader, arguments)
 
     def _rebuilt(self, loader: Any, arguments: dict[str, Any]) -> Any:
         try:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
+from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Session
 
-from .treatment import Treatment
+from .treatment import Treatment, require_uncompiled
 
 
 class Accumulate(Treatment):
@@ -41,6 +43,7 @@ class ChannelsLast(Treatment):
         "Helps convolutions in mixed precision on Tensor Cores, and on CPUs. Layers without channels-last kernels "
         "convert back and forth, which costs more than it saves."
     )
+    is_live = True
 
     def applies_to(self, session: Session) -> str | None:
         model = session.settings.model
@@ -65,6 +68,10 @@ class ChannelsLast(Treatment):
             if not tensor.is_contiguous(memory_format=torch.channels_last):
                 undos.note(partial(_set_memory_format, tensor, torch.contiguous_format))
                 _set_memory_format(tensor, torch.channels_last)
+
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        require_uncompiled(self.id, module)
+        self.set_up(value, trainer, module, undos)
 
 
 def _set_memory_format(tensor: Any, memory_format: Any) -> None:
@@ -186,6 +193,7 @@ class FusedOptimizer(Treatment):
         "For Adam, AdamW, SGD and Adagrad with many parameters. With fp16 it cannot be combined with gradient "
         "clipping: Lightning refuses that."
     )
+    is_live = True
 
     def applies_to(self, session: Session) -> str | None:
         trainer, model = session.settings.trainer, session.settings.model
@@ -215,19 +223,70 @@ class FusedOptimizer(Treatment):
         for optimizer in fusible:
             _fuse(optimizer, undos)
 
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        # A step that raises would end the user's training, so only what torch's own constructors accept as fused.
+        for wrapper in trainer.optimizers:
+            optimizer = getattr(wrapper, "optimizer", wrapper)
+            if type(optimizer).__module__.partition(".")[0] != "torch" or not _can_fuse(optimizer):
+                raise TreatmentError(f"fused-optimizer expected torch's own Adam, AdamW …, found {_name(optimizer)}")
+        self.configured(value, trainer, module, undos)
+
+
+def _name(optimizer: Any) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _can_fuse(optimizer: Any) -> bool:
+    """Return whether the optimizer's own constructor accepts its parameters with ``fused=True``."""
+    if "fused" not in optimizer.defaults or any(group.get("capturable") for group in optimizer.param_groups):
+        return False
+    import torch
+
+    settings = {**optimizer.defaults, "fused": True, "foreach": False}
+    names = inspect.signature(type(optimizer).__init__).parameters
+    copies = [torch.zeros_like(p[:0] if p.dim() else p) for group in optimizer.param_groups for p in group["params"]]
+    try:
+        type(optimizer)(copies, **{name: value for name, value in settings.items() if name in names})
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise_if_from_signal(error)
+        return False
+    return True
+
 
 def _fuse(optimizer: Any, undos: seams.Undos) -> None:
     import torch
 
+    # A checkpoint would make a later training fused too, without the treatment.
+    before = [{name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups]
+    steps = (state.get("step") for state in optimizer.state.values())
+    device = next((step.device for step in steps if isinstance(step, torch.Tensor)), torch.device("cpu"))
+    hook, hooks = partial(_unfused, before, device), optimizer._optimizer_state_dict_post_hooks
+    undos.note(partial(seams.remove_hook, [hooks], hook))
+    optimizer.register_state_dict_post_hook(hook)
     for group in optimizer.param_groups:
         undos.note(partial(group.update, fused=group.get("fused"), foreach=group.get("foreach")))
         group.update(fused=True, foreach=False)
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             if isinstance(state.get("step"), torch.Tensor):  # restored from a checkpoint, maybe on another device
+                undos.note(partial(_move_step, state, state["step"].device, state["step"].dtype))
                 state["step"] = state["step"].to(device=parameter.device, dtype=torch.float32)
     # The constructor sets this for fused=True: the step itself applies the loss scale.
     seams.change_attribute(optimizer, "_step_supports_amp_scaling", True, undos)
+
+
+def _unfused(before: list[dict[str, Any]], device: Any, optimizer: Any, content: dict[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's ``state_dict`` as it would be without the treatment."""
+    state = {
+        key: {**each, "step": each["step"].to(device)} if hasattr(each.get("step"), "to") else each
+        for key, each in content["state"].items()
+    }
+    groups = [{**group, **old} for group, old in zip(content["param_groups"], before, strict=False)]
+    return {**content, "state": state, "param_groups": [*groups, *content["param_groups"][len(groups) :]]}
+
+
+def _move_step(state: dict[str, Any], device: Any, dtype: Any) -> None:
+    state["step"] = state["step"].to(device=device, dtype=dtype)
 
 
 TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), DeterministicOff(), FlushDenormal(), FusedOptimizer())

@@ -27,7 +27,16 @@ class AnomalyOff(Treatment):
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
 
-        torch.autograd.set_detect_anomaly(False)  # Lightning itself restores the setting at the end of fit
+        checks_nan = torch.is_anomaly_check_nan_enabled()
+        undos.note(partial(_restore_anomaly, trainer, torch.is_anomaly_enabled(), checks_nan))
+        torch.autograd.set_detect_anomaly(False, checks_nan)
+
+
+def _restore_anomaly(trainer: Any, is_on: bool, checks_nan: bool) -> None:
+    import torch
+
+    if seams.is_in_loops(trainer):  # Lightning itself restores the setting at the end of fit
+        torch.autograd.set_detect_anomaly(is_on, checks_nan)
 
 
 class LogEveryN(Treatment):

@@ -33,8 +33,13 @@ class Written(NamedTuple):
     yaml: str
 
 
-def prescription(specs: Sequence[TreatmentSpec], session: Session | None = None) -> Written:
-    """Return how a user writes these treatments; the session chooses the values that were not given."""
+def prescription(
+    specs: Sequence[TreatmentSpec], session: Session | None = None, without: Sequence[str] = ()
+) -> Written:
+    """Return how a user writes these treatments; the session chooses the values that were not given.
+
+    Loader arguments named in ``without`` are left out.
+    """
     flags: dict[str, Any] = {}
     expressions: dict[str, str] = {}
     configuration: dict[str, Any] = {}
@@ -53,6 +58,7 @@ def prescription(specs: Sequence[TreatmentSpec], session: Session | None = None)
         environment.update(treatment.environment(value))
         imports += filter(None, [treatment.imports(value)])
         statements += filter(None, [treatment.statements(value)])
+    loader = {name: value for name, value in loader.items() if name not in without}
     if strategy:
         expressions["strategy"] = f"DDPStrategy({_keywords(strategy)})"
         imports.append(f"from {_DDP.rpartition('.')[0]} import DDPStrategy")

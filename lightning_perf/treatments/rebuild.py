@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -35,7 +35,7 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         if asked:
             raise TreatmentError(f"{asked[0]} needs worker processes, and the loader has none; add loader-workers")
     elif loader.num_workers == 0:
-        device = _device_of(loader.dataset)
+        device = _first_of(loader.dataset, _device_of)
         if device is not None:
             raise TreatmentError(
                 f"the dataset {type(loader.dataset).__qualname__} holds tensors on {device}, which worker processes "
@@ -78,22 +78,69 @@ def _check_copyable(loader: Any) -> None:
         )
 
 
-def _device_of(value: Any, depth: int = 4) -> Any:
-    """Return the device of a tensor in a dataset, its attributes or datasets it wraps; None if all are on the CPU."""
+def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | None) -> None:
+    """Refuse arguments with which the loader may yield other samples, or leave other random states behind.
+
+    Args:
+        loader: A loader that can be rebuilt.
+        arguments: As for `rebuilt`.
+        draws_random: Whether fetching a batch draws from the global random generators; None if unknown.
+
+    Raises:
+        TreatmentError: They may, or nothing is known about it.
+    """
+    from torch.utils import data
+
+    samplers = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.DistributedSampler)
+    refused = ""
+    if type(loader.batch_sampler) is not data.BatchSampler or type(loader.batch_sampler.sampler) not in samplers:
+        refused = "workers run a sampler of your own ahead of the training"
+    elif loader.persistent_workers:
+        refused = "workers that persist draw fewer random numbers than new ones in each epoch"
+    elif arguments.get("num_workers", loader.num_workers) != loader.num_workers:
+        own = _first_of((loader.dataset, loader.collate_fn), _generator)
+        if loader.num_workers > 0:
+            refused = "workers may draw random numbers, and each has its own"
+        elif draws_random is not False:
+            refused = "fetching a batch draws random numbers" if draws_random else "too few steps were watched"
+        elif own is not None:
+            refused = f"the dataset has a random generator of its own ({type(own).__name__})"
+    if refused:
+        raise TreatmentError(f"results may change: {refused}")
+
+
+def _generator(value: Any) -> Any:
+    kind = type(value)
+    is_one = kind.__name__ in ("Generator", "RandomState", "Random") and kind.__module__.partition(".")[0] in (
+        "numpy", "torch", "random",
+    )  # fmt: skip
+    return value if is_one else None
+
+
+def _device_of(value: Any) -> Any:
+    """Return the device of a tensor that is not on the CPU."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return None if value.device.type == "cpu" else value.device
-    if depth == 0:
+    return value.device if isinstance(value, torch.Tensor) and value.device.type != "cpu" else None
+
+
+def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 4) -> Any:
+    """Return what ``read`` returns of a dataset, its attributes or datasets it wraps, the first that is not None."""
+    import torch
+
+    found = read(value)
+    if found is not None or isinstance(value, torch.Tensor) or depth == 0:
+        return found
+    if type(value) in (int, float, str, bytes):
         return None
     parts: Iterable[Any] = ()
     if type(value) in (list, tuple):
         parts = value[:_MAX_ITEMS]
     elif type(value) is dict:
         parts = islice(value.values(), _MAX_ITEMS)
-    elif hasattr(value, "__dict__") and callable(getattr(type(value), "__getitem__", None)):
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
         parts = vars(value).values()
-    return next((found for found in (_device_of(part, depth - 1) for part in parts) if found is not None), None)
+    return next((found for found in (_first_of(part, read, depth - 1) for part in parts) if found is not None), None)
 
 
 def _batch_sampler(loader: Any, batch_size: int) -> Any:

@@ -7,7 +7,7 @@ import re
 from typing import Any, ClassVar, Literal
 
 from lightning_perf.cgroups import read_usable_cores
-from lightning_perf.errors import ConfigError
+from lightning_perf.errors import ConfigError, TreatmentError
 from lightning_perf.records import Effort, Prescription, Safety, Session
 from lightning_perf.seams import Undos
 
@@ -149,6 +149,16 @@ class Treatment:
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it between two epochs; called if ``is_live``. The ``Applier`` handles loader arguments."""
         self.set_up(value, trainer, module, undos)
+
+
+def require_uncompiled(treatment: str, module: Any) -> None:
+    """Refuse a live treatment of what ``torch.compile`` would have to compile again.
+
+    Raises:
+        TreatmentError: The module, or a part of it, is compiled.
+    """
+    if any(type(one).__name__ == "OptimizedModule" or one.__dict__.get("_compiler_ctx") for one in module.modules()):
+        raise TreatmentError(f"{treatment} would have torch.compile compile the module again")
 
 
 def whole_cores_per_rank(session: Session | None) -> int:

@@ -259,7 +259,7 @@ def test_every_live_treatment_of_the_loader_is_live() -> None:
         "loader-workers", "loader-pin-memory", "loader-persistent", "loader-prefetch", "log-every-n",
     }  # fmt: skip
     assert not find("compile").is_live
-    assert not find("precision-bf16").is_live
+    assert not find("precision-fp16").is_live
 
 
 LEGACY = """

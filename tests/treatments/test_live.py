@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +34,12 @@ class FromEpochOne(Callback):
         self.applier.undo()
 
 
-def train_live(texts: str, check: Any, data: Any = None, **arguments: Any) -> tuple[Trainer, list[Any], list[float]]:
+def train_live(
+    texts: str, check: Any, data: Any = None, module: Any = None, **arguments: Any
+) -> tuple[Trainer, list[Any], list[float]]:
     seed_everything(7, verbose=False)
-    live, watch, module = FromEpochOne(Applier(parse_all(texts)), check), Watch(), Net()
+    live, watch = FromEpochOne(Applier(parse_all(texts)), check), Watch()
+    module = Net() if module is None else module
     trainer = Trainer(
         accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False,
         callbacks=[live, watch, TQDMProgressBar()], num_sanity_val_steps=0, **arguments,
@@ -57,6 +61,8 @@ CHECKS: dict[str, tuple[Any, list[Any]]] = {
     "anomaly-off": (lambda _: torch.is_anomaly_enabled(), [True, False, False]),
     "matmul-precision-high": (lambda _: torch.get_float32_matmul_precision(), ["highest", "high", "high"]),
     "cudnn-benchmark": (lambda _: torch.backends.cudnn.benchmark, [False, True, True]),
+    "precision-bf16": (lambda t: t.precision, ["32-true", "bf16-mixed", "bf16-mixed"]),
+    "fused-optimizer": (lambda t: bool(t.optimizers[0].param_groups[0]["fused"]), [False, True, True]),
     "threads=2": (lambda _: torch.get_num_threads(), [1, 2, 2]),
     "flush-denormal": (lambda _: (torch.tensor(1e-38) * 1e-3).item() == 0, [False, True, True]),
 }
@@ -64,7 +70,46 @@ CHECKS: dict[str, tuple[Any, list[Any]]] = {
 
 def test_every_live_treatment_has_a_check() -> None:
     named = {spec.treatment.id for texts in CHECKS for spec in parse_all(texts)}
+    named.add("channels-last")  # below, with a model of images
     assert named == {treatment.id for treatment in all_treatments() if treatment.is_live}
+
+
+class Images(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(2, 3, 2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) + self.convolution(torch.ones(1, 2, 4, 4)).square().mean()
+
+
+def test_images_are_in_channels_last_format_from_the_next_epoch_on_and_weights_are_put_back() -> None:
+    module, formats = Images(), []
+
+    def check(trainer: Trainer) -> None:
+        formats.append(module.convolution.weight.is_contiguous(memory_format=torch.channels_last))
+
+    train_live("channels-last", check, module=module)
+    assert formats[0] is False
+    assert formats[-1] is True
+    assert module.convolution.weight.is_contiguous()
+
+
+@pytest.mark.parametrize("texts", ["channels-last", "precision-bf16"])
+def test_compiled_modules_are_left_as_they_are(texts: str) -> None:
+    module = Images()
+    module.convolution = torch.compile(module.convolution, backend="eager")
+    with pytest.raises(Exception, match="compile the module again"):
+        Applier([parse(texts)]).apply_live(SimpleNamespace(), module)
+
+
+def test_optimizers_of_others_are_not_fused_in_a_running_training() -> None:
+    class Own(torch.optim.Adam):
+        """May do anything with its parameters."""
+
+    trainer = SimpleNamespace(optimizers=[Own(Net().parameters())], precision="32-true", gradient_clip_val=None)
+    with pytest.raises(Exception, match=r"found .*Own"):
+        Applier([parse("fused-optimizer")]).apply_live(trainer, Net())
 
 
 @pytest.mark.parametrize("texts", CHECKS)

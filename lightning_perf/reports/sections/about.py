@@ -115,9 +115,12 @@ def probes_fact(session: Session) -> str:
 
 
 def applied_fact(session: Session) -> str:
-    """Return what PerfDoctor changed during the run; figures span the time before and after."""
+    """Return what ``apply=`` changed during the run; figures span the time before and after."""
     told = []
+    tried = {one.treatment for one in session.autopilot.tries} if session.autopilot is not None else ()
     for one in session.applied:
+        if one.treatment in tried:  # the autopilot's own section says more
+            continue
         name, code = line(one.treatment, 60), line(one.finding, 16)
         if one.status == "applied":
             told.append(f"{name} from epoch {one.epoch} on, as {code} recommends; figures include the time before")

@@ -1,0 +1,392 @@
+"""Try recommended treatments in the user's own run, in blocks of steps or epochs, and keep those that make it faster.
+
+All ranks change together: they meet at step numbers that all of them know, where rank 0 decides.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from lightning_perf import records, seams
+from lightning_perf.errors import TreatmentError
+from lightning_perf.live import LiveTreatments, Switch
+from lightning_perf.probes.probe_set import ProbeSet
+from lightning_perf.probes.step_aggregator import mean_step_s, time_with_boundaries_s
+from lightning_perf.random_watch import RandomWatch
+from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryStatus
+from lightning_perf.reports.sections.autopilot import decision_line
+from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
+from lightning_perf.stats.sequential import MIN_LOOKS, BlockTrial, product
+from lightning_perf.treatments.applier import Applier, loader_args
+from lightning_perf.treatments.prescription import literal, prescription
+from lightning_perf.treatments.rebuild import require_exact
+from lightning_perf.treatments.specs import TreatmentSpec, parse, with_default
+
+BUDGET_SHARE = 0.02
+"""Largest part of the run's expected time that may be lost to treatments which make it slower."""
+
+IDLE_S = 10.0
+"""About the time between two meetings of several ranks while nothing is tried."""
+
+FIRST_MEETING = 100  # steps
+
+SLOW_FACTOR = 2.0
+"""A treatment whose first steps take longer than usual ones by this factor is undone at once."""
+
+_SCOUTED_STEPS = 2
+_DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
+_LEAST_DISCARDED = 2
+_HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
+_MOST_BLOCKS = 500  # most of them without a step that counts
+_NEVER = 2**62
+
+Unit = Literal["step", "epoch"]
+
+
+class Order(NamedTuple):
+    """What all ranks do at a meeting: begin a block ``on`` or ``off``, ``keep`` or ``undo`` it, or ``wait``.
+
+    Attributes:
+        text: The treatment; empty to wait.
+        finding: Code of the finding that recommends it.
+        unit: Of its blocks.
+        meeting: Number of steps at which the ranks meet next, unless the next epoch starts before.
+    """
+
+    action: Literal["on", "off", "keep", "undo", "wait"]
+    meeting: int
+    text: str = ""
+    finding: str = ""
+    unit: Unit = "step"
+
+
+class _Try:
+    """The treatment under way, on rank 0. ``usual_s`` is a step before it."""
+
+    def __init__(self, one: AutopilotTry, chance: random.Random, usual_s: float, discarded: int) -> None:
+        self.one, self.usual_s, self.discarded = one, usual_s, discarded
+        is_epoch = one.unit == "epoch"
+        self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
+        self.is_scouting = not is_epoch
+        self.scouting_lost_s = 0.0
+        self.n_blocks = self.steps_per_block = 0
+
+    def lost_s(self) -> float:
+        return max(0.0, self.scouting_lost_s + self.blocks.lost * self.steps_per_block)
+
+
+class Autopilot:
+    """Tries treatments, one after the other.
+
+    Args:
+        safety: The least safe treatments that may be tried.
+        trainer: The Trainer.
+        probes: Of the run; they time the steps.
+        live: Switches treatments; those that it applies itself are not tried.
+        taken: Ids of these.
+        tell: Called on rank 0 with a decision as one line, or None where a treatment begins to be tried.
+    """
+
+    def __init__(
+        self,
+        safety: Literal["exact", "numerics"],
+        trainer: Any,
+        probes: ProbeSet,
+        live: LiveTreatments,
+        taken: frozenset[str],
+        tell: Callable[[str | None], None],
+    ) -> None:
+        self._safety, self._trainer, self._probes, self._live, self._tell = safety, trainer, probes, live, tell
+        self._has_ranks = trainer.world_size > 1
+        self._without = ("persistent_workers",) if safety == "exact" else ()
+        self._allowed: tuple[Safety, ...] = SAFETIES[: SAFETIES.index(safety) + 1]
+        self.randoms = RandomWatch()
+        # On all ranks:
+        self._n_steps, self._meeting = 0, FIRST_MEETING if self._has_ranks else _NEVER
+        self._unit: Unit | None = None  # of what is being tried
+        self._switch: tuple[str, Switch] | None = None
+        self._failure, self._peak_before = "", 0.0
+        # On rank 0:
+        self._chance = random.Random()  # not the global generator, which is the training's
+        self._known = set(taken)
+        self._waiting: list[tuple[str, str, Unit]] = []
+        self._try: _Try | None = None
+        self._tries: list[AutopilotTry] = []
+        self._mark: Any = None
+        self._rows: list[Any] = []
+        self._epoch_s, self._n_epoch_steps = 0.0, 0
+
+    # -- meetings -----------------------------------------------------------------------------------------------------
+
+    def step_ended(self, module: Any) -> None:
+        """Handle the end of a batch, after everything else that PerfDoctor does there."""
+        self._n_steps += 1
+        if self._n_steps >= self._meeting:
+            self._meet(module, is_epoch_start=False)
+        elif self._n_steps % 1024 == 0 and self._mark is not None:  # before rows are aggregated twice
+            self.collect()
+
+    def epoch_starts(self, module: Any) -> None:
+        """Handle the start of an epoch, before its loaders are started."""
+        if self._unit != "step":
+            self._meet(module, is_epoch_start=True)
+
+    def _meet(self, module: Any, is_epoch_start: bool) -> None:
+        trainer, call = self._trainer, self._probes.call
+        is_fine = bool(call("autopilot", self._is_fine))
+        if self._has_ranks:  # collectives are outside of any isolation
+            is_fine = trainer.strategy.reduce_boolean_decision(is_fine, all=True)
+        order = Order("undo", _NEVER)
+        if trainer.is_global_zero:
+            order = call("autopilot", self._decide, is_fine, is_epoch_start) or order
+        if self._has_ranks:
+            order = trainer.strategy.broadcast(order)
+        self._meeting = order.meeting
+        self._unit = order.unit if order.action in ("on", "off") else None
+        if order.action != "wait":
+            call("switching treatments", self._obey, order, module)
+            if trainer.is_global_zero:
+                call("autopilot", self._begin_block)
+
+    def _is_fine(self) -> bool:
+        """Return whether this rank could apply the treatment, and its memory allows it."""
+        if not self._failure and self._switch is not None and self._peak() > max(self._peak_before, _HEADROOM):
+            self._failure = "device memory passed the headroom"
+        return not self._failure
+
+    def _peak(self) -> float:
+        """Return the peak of the device's memory as a part of all of it; 0 on a CPU."""
+        device = self._trainer.strategy.root_device
+        if device.type != "cuda":
+            return 0.0
+        import torch
+
+        total = torch.cuda.get_device_properties(device).total_memory
+        return float(torch.cuda.max_memory_reserved(device) / total)
+
+    def _obey(self, order: Order, module: Any) -> None:
+        if not order.text:  # deciding failed
+            if self._switch is not None:
+                self._switch[1].off()
+            return
+        if self._switch is None or self._switch[0] != order.text:
+            check = self._check_loader if self._safety == "exact" else None
+            applier = Applier([parse(order.text)], check_loader=check, without=self._without)
+            self._switch, self._peak_before = (order.text, self._live.switch(applier)), self._peak()
+        switch = self._switch[1]
+        if order.action in ("on", "keep"):
+            self._failure = switch.on(self._trainer, module)
+        else:
+            switch.off()
+        if order.action in ("keep", "undo"):
+            self._switch, self._failure = None, ""
+        if order.action == "keep":
+            self._live.note(order.text, order.finding, self._trainer.current_epoch)
+
+    def _check_loader(self, loader: Any, arguments: dict[str, Any]) -> None:
+        if not seams.fetches_one_loader_between_steps(self._trainer):
+            raise TreatmentError("results may change: expected one training loader, read between steps")
+        require_exact(loader, arguments, self.randoms.draws)
+
+    # -- what rank 0 decides ------------------------------------------------------------------------------------------
+
+    def offer(self, session: Session) -> None:
+        """Queue the treatments that a diagnosis recommends, best first."""
+        for finding in session.findings:
+            for fix in finding.prescriptions:
+                if not fix.treatment or fix.treatment in self._known:
+                    continue
+                spec = with_default(parse(fix.treatment), session)
+                unit = self._unit_of(spec)
+                if unit is not None and spec.treatment.applies_to(session) is None and self._fits(spec):
+                    self._known.add(fix.treatment)
+                    self._waiting.append((spec.text, finding.code, unit))
+        if self._waiting and not self._has_ranks and self._try is None:
+            self._meeting = 0
+
+    def _unit_of(self, spec: TreatmentSpec) -> Unit | None:
+        """Return the unit of blocks for a treatment; None if it may not be tried."""
+        treatment = spec.treatment
+        if not treatment.is_live or treatment.safety not in self._allowed:
+            return None
+        if not Applier([spec]).changes_loaders:
+            return "step" if treatment.acts_on == "step" else None
+        return "epoch" if set(loader_args([spec])) - set(self._without) else None
+
+    def _fits(self, spec: TreatmentSpec) -> bool:
+        kept = [parse(one.treatment).treatment for one in self._tries if one.status == "kept"]
+        return not any(one.id in spec.treatment.conflicts or spec.treatment.id in one.conflicts for one in kept)
+
+    def _decide(self, is_fine: bool, is_epoch_start: bool) -> Order:
+        trial = self._try
+        if trial is None:
+            return self._next_try(is_epoch_start)
+        trial.one = msgspec.structs.replace(trial.one, last_step=self._n_steps)
+        if not is_fine:
+            return self._close("refused", self._failure or "another rank refused it")
+        trial.n_blocks += 1
+        if self._main is None or trial.n_blocks > _MOST_BLOCKS:
+            return self._close("undone", "its steps could not be measured")
+        self._collect()
+        mean_s = self._step_mean(trial) if trial.one.unit == "step" else self._epoch_mean(trial)
+        if trial.is_scouting:
+            trial.is_scouting = False
+            if mean_s is not None:
+                trial.scouting_lost_s = (mean_s - trial.usual_s) * (trial.discarded + _SCOUTED_STEPS)
+                if mean_s > SLOW_FACTOR * trial.usual_s:
+                    slower = mean_s / trial.usual_s
+                    return self._close("undone", f"its first steps took {slower:.1f} times as long")
+        else:
+            trial.blocks.add(mean_s)
+            trial.one = msgspec.structs.replace(
+                trial.one,
+                n_pairs=len(trial.blocks.logs),
+                speedup=trial.blocks.speedup(),
+                lost_s=trial.lost_s(),
+            )
+            verdict = trial.blocks.verdict()
+            if verdict is not None:
+                return self._close(verdict)
+        if self._lost_s() > self._budget_s():
+            return self._close("undone", "the time that may be lost is used up")
+        return self._block(trial)
+
+    def _next_try(self, is_epoch_start: bool) -> Order:
+        main = self._main
+        median_ns = main.recent_median_ns() if main is not None else None
+        usual_s = 0.0 if median_ns is None else median_ns / 1e9
+        steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else _SCOUTED_STEPS
+        wait = Order("wait", self._n_steps + steps)
+        if not usual_s or self._lost_s() >= self._budget_s():
+            return wait
+        waiting = sorted(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
+        found = waiting[0] if waiting else None
+        if found is None or (found[2] == "epoch") != is_epoch_start:
+            return wait._replace(meeting=self._n_steps + 1) if found is not None and is_epoch_start else wait
+        text, code, unit = found
+        self._waiting.remove(found)
+        steps = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / usual_s)))
+        accumulated = max(1, int(self._trainer.accumulate_grad_batches))
+        steps = math.ceil(steps / accumulated) * accumulated  # whole optimizer steps
+        one = AutopilotTry(
+            treatment=text,
+            setting=_setting(parse(text), self._without),
+            finding=code,
+            status="trying",
+            unit=unit,
+            first_step=self._n_steps,
+            last_step=self._n_steps,
+            block_steps=steps if unit == "step" else None,
+        )
+        self._try = _Try(one, self._chance, usual_s, max(_LEAST_DISCARDED, round(_DISCARDED_SHARE * steps)))
+        if unit == "epoch" and not self._has_epochs():
+            return self._close("refused", "too few epochs are left to measure it")
+        self._tell(None)
+        return self._block(self._try)
+
+    def _has_epochs(self) -> bool:
+        last = self._trainer.max_epochs
+        return last is None or last < 0 or last - self._trainer.current_epoch > 2 * MIN_LOOKS
+
+    def _block(self, trial: _Try) -> Order:
+        is_on = trial.is_scouting or trial.blocks.is_next_treated
+        trial.one = msgspec.structs.replace(trial.one, is_treated=is_on)
+        meeting = _NEVER
+        if trial.one.unit == "step":
+            measured = _SCOUTED_STEPS if trial.is_scouting else trial.one.block_steps or 1
+            trial.steps_per_block = 1 + trial.discarded + measured
+            meeting = self._n_steps + trial.steps_per_block
+        one = trial.one
+        return Order("on" if is_on else "off", meeting, one.treatment, one.finding, one.unit)
+
+    def _close(self, status: TryStatus, reason: str = "") -> Order:
+        trial = self._try
+        assert trial is not None
+        one = msgspec.structs.replace(trial.one, status=status, reason=reason, lost_s=trial.lost_s())
+        self._try = None
+        self._tries.append(one)
+        self._tell(decision_line(one))
+        soon = self._n_steps + 1
+        return Order("keep" if status == "kept" else "undo", soon, one.treatment, one.finding, one.unit)
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def _main(self) -> Any:
+        return self._probes.loop.main if self._probes.loop is not None else None
+
+    def _begin_block(self) -> None:
+        self._collect()  # closes the row before an epoch
+        self._mark = self._main.mark() if self._main is not None and self._try is not None else None
+        self._rows, self._epoch_s, self._n_epoch_steps = [], 0.0, 0
+
+    def collect(self) -> None:
+        """Keep the steps measured so far in the block under way, before others aggregate them."""
+        self._probes.call("autopilot", self._collect)
+
+    def _collect(self) -> None:
+        main, trial = self._main, self._try
+        if main is None or trial is None:
+            return
+        is_epoch = trial.one.unit == "epoch"
+        if is_epoch and not main.is_in_batch:
+            main.close_record()  # what came before this moment, between two epochs, is of the block before
+        if self._mark is None:
+            return
+        rows, self._mark = main.rows_since(self._mark), main.mark()
+        if not is_epoch:
+            self._rows.append(rows)
+            return
+        taken_s, n_steps = time_with_boundaries_s(rows)
+        self._epoch_s += taken_s
+        self._n_epoch_steps += n_steps
+
+    def _step_mean(self, trial: _Try) -> float | None:
+        """Return the mean step of the block in seconds, without the step that switched and those after it."""
+        return mean_step_s(np.concatenate(self._rows), 1 + trial.discarded) if self._rows else None
+
+    def _epoch_mean(self, trial: _Try) -> float | None:
+        """Return the time per step of the epoch, with its boundary and without validation and checkpoints."""
+        trial.steps_per_block = self._n_epoch_steps
+        return self._epoch_s / self._n_epoch_steps if self._n_epoch_steps else None
+
+    def _lost_s(self) -> float:
+        return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)
+
+    def _budget_s(self) -> float:
+        loop = self._probes.loop
+        if loop is None:
+            return 0.0
+        median_ns = loop.main.recent_median_ns()
+        return BUDGET_SHARE * (loop.expected_wall_s(median_ns) if median_ns else loop.wall_ns() / 1e9)
+
+    # -- what the session says ----------------------------------------------------------------------------------------
+
+    def record(self) -> records.Autopilot:
+        """Return what was tried so far."""
+        kept = [one for one in self._tries if one.status == "kept"]
+        gains = [one.speedup for one in kept if one.speedup is not None]
+        trying = [self._try.one] if self._try is not None else []
+        code = prescription([parse(one.treatment) for one in kept], without=self._without).code
+        return records.Autopilot(
+            safety=self._safety,
+            tries=(*self._tries, *trying),
+            waiting=tuple(text for text, _, _ in self._waiting),
+            lost_s=self._lost_s(),
+            budget_s=self._budget_s(),
+            speedup=product(gains),
+            code=code,
+        )
+
+
+def _setting(spec: TreatmentSpec, without: tuple[str, ...]) -> str:
+    """Return what a user would write: an argument, or else the treatment's own name."""
+    written = prescription([spec], without=without)
+    arguments = {**written.trainer_flags, **written.loader_args}
+    return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items()) or spec.text

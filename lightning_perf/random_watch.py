@@ -1,0 +1,58 @@
+"""Find out whether fetching a batch draws random numbers in the training process."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+from lightning_perf.probes.base import Probe
+from lightning_perf.probes.clock import NEVER
+
+WATCHED_STEPS = 32
+
+
+class RandomWatch(Probe):
+    """Compares the state of the random generators at the end of a step and at the start of the next one.
+
+    A callback that draws between the two counts as fetching, which errs on the safe side.
+
+    Attributes:
+        draws: Whether numbers were drawn between the steps watched; None before the first two.
+    """
+
+    name = "random_watch"
+
+    def __init__(self) -> None:
+        self.draws: bool | None = None
+        self._next_step = 0
+        self._after_step: Any = None
+
+    @property
+    def next_step(self) -> int:
+        """Index of the next step that this probe must observe."""
+        return self._next_step
+
+    def step_begins(self, batch: Any) -> None:
+        """Compare with the end of the last step."""
+        if self._after_step is not None:
+            self.draws = bool(self.draws) or _states() != self._after_step
+
+    def step_ends(self) -> None:
+        """Remember the states."""
+        self._after_step = _states()
+        self._next_step = NEVER if self.draws or self._next_step >= WATCHED_STEPS else self._next_step + 1
+        if self._next_step == NEVER:
+            self._after_step = None
+
+    def epoch_ends(self) -> None:
+        """Compare no steps of two epochs: between them, samplers draw."""
+        self._after_step = None
+
+
+def _states() -> tuple[Any, ...]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    states: Any = numpy.random.get_state() if numpy is not None else ()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(states)

@@ -1,0 +1,67 @@
+"""What the autopilot tried in a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Record
+from .trial import Interval
+
+TryStatus = Literal["trying", "kept", "undone", "refused"]
+
+
+class AutopilotTry(Record, frozen=True, kw_only=True):
+    """One treatment that was switched on and off in the user's own run.
+
+    Attributes:
+        treatment: With its value, e.g. ``"loader-workers=2"``.
+        setting: As a user writes it, e.g. ``"num_workers=2"``.
+        finding: Code of the finding that recommended it.
+        status: ``trying`` where the run, or the record of it, ended within a block; it was undone then too.
+        unit: What a block is made of: some steps, or one epoch.
+        first_step: Training batches before its first block.
+        last_step: Before its last decision, or the block under way.
+        is_treated: Whether the last block was one with the treatment.
+        n_pairs: Blocks measured with the treatment, and as many without.
+        block_steps: Batches measured per block; None for epochs.
+        speedup: Time per step without it ÷ with it; the interval holds for all looks together. None before enough
+            blocks.
+        lost_s: Seconds that blocks with the treatment took longer than those without; 0 if they took less.
+        reason: Why it was refused, or undone though it may be faster; empty otherwise.
+    """
+
+    treatment: str
+    setting: str
+    finding: str
+    status: TryStatus
+    unit: Literal["step", "epoch"]
+    first_step: int
+    last_step: int
+    is_treated: bool = False
+    n_pairs: int = 0
+    block_steps: int | None = None
+    speedup: Interval | None = None
+    lost_s: float = 0.0
+    reason: str = ""
+
+
+class Autopilot(Record, frozen=True, kw_only=True):
+    """All that the autopilot did (``PerfDoctor(autopilot=...)``).
+
+    Attributes:
+        safety: Which treatments it may try: ``exact``, or ``numerics`` for both.
+        tries: In the order made.
+        waiting: Treatments that are still to be tried.
+        lost_s: Seconds lost to treatments that made steps slower.
+        budget_s: Seconds that it may lose.
+        speedup: Of all kept treatments together, against the run's own start; None if none was kept.
+        code: Lines with which the next run starts as this one ended; empty if nothing was kept.
+    """
+
+    safety: Literal["exact", "numerics"]
+    tries: tuple[AutopilotTry, ...] = ()
+    waiting: tuple[str, ...] = ()
+    lost_s: float = 0.0
+    budget_s: float = 0.0
+    speedup: Interval | None = None
+    code: str = ""

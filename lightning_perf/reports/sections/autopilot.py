@@ -1,0 +1,91 @@
+"""What the autopilot tried in the run, what it kept, and the lines for the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lightning_perf.records import Autopilot, AutopilotTry, Interval, Session
+from lightning_perf.reports.cells import Column, Rows
+from lightning_perf.reports.document import AnyPart, code, facts, table
+from lightning_perf.reports.wording import block, count, line, seconds
+
+RESULTS = {"kept": "kept", "undone": "undid", "refused": "left out", "trying": "not decided, undid"}
+
+
+def autopilot_parts(session: Session) -> Iterator[AnyPart]:
+    """Yield the decisions in order; nothing without an autopilot."""
+    found = session.autopilot
+    if found is None:
+        return
+    yield facts([_total(found), _lost(found), _waiting(found)])
+    rows: Rows = [
+        (
+            line(one.setting, 60), RESULTS[one.status], *_speedup(one), _blocks(one),
+            f"{one.first_step}–{one.last_step}", line(one.finding, 16), why(one),
+        )
+        for one in found.tries
+    ]  # fmt: skip
+    heads = (
+        "treatment",
+        "result",
+        "speedup",
+        "95 % CI",
+        "blocks",
+        Column("steps", 100),
+        "finding",
+        "why",
+    )
+    yield table(heads, rows, key="autopilot")
+    if found.code:
+        yield code(block(found.code), "the next run starts as this one ended with")
+
+
+def decision_line(one: AutopilotTry) -> str:
+    """Return a decision as one line for the console."""
+    speedup = interval_text(one.speedup)
+    told = [speedup, _blocks(one) if speedup else "", line(one.reason, 200)]
+    return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, told))}"
+
+
+def kept_facts(session: Session) -> list[tuple[str, str]]:
+    """Return what all kept treatments gained together, and how the next run starts with them; empty without any."""
+    found = session.autopilot
+    if found is None or found.speedup is None:
+        return []
+    settings = ", ".join(line(one.setting, 60) for one in found.tries if one.status == "kept")
+    code = "; ".join(line(each, 200) for each in block(found.code))
+    return [("kept", f"{interval_text(found.speedup)} since the start: {settings}"), ("next run", code)]
+
+
+def interval_text(speedup: Interval | None) -> str:
+    """Return a speedup with its interval: ``1.74x (1.69–1.80)``; empty without one."""
+    return f"{speedup.value:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})" if speedup is not None else ""
+
+
+def why(one: AutopilotTry) -> str:
+    """Return the reason of a decision that its figures do not give, or the block in which the run ended."""
+    if one.status == "trying":
+        return f"the run ended in a block {'with' if one.is_treated else 'without'} it"
+    return line(one.reason, 200)
+
+
+def _speedup(one: AutopilotTry) -> tuple[str, str]:
+    found = one.speedup
+    return ("", "") if found is None else (f"{found.value:.2f}x", f"{found.low:.2f}–{found.high:.2f}")
+
+
+def _blocks(one: AutopilotTry) -> str:
+    return f"{one.n_pairs} + {one.n_pairs} {'epochs' if one.unit == 'epoch' else 'blocks'}" if one.n_pairs else ""
+
+
+def _total(found: Autopilot) -> str:
+    n_kept = sum(one.status == "kept" for one in found.tries)
+    return f"{interval_text(found.speedup)} from {count(n_kept, 'kept treatment')}" if found.speedup is not None else ""
+
+
+def _lost(found: Autopilot) -> str:
+    return f"{seconds(found.lost_s)} lost to slower treatments, of {seconds(found.budget_s)} allowed"
+
+
+def _waiting(found: Autopilot) -> str:
+    return f"not tried: {', '.join(line(text, 60) for text in found.waiting)}" if found.waiting else ""
