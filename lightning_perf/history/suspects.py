@@ -72,7 +72,7 @@ SETTINGS: dict[str, Setting] = {
     "profiler": Setting(("callbacks", "other")),
     "val_check_interval": Setting(_VALIDATION, "val-less-often={}"),
     "check_val_every_n_epoch": Setting(_VALIDATION, "val-less-often={}"),
-    "limit_val_batches": Setting(_VALIDATION),
+    "limit_val_batches": Setting(_VALIDATION, "limit-val-batches={}"),
     "find_unused_parameters": Setting(("backward",), {"False": "ddp-find-unused-off"}),
     "static_graph": Setting(("backward",), {"True": "ddp-static-graph"}),
     "gradient_as_bucket_view": Setting(("backward",), {"True": "ddp-bucket-view"}),

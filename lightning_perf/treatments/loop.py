@@ -35,6 +35,35 @@ class AsyncCheckpoint(Treatment):
             raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")
 
 
+class LimitValBatches(Treatment):
+    id = "limit-val-batches"
+    safety = "semantics"
+    summary = "validates on fewer batches"
+    when = (
+        "Helps where validation takes a large part of the time and cannot be less frequent. Metrics are then of fewer "
+        "samples, the same each time: those that the loader yields first. A fraction needs a loader with a length, of "
+        "which at least one batch is left."
+    )
+    acts_on = "loop"
+    conflicts = frozenset({"val-less-often"})  # alternatives: both together validate far less than either
+    value_form = "N batches of each validation loader, 0 for no validation, or a fraction of them up to 1.0"
+    value_pattern = r"\d+|0\.\d+|1\.0"
+    default = "0.5"
+    trainer_flag = "limit_val_batches"
+
+    def applies_to(self, session: Session) -> str | None:
+        now = session.settings.trainer.limit_val_batches
+        if now == 0:
+            return "there is no validation"
+        wanted = self.trainer_flags(self.default_value(session))["limit_val_batches"]
+        # 1.0 is all batches, 1 a single one. How a number of batches compares with a fraction is not known.
+        is_less = now is None or (now == 1.0 and isinstance(now, float)) or (type(now) is type(wanted) and wanted < now)
+        return None if is_less else f"limit_val_batches is {now} already"
+
+    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        return {"limit_val_batches": float(value) if "." in value else int(value)}
+
+
 class ValLessOften(Treatment):
     id = "val-less-often"
     safety = "semantics"
@@ -75,4 +104,4 @@ class ValLessOften(Treatment):
         return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
 
 
-TREATMENTS = (AsyncCheckpoint(), ValLessOften())
+TREATMENTS = (AsyncCheckpoint(), LimitValBatches(), ValLessOften())

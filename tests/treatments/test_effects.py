@@ -329,6 +329,17 @@ def test_validation_runs_less_often(text: str, expected: int) -> None:
     assert train(text, **arguments, **flags).module.seen["n"] == expected
 
 
+@pytest.mark.parametrize(("text", "expected"), [("limit-val-batches=0.34", 1), ("limit-val-batches=2", 2)])
+def test_validation_has_fewer_batches(text: str, expected: int) -> None:
+    class Counts(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen["n"] = self.seen.get("n", 0) + 1
+
+    arguments = {"module": Counts, "val": loader(12), "max_epochs": 1, "num_sanity_val_steps": 0}
+    assert train(**arguments).module.seen["n"] == 3
+    assert train(text, **arguments).module.seen["n"] == expected
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
