@@ -35,6 +35,38 @@ class AsyncCheckpoint(Treatment):
             raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")
 
 
+class InferenceMode(Treatment):
+    id = "inference-mode"
+    summary = "validates under torch.inference_mode, in which enable_grad builds no graphs"
+    when = (
+        "Helps where validation builds autograd graphs that nothing uses. Within `fit`, Lightning validates under "
+        "`torch.no_grad`; `Trainer(inference_mode=...)` is only for `validate`, `test` and `predict`. Not for a "
+        "validation that computes gradients, or keeps tensors with which the training then computes."
+    )
+    acts_on = "loop"
+    trainer_flag = "inference_mode"
+    setting = True
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.limit_val_batches == 0:
+            return "there is no validation"
+        if "FSDP" in (trainer.strategy or ""):
+            return f"Lightning uses no inference mode with {trainer.strategy}"
+        return "inference mode is on already" if trainer.is_inference_mode else None
+
+    def statements(self, value: Any) -> str:
+        return "@torch.inference_mode()  # on validation_step: within fit, Lightning ignores the flag"
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        if getattr(trainer.strategy, "process_group_backend", None) == "gloo":
+            raise TreatmentError("inference-mode: Lightning uses no inference mode with gloo")
+        loop = getattr(seams.epoch_loop(trainer), "val_loop", None)
+        if not hasattr(loop, "inference_mode"):
+            raise TreatmentError("inference-mode expected Lightning's validation loop")
+        seams.change_attribute(loop, "inference_mode", True, undos)
+
+
 class LimitValBatches(Treatment):
     id = "limit-val-batches"
     safety = "semantics"
@@ -104,4 +136,4 @@ class ValLessOften(Treatment):
         return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
 
 
-TREATMENTS = (AsyncCheckpoint(), LimitValBatches(), ValLessOften())
+TREATMENTS = (AsyncCheckpoint(), InferenceMode(), LimitValBatches(), ValLessOften())

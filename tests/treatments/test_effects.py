@@ -329,6 +329,22 @@ def test_validation_runs_less_often(text: str, expected: int) -> None:
     assert train(text, **arguments, **flags).module.seen["n"] == expected
 
 
+def test_validation_builds_no_graphs_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another test may leave a group of gloo, with which Lightning uses no inference mode.
+    monkeypatch.setattr("lightning.pytorch.loops.utilities._distributed_is_initialized", lambda: False)
+
+    class Graphs(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.enable_grad():
+                self.seen["graph"] = self(batch).requires_grad
+
+    plain = train(module=Graphs, val=loader(8), inference_mode=True)
+    done = train("inference-mode", module=Graphs, val=loader(8), inference_mode=False)
+    assert (plain.module.seen["graph"], done.module.seen["graph"]) == (True, False)
+    assert done.losses == plain.losses
+    assert done.trainer.fit_loop.epoch_loop.val_loop.inference_mode is False
+
+
 @pytest.mark.parametrize(("text", "expected"), [("limit-val-batches=0.34", 1), ("limit-val-batches=2", 2)])
 def test_validation_has_fewer_batches(text: str, expected: int) -> None:
     class Counts(Net):
@@ -357,6 +373,11 @@ def test_ddp_is_given_its_arguments(text: str, expected: dict[str, bool]) -> Non
     assert done.seen == expected
     assert done.trainer.strategy._ddp_kwargs == {"find_unused_parameters": True}
     assert len(done.losses) == 6
+
+
+def test_inference_mode_is_refused_with_gloo() -> None:
+    with mock.patch.dict(os.environ), pytest.raises(TreatmentError, match="gloo"):
+        train("inference-mode", strategy="ddp", max_steps=1)
 
 
 def test_ddp_treatments_are_refused_when_there_is_no_ddp() -> None:
