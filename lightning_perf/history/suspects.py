@@ -55,7 +55,7 @@ SETTINGS: dict[str, Setting] = {
         _COMPUTE, {"high": "matmul-precision-high", "medium": "matmul-precision-high=medium"}
     ),
     "is_cudnn_benchmark_on": Setting(_COMPUTE, {"True": "cudnn-benchmark"}),
-    "is_deterministic": Setting(_COMPUTE),
+    "is_deterministic": Setting(_COMPUTE, {"False": "deterministic-off"}),
     "is_anomaly_detection_on": Setting(_COMPUTE, {"False": "anomaly-off"}),
     "sample_shapes": Setting((*_DATA, "transfer", *_COMPUTE)),
     "layers": Setting(_COMPUTE),

@@ -54,6 +54,7 @@ def process_state() -> tuple[Any, ...]:
         torch.get_num_threads(),
         bool((torch.tensor(1e-38) * 1e-3 == 0).item()),
         torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
     )
 
 
