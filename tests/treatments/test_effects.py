@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -84,6 +86,34 @@ def test_deterministic_algorithms_are_off_during_the_fit_and_on_again_after_it()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_objects_that_others_froze_stay_frozen() -> None:
+    gc.freeze()
+    try:
+        n_frozen = gc.get_freeze_count()
+        with pytest.raises(TreatmentError, match="frozen already"):
+            train("gc-freeze", max_steps=1)
+        assert gc.get_freeze_count() >= 0.9 * n_frozen  # some are freed by their last reference
+    finally:
+        gc.unfreeze()
+
+
+def test_garbage_is_freed_before_objects_are_frozen() -> None:
+    class Cycle:
+        pass
+
+    one = Cycle()
+    one.itself = one
+    alive = weakref.ref(one)
+    del one
+    gc.disable()
+    try:
+        parse("gc-freeze").treatment.configured(9000, None, None, undos := Undos())
+        assert alive() is None
+        undos.close()
+    finally:
+        gc.enable()
 
 
 def test_trainer_is_made_without_the_profiler_that_the_script_asks_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,10 @@ CHECKS: dict[str, tuple[Any, list[Any]]] = {
     "prog-bar-off=bar": (lambda t: t.progress_bar_callback.is_enabled, [True, False, False]),
     "anomaly-off": (lambda _: torch.is_anomaly_enabled(), [True, False, False]),
     "deterministic-off": (lambda _: torch.are_deterministic_algorithms_enabled(), [True, False, False]),
+    "gc-freeze=9000": (
+        lambda _: (gc.get_freeze_count() > 0, gc.get_threshold()[0] == 9000),
+        [(False, False), (True, True), (True, True)],
+    ),
     "matmul-precision-high": (lambda _: torch.get_float32_matmul_precision(), ["highest", "high", "high"]),
     "cudnn-benchmark": (lambda _: torch.backends.cudnn.benchmark, [False, True, True]),
     "precision-bf16": (lambda t: t.precision, ["32-true", "bf16-mixed", "bf16-mixed"]),
