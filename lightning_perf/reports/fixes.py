@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import AutopilotTry, Finding, Prescription, Session
 from lightning_perf.rules.wording import is_negligible
 
 from . import wording
@@ -89,7 +89,7 @@ def instruction(fix: Prescription, session: Session | None, room: int = 90) -> s
     values, text = _arguments(fix), fix_text(fix, session, room)
     if not values:
         return text
-    if session is not None and is_kept(fix, session):
+    if session is not None and _is_kept(fix, session):
         return f"the autopilot set {fix_text(fix, None, room)}"
     callee = "DataLoader" if fix.loader_args else "" if fix.trainer_flags else fix.code.partition("(")[0]
     return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
@@ -143,7 +143,7 @@ def _present(fix: Prescription, session: Session, name: str) -> str:
 
 def _now(fix: Prescription, session: Session, name: str) -> str:
     """Return ``now 0`` with the value of an argument, or ``kept``; empty if it is unknown or the one recommended."""
-    if is_kept(fix, session):
+    if _is_kept(fix, session):
         return "kept"
     trainer, train = session.settings.trainer, [each for each in session.settings.loaders if each.stage == "train"]
     owner = trainer if hasattr(trainer, name) else train[0] if len(train) == 1 else None
@@ -151,11 +151,16 @@ def _now(fix: Prescription, session: Session, name: str) -> str:
     return "" if now is None or repr(now) == _arguments(fix)[name] else f"now {now!r}"
 
 
-def is_kept(fix: Prescription, session: Session) -> bool:
-    """Return whether the autopilot made this change in the run, with this value, and kept it."""
-    tried = session.autopilot.latest(fix.treatment) if session.autopilot is not None else None
+def tried_by_autopilot(fix: Prescription, session: Session) -> AutopilotTry | None:
+    """Return the autopilot's last try of this change with this value; None without one."""
+    one = session.autopilot.latest(fix.treatment) if session.autopilot is not None else None
     first = [f"{name}={value}" for name, value in _arguments(fix).items()][:1]
-    return tried is not None and tried.status == "kept" and {*first} <= {*tried.setting.split(", ")}
+    return one if one is not None and {*first} <= {*one.setting.split(", ")} else None
+
+
+def _is_kept(fix: Prescription, session: Session) -> bool:
+    one = tried_by_autopilot(fix, session)
+    return one is not None and one.status == "kept"
 
 
 def _shares_time(session: Session, one: Finding, other: Finding) -> bool:

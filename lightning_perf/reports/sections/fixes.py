@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning_perf.records import Arm, Finding, Interval, Prescription, Session
 from lightning_perf.reports.cells import Column, Heads, Rows, Value
 from lightning_perf.reports.document import Table, table
-from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text
+from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text, tried_by_autopilot
 from lightning_perf.reports.wording import certainty, gain, interval_text, line, times
 
 _WIDE, _WIDEST = 72, 100
@@ -60,5 +60,5 @@ def _measured(session: Session, fix: Prescription) -> tuple[Interval | None, boo
     for arm in tried:
         if arm.speedup is not None:
             return arm.speedup, arm.verdict != "inconclusive"
-    one = session.autopilot.latest(fix.treatment) if session.autopilot is not None else None
+    one = tried_by_autopilot(fix, session)
     return (None, False) if one is None else (one.speedup, one.status == "kept" or one.gains_nothing)
