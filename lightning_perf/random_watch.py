@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from typing import Any
@@ -54,5 +55,5 @@ def _states() -> tuple[Any, ...]:
     import torch
 
     numpy = sys.modules.get("numpy")
-    states: Any = numpy.random.get_state() if numpy is not None else ()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(states)
+    state = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state
