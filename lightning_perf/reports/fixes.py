@@ -89,7 +89,7 @@ def instruction(fix: Prescription, session: Session | None, room: int = 90) -> s
     values, text = _arguments(fix), fix_text(fix, session, room)
     if not values:
         return text
-    if session is not None and _is_kept(fix, session):
+    if session is not None and is_kept(fix, session):
         return f"the autopilot set {fix_text(fix, None, room)}"
     callee = "DataLoader" if fix.loader_args else "" if fix.trainer_flags else fix.code.partition("(")[0]
     return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
@@ -143,7 +143,7 @@ def _present(fix: Prescription, session: Session, name: str) -> str:
 
 def _now(fix: Prescription, session: Session, name: str) -> str:
     """Return ``now 0`` with the value of an argument, or ``kept``; empty if it is unknown or the one recommended."""
-    if _is_kept(fix, session):
+    if is_kept(fix, session):
         return "kept"
     trainer, train = session.settings.trainer, [each for each in session.settings.loaders if each.stage == "train"]
     owner = trainer if hasattr(trainer, name) else train[0] if len(train) == 1 else None
@@ -158,7 +158,8 @@ def tried_by_autopilot(fix: Prescription, session: Session) -> AutopilotTry | No
     return one if one is not None and {*first} <= {*one.setting.split(", ")} else None
 
 
-def _is_kept(fix: Prescription, session: Session) -> bool:
+def is_kept(fix: Prescription, session: Session) -> bool:
+    """Return whether the autopilot made this change and kept it."""
     one = tried_by_autopilot(fix, session)
     return one is not None and one.status == "kept"
 

@@ -66,6 +66,7 @@ def test_kept_fix_is_reported_as_set_with_its_measured_speedup() -> None:
     lines = to_text(brief_report(session(kept), None), width=80).splitlines()
     assert "the autopilot set" in " ".join(line.strip() for line in lines[:2]).replace("PD101 ", "")
     assert any("kept" in line and "1.7x measured" in line for line in lines)
+    assert "the autopilot did so in this run" in to_markdown(session(kept))
     other = msgspec.structs.replace(kept, setting="num_workers=9")
     text = to_text(brief_report(session(other), None), width=80)
     assert "the autopilot set" not in text
