@@ -287,8 +287,9 @@ class Autopilot:
         self._try = _Try(one, self._chance, usual_s, max(_LEAST_DISCARDED, round(_DISCARDED_SHARE * steps)))
         if unit == "epoch" and not self._has_epochs():
             return self._close("refused", "too few epochs are left to measure it")
+        order = self._block(self._try)
         self._tell(None)
-        return self._block(self._try)
+        return order
 
     def _has_epochs(self) -> bool:
         last = self._trainer.max_epochs
@@ -389,4 +390,6 @@ def _setting(spec: TreatmentSpec, without: tuple[str, ...]) -> str:
     """Return what a user would write: an argument, or else the treatment's own name."""
     written = prescription([spec], without=without)
     arguments = {**written.trainer_flags, **written.loader_args}
+    if "num_workers" in arguments:  # decisions are one line
+        arguments.pop("persistent_workers", None)
     return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items()) or spec.text

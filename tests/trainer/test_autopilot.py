@@ -263,7 +263,9 @@ def test_session_on_disk_says_where_the_run_was_when_it_is_killed(
         make_trainer(one, Reads(), max_epochs=4).fit(Model(), DataLoader(Numbers(), batch_size=4))
     finally:
         autopilot.Autopilot._next_try = monkey  # type: ignore[method-assign]
-    assert [(each["treatment"], each["status"]) for each in files[0]["autopilot"]["tries"]] == [("threads=2", "trying")]
+    assert [(each["treatment"], each["status"], each["is_treated"]) for each in files[0]["autopilot"]["tries"]] == [
+        ("threads=2", "trying", True)
+    ]
 
 
 def test_treatment_is_refused_and_training_goes_on_when_it_cannot_be_applied(make_trainer: Make, plant: Plant) -> None:
