@@ -92,7 +92,7 @@ class _BareLoop:
         limits = [trainer.num_training_batches - 1 - index]
         if self.loop.max_steps != -1:
             every = trainer.accumulate_grad_batches
-            limits.append((self.loop.max_steps - trainer.global_step - 1) * every - index % every)
+            limits.append((self.loop.max_steps - trainer.global_step) * every - 1 - index % every)
         if self.loop._should_check_val_epoch() and trainer.val_check_batch != math.inf:
             at = self.loop.batch_progress.total.ready if trainer.check_val_every_n_epoch is None else index
             limits.append(trainer.val_check_batch - 1 - at % trainer.val_check_batch)
