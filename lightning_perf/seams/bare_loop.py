@@ -100,7 +100,7 @@ class _BareLoop:
         return None if limit == math.inf else max(0, int(limit))
 
     def _train(self, fetcher: Any, n: int | None) -> bool:
-        """Train at most ``n`` batches; return whether training was told to stop."""
+        """Train at most ``n`` batches; return whether the training has to stop."""
         trainer, module, loop = self.trainer, self.module, self.loop
         (optimizer,) = trainer.optimizers
         parameters = [one for group in optimizer.param_groups for one in group["params"]]

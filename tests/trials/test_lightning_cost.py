@@ -31,7 +31,12 @@ def interval(value: float, low: float, high: float) -> Interval:
 def arms(speedup: Interval | None, **plain: Any) -> tuple[Arm, ...]:
     return (
         Arm(id="baseline", step_s=interval(0.0125, 0.012, 0.013)),
-        Arm(id="bare-loop", treatments=("bare-loop",), speedup=speedup, **{"loss": "identical", "verdict": "improved", **plain}),
+        Arm(
+            id="bare-loop",
+            treatments=("bare-loop",),
+            speedup=speedup,
+            **{"loss": "identical", "verdict": "improved", **plain},
+        ),
     )
 
 
