@@ -64,7 +64,6 @@ class _BareLoop:
         self.trainer, self.module, self.advance = trainer, module, advance
         self.loop = trainer.fit_loop.epoch_loop
         self.meters = [one for one in trainer.callbacks if getattr(one, "measures_bare_loop", False)]
-        self.transfer = _transfer(trainer, module)
         self.context = _forward_context(trainer.precision_plugin)
         takes_index = "batch_idx" in self.loop._build_kwargs({}, None, 0)
         self.arguments = (lambda batch, index: (batch, index)) if takes_index else (lambda batch, index: (batch,))
@@ -102,7 +101,7 @@ class _BareLoop:
     def _train(self, fetcher: Any, n: int | None) -> bool:
         """Train at most ``n`` batches; return whether the training has to stop."""
         trainer, module, loop = self.trainer, self.module, self.loop
-        (optimizer,) = trainer.optimizers
+        (optimizer,), transfer = trainer.optimizers, _transfer(trainer, module)
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         every, clip, epoch = (
             trainer.accumulate_grad_batches,
@@ -119,7 +118,7 @@ class _BareLoop:
         first = index = ready.current.ready
         first_step, is_over = steps.total.completed, False
         for batch in _batches(fetcher, n):
-            batch = self.transfer(batch)
+            batch = transfer(batch)
             ready.current.ready += 1
             ready.total.ready += 1
             if batch_start is not None and batch_start(batch, index) == -1:
