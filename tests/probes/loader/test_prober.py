@@ -214,9 +214,7 @@ def test_growth_is_reported_only_when_it_exceeds_copied_interpreter_pages(kept_p
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_probe_reports_growth_when_samples_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "MAX_SAMPLES", N_SAMPLES)
-    monkeypatch.setattr(stages, "LINES_SHARE", 0.01)
+def test_probe_reports_growth_when_samples_are_kept() -> None:
     # Long enough for all samples on a machine that gives each of them a tenth of a core.
     record = probed(loader_of(planted.Growing()), limit_s=30.0)
     assert record.rss_growth_bytes is not None, record.missing
