@@ -63,6 +63,8 @@ def _entry(one: Treatment) -> list[str]:
     where = "in the step" if one.acts_on == "step" else "between epochs, in validation or checkpoints"
     lines = [f"### {one.id}", "", f"{_capital(one.summary)}.", "", f"When to use: {one.when}", ""]
     lines.append(f"- safety: {one.safety}; effort: {one.effort}; its effect shows {where}")
+    if one.is_measurement:
+        lines.append(f"- a measurement, only for `lightning-perf trial --try {one.id}`: never combined or kept")
     if one.value_form:
         lines.append(f"- value: `{one.id}=…` with {one.value_form}")
     others = sorted({other.id for other in all_treatments() if one.id in other.conflicts} | one.conflicts)

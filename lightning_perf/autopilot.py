@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -16,15 +17,16 @@ import numpy as np
 from lightning_perf import records, seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments, Switch
+from lightning_perf.probes.gpu import peak_share
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.probes.step_aggregator import mean_step_s, time_with_boundaries_s
-from lightning_perf.random_watch import RandomWatch
+from lightning_perf.probes.step_aggregator import time_with_boundaries_s, usual_steps_s
 from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryStatus
 from lightning_perf.reports.sections.autopilot import decision_line
+from lightning_perf.safe_loaders import RandomWatch, require_safe_workers
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
 from lightning_perf.stats.sequential import MIN_LOOKS, BlockTrial, product
 from lightning_perf.treatments.applier import Applier, loader_args
-from lightning_perf.treatments.prescription import literal, prescription
+from lightning_perf.treatments.prescription import prescription, setting_text
 from lightning_perf.treatments.rebuild import require_exact
 from lightning_perf.treatments.specs import TreatmentSpec, parse, with_default
 
@@ -132,6 +134,11 @@ class Autopilot:
         elif self._n_steps % 1024 == 0 and self._mark is not None:  # before rows are aggregated twice
             self.collect()
 
+    @property
+    def holds_loaders(self) -> bool:
+        """Whether blocks of epochs are under way, during which nothing else may exchange the loaders."""
+        return self._unit == "epoch"
+
     def epoch_starts(self, module: Any) -> None:
         """Handle the start of an epoch, before its loaders are started."""
         if self._unit != "step":
@@ -161,14 +168,7 @@ class Autopilot:
         return not self._failure
 
     def _peak(self) -> float:
-        """Return the peak of the device's memory as a part of all of it; 0 on a CPU."""
-        device = self._trainer.strategy.root_device
-        if device.type != "cuda":
-            return 0.0
-        import torch
-
-        total = torch.cuda.get_device_properties(device).total_memory
-        return float(torch.cuda.max_memory_reserved(device) / total)
+        return peak_share(self._trainer.strategy.root_device)
 
     def _obey(self, order: Order, module: Any) -> None:
         if not order.text:  # deciding failed
@@ -176,23 +176,28 @@ class Autopilot:
                 self._switch[1].off()
             return
         if self._switch is None or self._switch[0] != order.text:
-            check = self._check_loader if self._safety == "exact" else None
-            applier = Applier([parse(order.text)], check_loader=check, without=self._without)
+            spec = parse(order.text)
+            applier = Applier([spec], self._refuse, check_loader=self._check_loader, without=self._without)
             self._switch, self._peak_before = (order.text, self._live.switch(applier)), self._peak()
         switch = self._switch[1]
         if order.action in ("on", "keep"):
             self._failure = switch.on(self._trainer, module)
         else:
             switch.off()
+        if order.action == "keep":
+            self._live.note(order.text, order.finding, self._trainer.current_epoch, self._failure)
         if order.action in ("keep", "undo"):
             self._switch, self._failure = None, ""
-        if order.action == "keep":
-            self._live.note(order.text, order.finding, self._trainer.current_epoch)
+
+    def _refuse(self, error: TreatmentError) -> None:
+        self._failure = str(error)  # a loader that the Trainer made meanwhile stays as it is
 
     def _check_loader(self, loader: Any, arguments: dict[str, Any]) -> None:
-        if not seams.fetches_one_loader_between_steps(self._trainer):
-            raise TreatmentError("results may change: expected one training loader, read between steps")
-        require_exact(loader, arguments, self.randoms.draws)
+        require_safe_workers(loader, arguments)
+        if self._safety == "exact":
+            if not seams.fetches_one_loader_between_steps(self._trainer):
+                raise TreatmentError("results may change: expected one training loader, read between steps")
+            require_exact(loader, arguments, self.randoms.draws)
 
     # -- what rank 0 decides ------------------------------------------------------------------------------------------
 
@@ -261,7 +266,7 @@ class Autopilot:
         main = self._main
         median_ns = main.recent_median_ns() if main is not None else None
         usual_s = 0.0 if median_ns is None else median_ns / 1e9
-        steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else _SCOUTED_STEPS
+        steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else FIRST_MEETING
         wait = Order("wait", self._n_steps + steps)
         if not usual_s or self._lost_s() >= self._budget_s():
             return wait
@@ -276,7 +281,7 @@ class Autopilot:
         steps = math.ceil(steps / accumulated) * accumulated  # whole optimizer steps
         one = AutopilotTry(
             treatment=text,
-            setting=_setting(parse(text), self._without),
+            setting=setting_text(parse(text), self._without),
             finding=code,
             status="trying",
             unit=unit,
@@ -287,8 +292,9 @@ class Autopilot:
         self._try = _Try(one, self._chance, usual_s, max(_LEAST_DISCARDED, round(_DISCARDED_SHARE * steps)))
         if unit == "epoch" and not self._has_epochs():
             return self._close("refused", "too few epochs are left to measure it")
+        order = self._block(self._try)
         self._tell(None)
-        return self._block(self._try)
+        return order
 
     def _has_epochs(self) -> bool:
         last = self._trainer.max_epochs
@@ -348,8 +354,14 @@ class Autopilot:
         self._n_epoch_steps += n_steps
 
     def _step_mean(self, trial: _Try) -> float | None:
-        """Return the mean step of the block in seconds, without the step that switched and those after it."""
-        return mean_step_s(np.concatenate(self._rows), 1 + trial.discarded) if self._rows else None
+        """Return the mean step of the block in seconds, the least one of two scouted steps; None without a usual one.
+
+        The step that switched and those after it do not count.
+        """
+        steps_s = usual_steps_s(np.concatenate(self._rows), 1 + trial.discarded) if self._rows else []
+        if not steps_s:
+            return None
+        return min(steps_s) if trial.is_scouting else statistics.fmean(steps_s)
 
     def _epoch_mean(self, trial: _Try) -> float | None:
         """Return the time per step of the epoch, with its boundary and without validation and checkpoints."""
@@ -383,10 +395,3 @@ class Autopilot:
             speedup=product(gains),
             code=code,
         )
-
-
-def _setting(spec: TreatmentSpec, without: tuple[str, ...]) -> str:
-    """Return what a user would write: an argument, or else the treatment's own name."""
-    written = prescription([spec], without=without)
-    arguments = {**written.trainer_flags, **written.loader_args}
-    return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items()) or spec.text

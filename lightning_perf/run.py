@@ -156,7 +156,7 @@ class DoctorRun:
         if live is None:
             return
         requests: list[Any] = []
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not (self.autopilot is not None and self.autopilot.holds_loaders):
             requests = self.probes.call("apply", live.requests, self._doctor.session, is_within_epoch) or []
         if self._has_ranks:  # every rank changes the same; a collective, so outside of any isolation
             requests = trainer.strategy.broadcast(requests)

@@ -334,3 +334,13 @@ def _numa_node(bus: str, root: Path) -> int | None:
     # sysfs writes four digits of the domain, NVML eight.
     folder = f"{int(match[1], 16):04x}:{match[2].lower()}"
     return read_number(root / "sys" / "bus" / "pci" / "devices" / folder / "numa_node")
+
+
+def peak_share(device: Any) -> float:
+    """Return the peak of a device's memory as a part of all of it; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    import torch
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    return float(torch.cuda.max_memory_reserved(device) / total)

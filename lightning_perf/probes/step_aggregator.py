@@ -360,11 +360,11 @@ class EpochAggregator:
         )
 
 
-def mean_step_s(rows: NDArray[np.int64], n_left_out: int) -> float | None:
-    """Return the mean of usual steps in seconds without the first ``n_left_out`` steps; None if there is none."""
+def usual_steps_s(rows: NDArray[np.int64], n_left_out: int) -> list[float]:
+    """Return the seconds of each usual step, without the first ``n_left_out`` steps."""
     steps = rows[are_steps(rows[:, KIND])][n_left_out:]
     usual = steps[steps[:, KIND] == USUAL_STEP]
-    return float(usual[:, STEP_COLUMNS].sum() / len(usual) / 1e9) if len(usual) else None
+    return [float(each) for each in usual[:, STEP_COLUMNS].sum(axis=1) / 1e9]
 
 
 def time_with_boundaries_s(rows: NDArray[np.int64]) -> tuple[float, int]:

@@ -9,6 +9,9 @@ from .trial import Interval
 
 TryStatus = Literal["trying", "kept", "undone", "refused"]
 
+LEAST_GAIN = 1.02
+"""A treatment is kept if the lower end of its speedup's interval is above this."""
+
 
 class AutopilotTry(Record, frozen=True, kw_only=True):
     """One treatment that was switched on and off in the user's own run.
@@ -44,6 +47,11 @@ class AutopilotTry(Record, frozen=True, kw_only=True):
     lost_s: float = 0.0
     reason: str = ""
 
+    @property
+    def gains_nothing(self) -> bool:
+        """Whether the whole interval of the speedup is below what a kept treatment must gain."""
+        return self.speedup is not None and self.speedup.high < LEAST_GAIN
+
 
 class Autopilot(Record, frozen=True, kw_only=True):
     """All that the autopilot did (``PerfDoctor(autopilot=...)``).
@@ -65,3 +73,8 @@ class Autopilot(Record, frozen=True, kw_only=True):
     budget_s: float = 0.0
     speedup: Interval | None = None
     code: str = ""
+
+    def latest(self, treatment: str) -> AutopilotTry | None:
+        """Return the last try of a treatment, with any value if none is named; None without one."""
+        found = (one for one in reversed(self.tries) if treatment in (one.treatment, one.treatment.partition("=")[0]))
+        return next(found, None)

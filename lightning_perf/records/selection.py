@@ -93,12 +93,15 @@ def merged(one: Any, other: Any) -> Any:
 
 
 def _measured(session: Session) -> dict[str, str]:
-    """Return the verdicts of treatments that gained nothing by themselves in the latest trial, by their ids."""
+    """Return verdicts of treatments that gained nothing alone in the autopilot or the latest trial, by their ids."""
+    tries = session.autopilot.tries if session.autopilot is not None else ()
+    undone = {one.treatment.partition("=")[0]: "no_change" for one in tries if one.gains_nothing}
     arms = [arm for arm in session.trials[-1].arms if len(arm.treatments) == 1] if session.trials else []
     verdicts = {
         arm.id.partition("=")[0]: arm.verdict for arm in sorted(arms, key=lambda arm: arm.verdict == "improved")
     }
-    return {name: verdict for name, verdict in verdicts.items() if verdict in ("no_change", "regressed", "failed")}
+    trials = {name: verdict for name, verdict in verdicts.items() if verdict in ("no_change", "regressed", "failed")}
+    return {**{name: undone[name] for name in undone.keys() - verdicts.keys()}, **trials}
 
 
 def _order(finding: Finding) -> tuple[int, float, float]:

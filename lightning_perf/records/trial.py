@@ -124,6 +124,26 @@ class Rung(Record, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class LightningCost(Record, frozen=True, kw_only=True):
+    """What Lightning's Trainer costs per optimizer step, compared with a plain PyTorch loop of the same training.
+
+    Attributes:
+        step_s: Seconds per optimizer step with the Trainer.
+        cost_s: Of these, seconds that the plain loop does not take.
+        share: The same as a fraction of ``step_s``.
+        features: What of Lightning the training uses: callbacks, loggers, gradient clipping, strategy and so on.
+        loss: Whether the losses of the plain loop agree with the Trainer's.
+        text: The result in one sentence.
+    """
+
+    step_s: float
+    cost_s: Interval
+    share: Interval
+    features: tuple[str, ...] = ()
+    loss: LossVerdict = "unknown"
+    text: str = ""
+
+
 class Trial(Record, frozen=True, kw_only=True):
     """One trial of a command.
 
@@ -139,6 +159,7 @@ class Trial(Record, frozen=True, kw_only=True):
         not_tried: Treatment → why it was not tried.
         basis: ``steps``: figures are of optimizer steps alone. ``wall``: of whole epochs with validation, checkpoints
             and what else is between steps, because treatments were tried that act there.
+        lightning_cost: Result of the arm ``bare-loop``; None if it was not tried, or has no figure.
     """
 
     id: str
@@ -161,6 +182,7 @@ class Trial(Record, frozen=True, kw_only=True):
     yaml: str = ""
     not_tried: dict[str, str] = {}
     basis: Literal["steps", "wall"] = "steps"
+    lightning_cost: LightningCost | None = None
 
     def __repr__(self) -> str:
         """Return one line; `str` gives the ladder and `Trial.arms` all results."""

@@ -243,6 +243,7 @@ def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
 
 def _warnings(session: Session) -> list[tuple[str, str]]:
     told = [("growth", memory.growth_text(each)) for each in session.memory.growth if is_leak(each)]
+    told += autopilot.kept_facts(session)
     overhead = session.overhead
     is_long = session.run.wall_s >= _MIN_OVERHEAD_RUN_S
     if overhead is not None and (overhead.backed_off or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
@@ -251,7 +252,6 @@ def _warnings(session: Session) -> list[tuple[str, str]]:
     told += [
         ("failed", about.probes_fact(session)),
         ("failed", f"{wording.count(n_failed, 'rule')} failed" if n_failed else ""),
-        *autopilot.kept_facts(session),
         ("applied", about.applied_fact(session)),
     ]
     return [(label, text) for label, text in told if text]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import AutopilotTry, Finding, Prescription, Session
 from lightning_perf.rules.wording import is_negligible
 
 from . import wording
@@ -78,7 +78,7 @@ def code_text(fix: Prescription, session: Session, room: int) -> str:
     now, callees = _now(fix, session, first), (callee, callee.removeprefix("train "))
     for n in range(len(values), 0, -1):
         told = ", ".join(f"{name}={value}" for name, value in list(values.items())[:n])
-        for text in (f"{callee}({told}){f', now {now}' if now else ''}", *(f"{one}({told})" for one in callees)):
+        for text in (f"{callee}({told}){f', {now}' if now else ''}", *(f"{one}({told})" for one in callees)):
             if len(text) <= room:
                 return wording.line(text, room)
     return wording.line(f"{first}={values[first]}", room)
@@ -89,6 +89,8 @@ def instruction(fix: Prescription, session: Session | None, room: int = 90) -> s
     values, text = _arguments(fix), fix_text(fix, session, room)
     if not values:
         return text
+    if session is not None and is_kept(fix, session):
+        return f"the autopilot set {fix_text(fix, None, room)}"
     callee = "DataLoader" if fix.loader_args else "" if fix.trainer_flags else fix.code.partition("(")[0]
     return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
 
@@ -135,16 +137,31 @@ def _present(fix: Prescription, session: Session, name: str) -> str:
     """Return the present value of an argument, and which loader it belongs to if there are several."""
     loaders, now = session.settings.loaders, _now(fix, session, name)
     is_train = name in fix.loader_args and len(loaders) > 1 and any(each.stage == "train" for each in loaders)
-    told = [*["train loader"] * is_train, *[f"now {now}"] * bool(now)]
+    told = [*["train loader"] * is_train, *[now] * bool(now)]
     return f" ({', '.join(told)})" if told else ""
 
 
 def _now(fix: Prescription, session: Session, name: str) -> str:
-    """Return the present value of an argument as code; empty if it is unknown or the one recommended."""
+    """Return ``now 0`` with the value of an argument, or ``kept``; empty if it is unknown or the one recommended."""
+    if is_kept(fix, session):
+        return "kept"
     trainer, train = session.settings.trainer, [each for each in session.settings.loaders if each.stage == "train"]
     owner = trainer if hasattr(trainer, name) else train[0] if len(train) == 1 else None
     now = getattr(owner, name, None)
-    return "" if now is None or repr(now) == _arguments(fix)[name] else repr(now)
+    return "" if now is None or repr(now) == _arguments(fix)[name] else f"now {now!r}"
+
+
+def tried_by_autopilot(fix: Prescription, session: Session) -> AutopilotTry | None:
+    """Return the autopilot's last try of this change with this value; None without one."""
+    one = session.autopilot.latest(fix.treatment) if session.autopilot is not None else None
+    first = [f"{name}={value}" for name, value in _arguments(fix).items()][:1]
+    return one if one is not None and {*first} <= {*one.setting.split(", ")} else None
+
+
+def is_kept(fix: Prescription, session: Session) -> bool:
+    """Return whether the autopilot made this change and kept it."""
+    one = tried_by_autopilot(fix, session)
+    return one is not None and one.status == "kept"
 
 
 def _shares_time(session: Session, one: Finding, other: Finding) -> bool:

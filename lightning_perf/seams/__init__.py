@@ -5,6 +5,7 @@ returns False if this version of Lightning lacks what it needs, and the caller r
 """
 
 from .actions import *
+from .bare_loop import *
 from .changes import *
 from .endings import *
 from .fabric import *

@@ -56,24 +56,6 @@ def change_ddp_arguments(strategy: Any, arguments: dict[str, Any], undos: Undos)
     return True
 
 
-def change_precision(trainer: Any, precision: str, undos: Undos) -> bool:
-    """Compute under autocast in bf16 or fp16 from the next step on.
-
-    Return False unless the Trainer computes in full precision, on one device or with DDP: other strategies keep weights
-    and optimizers in formats of their own.
-    """
-    strategy = trainer.strategy
-    before = getattr(strategy, "_precision_plugin", None)
-    if type(strategy).__name__ not in ("SingleDeviceStrategy", "DDPStrategy") or (
-        before is not None and type(before).__name__ != "Precision"
-    ):
-        return False
-    plugins = importlib.import_module(f"{namespace(trainer)}.plugins.precision")
-    mixed = plugins.MixedPrecision(precision, strategy.root_device.type)
-    change_attribute(strategy, "_precision_plugin", mixed, undos)
-    return True
-
-
 def compile_module(trainer: Any, module: Any, options: dict[str, Any], undos: Undos) -> bool:
     """Compile a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does.
 

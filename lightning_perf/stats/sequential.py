@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from statistics import fmean, variance
 from typing import Literal
 
-from lightning_perf.records import Interval
+from lightning_perf.records import LEAST_GAIN, Interval
 
 Verdict = Literal["kept", "undone"]
 
 ERROR = 0.05
 """How often the interval may miss the true speedup at any look."""
-
-LEAST_GAIN = 1.02
-"""A change is kept if the lower end of its interval is above this."""
 
 MIN_LOOKS, MAX_LOOKS = 3, 40
 """Values at the first look and at the last one."""

@@ -19,8 +19,8 @@ class Applier:
     Args:
         specs: The treatments.
         refused: Called with the error if a loader cannot be rebuilt, which the training then keeps; None to raise it.
-        check_loader: Called with each training loader and its new arguments before `apply_live` exchanges them; raises
-            an error to refuse.
+        check_loader: Called with each training loader and its new arguments before it is rebuilt; raises an error to
+            refuse.
         without: Loader arguments that are left as they are.
 
     Raises:
@@ -119,7 +119,7 @@ class Applier:
 
     def _rebuilt(self, loader: Any, arguments: dict[str, Any]) -> Any:
         try:
-            return rebuilt(loader, arguments)
+            return self._checked(loader, arguments)
         except TreatmentError as error:
             if self._refused is None:
                 raise

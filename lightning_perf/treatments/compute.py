@@ -71,6 +71,8 @@ class ChannelsLast(Treatment):
 
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         require_uncompiled(self.id, module)
+        if any(group.get("fused") for optimizer in trainer.optimizers for group in optimizer.param_groups):
+            raise TreatmentError("channels-last would give weights another layout than the fused optimizer's state has")
         self.set_up(value, trainer, module, undos)
 
 
@@ -234,6 +236,10 @@ class FusedOptimizer(Treatment):
             optimizer = getattr(wrapper, "optimizer", wrapper)
             if type(optimizer).__module__.partition(".")[0] != "torch" or not _can_fuse(optimizer):
                 raise TreatmentError(f"fused-optimizer expected torch's own Adam, AdamW …, found {_name(optimizer)}")
+            if not _has_one_layout(optimizer):
+                raise TreatmentError("fused-optimizer expected gradients and state in the layout of the weights")
+        if any(getattr(one, "sparse", False) is True for one in module.modules()):
+            raise TreatmentError("fused-optimizer expected dense gradients, and a layer has sparse=True")
         self.configured(value, trainer, module, undos)
 
 
@@ -255,6 +261,19 @@ def _can_fuse(optimizer: Any) -> bool:
     except (RuntimeError, TypeError, ValueError) as error:
         raise_if_from_signal(error)
         return False
+    return True
+
+
+def _has_one_layout(optimizer: Any) -> bool:
+    """Return whether state and gradients have the strides of their parameters, as fused kernels need."""
+    import torch
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            tensors = [parameter.grad, *optimizer.state.get(parameter, {}).values()]
+            same = [one for one in tensors if isinstance(one, torch.Tensor) and one.shape == parameter.shape]
+            if any(one.layout != parameter.layout or one.stride() != parameter.stride() for one in same):
+                return False
     return True
 
 

@@ -1,4 +1,4 @@
-"""Treatments of validation and checkpoints."""
+"""Treatments of validation, checkpoints and the Trainer's loop."""
 
 from __future__ import annotations
 
@@ -136,4 +136,32 @@ class ValLessOften(Treatment):
         return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
 
 
-TREATMENTS = (AsyncCheckpoint(), InferenceMode(), LimitValBatches(), ValLessOften())
+class BareLoop(Treatment):
+    id = "bare-loop"
+    summary = "trains in a plain PyTorch loop, to measure what Lightning costs per step"
+    when = (
+        "Answers whether Lightning itself is slow. The plain loop trains on the same batches with the same module and "
+        "optimizer, but without callbacks, loggers and progress bar. A trial measures it and never recommends it."
+    )
+    is_measurement = True
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer, model = session.settings.trainer, session.settings.model
+        if trainer.is_automatic_optimization is False:
+            return "with manual optimization, training_step contains the loop already"
+        if trainer.strategy not in (None, "SingleDeviceStrategy"):
+            return f"a plain loop trains on a single device, not with {trainer.strategy}"
+        if model is not None and len(model.optimizers) > 1:
+            return f"a plain loop expects one optimizer, not {len(model.optimizers)}"
+        if model is not None and any(one.class_name == "LBFGS" for one in model.optimizers):
+            return "LBFGS needs a closure"
+        return None
+
+    def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        reason = seams.why_no_bare_loop(trainer, module)
+        if reason:
+            raise TreatmentError(f"bare-loop: {reason}")
+        seams.run_bare_loop(trainer, module, undos)
+
+
+TREATMENTS = (AsyncCheckpoint(), BareLoop(), InferenceMode(), LimitValBatches(), ValLessOften())

@@ -9,7 +9,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
-from .treatment import Treatment, require_uncompiled
+from .treatment import Treatment
 
 
 class MixedPrecision(Treatment):
@@ -41,20 +41,11 @@ class PrecisionBf16(MixedPrecision):
         "CPU, measure it. It needs no loss scaling."
     )
     conflicts = frozenset({"precision-fp16"})
-    is_live = True
     setting = "bf16-mixed"
 
     def applies_to(self, session: Session) -> str | None:
         slow = [device.name for device in session.machine.devices if device.has_fast_bf16 is False]
         return super().applies_to(session) or (f"{slow[0]} has no fast bf16" if slow else None)
-
-    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
-        require_uncompiled(self.id, module)
-        if not seams.change_precision(trainer, self.setting, undos):
-            strategy, plugin = type(trainer.strategy).__name__, type(trainer.precision_plugin).__name__
-            raise TreatmentError(
-                f"{self.id} expected full precision on one device or with DDP, found {plugin} with {strategy}"
-            )
 
 
 class PrecisionFp16(MixedPrecision):

@@ -106,3 +106,10 @@ def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
         lines = yaml.safe_dump({"data": loader}, sort_keys=False).splitlines()
         text += "".join(f"# {line}\n" for line in ("if your DataModule passes them on to its DataLoader:", *lines))
     return text
+
+
+def setting_text(spec: TreatmentSpec, without: Sequence[str] = ()) -> str:
+    """Return what a user would write, ``num_workers=2``: arguments, or else the treatment's own name."""
+    written = prescription([spec], without=without)
+    arguments = {**written.trainer_flags, **written.loader_args}
+    return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items()) or spec.text

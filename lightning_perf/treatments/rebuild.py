@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -93,7 +94,9 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
 
     samplers = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.DistributedSampler)
     refused = ""
-    if type(loader.batch_sampler) is not data.BatchSampler or type(loader.batch_sampler.sampler) not in samplers:
+    if loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
+        refused = "workers take more random numbers from the loader's generator, which read ahead"
+    elif type(loader.batch_sampler) is not data.BatchSampler or type(loader.batch_sampler.sampler) not in samplers:
         refused = "workers run a sampler of your own ahead of the training"
     elif loader.persistent_workers:
         refused = "workers that persist draw fewer random numbers than new ones in each epoch"
@@ -124,13 +127,14 @@ def _device_of(value: Any) -> Any:
     return value.device if isinstance(value, torch.Tensor) and value.device.type != "cpu" else None
 
 
-def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 4) -> Any:
+def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 8, seen: set[int] | None = None) -> Any:
     """Return what ``read`` returns of a dataset, its attributes or datasets it wraps, the first that is not None."""
     import torch
 
-    found = read(value)
-    if found is not None or isinstance(value, torch.Tensor) or depth == 0:
+    found, seen = read(value), set() if seen is None else seen
+    if found is not None or isinstance(value, torch.Tensor) or depth == 0 or id(value) in seen:
         return found
+    seen.add(id(value))
     if type(value) in (int, float, str, bytes):
         return None
     parts: Iterable[Any] = ()
@@ -138,9 +142,12 @@ def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 4) -> Any:
         parts = value[:_MAX_ITEMS]
     elif type(value) is dict:
         parts = islice(value.values(), _MAX_ITEMS)
+    elif isinstance(value, partial):
+        parts = (value.func, *value.args, *value.keywords.values())
     elif hasattr(value, "__dict__") and not isinstance(value, type):
         parts = vars(value).values()
-    return next((found for found in (_first_of(part, read, depth - 1) for part in parts) if found is not None), None)
+    every = (_first_of(part, read, depth - 1, seen) for part in parts)
+    return next((found for found in every if found is not None), None)
 
 
 def _batch_sampler(loader: Any, batch_size: int) -> Any:

@@ -28,6 +28,7 @@ class Treatment:
         acts_on: ``"step"``: it changes the time of steps. ``"loop"``: it changes epoch boundaries, validation or
             checkpoints, which a trial of a few steps does not measure.
         conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
+        is_measurement: Whether it only answers a question: a trial measures it alone and never keeps it.
         is_live: Whether it can be applied between two epochs of a running training.
         needs_loader: Whether its loader arguments depend on the loader (see ``loader_args_for``).
         value_form: Values that ``id=`` accepts, for messages and docs; empty if it takes no value.
@@ -46,6 +47,7 @@ class Treatment:
     when: ClassVar[str] = ""
     acts_on: ClassVar[Literal["step", "loop"]] = "step"
     conflicts: ClassVar[frozenset[str]] = frozenset()
+    is_measurement: ClassVar[bool] = False
     is_live: ClassVar[bool] = False
     needs_loader: ClassVar[bool] = False
     value_form: ClassVar[str] = ""

@@ -98,7 +98,7 @@ def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
         if any(run.arm in arms for run in done):
             # The rungs of an interrupted trial: as if it ended here.
             rungs = _search(msgspec.structs.replace(plan, has_ladder=False, finds_batch=False), done).rungs
-        allowed = sum(candidate.safety in plan.allow for candidate in plan.candidates)
+        allowed = sum(one.safety in plan.allow and not one.is_measurement for one in plan.candidates)
         return _Walk(rungs, found, max(0, allowed - 1) if plan.has_ladder else 0)
     return _search(plan, done)
 

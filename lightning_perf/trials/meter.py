@@ -36,6 +36,8 @@ class MeterHooks:
     steps are left out: the first of an epoch, and those with a validation or a checkpoint. The wall time includes them.
     """
 
+    measures_bare_loop = True
+
     def __init__(self, job: Job, finish: Callable[[Result], None]) -> None:
         super().__init__()
         self.job = job
@@ -92,6 +94,10 @@ class MeterHooks:
         self._is_odd = self._is_first_of_epoch = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._is_odd = True
+
+    def leave_out_step(self) -> None:
+        """Leave out the next step: in the arm ``bare-loop``, one that the Trainer makes."""
         self._is_odd = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

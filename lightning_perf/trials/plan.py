@@ -43,7 +43,11 @@ def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
         ConfigError: One is unknown, does not accept its value, or excludes another.
     """
     if are_combined:
-        return tuple(spec.text for spec in parse_all(text))
+        specs = parse_all(text)
+        for spec in specs:
+            if spec.treatment.is_measurement:
+                raise ConfigError(f"{spec.text} only answers a question: lightning-perf trial --try {spec.text}")
+        return tuple(spec.text for spec in specs)
     return tuple(dict.fromkeys(parse(one).text for one in text.split(",") if one.strip()))
 
 
@@ -68,7 +72,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
         if finding is None:
             finding = _prescriber(session, spec.treatment.id)
         reason = (
-            None if tries else spec.treatment.applies_to(session)
+            None if tries and not spec.treatment.is_measurement else spec.treatment.applies_to(session)
         )  # treatments that the user names are always measured
         if reason is None and spec.treatment.safety == "semantics" and not (tries or semantics):
             reason = "it changes the training itself; ask for it with --semantics"
@@ -85,6 +89,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
             safety=spec.treatment.safety,
             predicted=gain,
             conflicts=tuple(sorted({*spec.treatment.conflicts, *_clashes(spec, specs, session)})),
+            is_measurement=spec.treatment.is_measurement,
         )
         for spec, gain in chosen.values()
     )

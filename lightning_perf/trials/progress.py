@@ -11,7 +11,7 @@ from rich.status import Status
 
 from lightning_perf.records import Arm, ArmRun, Session, Trial
 from lightning_perf.reports.sections.machine import other_programs_fact
-from lightning_perf.reports.sections.trials import baseline_noise
+from lightning_perf.reports.sections.trials import MEASUREMENT, baseline_noise
 from lightning_perf.reports.wording import line, seconds
 from lightning_perf.trials.rounds import PlannedRun
 from lightning_perf.trials.trial import State
@@ -90,7 +90,7 @@ def _result(run: ArmRun, arm: Arm | None) -> str:
 
 
 def _best_so_far(trial: Trial) -> str:
-    best = [arm for arm in trial.arms if arm.speedup is not None and arm.verdict == "improved"]
+    best = [arm for arm in trial.arms if arm.speedup and arm.verdict == "improved" and arm.id != MEASUREMENT]
     if not best:
         return ""
     top = max(best, key=lambda arm: arm.speedup.value if arm.speedup is not None else 0.0)

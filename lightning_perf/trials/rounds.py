@@ -25,12 +25,14 @@ class Candidate(Record, frozen=True, kw_only=True):
         predicted: Expected by the rule that recommended it; None without one.
         conflicts: Ids of treatments (without value) that it cannot be combined with. Two values of one treatment
             always conflict.
+        is_measurement: Whether it is measured alone and never kept.
     """
 
     treatment: str
     safety: Safety = "exact"
     predicted: Gain | None = None
     conflicts: tuple[str, ...] = ()
+    is_measurement: bool = False
 
 
 class Plan(Record, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from lightning_perf.treatments.prescription import prescription
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result, warn
 from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import best, expectations, ladder, next_runs, runs_left
+from lightning_perf.trials.lightning_cost import features_of, lightning_cost
 from lightning_perf.trials.plan import choose, environment_of, specs_of
 from lightning_perf.trials.rounds import Plan, PlannedRun
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
@@ -64,12 +65,13 @@ class Options(Record, frozen=True, kw_only=True):
 
 
 class State(Record, frozen=True, kw_only=True):
-    """Progress of a trial, from which it can be continued."""
+    """Progress of a trial, from which it can be continued; ``features`` as in ``LightningCost``."""
 
     options: Options
     trial: Trial
     plan: Plan
     sizes: Sizes
+    features: tuple[str, ...] = ()
 
 
 class Watcher(Protocol):
@@ -194,7 +196,7 @@ def _begin(options: Options, folder: Path, execute: Callable[..., Ended]) -> tup
         finds_batch=choice.finds_batch,
         capacity_bytes=headroom.capacity_bytes if headroom is not None else None,
     )
-    state = State(options=options, trial=trial, plan=plan, sizes=sizes)
+    state = State(options=options, trial=trial, plan=plan, sizes=sizes, features=features_of(session))
     session.save(folder / SESSION_FILE)
     _write(state, folder)
     return state, session
@@ -278,6 +280,7 @@ def _with(state: State, folder: Path, **changes: Any) -> State:
     judged = judge(runs, *expectations(state.plan))
     rungs = ladder(state.plan, runs)
     chosen = best(rungs)
+    changes["lightning_cost"] = lightning_cost(judged.arms, state.features)
     changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": chosen}
     if changes.get("status", "running") != "running":
         changes |= prescription(specs_of(chosen))._asdict()

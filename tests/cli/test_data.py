@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lightning_perf import load
+from lightning_perf.cli.app import main
 from lightning_perf.records import Session
+from lightning_perf.trials import data as trials_data
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
@@ -55,18 +58,29 @@ if __name__ == "__main__":
 """
 
 
-def run_data(
-    folder: Path, *flags: str, script: str = SCRIPT, script_flags: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(script)
-    command = [sys.executable, "-m", "lightning_perf", "data", *flags, "--", sys.executable, "train.py", *script_flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, timeout=200, check=False
-    )
-    assert "trained to the end" not in done.stdout + done.stderr or "--no-fit" in script_flags
-    assert {path.name for path in folder.iterdir()} <= {"train.py", "out", "perf_logs", "__pycache__"}
-    return done
+RunData = Callable[..., SimpleNamespace]
+
+
+@pytest.fixture
+def run_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> RunData:
+    """Return a function that runs the command line in this process and a script in processes of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(trials_data, "CEILING_S", 2.0)
+
+    def run(*flags: str, script: str = SCRIPT, script_flags: tuple[str, ...] = ()) -> SimpleNamespace:
+        Path("train.py").write_text(script)
+        words = ["lightning-perf", "data", *flags, "--", sys.executable, "train.py", *script_flags]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capfd.readouterr()
+        assert "trained to the end" not in out + err or "--no-fit" in script_flags
+        assert {path.name for path in tmp_path.iterdir()} <= {"train.py", "out", "perf_logs", "__pycache__"}
+        return SimpleNamespace(returncode=ended.value.code or 0, stdout=out, stderr=err)
+
+    return run
 
 
 def session_in(folder: Path) -> Session:
@@ -74,8 +88,10 @@ def session_in(folder: Path) -> Session:
     return load(folder)
 
 
-def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_data(tmp_path: Path) -> None:
-    done = run_data(tmp_path, "--out", "out", "--time", "8")
+def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_data(
+    tmp_path: Path, run_data: RunData
+) -> None:
+    done = run_data("--out", "out", "--time", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     session = session_in(tmp_path / "out")
     assert session.run.stage == "data"
@@ -96,8 +112,8 @@ def test_data_names_the_function_and_both_ceilings_when_a_command_waits_for_its_
     assert "train.py" in done.stdout
 
 
-def test_data_times_a_loader_as_it_is_when_it_cannot_be_copied(tmp_path: Path) -> None:
-    done = run_data(tmp_path, "--out", "out", "--time", "5", "--json", script_flags=("--own",))
+def test_data_times_a_loader_as_it_is_when_it_cannot_be_copied(tmp_path: Path, run_data: RunData) -> None:
+    done = run_data("--out", "out", "--time", "5", "--json", script_flags=("--own",))
     assert done.returncode == 0, done.stdout + done.stderr
     probe = session_in(tmp_path / "out").loader_probe
     assert probe is not None
@@ -109,8 +125,11 @@ def test_data_times_a_loader_as_it_is_when_it_cannot_be_copied(tmp_path: Path) -
     assert probe.compute_s is not None
 
 
-def test_data_reports_the_reason_when_a_command_never_trains(tmp_path: Path) -> None:
-    done = run_data(tmp_path, script_flags=("--no-fit",))
+def test_data_reports_the_reason_when_a_command_never_trains(
+    run_data: RunData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials_data, "_ceiling", lambda *_: (None, "not measured"))
+    done = run_data(script_flags=("--no-fit",))
     assert done.returncode == 2
     assert "it built a Trainer, but never called its fit" in done.stderr
 
@@ -123,15 +142,15 @@ def test_data_refuses_what_it_cannot_use(tmp_path: Path) -> None:
     assert "is a file" in done.stderr
 
 
-def test_data_leaves_what_is_in_its_folder_as_it_is(tmp_path: Path) -> None:
+def test_data_leaves_what_is_in_its_folder_as_it_is(tmp_path: Path, run_data: RunData) -> None:
     (tmp_path / "out" / "work").mkdir(parents=True)
     (tmp_path / "out" / "work" / "mine.txt").write_text("kept")
-    done = run_data(tmp_path, "--out", "out", script="")
+    done = run_data("--out", "out", script="")
     assert done.returncode == 2
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["work", "mine.txt"]
 
     (tmp_path / "out" / "perf_session.json").write_text("a session")
-    done = run_data(tmp_path, "--out", "out", script="")
+    done = run_data("--out", "out", script="")
     assert done.returncode == 2
     assert "holds a session already" in done.stderr
     assert (tmp_path / "out" / "perf_session.json").read_text() == "a session"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.probes.hang import HangWatch, workers
+from lightning_perf.probes.hang import HangWatch, ranks, workers
 from lightning_perf.probes.hang.ranks import RankFiles
 from lightning_perf.probes.spans import OWN
 from lightning_perf.records import Hang, RankState
@@ -282,6 +282,14 @@ def test_rank_counts_as_unknown_when_its_file_is_incomplete(tmp_path: Path) -> N
     (tmp_path / "hang_watch").mkdir()
     (tmp_path / "hang_watch" / "rank1.json").write_text('{"rank": 1')
     assert RankFiles(tmp_path, 0, 2).read() == ()
+
+
+def test_rank_is_read_again_when_it_was_writing_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = RankFiles(tmp_path, 1, 2)
+    other.write(9, "forward")
+    (tmp_path / "hang_watch" / "rank1.json").write_bytes(b"")
+    monkeypatch.setattr(ranks.time, "sleep", lambda _: other.write(10, "forward"))
+    assert [one.n_steps for one in RankFiles(tmp_path, 0, 2).read()] == [10]
 
 
 # -- the block on the screen ------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from lightning_perf.probes.step_aggregator import (
     NOT_A_STEP,
     RECORD_WIDTH,
     USUAL_STEP,
-    mean_step_s,
     time_with_boundaries_s,
+    usual_steps_s,
 )
 
 
@@ -35,10 +35,10 @@ BLOCK = rows(
 )  # fmt: skip
 
 
-def test_mean_is_that_of_usual_steps_after_those_left_out() -> None:
-    assert mean_step_s(BLOCK, 1) == pytest.approx(1.5)
-    assert mean_step_s(BLOCK, 3) == pytest.approx(2.0)
-    assert mean_step_s(BLOCK, 5) is None
+def test_usual_steps_are_read_after_those_left_out() -> None:
+    assert usual_steps_s(BLOCK, 1) == pytest.approx([1.0, 2.0])
+    assert usual_steps_s(BLOCK, 3) == pytest.approx([2.0])
+    assert usual_steps_s(BLOCK, 5) == []
 
 
 def test_time_of_an_epoch_has_its_boundary_and_neither_validation_nor_what_is_left_out() -> None:

@@ -56,10 +56,32 @@ def test_section_has_a_row_per_decision_and_the_lines_for_the_next_run() -> None
 
 def test_brief_report_has_the_total_and_how_the_next_run_starts() -> None:
     lines = to_text(brief_report(session(KEPT), None), width=80).splitlines()
-    assert any(
-        line.startswith("kept ") and "1.74x (1.69–1.80) since the start: num_workers=2" in line for line in lines
-    )
+    assert any(line.startswith("kept ") and "1.74x (1.69–1.80): num_workers=2" in line for line in lines)
     assert "next run DataLoader(..., num_workers=2)" in lines
+
+
+def test_kept_fix_is_reported_as_set_with_its_measured_speedup() -> None:
+    (fix, *_) = SESSIONS["starved"]().findings[0].prescriptions
+    kept = msgspec.structs.replace(KEPT, treatment=fix.treatment)
+    lines = to_text(brief_report(session(kept), None), width=80).splitlines()
+    assert "the autopilot set" in " ".join(line.strip() for line in lines[:2]).replace("PD101 ", "")
+    assert any("kept" in line and "1.7x measured" in line for line in lines)
+    assert "the autopilot did so in this run" in to_markdown(session(kept))
+    other = msgspec.structs.replace(kept, setting="num_workers=9")
+    text = to_text(brief_report(session(other), None), width=80)
+    assert "the autopilot set" not in text
+    assert "measured" not in text
+
+
+@pytest.mark.parametrize(("high", "is_shown"), [(0.99, True), (1.34, False)])
+def test_speedup_of_an_undone_fix_is_shown_if_it_is_conclusive(high: float, is_shown: bool) -> None:
+    starved = session(UNDONE)
+    fix = starved.findings[0].prescriptions[0]
+    speedup = Interval(value=0.97, low=0.7, high=high)
+    undone = msgspec.structs.replace(UNDONE, treatment=fix.treatment, setting="num_workers=2", speedup=speedup)
+    text = to_text(brief_report(session(undone), None), width=80)
+    assert ("0.97x measured" in text) == is_shown
+    assert any("no gain" in why for why in session(undone).left_out().values()) == is_shown
 
 
 def test_session_file_holds_the_decisions_and_refuses_impossible_ones() -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, autopilot, load
 from lightning_perf.errors import ConfigError
-from lightning_perf.random_watch import RandomWatch
+from lightning_perf.safe_loaders import RandomWatch
 from lightning_perf.stats import sequential
 from tests.forkserver import Forkserver
 
@@ -113,7 +114,8 @@ class Seen(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.batches.append(batch[:, 0].tolist())
         group = trainer.optimizers[0].param_groups[0]
-        setting = (torch.is_anomaly_enabled(), torch.get_num_threads(), trainer.precision, bool(group.get("fused")))
+        setting = (torch.is_anomaly_enabled(), torch.get_num_threads(), torch.get_float32_matmul_precision(),
+                   bool(group.get("fused")))  # fmt: skip
         self.settings.append((*setting, trainer.train_dataloader.num_workers))
 
 
@@ -168,14 +170,14 @@ def test_results_are_bit_identical_when_exact_treatments_are_tried(
 def test_settings_change_between_blocks_and_are_put_back_when_numerics_may_change(
     make_trainer: Make, plant: Plant
 ) -> None:
-    names = ("threads=2", "precision-bf16", "fused-optimizer")
+    names = ("threads=2", "matmul-precision-high", "fused-optimizer")
     plant(*names, verdicts={"fused-optimizer": "kept"})
     one = doctor("numerics")
     seen, results = train(make_trainer, [one], n_epochs=16)
-    assert decisions(one) == {"threads=2": "undone", "precision-bf16": "undone", "fused-optimizer": "kept"}
-    for place, values in ((1, {1, 2}), (2, {"32-true", "bf16-mixed"}), (3, {False, True})):
+    assert decisions(one) == {"threads=2": "undone", "matmul-precision-high": "undone", "fused-optimizer": "kept"}
+    for place, values in ((1, {1, 2}), (2, {"highest", "high"}), (3, {False, True})):
         assert {setting[place] for setting in seen.settings} == values
-    assert seen.settings[-1][1:4] == (1, "32-true", True)
+    assert seen.settings[-1][1:4] == (1, "highest", True)
     assert torch.get_num_threads() == 1
     assert all(np.isfinite(results["losses"]))
     assert (
@@ -214,6 +216,59 @@ def test_workers_are_refused_when_samples_are_random_and_results_must_be_exact(
     assert results == expected
     assert decisions(one) == {"loader-workers=1": "refused"}
     assert reason in one.session.autopilot.tries[0].reason
+
+
+class Transformed(Numbers):
+    """Holds a generator of random numbers deep inside, and maybe an open file."""
+
+    def __init__(self, file: Any = None) -> None:
+        steps = SimpleNamespace(transforms=[SimpleNamespace(draw=np.random.default_rng(1))]) if file is None else file
+        self.samples = SimpleNamespace(transform=steps)
+
+
+@pytest.mark.parametrize("safety", ["exact", "numerics"])
+def test_workers_are_refused_when_they_would_share_a_file(
+    make_trainer: Make, plant: Plant, safety: str, tmp_path: Path
+) -> None:
+    plant("loader-workers=1")
+    one = doctor(safety)
+    with open(tmp_path / "samples", "w+b") as file:
+        train(make_trainer, [one], DataLoader(Transformed(file), batch_size=4), n_epochs=8)
+    assert decisions(one) == {"loader-workers=1": "refused"}
+    assert "may share with the training" in one.session.autopilot.tries[0].reason
+
+
+@pytest.mark.parametrize(
+    ("data", "generator", "reason"),
+    [(Numbers(), torch.Generator(), "loader's generator"), (Transformed(), None, "generator of its own")],
+)
+def test_workers_are_refused_when_the_loader_or_a_transform_has_a_generator(
+    make_trainer: Make, plant: Plant, data: Any, generator: Any, reason: str
+) -> None:
+    plant("loader-workers=1")
+    one = doctor()
+    train(make_trainer, [one], DataLoader(data, batch_size=4, shuffle=True, generator=generator), n_epochs=8)
+    assert decisions(one) == {"loader-workers=1": "refused"}
+    assert reason in one.session.autopilot.tries[0].reason
+
+
+def test_loader_that_the_trainer_makes_later_is_left_as_it_is_when_it_cannot_be_rebuilt(
+    make_trainer: Make, plant: Plant
+) -> None:
+    class Own(DataLoader[Any]):
+        """Another class cannot be rebuilt with other arguments."""
+
+    class Reloads(Model):
+        def train_dataloader(self) -> Any:
+            kind = Own if self.trainer.current_epoch > 4 else DataLoader
+            return kind(Numbers(), batch_size=4)
+
+    plant("loader-workers=1")
+    one = doctor()
+    trainer = make_trainer(one, max_epochs=10, reload_dataloaders_every_n_epochs=1)
+    trainer.fit(Reloads())
+    assert trainer.current_epoch == 10
+    assert decisions(one) == {"loader-workers=1": "refused"}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, torch.cuda.OutOfMemoryError])
@@ -263,7 +318,9 @@ def test_session_on_disk_says_where_the_run_was_when_it_is_killed(
         make_trainer(one, Reads(), max_epochs=4).fit(Model(), DataLoader(Numbers(), batch_size=4))
     finally:
         autopilot.Autopilot._next_try = monkey  # type: ignore[method-assign]
-    assert [(each["treatment"], each["status"]) for each in files[0]["autopilot"]["tries"]] == [("threads=2", "trying")]
+    assert [(each["treatment"], each["status"], each["is_treated"]) for each in files[0]["autopilot"]["tries"]] == [
+        ("threads=2", "trying", True)
+    ]
 
 
 def test_treatment_is_refused_and_training_goes_on_when_it_cannot_be_applied(make_trainer: Make, plant: Plant) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader
 
+from lightning_perf.errors import TreatmentError
 from lightning_perf.seams import logged_metadata
 from lightning_perf.treatments import Applier, all_treatments, parse, parse_all
 
@@ -67,7 +68,6 @@ CHECKS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "matmul-precision-high": (lambda _: torch.get_float32_matmul_precision(), ["highest", "high", "high"]),
     "cudnn-benchmark": (lambda _: torch.backends.cudnn.benchmark, [False, True, True]),
-    "precision-bf16": (lambda t: t.precision, ["32-true", "bf16-mixed", "bf16-mixed"]),
     "fused-optimizer": (lambda t: bool(t.optimizers[0].param_groups[0]["fused"]), [False, True, True]),
     "threads=2": (lambda _: torch.get_num_threads(), [1, 2, 2]),
     "flush-denormal": (lambda _: (torch.tensor(1e-38) * 1e-3).item() == 0, [False, True, True]),
@@ -101,12 +101,12 @@ def test_images_are_in_channels_last_format_from_the_next_epoch_on_and_weights_a
     assert module.convolution.weight.is_contiguous()
 
 
-@pytest.mark.parametrize("texts", ["channels-last", "precision-bf16", "deterministic-off"])
+@pytest.mark.parametrize("texts", ["channels-last", "deterministic-off"])
 def test_compiled_modules_are_left_as_they_are(texts: str) -> None:
     module = Images()
     module.convolution = torch.compile(module.convolution, backend="eager")
     with pytest.raises(Exception, match="compile the module again"):
-        Applier([parse(texts)]).apply_live(SimpleNamespace(), module)
+        Applier([parse(texts)]).apply_live(SimpleNamespace(optimizers=[]), module)
 
 
 def test_optimizers_of_others_are_not_fused_in_a_running_training() -> None:
@@ -116,6 +116,30 @@ def test_optimizers_of_others_are_not_fused_in_a_running_training() -> None:
     trainer = SimpleNamespace(optimizers=[Own(Net().parameters())], precision="32-true", gradient_clip_val=None)
     with pytest.raises(Exception, match=r"found .*Own"):
         Applier([parse("fused-optimizer")]).apply_live(trainer, Net())
+
+
+def test_channels_last_and_fused_optimizers_exclude_each_other_in_a_running_training() -> None:
+    module = Images()
+    optimizer = torch.optim.Adam(module.parameters(), fused=True)
+    trainer = SimpleNamespace(optimizers=[optimizer], precision="32-true", gradient_clip_val=None)
+    with pytest.raises(TreatmentError, match="fused optimizer's state"):
+        Applier([parse("channels-last")]).apply_live(trainer, module)
+    assert module.convolution.weight.is_contiguous()
+    optimizer = torch.optim.Adam(module.parameters())
+    module.training_step(torch.ones(4, 4), 0).backward()
+    optimizer.step()
+    trainer.optimizers = [optimizer]
+    Applier([parse("channels-last")]).apply_live(trainer, module)
+    with pytest.raises(TreatmentError, match="layout of the weights"):
+        Applier([parse("fused-optimizer")]).apply_live(trainer, module)
+
+
+def test_layers_with_sparse_gradients_are_not_fused_in_a_running_training() -> None:
+    module = torch.nn.Embedding(3, 2, sparse=True)
+    trainer = SimpleNamespace(optimizers=[torch.optim.SGD(module.parameters(), 0.1)], precision="32-true",
+                              gradient_clip_val=None)  # fmt: skip
+    with pytest.raises(TreatmentError, match="sparse=True"):
+        Applier([parse("fused-optimizer")]).apply_live(trainer, module)
 
 
 @pytest.mark.parametrize("texts", CHECKS)

@@ -12,6 +12,8 @@ import msgspec
 from lightning_perf.records import RankState
 from lightning_perf.records.files import read_regular
 
+_TRIES, _RETRY_S = 5, 0.02
+
 
 class RankFiles:
     """The file of this rank, and those of the others."""
@@ -30,12 +32,18 @@ class RankFiles:
 
     def read(self) -> tuple[RankState, ...]:
         """Return the states of all ranks that have written one."""
-        found = []
-        for path in self._paths:
-            with contextlib.suppress(OSError, msgspec.DecodeError):
+        return tuple(state for state in map(self._state, self._paths) if state is not None)
+
+    def _state(self, path: Path) -> RankState | None:
+        for _ in range(_TRIES):
+            try:
                 state = msgspec.json.decode(read_regular(path), type=RankState)
-                found.append(msgspec.structs.replace(state, age_s=max(0.0, time.time() - os.stat(path).st_mtime)))
-        return tuple(found)
+                return msgspec.structs.replace(state, age_s=max(0.0, time.time() - os.stat(path).st_mtime))
+            except OSError:
+                return None
+            except msgspec.DecodeError:  # read while it was written
+                time.sleep(_RETRY_S)
+        return None
 
     def remove(self) -> None:
         """Remove this rank's file, and the folder if nothing is left in it."""

@@ -54,7 +54,7 @@ def kept_facts(session: Session) -> list[tuple[str, str]]:
         return []
     settings = ", ".join(line(one.setting, 60) for one in found.tries if one.status == "kept")
     code = "; ".join(line(each, 200) for each in block(found.code))
-    return [("kept", f"{interval_text(found.speedup)} since the start: {settings}"), ("next run", code)]
+    return [("kept", f"{interval_text(found.speedup)}: {settings}"), ("next run", code)]
 
 
 def interval_text(speedup: Interval | None) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lightning_perf.records import Arm, Finding, Session
+from lightning_perf.records import Arm, Finding, Interval, Prescription, Session
 from lightning_perf.reports.cells import Column, Heads, Rows, Value
 from lightning_perf.reports.document import Table, table
-from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text
+from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text, tried_by_autopilot
 from lightning_perf.reports.wording import certainty, gain, interval_text, line, times
 
 _WIDE, _WIDEST = 72, 100
@@ -37,25 +37,28 @@ def fixes_table(session: Session) -> Table:
 
 
 def speedup_of(session: Session, finding: Finding) -> Value:
-    """Return the speedup that a trial measured for the finding's first fix; else the expected speedup."""
-    arm = _measured(session, finding.prescriptions[0].treatment)
-    if arm is not None and arm.speedup is not None:
-        return Value(f"{times(arm.speedup.value)} measured ({interval_text(arm.speedup)})", arm.speedup.value)
+    """Return the speedup measured for the finding's first fix; else the expected speedup."""
+    found, _ = _measured(session, finding.prescriptions[0])
+    if found is not None:
+        return Value(f"{times(found.value)} measured ({interval_text(found)})", found.value)
     return Value(gain(finding.gain), finding.gain.low if finding.gain is not None else None)
 
 
 def measured_speedup(session: Session, finding: Finding) -> str:
-    """Return the speedup that a trial measured for the finding's first fix, "1.8x measured"; empty if none did."""
-    arm = _measured(session, finding.prescriptions[0].treatment)
-    if arm is None or arm.speedup is None or arm.verdict == "inconclusive":
+    """Return the speedup measured for the finding's first fix, "1.8x measured"; empty if that is inconclusive."""
+    found, is_conclusive = _measured(session, finding.prescriptions[0])
+    if found is None or not is_conclusive:
         return ""
-    value = arm.speedup.value
-    return f"{value:.{1 if value >= 1.5 else 2}f}x measured"
+    return f"{found.value:.{1 if found.value >= 1.5 else 2}f}x measured"
 
 
-def _measured(session: Session, treatment: str) -> Arm | None:
-    """Return the arm of the latest trial that tried this treatment alone."""
+def _measured(session: Session, fix: Prescription) -> tuple[Interval | None, bool]:
+    """Return the speedup of a fix alone in the latest trial, else in the autopilot, and whether it is conclusive."""
     arms: Sequence[Arm] = [arm for trial in reversed(session.trials) for arm in trial.arms]
-    name = treatment.partition("=")[0]
+    name = fix.treatment.partition("=")[0]
     tried = (arm for arm in arms if name and [each.partition("=")[0] for each in arm.treatments] == [name])
-    return next((arm for arm in tried if arm.speedup is not None), None)
+    for arm in tried:
+        if arm.speedup is not None:
+            return arm.speedup, arm.verdict != "inconclusive"
+    one = tried_by_autopilot(fix, session)
+    return (None, False) if one is None else (one.speedup, one.status == "kept" or one.gains_nothing)

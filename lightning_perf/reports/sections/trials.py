@@ -30,11 +30,14 @@ _LOSSES: dict[LossVerdict, str] = {
     "unknown": "",
 }
 _VERDICTS = {"no_change": "no change"}
+MEASUREMENT = "bare-loop"
+"""The arm that is no treatment: it measures what Lightning costs."""
 _SEARCH = -1
 _MAX_SPREAD = 1.25
 """Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be seen."""
 _NAME = 60
 _PASTED = 60
+_SENTENCE = 600
 
 
 def trial_document(trial: Trial) -> Document:
@@ -46,6 +49,8 @@ def trial_parts(trial: Trial) -> Iterator[AnyPart]:
     """Yield the result, the ladder, each treatment alone, what was left out, and what to copy."""
     yield heading(trial_title(trial))
     yield note(headline(trial), "strong")
+    if trial.lightning_cost is not None and len(_treatments(trial)) > 0:
+        yield note(line(trial.lightning_cost.text, _SENTENCE))
     yield facts(trial_facts(trial), "Method")
     ladder = ladder_rows(trial)
     heads: Heads = (
@@ -80,7 +85,7 @@ def ladder_rows(trial: Trial) -> list[tuple[Cell, ...]]:
 
 def alone_rows(trial: Trial) -> list[tuple[Cell, ...]]:
     """Return each treatment by itself, the fastest first; empty if the ladder already shows all of them."""
-    arms = [arm for arm in trial.arms if len(arm.treatments) == 1]
+    arms = _treatments(trial)
     told = {rung.arm for rung in trial.ladder if rung.is_kept}
     if all(arm.id in told for arm in arms):
         return []
@@ -106,9 +111,12 @@ def headline(trial: Trial) -> str:
     baseline = next((arm for arm in trial.arms if arm.id == _PAIR[0]), None)
     if baseline is not None and baseline.verdict == "failed":
         return f"Nothing was measured: the baseline failed: {line(baseline.reason, 300)}"
-    if not any(arm.treatments for arm in trial.arms):
-        return "No treatment was measured"
     noise = baseline_noise(trial)
+    if trial.lightning_cost is not None and not _treatments(trial):
+        return line(trial.lightning_cost.text, _SENTENCE) + (f". {noise}" if noise else "")
+    if not _treatments(trial):
+        is_asked = MEASUREMENT in trial.not_tried or any(arm.id == MEASUREMENT for arm in trial.arms)
+        return "Lightning's cost was not measured" if is_asked else "No treatment was measured"
     if noise:
         return noise
     return "No treatment made this training measurably faster"
@@ -163,6 +171,8 @@ def left_out(trial: Trial) -> list[tuple[str, str]]:
     """Return treatments that are not on the ladder, and the reason: first measured ones, then untried ones."""
     rows = [(line(rung.added, _NAME), _why(rung.verdict, rung.reason)) for rung in trial.ladder if not rung.is_kept]
     named = {rung.added for rung in trial.ladder}
+    if trial.lightning_cost is not None:
+        named.add(MEASUREMENT)
     for arm in trial.arms:
         if len(arm.treatments) == 1 and arm.id not in named and arm.verdict != "improved":
             rows.append((line(arm.id, _NAME), _why(arm.verdict, arm.reason)))
@@ -174,6 +184,11 @@ def pasted(trial: Trial) -> list[tuple[str, str, list[str]]]:
     """Return what to copy, by label and language; empty if nothing is kept."""
     blocks = [("Python", "python", trial.code), ("LightningCLI configuration", "yaml", trial.yaml)]
     return [(label, language, block(text, _PASTED)) for label, language, text in blocks if text.strip()]
+
+
+def _treatments(trial: Trial) -> list[Arm]:
+    """Return the arms of single treatments."""
+    return [arm for arm in trial.arms if len(arm.treatments) == 1 and arm.id != MEASUREMENT]
 
 
 def _rate(run: ArmRun, factor: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_perf.records import Session, TraceRecord
 from lightning_perf.reports.document import Verdict
+from lightning_perf.reports.fixes import is_kept
 from lightning_perf.reports.wording import count, line, seconds
 
 
@@ -11,6 +12,9 @@ def verdict_text(session: Session) -> str:
     """Return the verdict in one line, with the code of its rule."""
     text = line(session.verdict.text, 400)
     code = session.verdict.code
+    fixes = next((f.prescriptions for f in session.findings if f.code == code), ())
+    if fixes and is_kept(fixes[0], session):
+        text += "; the autopilot did so in this run"
     return f"{text} ({line(code, 16)})" if code and code not in text else text
 
 

@@ -53,6 +53,14 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
 
 
+@pytest.fixture
+def short_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages end long before the limit, which a busy machine needs for starting workers."""
+    for name in ("SAMPLES_SHARE", "LINES_SHARE", "TRANSPORT_SHARE", "CALIBRATION_SHARE"):
+        monkeypatch.setattr(stages, name, 0.02)
+    monkeypatch.setattr(curve, "_MAX_VISIT_S", 0.3)
+
+
 # -- results of a probe ----------------------------------------------------------------------------------------------
 
 
@@ -105,7 +113,7 @@ def test_curve_falls_with_workers_when_samples_wait() -> None:
     assert record.curve[-1].batch_s < 0.75 * record.curve[0].batch_s
 
 
-@pytest.mark.usefixtures("two_workers", "even_samples")
+@pytest.mark.usefixtures("two_workers", "even_samples", "short_stages")
 def test_probe_names_what_workers_wait_for_when_they_take_turns(tmp_path: Path) -> None:
     record = measured(loader_of(planted.Serialized(tmp_path / "lock")), limit_s=12.0)
     assert record.curve[-1].num_workers == 2
@@ -115,7 +123,7 @@ def test_probe_names_what_workers_wait_for_when_they_take_turns(tmp_path: Path) 
     assert not list(tmp_path.glob("lines-*"))
 
 
-@pytest.mark.usefixtures("even_samples")
+@pytest.mark.usefixtures("two_workers", "even_samples", "short_stages")
 def test_step_is_measured_next_to_compute_when_that_is_known() -> None:
     record = measured(loader_of(planted.Waiting()), limit_s=6.0, load=(0.005, 1))
     assert record.load_threads == 1
@@ -128,6 +136,7 @@ def test_step_is_measured_next_to_compute_when_that_is_known() -> None:
     assert without.step_s == pytest.approx(without.batch_s + record.load_s)
 
 
+@pytest.mark.usefixtures("short_stages")
 def test_short_probe_measures_samples_lines_and_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1, 2])
     loader = loader_of(planted.Waiting(), num_workers=1, multiprocessing_context="spawn")
@@ -160,7 +169,7 @@ def test_probe_names_the_collate_function_when_it_is_slow() -> None:
     assert (worst.name, worst.file) == ("slow_collate", HERE)
 
 
-@pytest.mark.usefixtures("even_samples")
+@pytest.mark.usefixtures("even_samples", "short_stages")
 def test_probe_reports_transport_and_contents_when_a_batch_has_many_tensors() -> None:
     many = measured(loader_of(planted.ManyTensors()), 5.0, lambda record: record.transport is not None)
     one = measured(loader_of(planted.Plain()), 5.0, lambda record: record.transport is not None)
@@ -257,7 +266,7 @@ def test_probe_asks_the_users_own_batch_sampler_when_there_is_one() -> None:
     assert record.batch_size == 2
 
 
-@pytest.mark.usefixtures("even_samples")
+@pytest.mark.usefixtures("even_samples", "short_stages")
 def test_probe_measures_streams_only_when_they_divide_themselves_among_workers() -> None:
     record = measured(DataLoader(planted.ShardedStream(), batch_size=BATCH_SIZE), limit_s=5.0)
     assert [point.num_workers for point in record.curve][:2] == [0, 1]
@@ -266,8 +275,8 @@ def test_probe_measures_streams_only_when_they_divide_themselves_among_workers()
     assert "does not divide its samples among workers" in record.reason
 
 
+@pytest.mark.usefixtures("short_stages")
 def test_probe_works_on_pickled_copies_when_workers_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve, "_MAX_VISIT_S", 0.3)  # all that is left is time to start
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1])
     spawning = loader_of(planted.Plain(), num_workers=1, multiprocessing_context="spawn")
     record = measured(spawning, 90.0, lambda record: 1 in [point.num_workers for point in record.curve])
@@ -329,6 +338,7 @@ def test_probe_sends_nothing_over_connections_of_the_parent() -> None:
             here.recv(1)
 
 
+@pytest.mark.usefixtures("short_stages")
 def test_probe_works_where_a_process_may_not_have_children_of_multiprocessing() -> None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
@@ -349,6 +359,7 @@ def _probe_into(pipe: Any) -> None:
 # -- data that misbehaves ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("short_stages")
 @pytest.mark.parametrize(
     ("dataset", "reason"),
     [
@@ -408,12 +419,17 @@ def test_probe_is_refused_with_a_reason_when_a_loader_cannot_be_copied(loader: A
     prober.close()
 
 
-def test_probe_leaves_nothing_when_it_is_closed_while_workers_run() -> None:
+@pytest.mark.usefixtures("short_stages")
+def test_probe_leaves_nothing_when_it_is_closed_while_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "candidates", lambda *_: [2])
+    monkeypatch.setattr(curve, "_MAX_VISIT_S", 20.0)
     gc.collect()  # what earlier tests left open
     before = traces_left()
-    prober = LoaderProber(12.0)
+    prober = LoaderProber(30.0)
     assert prober.start(loader_of(planted.Waiting(), num_workers=2)) is None
-    assert prober.wait(3.0) is None  # in the middle of the curve
+    child = prober._child._pid
+    while len(Path(f"/proc/{child}/task/{child}/children").read_text().split()) < 2:  # until the curve
+        assert prober.wait(0.05) is None
     prober.close()
     prober.close()
     record = prober.poll()

@@ -1,15 +1,33 @@
-"""Find out whether fetching a batch draws random numbers in the training process."""
+"""Whether the training loader can be exchanged within a run: what it shares, which random numbers it draws."""
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import random
 import sys
 from typing import Any
 
+from lightning_perf.errors import TreatmentError
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.loader.held import refuses_held
 
 WATCHED_STEPS = 32
+
+
+def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
+    """Refuse the first workers of a loader that shares something with the training, or that they cannot be sent.
+
+    Raises:
+        TreatmentError: It does, or workers would be started by another method than fork, for which all is pickled.
+    """
+    if loader.num_workers > 0 or not arguments.get("num_workers"):
+        return
+    method = multiprocessing.get_start_method()
+    reason = refuses_held(loader) if method == "fork" else f"workers would be started by {method}, not by fork"
+    if reason:
+        raise TreatmentError(reason)
 
 
 class RandomWatch(Probe):
@@ -54,5 +72,5 @@ def _states() -> tuple[Any, ...]:
     import torch
 
     numpy = sys.modules.get("numpy")
-    states: Any = numpy.random.get_state() if numpy is not None else ()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(states)
+    state = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state
