@@ -56,7 +56,7 @@ class InferenceMode(Treatment):
         return "inference mode is on already" if trainer.is_inference_mode else None
 
     def statements(self, value: Any) -> str:
-        return "@torch.inference_mode()  # on validation_step: within fit, Lightning ignores the flag"
+        return "# within fit, Lightning ignores the flag: write @torch.inference_mode() above validation_step"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if getattr(trainer.strategy, "process_group_backend", None) == "gloo":

@@ -21,7 +21,8 @@ def check(session: Session) -> Finding | None:
     if not model.eval_outputs_have_graph:
         return None
     if session.run.has_trainer:
-        what, code = "remove enable_grad from validation_step, or decorate it", "@torch.inference_mode()"
+        what = "remove enable_grad from validation_step, or decorate it"
+        code = "@torch.inference_mode()\ndef validation_step(self, batch, batch_idx):\n    ..."
     else:
         what, code = "validate", "with torch.inference_mode():\n    ...  # validate"
     # Trainer(inference_mode=True) is not for the validation within fit, which runs under no_grad.
