@@ -55,7 +55,7 @@ SETTINGS: dict[str, Setting] = {
         _COMPUTE, {"high": "matmul-precision-high", "medium": "matmul-precision-high=medium"}
     ),
     "is_cudnn_benchmark_on": Setting(_COMPUTE, {"True": "cudnn-benchmark"}),
-    "is_deterministic": Setting(_COMPUTE),
+    "is_deterministic": Setting(_COMPUTE, {"False": "deterministic-off"}),
     "is_anomaly_detection_on": Setting(_COMPUTE, {"False": "anomaly-off"}),
     "sample_shapes": Setting((*_DATA, "transfer", *_COMPUTE)),
     "layers": Setting(_COMPUTE),
@@ -72,7 +72,7 @@ SETTINGS: dict[str, Setting] = {
     "profiler": Setting(("callbacks", "other")),
     "val_check_interval": Setting(_VALIDATION, "val-less-often={}"),
     "check_val_every_n_epoch": Setting(_VALIDATION, "val-less-often={}"),
-    "limit_val_batches": Setting(_VALIDATION),
+    "limit_val_batches": Setting(_VALIDATION, "limit-val-batches={}"),
     "find_unused_parameters": Setting(("backward",), {"False": "ddp-find-unused-off"}),
     "static_graph": Setting(("backward",), {"True": "ddp-static-graph"}),
     "gradient_as_bucket_view": Setting(("backward",), {"True": "ddp-bucket-view"}),

@@ -6,6 +6,7 @@ process. So no window opens beside another profiler, and a window ends before an
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,6 +86,8 @@ def is_profiler_started() -> bool:
         return True
     if torch.profiler.profiler.PROFILER_STEP_NAME not in _step_counts():
         return False
+    if gc.get_freeze_count():
+        return True  # frozen objects are not listed
     kind = torch.autograd.profiler.profile
     profilers = [one for one in live_objects() if type(one) is kind]
     return any(one.entered and one.kineto_results is None for one in profilers)

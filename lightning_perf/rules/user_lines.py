@@ -14,6 +14,7 @@ from .wording import place, site_of
 COLLECT = "gc.collect"
 """Lines that call this are left to PD508, which times each collection instead of sampling."""
 
+RARER_COLLECTIONS = "call gc.freeze() before training and raise the collector's thresholds"
 
 _COMPUTING = ("transfer", "forward", "backward", "optimizer", "validation")
 """Phases in which torch operators are excluded from the cost of a line, because they are the training itself."""

@@ -133,6 +133,7 @@ class DeterministicOff(Treatment):
         "Helps where deterministic kernels are slower: convolutions, scatter and index operators on a GPU. Keep them "
         "for runs that must be repeated exactly."
     )
+    is_live = True
     trainer_flag = "deterministic"
     setting = False
 
@@ -148,6 +149,10 @@ class DeterministicOff(Treatment):
 
         _note_determinism(undos)
         torch.use_deterministic_algorithms(False)
+
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        require_uncompiled(self.id, module)
+        self.set_up(value, trainer, module, undos)
 
 
 def _note_determinism(undos: seams.Undos) -> None:

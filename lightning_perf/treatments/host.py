@@ -1,7 +1,8 @@
-"""Treatments of work on the host: logging, the progress bar, threads, anomaly detection."""
+"""Treatments of work on the host: logging, the progress bar, threads, garbage collection, anomaly detection."""
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,52 @@ def _restore_anomaly(trainer: Any, is_on: bool, checks_nan: bool) -> None:
 
     if seams.is_in_loops(trainer):  # Lightning itself restores the setting at the end of fit
         torch.autograd.set_detect_anomaly(is_on, checks_nan)
+
+
+class GcFreeze(Treatment):
+    id = "gc-freeze"
+    summary = "keeps objects alive at the start out of Python's garbage collections, which become rarer"
+    when = (
+        "Helps where collections visit millions of objects, e.g. samples that are kept as Python objects. Objects in "
+        "reference cycles are freed later. The search for memory leaks then sees, of older containers, only those in "
+        "attributes of modules and callbacks."
+    )
+    is_live = True
+    value_form = "N, objects created between two collections of the youngest generation, at least 1"
+    least = 1
+    default = 70_000
+
+    def applies_to(self, session: Session) -> str | None:
+        now = session.collections.thresholds[:1] if session.collections is not None else ()
+        if now == (0,):
+            return "automatic collections are off already"
+        is_set = bool(now) and now[0] >= self.default_value(session)
+        return f"the collector's threshold is {now[0]} already" if is_set else None
+
+    def imports(self, value: Any) -> str:
+        return "import gc"
+
+    def statements(self, value: Any) -> str:
+        return f"# in on_train_start:\ngc.collect()\ngc.freeze()\ngc.set_threshold{_thresholds(value)}"
+
+    def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        n_frozen = gc.get_freeze_count()
+        if n_frozen:
+            raise TreatmentError(f"gc-freeze: {n_frozen:,} objects are frozen already")
+        undos.note(partial(gc.set_threshold, *gc.get_threshold()))
+        undos.note(gc.unfreeze)
+        gc.collect()  # what is garbage now would never be freed once it is frozen
+        gc.freeze()
+        gc.set_threshold(*_thresholds(value))
+
+    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        self.configured(value, trainer, module, undos)
+
+
+def _thresholds(youngest: int) -> tuple[int, int, int]:
+    from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE
+
+    return youngest, int(GC_RAISED_MIDDLE), int(GC_RAISED_FULL)
 
 
 class LogEveryN(Treatment):
@@ -208,4 +255,4 @@ class Threads(Treatment):
         torch.set_num_threads(value)
 
 
-TREATMENTS = (AnomalyOff(), LogEveryN(), ProfilerOff(), ProgBarOff(), ProgressRefresh(), Threads())
+TREATMENTS = (AnomalyOff(), GcFreeze(), LogEveryN(), ProfilerOff(), ProgBarOff(), ProgressRefresh(), Threads())

@@ -35,6 +35,67 @@ class AsyncCheckpoint(Treatment):
             raise TreatmentError(f"async-checkpoint expected Lightning's own way of writing checkpoints, found {kind}")
 
 
+class InferenceMode(Treatment):
+    id = "inference-mode"
+    summary = "validates under torch.inference_mode, in which enable_grad builds no graphs"
+    when = (
+        "Helps where validation builds autograd graphs that nothing uses. Within `fit`, Lightning validates under "
+        "`torch.no_grad`; `Trainer(inference_mode=...)` is only for `validate`, `test` and `predict`. Not for a "
+        "validation that computes gradients, or keeps tensors with which the training then computes."
+    )
+    acts_on = "loop"
+    trainer_flag = "inference_mode"
+    setting = True
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.limit_val_batches == 0:
+            return "there is no validation"
+        if "FSDP" in (trainer.strategy or ""):
+            return f"Lightning uses no inference mode with {trainer.strategy}"
+        return "inference mode is on already" if trainer.is_inference_mode else None
+
+    def statements(self, value: Any) -> str:
+        return "# within fit, Lightning ignores the flag: write @torch.inference_mode() above validation_step"
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        if getattr(trainer.strategy, "process_group_backend", None) == "gloo":
+            raise TreatmentError("inference-mode: Lightning uses no inference mode with gloo")
+        loop = getattr(seams.epoch_loop(trainer), "val_loop", None)
+        if not hasattr(loop, "inference_mode"):
+            raise TreatmentError("inference-mode expected Lightning's validation loop")
+        seams.change_attribute(loop, "inference_mode", True, undos)
+
+
+class LimitValBatches(Treatment):
+    id = "limit-val-batches"
+    safety = "semantics"
+    summary = "validates on fewer batches"
+    when = (
+        "Helps where validation takes a large part of the time and cannot be less frequent. Metrics are then of fewer "
+        "samples, the same each time: those that the loader yields first. A fraction needs a loader with a length, of "
+        "which at least one batch is left."
+    )
+    acts_on = "loop"
+    conflicts = frozenset({"val-less-often"})  # alternatives: both together validate far less than either
+    value_form = "N batches of each validation loader, 0 for no validation, or a fraction of them up to 1.0"
+    value_pattern = r"\d+|0\.\d+|1\.0"
+    default = "0.5"
+    trainer_flag = "limit_val_batches"
+
+    def applies_to(self, session: Session) -> str | None:
+        now = session.settings.trainer.limit_val_batches
+        if now == 0:
+            return "there is no validation"
+        wanted = self.trainer_flags(self.default_value(session))["limit_val_batches"]
+        # 1.0 is all batches, 1 a single one. How a number of batches compares with a fraction is not known.
+        is_less = now is None or (now == 1.0 and isinstance(now, float)) or (type(now) is type(wanted) and wanted < now)
+        return None if is_less else f"limit_val_batches is {now} already"
+
+    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        return {"limit_val_batches": float(value) if "." in value else int(value)}
+
+
 class ValLessOften(Treatment):
     id = "val-less-often"
     safety = "semantics"
@@ -103,4 +164,4 @@ class BareLoop(Treatment):
         seams.run_bare_loop(trainer, module, undos)
 
 
-TREATMENTS = (AsyncCheckpoint(), BareLoop(), ValLessOften())
+TREATMENTS = (AsyncCheckpoint(), BareLoop(), InferenceMode(), LimitValBatches(), ValLessOften())

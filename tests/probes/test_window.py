@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
@@ -20,6 +21,7 @@ from lightning_perf import PerfDoctor
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes import profiler_recording
 from lightning_perf.probes import window as window_module
+from lightning_perf.probes.kineto_session import is_profiler_started
 from lightning_perf.probes.profiler_recording import WindowOptions, active_profiler
 from lightning_perf.probes.window import REQUEST_FILE, WindowProbe
 from lightning_perf.records import Session
@@ -706,3 +708,15 @@ def test_traces_of_windows_long_past_are_let_go(made, monkeypatch):
     run_steps(probe, 40)
     assert len(probe.windows) > 8
     assert [window.trace is not None for window in probe.windows] == [False] * (len(probe.windows) - 3) + [True] * 3
+
+
+def test_a_profiler_counts_as_started_when_objects_are_frozen_and_it_cannot_be_found():
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as own:
+        own.step()  # warms up
+        gc.freeze()
+        try:
+            assert is_profiler_started()
+        finally:
+            gc.unfreeze()
+    assert not is_profiler_started()

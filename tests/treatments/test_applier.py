@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -54,6 +55,9 @@ def process_state() -> tuple[Any, ...]:
         torch.get_num_threads(),
         bool((torch.tensor(1e-38) * 1e-3 == 0).item()),
         torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        gc.get_threshold(),
+        gc.get_freeze_count(),
     )
 
 
@@ -93,7 +97,7 @@ def test_nothing_is_left_behind_when_a_treated_training_failed(text: str) -> Non
     "text",
     [
         "loader-workers=1", "loader-workers=2,loader-prefetch=3,loader-persistent", "loader-pin-memory",
-        "log-every-n=1", "progress-refresh=5", "prog-bar-off", "anomaly-off", "async-checkpoint",
+        "log-every-n=1", "progress-refresh=5", "prog-bar-off", "anomaly-off", "async-checkpoint", "gc-freeze",
         "activation-checkpointing",
     ],
 )  # fmt: skip

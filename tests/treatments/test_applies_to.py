@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from lightning_perf.records import (
+    Collections,
     Device,
     Finding,
     LoaderSettings,
@@ -32,6 +33,7 @@ def session(
     torch: dict[str, Any] | None = None,
     machine: dict[str, Any] | None = None,
     prescription: Prescription | None = None,
+    thresholds: tuple[int, ...] = (),
 ) -> Session:
     plain = {"stage": "train", "index": 0, "class_name": "torch.utils.data.DataLoader", "is_plain": True,
              "num_workers": 2, "prefetch_factor": 2, "persistent_workers": False, "pin_memory": False, "batch_size": 8,
@@ -55,6 +57,7 @@ def session(
             torch=TorchSettings(**{"n_threads": 1, **(torch or {})}),
         ),
         findings=findings,
+        collections=Collections(span_s=1.0, generations=(), automatic_by_phase_s={}, thresholds=thresholds),
     )
 
 
@@ -107,11 +110,20 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("deterministic-off", {"torch": {"is_deterministic": False}}, "off already"),
         ("val-less-often", {"trainer": {"limit_val_batches": 0}}, "no validation"),
         ("val-less-often", {"trainer": {"check_val_every_n_epoch": 2}}, "already"),
+        ("inference-mode", {"trainer": {"limit_val_batches": 0}}, "no validation"),
+        ("inference-mode", {"trainer": {"is_inference_mode": True}}, "on already"),
+        ("inference-mode", {"trainer": {"strategy": "FSDPStrategy"}}, "FSDPStrategy"),
+        ("limit-val-batches", {"trainer": {"limit_val_batches": 0}}, "no validation"),
+        ("limit-val-batches", {"trainer": {"limit_val_batches": 0.5}}, "0.5 already"),
+        ("limit-val-batches", {"trainer": {"limit_val_batches": 10}}, "10 already"),
+        ("limit-val-batches", {"trainer": {"limit_val_batches": 1}}, "1 already"),
         ("ddp-static-graph", {"trainer": {"strategy": "SingleDeviceStrategy"}}, "not DDP"),
         ("ddp-bucket-view", {"trainer": {"gradient_as_bucket_view": True}}, "already"),
         ("ddp-find-unused-off", {"trainer": {"find_unused_parameters": False}}, "already"),
         ("expandable-segments", {"trainer": {"accelerator": "cpu"}}, "no such allocator"),
         ("threads", {"torch": {"n_threads": 8}}, "already"),
+        ("gc-freeze", {"thresholds": (70_000, 10, 10)}, "70000 already"),
+        ("gc-freeze", {"thresholds": (0, 10, 10)}, "off already"),
         ("flush-denormal", {}, "cuda"),
     ],
 )
@@ -134,7 +146,9 @@ def test_reason_is_given_when_it_does_not_apply(treatment: str, changes: dict[st
         ("val-less-often", {"trainer_flags": {"val_check_interval": 1.0}}, "1.0"),
         ("val-less-often", {"trainer_flags": {"val_check_interval": 300}}, "300b"),
         ("val-less-often", {"trainer_flags": {"val_check_interval": 300, "check_val_every_n_epoch": None}}, "300b"),
+        ("limit-val-batches", {"value": "0.1"}, "0.1"),
         ("threads", {"value": 3}, 3),
+        ("gc-freeze", {"value": 200_000}, 200_000),
         ("progress-refresh", {"value": 37}, 37),
         ("compile", {"value": "reduce-overhead"}, "reduce-overhead"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -84,6 +86,34 @@ def test_deterministic_algorithms_are_off_during_the_fit_and_on_again_after_it()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_objects_that_others_froze_stay_frozen() -> None:
+    gc.freeze()
+    try:
+        n_frozen = gc.get_freeze_count()
+        with pytest.raises(TreatmentError, match="frozen already"):
+            train("gc-freeze", max_steps=1)
+        assert gc.get_freeze_count() >= 0.9 * n_frozen  # some are freed by their last reference
+    finally:
+        gc.unfreeze()
+
+
+def test_garbage_is_freed_before_objects_are_frozen() -> None:
+    class Cycle:
+        pass
+
+    one = Cycle()
+    one.itself = one
+    alive = weakref.ref(one)
+    del one
+    gc.disable()
+    try:
+        parse("gc-freeze").treatment.configured(9000, None, None, undos := Undos())
+        assert alive() is None
+        undos.close()
+    finally:
+        gc.enable()
 
 
 def test_trainer_is_made_without_the_profiler_that_the_script_asks_for() -> None:
@@ -329,6 +359,33 @@ def test_validation_runs_less_often(text: str, expected: int) -> None:
     assert train(text, **arguments, **flags).module.seen["n"] == expected
 
 
+def test_validation_builds_no_graphs_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another test may leave a group of gloo, with which Lightning uses no inference mode.
+    monkeypatch.setattr("lightning.pytorch.loops.utilities._distributed_is_initialized", lambda: False)
+
+    class Graphs(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            with torch.enable_grad():
+                self.seen["graph"] = self(batch).requires_grad
+
+    plain = train(module=Graphs, val=loader(8), inference_mode=True)
+    done = train("inference-mode", module=Graphs, val=loader(8), inference_mode=False)
+    assert (plain.module.seen["graph"], done.module.seen["graph"]) == (True, False)
+    assert done.losses == plain.losses
+    assert done.trainer.fit_loop.epoch_loop.val_loop.inference_mode is False
+
+
+@pytest.mark.parametrize(("text", "expected"), [("limit-val-batches=0.34", 1), ("limit-val-batches=2", 2)])
+def test_validation_has_fewer_batches(text: str, expected: int) -> None:
+    class Counts(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.seen["n"] = self.seen.get("n", 0) + 1
+
+    arguments = {"module": Counts, "val": loader(12), "max_epochs": 1, "num_sanity_val_steps": 0}
+    assert train(**arguments).module.seen["n"] == 3
+    assert train(text, **arguments).module.seen["n"] == expected
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -346,6 +403,11 @@ def test_ddp_is_given_its_arguments(text: str, expected: dict[str, bool]) -> Non
     assert done.seen == expected
     assert done.trainer.strategy._ddp_kwargs == {"find_unused_parameters": True}
     assert len(done.losses) == 6
+
+
+def test_inference_mode_is_refused_with_gloo() -> None:
+    with mock.patch.dict(os.environ), pytest.raises(TreatmentError, match="gloo"):
+        train("inference-mode", strategy="ddp", max_steps=1)
 
 
 def test_ddp_treatments_are_refused_when_there_is_no_ddp() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,11 @@ CHECKS: dict[str, tuple[Any, list[Any]]] = {
     "progress-refresh=9": (lambda t: t.progress_bar_callback.refresh_rate, [1, 9, 9]),
     "prog-bar-off=bar": (lambda t: t.progress_bar_callback.is_enabled, [True, False, False]),
     "anomaly-off": (lambda _: torch.is_anomaly_enabled(), [True, False, False]),
+    "deterministic-off": (lambda _: torch.are_deterministic_algorithms_enabled(), [True, False, False]),
+    "gc-freeze=9000": (
+        lambda _: (gc.get_freeze_count() > 0, gc.get_threshold()[0] == 9000),
+        [(False, False), (True, True), (True, True)],
+    ),
     "matmul-precision-high": (lambda _: torch.get_float32_matmul_precision(), ["highest", "high", "high"]),
     "cudnn-benchmark": (lambda _: torch.backends.cudnn.benchmark, [False, True, True]),
     "fused-optimizer": (lambda t: bool(t.optimizers[0].param_groups[0]["fused"]), [False, True, True]),
@@ -95,11 +101,12 @@ def test_images_are_in_channels_last_format_from_the_next_epoch_on_and_weights_a
     assert module.convolution.weight.is_contiguous()
 
 
-def test_compiled_modules_are_left_as_they_are() -> None:
+@pytest.mark.parametrize("texts", ["channels-last", "deterministic-off"])
+def test_compiled_modules_are_left_as_they_are(texts: str) -> None:
     module = Images()
     module.convolution = torch.compile(module.convolution, backend="eager")
     with pytest.raises(Exception, match="compile the module again"):
-        Applier([parse("channels-last")]).apply_live(SimpleNamespace(), module)
+        Applier([parse(texts)]).apply_live(SimpleNamespace(optimizers=[]), module)
 
 
 def test_optimizers_of_others_are_not_fused_in_a_running_training() -> None:
@@ -138,10 +145,15 @@ def test_layers_with_sparse_gradients_are_not_fused_in_a_running_training() -> N
 @pytest.mark.parametrize("texts", CHECKS)
 def test_it_holds_from_the_next_epoch_on_and_is_put_back(texts: str) -> None:
     check, expected = CHECKS[texts]
-    before, data = process_state(), loader(8)
-    trainer, seen, _ = train_live(texts, check, data, detect_anomaly="anomaly" in texts)
-    assert seen == expected
-    assert process_state() == before
+    data = loader(8)
+    torch.use_deterministic_algorithms("deterministic" in texts)
+    before = process_state()
+    try:
+        trainer, seen, _ = train_live(texts, check, data, detect_anomaly="anomaly" in texts)
+        assert seen == expected
+        assert process_state() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert trainer.train_dataloader is data
     assert (trainer.log_every_n_steps, trainer.progress_bar_callback.refresh_rate) == (50, 1)
 

@@ -41,7 +41,7 @@ def test_default_can_be_read_back_when_written_as_text(treatment: object) -> Non
         "precision-bf16=true", "matmul-precision-high=highest", "compile=fast", "accumulate=1", "accumulate=x",
         "batch-size=0", "batch-size=x1", "batch-size=x", "batch-size=1.5", "log-every-n=0", "progress-refresh=0",
         "prog-bar-off=yes", "val-less-often=0", "val-less-often=1.5", "val-less-often=b", "expandable-segments=tpu",
-        "threads=0",
+        "threads=0", "limit-val-batches=1.5",
     ],
 )  # fmt: skip
 def test_parse_refuses_when_the_value_is_none_of_the_treatments(text: str) -> None:

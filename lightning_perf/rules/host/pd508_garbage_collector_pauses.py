@@ -8,6 +8,7 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
 from lightning_perf.rules.timed import removal_finding
+from lightning_perf.rules.user_lines import RARER_COLLECTIONS
 from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
 
 
@@ -111,8 +112,10 @@ def _prescription(found: Collections, asked: AskedCollection | None) -> Prescrip
         return fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
     raised = GC_RAISED_YOUNG * (found.thresholds[0] if found.thresholds and found.thresholds[0] else 700)
     return fix(
-        "call gc.freeze() before training and raise the collector's thresholds",
+        RARER_COLLECTIONS,
         "one line",
+        treatment="gc-freeze",
+        value=int(raised),
         code=f"def on_train_start(self):\n    gc.collect()\n    gc.freeze()\n    "
         f"gc.set_threshold({raised}, {GC_RAISED_MIDDLE}, {GC_RAISED_FULL})",
     )

@@ -27,6 +27,11 @@ def check(session: Session) -> Finding | None:
     ratio = validation_s / max(steady.span_s - validation_s, 1e-9)
     trainer = session.settings.trainer
     flags, saved_fraction = _less_often(session, ratio)
+    fewer = _fewer_batches(session, 1 - saved_fraction)
+    prescriptions = [_less_often_fix(flags)] if flags else []
+    prescriptions += [_fewer_batches_fix(fewer[0], is_first=not flags)] if fewer is not None else []
+    if not flags:
+        saved_fraction = 1 - fewer[1] if fewer is not None else 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is validation.",
@@ -35,22 +40,13 @@ def check(session: Session) -> Finding | None:
             fact("val_check_interval", _shown(trainer.val_check_interval)),
             fact("check_val_every_n_epoch", _shown(trainer.check_val_every_n_epoch)),
         ),
-        prescriptions=(_prescription(flags, (1 - saved_fraction) * (trainer.limit_val_batches or 1.0)),),
+        prescriptions=tuple(prescriptions),
         timed={"validation": validation_s},
         left=1 - saved_fraction,
     )
 
 
-def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
-    if not flags:
-        limit = round(limit, 2) if limit <= 1 else round(limit)
-        return fix(
-            f"set limit_val_batches={limit}: the run is too short to validate less often",
-            "one line",
-            "semantics",
-            trainer_flags={"limit_val_batches": limit},
-            code=f"Trainer(..., limit_val_batches={limit})",
-        )
+def _less_often_fix(flags: dict[str, Any]) -> Prescription:
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
     return fix(
         f"set {setting}: checkpoints and early stopping that monitor validation are then updated less often",
@@ -60,6 +56,38 @@ def _prescription(flags: dict[str, Any], limit: float) -> Prescription:
         trainer_flags=flags,
         code=f"Trainer(..., {setting})",
     )
+
+
+def _fewer_batches_fix(limit: float | int, is_first: bool) -> Prescription:
+    """Recommend fewer batches: first if the run is too short to validate less often, else instead of that.
+
+    The alternative is no Trainer flag of the session, because both together would validate far less than either.
+    """
+    why = "the run is too short to validate less often" if is_first else "the alternative, as often on fewer samples"
+    return fix(
+        f"set limit_val_batches={limit}: {why}",
+        "one line",
+        "semantics",
+        treatment="limit-val-batches",
+        trainer_flags={"limit_val_batches": limit} if is_first else {},
+        code=f"Trainer(..., limit_val_batches={limit})",
+        value=str(limit),
+    )
+
+
+def _fewer_batches(session: Session, part: float) -> tuple[float | int, float] | None:
+    """Return ``limit_val_batches`` for a part of validation, at least one batch, and the part that then remains.
+
+    None if there is no lower limit. Lightning refuses a fraction that leaves no batch of a loader.
+    """
+    now = session.settings.trainer.limit_val_batches
+    if isinstance(now, int):
+        limit: float | int = max(1, round(part * now))
+    else:
+        now = now or 1.0
+        lengths = [one.n_batches for one in session.settings.loaders if one.stage == "val" and one.n_batches]
+        limit = max(0.01, round(part * now, 2), *(math.ceil(100 / length) / 100 for length in lengths))
+    return (limit, limit / now) if limit < now else None
 
 
 def _shown(value: float | int | None) -> float | int | str:

@@ -9,7 +9,7 @@ from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
-from lightning_perf.rules.user_lines import slow_lines_of
+from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
 from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
 
 
@@ -47,6 +47,7 @@ def check(session: Session) -> Finding | None:
             fix(
                 ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
                 "hours",
+                treatment="gc-freeze" if advice == RARER_COLLECTIONS and not is_disturbed else "",
             ),
         ),
         claims=claims,
@@ -74,7 +75,7 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     line, share, least = found[0]
     if line is None:
         text = f" {percent(share)} of their extra time is automatic garbage collection."
-        return text, "call gc.freeze() before training and raise the collector's thresholds", least
+        return text, RARER_COLLECTIONS, least
     where = place(line.function, site_of(line.file, line.line))
     text = f" {percent(share)} of their extra time is spent in {where}{f', in {line.call}' if line.call else ''}."
     return text, f"run {where} in every tenth of these steps, or in the background", least

@@ -15,23 +15,19 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Report validation outputs that have a graph; its cost is not measured."""
     steady = steady_of(session)
-    model, trainer = session.settings.model, session.settings.trainer
+    model = session.settings.model
     if model is None or model.eval_outputs_have_graph is None:
         raise Skip("whether validation outputs have a graph is not known")
     if not model.eval_outputs_have_graph:
         return None
-    is_off = trainer.is_inference_mode is False
-    if not session.run.has_trainer:
-        where, code = "validate under torch.inference_mode()", "with torch.inference_mode():\n    ...  # validate"
+    if session.run.has_trainer:
+        what = "remove enable_grad from validation_step, or decorate it"
+        code = "@torch.inference_mode()\ndef validation_step(self, batch, batch_idx):\n    ..."
     else:
-        where, code = "remove enable_grad from validation_step", ""
+        what, code = "validate", "with torch.inference_mode():\n    ...  # validate"
+    # Trainer(inference_mode=True) is not for the validation within fit, which runs under no_grad.
+    prescription = fix(f"{what} with torch.inference_mode()", "one line", treatment="inference-mode", code=code)
     share = phase_s(steady, "validation") / steady.span_s
-    prescription = fix(
-        "set inference_mode=True" if is_off else where,
-        "one line",
-        trainer_flags={"inference_mode": True} if is_off else {},
-        code="Trainer(..., inference_mode=True)" if is_off else code,
-    )
     return unsigned_finding(
         severity="low" if share >= LOW_SHARE else "info",
         summary=(
@@ -42,7 +38,6 @@ def check(session: Session) -> Finding | None:
             fact("validation outputs have a graph", True),
             fact("validation, share of the time", share, "fraction", LOW_SHARE),
             fact(WHY_NOT_MEASURED, "validation was not timed without graphs"),
-            fact("inference_mode", "unknown" if trainer.is_inference_mode is None else trainer.is_inference_mode),
         ),
         prescriptions=(prescription,),
         confidence="medium",
