@@ -13,7 +13,6 @@ from lightning_perf.records import (
     STEP_PHASES,
     Block,
     DeviceTimes,
-    Distribution,
     Epoch,
     Fetch,
     Outliers,
@@ -21,7 +20,7 @@ from lightning_perf.records import (
     SlowStep,
     StageTimes,
 )
-from lightning_perf.stats.quantiles import LogHistograms
+from lightning_perf.stats.quantiles import LogHistograms, Moments
 from lightning_perf.stats.steady import halves_agree
 
 from .spans import N_COLUMNS, N_PHASES, OWN, PHASE_INDEX
@@ -56,28 +55,6 @@ def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((kinds != NOT_A_STEP) & (kinds != LEFT_OUT_TIME))
 
 
-class _Moments:
-    """Count, mean and standard deviation of durations."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.total_s = 0.0
-        self._squares = 0.0
-
-    def add(self, ns: NDArray[np.int64]) -> None:
-        seconds = ns / 1e9
-        self.n += len(seconds)
-        self.total_s += float(seconds.sum())
-        self._squares += float((seconds**2).sum())
-
-    def distribution(self, histograms: LogHistograms, series: int) -> Distribution:
-        """Return their distribution, with the quantiles of a series of ``histograms``."""
-        p50, p95, p99 = histograms.quantiles(series, (0.5, 0.95, 0.99))
-        mean = self.total_s / self.n
-        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
-        return Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std)
-
-
 class StepAggregator:
     """Sums, quantiles, outliers and timeline of the steps of one stage.
 
@@ -96,7 +73,7 @@ class StepAggregator:
         self._now_ns = start_ns
         self._histograms = LogHistograms(len(STEP_COLUMNS) + 1)
         self._own = LogHistograms(1)
-        self._steps, self._waits = _Moments(), _Moments()
+        self._steps, self._waits = Moments(), Moments()
         self._recent_waits: deque[int] = deque(maxlen=_RECENT_FETCHES)
         self._n_waiting = 0
         self._first_waits: deque[int] = deque(maxlen=64)
@@ -379,7 +356,7 @@ class DeviceAggregator:
 
     def __init__(self) -> None:
         self._starved_s = 0.0
-        self._steps = _Moments()
+        self._steps = Moments()
         self._histogram = LogHistograms(1)
 
     def add(self, resolved: list[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""Quantiles of streams in constant memory."""
+"""Quantiles and moments of streams in constant memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lightning_perf.records import Distribution
 
 RELATIVE_ERROR = 0.01
 """Largest relative error of a quantile (DDSketch's guarantee for logarithmic bins; Masson et al., VLDB 2019)."""
@@ -46,6 +48,29 @@ class LogHistograms:
         cumulated = np.cumsum(self._counts[series])
         ranks = [max(1, math.ceil(p * self.n)) for p in probabilities]
         return tuple(_centre(int(np.searchsorted(cumulated, rank))) for rank in ranks)
+
+
+class Moments:
+    """Count, mean and standard deviation of durations."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.total_s = 0.0
+        self._squares = 0.0
+
+    def add(self, ns: NDArray[np.int64]) -> None:
+        """Add durations in nanoseconds."""
+        seconds = ns / 1e9
+        self.n += len(seconds)
+        self.total_s += float(seconds.sum())
+        self._squares += float((seconds**2).sum())
+
+    def distribution(self, histograms: LogHistograms, series: int) -> Distribution:
+        """Return their distribution, with the quantiles of a series of ``histograms``."""
+        p50, p95, p99 = histograms.quantiles(series, (0.5, 0.95, 0.99))
+        mean = self.total_s / self.n
+        std = max(0.0, self._squares / self.n - mean**2) ** 0.5
+        return Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std)
 
 
 def _centre(bin_index: int) -> float:
