@@ -4,8 +4,8 @@ expect:
 - PD502
 - PD506
 half: score
-with:
-- prog-bar-off
+fix:
+  self.log_dict({: "batch_idx % 50 or self.log_dict({"
 """
 
 import torch

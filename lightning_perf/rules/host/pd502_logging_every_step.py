@@ -11,7 +11,7 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
 from lightning_perf.rules.timed import removal_finding
-from lightning_perf.rules.user_lines import is_logging, lines_of
+from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_of
 from lightning_perf.rules.wording import percent
 
 # Methods of Lightning's logger connector: one runs for each row written, one for each value.
@@ -35,11 +35,12 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD502", "logging-every-step", needs_phase="logging", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Compare the logging phase, without slow loggers, with the threshold."""
+    """Compare the logging phase, without slow loggers and the garbage collector, with the threshold."""
     steady = steady_of(session)
     loggers = loggers_of(steady)
     slow_share = sum(share_of(slow_calls(times, session)) for times in loggers.values())
-    share = phase_s(steady, "logging") / steady.span_s - slow_share
+    logging_s = phase_s(steady, "logging") - collecting_s(session, "logging")
+    share = logging_s / steady.span_s - slow_share
     if share < HOOK_MIN_SHARE:
         return None
     collecting = named_by_kind(steady, "loop").get("metrics", ())
@@ -54,7 +55,7 @@ def check(session: Session) -> Finding | None:
     is_writing = can_wait and writing_share >= share_of(others)
     longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else ()
     off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
-    logging_s = share * steady.span_s
+    saved_s = share * steady.span_s
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
         steady,
@@ -63,7 +64,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=tuple(_evidence(session, steady, share)),
         prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
-        timed={"logging": logging_s} if is_writing else {"logging": logging_s, "forward": checking_s},
+        timed={"logging": saved_s} if is_writing else {"logging": saved_s, "forward": checking_s},
         left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / LOG_EVERY_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )

@@ -86,9 +86,13 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
 
 
 def _left_with_raised_thresholds(found: Collections) -> float:
-    """Return the part of the automatic collections' time that is not certain to go away with higher thresholds."""
+    """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
+
+    Work that comes at regular intervals is seen ``n`` times in a span of at least ``n - 1`` intervals: a single full
+    collection in a short run promises nothing.
+    """
     total_s = sum(found.automatic_by_phase_s.values())
-    full_s = sum(each.automatic_s for each in found.generations if each.generation == 2)
+    full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)
     _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
     if not (middle and oldest):
         return 1.0  # not a collector of three generations

@@ -10,7 +10,7 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
 from lightning_perf.rules.timed import removal_finding
-from lightning_perf.rules.user_lines import lines_of
+from lightning_perf.rules.user_lines import collecting_s, lines_of
 from lightning_perf.rules.wording import duration, percent
 
 HOOK = "train_dataloader"
@@ -18,12 +18,12 @@ HOOK = "train_dataloader"
 
 @rule("PD603", "epoch-boundary-heavy")
 def check(session: Session) -> Finding | None:
-    """Compare the time between epochs with the threshold."""
+    """Compare the time between epochs, without the garbage collector's, with the threshold."""
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
     loading_s = max(first_waits_s(session, steady), start_s(session, steady))  # PD104 and PD114
-    seconds = phase_s(steady, "epoch_boundary") - loading_s
+    seconds = phase_s(steady, "epoch_boundary") - loading_s - collecting_s(session, "epoch_boundary")
     share = seconds / steady.span_s
     if share < LOOP_MIN_SHARE:
         return None
