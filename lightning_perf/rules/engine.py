@@ -26,9 +26,8 @@ from lightning_perf.records import (
     Window,
 )
 
-from .gain import with_measurement
+from .findings import fact, with_measurement
 from .line_signals import with_line, within_operators
-from .parts import fact
 from .rank_signals import where_found
 from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip

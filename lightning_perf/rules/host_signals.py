@@ -9,7 +9,6 @@ from lightning_perf.records import (
     STEP_PHASES,
     Evidence,
     Finding,
-    Prescription,
     Session,
     StageTimes,
     SyncCall,
@@ -17,7 +16,7 @@ from lightning_perf.records import (
     TensorLoop,
 )
 
-from .gain import timed_finding
+from .findings import Advice, Shown, fact, timed_finding
 from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
 from .signals import CODE_PHASES, phase_s, steady_of
@@ -85,13 +84,7 @@ def is_computing(loop: TensorLoop) -> bool:
 
 def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
     """Return the share of step time in a loop as evidence."""
-    return Evidence(
-        metric="loop ÷ step time",
-        value=loop.share,
-        unit="fraction",
-        threshold=LOW_SHARE,
-        n=calls.n_steps,
-    )
+    return fact("loop ÷ step time", loop.share, "fraction", LOW_SHARE, calls.n_steps)
 
 
 def loop_finding(
@@ -99,8 +92,8 @@ def loop_finding(
     loop: TensorLoop,
     *,
     summary: str,
-    evidence: tuple[Evidence, ...],
-    prescriptions: tuple[Prescription, ...],
+    evidence: Shown,
+    prescriptions: Advice,
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 

@@ -6,12 +6,11 @@ import msgspec
 
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
 
-from .gain import gain_from
+from .findings import SPREAD, fact, gain_from
 from .loader_signals import costly_line
 from .severity import severity_of, severity_of_gain
 from .signals import phase_s
 from .thresholds import LINE_MIN_PART
-from .timed import SPREAD
 from .user_lines import LineTime, host_s, lines_of, whole_lines_of
 from .wording import percent, place, site_of
 
@@ -35,9 +34,7 @@ _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304
 
 def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
     """Return the share of the time in a line as evidence."""
-    return Evidence(
-        metric=f"{LINE_METRIC}{time.where}{time.doing}", value=time.seconds / steady.span_s, unit="fraction", n=time.n
-    )
+    return fact(f"{LINE_METRIC}{time.where}{time.doing}", time.seconds / steady.span_s, "fraction", n=time.n)
 
 
 def with_line(finding: Finding, session: Session) -> Finding:
@@ -98,7 +95,7 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
         return None
     doing = f" in {line.call}" if line.call else ""
     where = place(line.function, site_of(line.file, line.line))
-    evidence = Evidence(metric=f"{what} in {where}{doing}", value=line.share, unit="fraction", n=line.n_samples)
+    evidence = fact(f"{what} in {where}{doing}", line.share, "fraction", n=line.n_samples)
     return _with_sentence(finding, f"{where} takes {percent(line.share)} of {what}{doing}", evidence)
 
 

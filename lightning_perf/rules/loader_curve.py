@@ -25,6 +25,7 @@ from lightning_perf.records import (
     WorkerPoint,
 )
 
+from .findings import fact
 from .machine_signals import COMPUTE_PHASES, wait_share
 from .rule import Skip
 from .signals import loaders_of, steady_of
@@ -37,6 +38,7 @@ from .thresholds import (
     TRANSPORT_LOW_S,
     WORKERS_SLACK,
 )
+from .wording import number_of
 from .worker_bounds import CORES, Step, batch_cost, bound, cap
 
 PREFETCH_FACTORS = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
@@ -184,11 +186,11 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
 def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
     """Return the step time for each probed number of workers; empty if the loader was not probed."""
     return tuple(
-        Evidence(
-            metric=f"step with {step.num_workers} worker{'' if step.num_workers == 1 else 's'} "
+        fact(
+            f"step with {number_of(step.num_workers, 'worker')} "
             + ("(probed next to compute)" if step.is_measured else "(from the probed throughput)"),
-            value=step.step_s,
-            unit="s",
+            step.step_s,
+            "s",
         )
         for step in plan.steps
     )

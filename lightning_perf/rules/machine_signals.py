@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, GpuTelemetry, HostTelemetry, Session, Spread, StageTimes
 
+from .findings import fact
 from .rule import Skip
 from .signals import is_cpu_run, phase_s
 from .thresholds import (
@@ -126,19 +127,11 @@ def sampled(
     unit: str,
     threshold: float | None = None,
     at: Literal["mean", "p50", "p95"] = "mean",
-) -> tuple[Evidence, ...]:
-    """Return the mean or a percentile of a sampled metric as evidence; empty if it was not sampled."""
+) -> Evidence | None:
+    """Return the mean or a percentile of a sampled metric as evidence; None if it was not sampled."""
     if spread is None:
-        return ()
-    name = metric if at == "mean" else f"{metric} ({at})"
-    return (Evidence(metric=name, value=getattr(spread, at), unit=unit, threshold=threshold, n=spread.n),)
-
-
-def optional_evidence(
-    metric: str, value: float | None, unit: str, threshold: float | None = None, n: int | None = None
-) -> tuple[Evidence, ...]:
-    """Return a value as evidence; empty if it is None."""
-    return () if value is None else (Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n),)
+        return None
+    return fact(metric if at == "mean" else f"{metric} ({at})", getattr(spread, at), unit, threshold, spread.n)
 
 
 def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
@@ -153,8 +146,8 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
         is_fraction = metric.endswith("_fraction")
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
         if change >= CHANGE_MIN and max(abs(was), abs(became)) > 0:
-            found.append((change, Evidence(metric=f"{_words(metric)} then: was {was:.4g}, became", value=became,
-                                           unit=_unit(metric), n=n_after)))  # fmt: skip
+            evidence = fact(f"{_words(metric)} then: was {was:.4g}, became", became, _unit(metric), n=n_after)
+            found.append((change, evidence))
     return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:CHANGES_SHOWN])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
-from .parts import fact, fix
+from .findings import fact, fix, trainer_fix
 from .rule import Skip
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
@@ -94,13 +94,11 @@ CHECKPOINTING = fix(
     treatment="activation-checkpointing",
     code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
 )
-BF16 = fix(
+BF16 = trainer_fix(
     'set precision="bf16-mixed": activations need half the memory',
-    "one line",
     "numerics",
-    treatment="precision-bf16",
-    trainer_flags={"precision": "bf16-mixed"},
-    code='Trainer(..., precision="bf16-mixed")',
+    "precision-bf16",
+    precision="bf16-mixed",
 )
 EXPANDABLE_SEGMENTS = fix(
     "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",

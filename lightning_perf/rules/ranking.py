@@ -8,7 +8,7 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
 
-from .gain import AT_STAKE
+from .findings import AT_STAKE
 from .rule import Rule
 from .severity import certain_speedup, possible_share, severity_of_gain
 from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MINUTES_WEIGHT

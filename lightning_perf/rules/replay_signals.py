@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
-from .gain import AT_STAKE, WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
-from .parts import fact, unsigned_finding
+from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
 from .rule import Rule, Skip, rule
 from .signals import computing_s, is_cpu_run, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
@@ -33,7 +32,7 @@ class Diagnosis(NamedTuple):
     """
 
     symptom: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence | None, ...]
     prescription: Prescription
     effect: str
     replayed_as: str = ""
@@ -145,7 +144,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
             *diagnosis.evidence,
             fact("measured speedup of these operators", speedup.value, "ratio", n=result.n_rounds),
         ),
-        prescriptions=(diagnosis.prescription,),
+        prescriptions=diagnosis.prescription,
         claims={name: high_s * seconds / sum(phases.values()) for name, seconds in phases.items() if within_s > 0},
         low_s=low_s,
         basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
@@ -169,7 +168,7 @@ def not_measured(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
         evidence=(*diagnosis.evidence, *at_stake, fact(WHY_NOT_MEASURED, reason)),
-        prescriptions=(prescription,),
+        prescriptions=prescription,
         confidence="low",
         claims=claims,
     )

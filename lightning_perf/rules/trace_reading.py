@@ -17,14 +17,13 @@ from lightning_perf.records import (
     Finding,
     Method,
     PhaseTime,
-    Prescription,
     Session,
     StageTimes,
     TraceRecord,
     WhatIf,
 )
 
-from .gain import timed_finding
+from .findings import Advice, Shown, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
 from .rule import Skip
 from .signals import CODE_PHASES, phase_s
@@ -62,8 +61,8 @@ class Reading(NamedTuple):
         self,
         *,
         summary: str,
-        evidence: tuple[Evidence, ...],
-        prescriptions: tuple[Prescription, ...],
+        evidence: Shown,
+        prescriptions: Advice,
         high_s: float,
         basis: str,
         low_s: float = 0.0,
@@ -117,13 +116,7 @@ class Reading(NamedTuple):
 
     def evidence(self, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
         """Return seconds of the trace as evidence, as a share of its analyzed part."""
-        return Evidence(
-            metric=metric,
-            value=self.share(seconds),
-            unit="fraction",
-            threshold=threshold,
-            n=len(self.trace.steps) or None,
-        )
+        return fact(metric, self.share(seconds), "fraction", threshold, len(self.trace.steps) or None)
 
     def path_s(self, *causes: str) -> float:
         """Return the seconds of these causes on the critical path."""

@@ -6,7 +6,7 @@ import math
 
 from lightning_perf.records import Finding, Prescription, Session
 
-from .parts import fact, fix
+from .findings import fact, fix
 from .rule import Skip
 from .thresholds import WAIT_MIN_SHARE
 from .trace_reading import Reading, complete_reading_of
@@ -43,7 +43,7 @@ def starved_in_trace(session: Session) -> Finding | None:
             fact("longest fetch", loader.max_s, "s", n=loader.n),
             fact("fetches that delay a step", loader.stalled_fraction, "fraction", n=loader.n),
         ),
-        prescriptions=(_more_workers(reading, what_if.low_s),),
+        prescriptions=_more_workers(reading, what_if.low_s),
         low_s=low_s,
         high_s=high_s,
         basis="at most the data wait; the step is limited by the remaining work of device and host",

@@ -73,7 +73,7 @@ def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) ->
     return Step(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
 
 
-def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:
+def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None) -> tuple[int, str]:
     """Return the largest useful number of workers, and the limit that sets it."""
     cores = cores_per_rank(session)
     caps = {CORES: math.floor(cores) if cores >= WORKER_MIN_CORES else 0}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from lightning_perf.records import Prescription, Session
+from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.kernel_signals import full_precision_s, work_share
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.model_signals import counted
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
@@ -93,14 +93,7 @@ def _prescription(session: Session) -> Prescription | None:
     if not bf16 and not fp16:
         return None
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
-    return fix(
-        f'set precision="{flag}"',
-        "one line",
-        "numerics",
-        treatment=treatment,
-        trainer_flags={"precision": flag},
-        code=f'Trainer(..., precision="{flag}")',
-    )
+    return trainer_fix(f'set precision="{flag}"', "numerics", treatment, precision=flag)
 
 
 def _may_compute_in_bf16(session: Session) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Session
+from lightning_perf.rules.findings import fix, optional_fact
 from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s
 from lightning_perf.rules.matrix_units import matrix_units
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import TRACE_MIN_SHARE
@@ -36,7 +36,7 @@ def check(session: Session) -> Diagnosis | None:
         f"{percent(reading.share(matrix_s))} of step time is fp32 matrix kernels that do not use TF32",
         (
             reading.evidence("matrix kernels in plain fp32", matrix_s, TRACE_MIN_SHARE),
-            *((fact("float32_matmul_precision", setting),) if setting else ()),
+            optional_fact("float32_matmul_precision", setting),
         ),
         fix(
             'set torch.set_float32_matmul_precision("high")',

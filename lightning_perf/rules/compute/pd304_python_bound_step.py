@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session, TensorLoop
+from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
-from lightning_perf.rules.parts import compile_prescription, fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of

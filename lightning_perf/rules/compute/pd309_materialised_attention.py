@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.host_signals import looked_at, trace_or_live
 from lightning_perf.rules.kernel_signals import on_path_s
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import number_of, percent, place, site_of
 
@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
             severity="low",  # the cost is unknown, and small in most steps
             summary=summary,
             evidence=evidence,
-            prescriptions=(advice,),
+            prescriptions=advice,
             confidence="medium",
         )
     calls, steady = looked_at(session)
@@ -53,7 +53,7 @@ def check(session: Session) -> Finding | None:
         loop,
         summary=f"{summary} Its loop of {loop.repeats} iterations is uncompiled: {percent(loop.share)} of step time.",
         evidence=(loop_evidence(loop, calls), *evidence),
-        prescriptions=(advice,),
+        prescriptions=advice,
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.gain import gain_from
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, gain_from, trainer_fix, unsigned_finding
 from lightning_perf.rules.matrix_units import matrix_units
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
@@ -43,27 +42,18 @@ def check(session: Session) -> Finding | None:
             fact("optimizer steps skipped", skipped, "fraction", LOW_SHARE, scaler.n_steps),
             fact("loss scale", scaler.scale, threshold=SCALER_MIN_SCALE),
         ),
-        prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
+        prescriptions=(None if has_bf16 is False else _BF16, _CLIP),
         gain=gain,
     )
 
 
-def _bf16() -> Prescription:
-    return fix(
-        'set precision="bf16-mixed", which needs no loss scaler',
-        "one line",
-        "numerics",
-        treatment="precision-bf16",
-        trainer_flags={"precision": "bf16-mixed"},
-        code='Trainer(..., precision="bf16-mixed")',
-    )
-
-
-def _clip() -> Prescription:
-    return fix(
-        "clip gradients, and run operators that overflow in fp32",
-        "minutes",
-        "semantics",
-        trainer_flags={"gradient_clip_val": 1.0},
-        code="Trainer(..., gradient_clip_val=1.0)",
-    )
+_BF16 = trainer_fix(
+    'set precision="bf16-mixed", which needs no loss scaler', "numerics", "precision-bf16", precision="bf16-mixed"
+)
+_CLIP = fix(
+    "clip gradients, and run operators that overflow in fp32",
+    "minutes",
+    "semantics",
+    trainer_flags={"gradient_clip_val": 1.0},
+    code="Trainer(..., gradient_clip_val=1.0)",
+)

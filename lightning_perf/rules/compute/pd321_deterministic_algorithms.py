@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, steady_of
@@ -21,13 +21,12 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         "torch uses deterministic algorithms only",
         (fact("deterministic algorithms", True),),
-        fix(
+        trainer_fix(
             "set deterministic=False unless runs must be repeated exactly",
-            "one line",
             "numerics",
-            treatment="deterministic-off",
-            trainer_flags={"deterministic": False},
-            code="Trainer(..., deterministic=False)  # and no torch.use_deterministic_algorithms(True)",
+            "deterministic-off",
+            "and no torch.use_deterministic_algorithms(True)",
+            deterministic=False,
         ),
         "with all algorithms allowed, these operators run",
         unmeasured="info" if is_cpu_run(session) else "low",  # few operators have another algorithm on a CPU

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
     costliest,
@@ -18,7 +18,6 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
@@ -54,7 +53,7 @@ def check(session: Session) -> Finding | None:
             fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("profiled by", function.basis),
         ),
-        prescriptions=(_prescription(function, line),),
+        prescriptions=_prescription(function, line),
         claims={"data_wait": probed.saved_s(of_batch)},
         basis="at most the function's time, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of
 from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, SHM_SAFETY_FACTOR
@@ -36,12 +36,10 @@ def check(session: Session) -> Finding | None:
             fact("batches prefetched at most", n_ready, "count"),
             fact("bytes of the first batch", batch_bytes, "bytes"),
         ),
-        prescriptions=(
-            fix(
-                f"enlarge /dev/shm to {gib} GiB, or lower prefetch_factor or num_workers",
-                "one line",
-                code=f"docker run --shm-size={gib}g ...",
-            ),
+        prescriptions=fix(
+            f"enlarge /dev/shm to {gib} GiB, or lower prefetch_factor or num_workers",
+            "one line",
+            code=f"docker run --shm-size={gib}g ...",
         ),
     )
 

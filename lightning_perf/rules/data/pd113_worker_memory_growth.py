@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Session
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, function_place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MEMORY_MIN_LASTING_S
 from lightning_perf.rules.wording import size_text

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
@@ -15,7 +14,6 @@ from lightning_perf.rules.thresholds import (
     STRAGGLER_MIN_STEP_SHARE,
     STRAGGLER_USUAL_PART,
 )
-from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
 
 _PHASES = {
@@ -92,7 +90,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                 if not text.startswith("PD701")
             ),
         ),
-        prescriptions=(_prescription(worst, part, is_traced),),
+        prescriptions=_prescription(worst, part, is_traced),
         claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
         low_s=0.0 if measured_s is None else (1 - SPREAD) * min(lost_s, measured_s * steady.n_steps),
         method="modeled" if measured_s is None else "timed",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.memory_signals import is_tight
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import size_text
 
@@ -27,13 +27,11 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="medium",
         summary=f"Memory is nearly full, and {saved} stored twice: DDP copies them into its buckets.",
-        evidence=(fact("gradient_as_bucket_view", False), *((fact("gradients", n_bytes, "bytes"),) if n_bytes else ())),
-        prescriptions=(
-            fix(
-                "set gradient_as_bucket_view=True on DDP",
-                "one line",
-                treatment="ddp-bucket-view",
-                code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
-            ),
+        evidence=(fact("gradient_as_bucket_view", False), optional_fact("gradients", n_bytes or None, "bytes")),
+        prescriptions=fix(
+            "set gradient_as_bucket_view=True on DDP",
+            "one line",
+            treatment="ddp-bucket-view",
+            code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
         ),
     )

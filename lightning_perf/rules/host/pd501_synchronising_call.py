@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
@@ -54,7 +53,7 @@ def _live(session: Session) -> Finding | None:
             ),
             fact("synchronizing calls per step", n, "count", n=calls.n_steps),
         ),
-        prescriptions=(_prescription(f" at {_line(waits[0])}"),),
+        prescriptions=_prescription(f" at {_line(waits[0])}"),
         claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
         low_s=sampled_s,
         basis=(
@@ -111,11 +110,7 @@ def _from_trace(session: Session) -> Finding | None:
         ),
         evidence=(
             reading.evidence("device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
-            *(
-                (reading.evidence("device running only collectives while the host waited", delayed_s),)
-                if delayed_s
-                else ()
-            ),
+            reading.evidence("device running only collectives while the host waited", delayed_s) if delayed_s else None,
             *(
                 fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
                 for s in sites[:3]
@@ -123,7 +118,7 @@ def _from_trace(session: Session) -> Finding | None:
             fact("host wait in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
             fact("calls of aten::item", syncs.item_n, "count"),
         ),
-        prescriptions=(_prescription(_at(sites)),),
+        prescriptions=_prescription(_at(sites)),
         low_s=least_s,
         high_s=most_s,
         basis="at most the device's idle time; no gain if another wait follows",

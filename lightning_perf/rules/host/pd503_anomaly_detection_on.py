@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import gain_from
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, gain_from, trainer_fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import computing_s, steady_of
 from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_FRACTION
@@ -22,15 +21,12 @@ def preflight(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="low",  # the cost is not measured
         summary="Anomaly detection is on and will likely slow down every step.",
-        evidence=(fact("detect_anomaly", True),),
-        prescriptions=(
-            fix(
-                "set detect_anomaly=False (now on)",
-                "one line",
-                treatment="anomaly-off",
-                trainer_flags={"detect_anomaly": False},
-                code="Trainer(..., detect_anomaly=False)  # and no torch.autograd.set_detect_anomaly(True)",
-            ),
+        evidence=fact("detect_anomaly", True),
+        prescriptions=trainer_fix(
+            "set detect_anomaly=False (now on)",
+            treatment="anomaly-off",
+            note="and no torch.autograd.set_detect_anomaly(True)",
+            detect_anomaly=False,
         ),
     )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, NamedTime, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import called, duration, percent
 
 
@@ -39,12 +38,10 @@ def check(session: Session) -> Finding | None:
             fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
-        prescriptions=(
-            fix(
-                f"run {name}.{worst.hook} every {often}, or make it faster",
-                "minutes",
-                code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
-            ),
+        prescriptions=fix(
+            f"run {name}.{worst.hook} every {often}, or make it faster",
+            "minutes",
+            code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
         ),
         timed=claims_of(times, steady.span_s),
         # The hook may already skip its work in most calls; calling it less often then saves less.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.logging_cost import call_s
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRESS_LEFT_S, PROGRESS_MAX_STEPS
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
 
 
@@ -39,12 +38,7 @@ def check(session: Session) -> Finding | None:
             value=wanted,
         )
     else:
-        advice = fix(
-            "set enable_progress_bar=False",
-            "one line",
-            trainer_flags={"enable_progress_bar": False},
-            code="Trainer(..., enable_progress_bar=False)",
-        )
+        advice = trainer_fix("set enable_progress_bar=False", enable_progress_bar=False)
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} refreshes {often}.",
@@ -53,7 +47,7 @@ def check(session: Session) -> Finding | None:
             fact("steps between refreshes", rate, "count"),
             *(fact(f"time per call of {name}.{time.hook}", call_s(time), "s", n=time.n_calls) for time in times[:2]),
         ),
-        prescriptions=(advice,),
+        prescriptions=advice,
         timed=claims_of(times, steady.span_s),
         left=min(1.0, rate / wanted + counted) if can_refresh_less else 0.0,
         left_least=rate / wanted if can_refresh_less else 0.0,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS
 from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
 
@@ -46,13 +45,9 @@ def check(session: Session) -> Finding | None:
                 sum(each.n for each in found.generations),
             ),
             *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
-            *(
-                (fact("objects visited by a full collection", found.n_objects, "count"),)
-                if found.n_objects is not None
-                else ()
-            ),
+            optional_fact("objects visited by a full collection", found.n_objects, "count"),
         ),
-        prescriptions=(_prescription(found, asked[0] if is_asked else None),),
+        prescriptions=_prescription(found, asked[0] if is_asked else None),
         timed=timed,
         left=_left_without_calls(found, asked) if is_asked else _left_with_raised_thresholds(found),
         left_least=0.0,

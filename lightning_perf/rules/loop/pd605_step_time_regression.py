@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from lightning_perf.records import Block, Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import changes_at, has_lost_cores
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import GROWTH_ALIKE_PART, GROWTH_MIN, GROWTH_MIN_OWN, GROWTH_MIN_WEIGHT
@@ -55,18 +54,16 @@ def check(session: Session) -> Finding | None:
                 n_after,
             ),
             fact("first slow step", after[0].first_step),
-            *((fact(f"growth of {phase} per step", growth[phase], "s"),) if phase else ()),
+            fact(f"growth of {phase} per step", growth[phase], "s") if phase else None,
             *changes_at(session, after[0].start_s),
         ),
-        prescriptions=(
-            fix(
-                (
-                    "check what else ran on the machine from then on, and whether batches grew"
-                    if is_uniform or is_machine
-                    else f"find what grows or starts at that step in {phase.replace('_', ' ') or 'the step'}"
-                ),
-                "hours",
+        prescriptions=fix(
+            (
+                "check what else ran on the machine from then on, and whether batches grew"
+                if is_uniform or is_machine
+                else f"find what grows or starts at that step in {phase.replace('_', ' ') or 'the step'}"
             ),
+            "hours",
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
         basis=f"at most the earlier step time in all later steps ({percent(1 - change.before / change.after)} less)",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import optional_evidence
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
@@ -40,15 +38,13 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("extra time of slow steps, share of the time", outliers.share, "fraction", LOW_SHARE, outliers.n),
             fact("threshold for slow steps", outliers.threshold_s, "s"),
-            *optional_evidence("training thread waiting for a core, share of its time", queueing or None, "fraction"),
-            *((fact(f"slowest: step {worst.step}", worst.duration_s, "s"),) if worst else ()),
+            optional_fact("training thread waiting for a core, share of its time", queueing or None, "fraction"),
+            fact(f"slowest: step {worst.step}", worst.duration_s, "s") if worst else None,
         ),
-        prescriptions=(
-            fix(
-                ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
-                "hours",
-                treatment="gc-freeze" if advice == RARER_COLLECTIONS and not is_disturbed else "",
-            ),
+        prescriptions=fix(
+            ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
+            "hours",
+            treatment="gc-freeze" if advice == RARER_COLLECTIONS and not is_disturbed else "",
         ),
         claims=claims,
         low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),

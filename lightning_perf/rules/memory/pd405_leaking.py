@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import HELD_MIN_TENSORS
 from lightning_perf.rules.wording import size_text
@@ -33,7 +33,7 @@ def check(session: Session) -> Finding | None:
             *(growth_evidence(worst) if worst is not None else ()),
             *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
-        prescriptions=(_prescription(suspects),),
+        prescriptions=_prescription(suspects),
         confidence="high" if suspects else "medium",
     )
 

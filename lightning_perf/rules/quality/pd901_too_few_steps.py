@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
@@ -26,6 +26,6 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=summary,
-        evidence=(fact("steps in the steady state", n_steps, "count", MIN_RELIABLE_STEPS, n_steps),),
-        prescriptions=(fix(f"run at least {MIN_RELIABLE_STEPS} steps after the warm-up", "one line"),),
+        evidence=fact("steps in the steady state", n_steps, "count", MIN_RELIABLE_STEPS, n_steps),
+        prescriptions=fix(f"run at least {MIN_RELIABLE_STEPS} steps after the warm-up", "one line"),
     )

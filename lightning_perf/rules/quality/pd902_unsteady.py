@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 
@@ -23,6 +23,6 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary="Step time changed by over 10 % between the halves of the run; averages are unreliable.",
-        evidence=(fact("the halves agree within 10 %", False, n=steady.n_steps),),
-        prescriptions=(fix("measure longer, on a machine without other load", "minutes"),),
+        evidence=fact("the halves agree within 10 %", False, n=steady.n_steps),
+        prescriptions=fix("measure longer, on a machine without other load", "minutes"),
     )

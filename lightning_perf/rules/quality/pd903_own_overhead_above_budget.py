@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import OVERHEAD_MIN_STEP_SHARE
 from lightning_perf.rules.wording import duration, percent
@@ -31,11 +31,9 @@ def check(session: Session) -> Finding | None:
             fact("overhead per step", overhead.per_step_us, "us", overhead.budget_us),
             fact("overhead ÷ run", overhead.share, "fraction"),
         ),
-        prescriptions=(
-            fix(
-                "measure less, or remove PerfDoctor once the diagnosis is known",
-                "one line",
-                code="PerfDoctor(options=DoctorOptions(memory=False, device_stats=False))",
-            ),
+        prescriptions=fix(
+            "measure less, or remove PerfDoctor once the diagnosis is known",
+            "one line",
+            code="PerfDoctor(options=DoctorOptions(memory=False, device_stats=False))",
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 
 
@@ -18,7 +18,7 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=_summary(len(lost), len(session.windows)),
-        evidence=tuple(fact(f"window at step {window.first_step}: {window.status}", window.reason) for window in lost),
+        evidence=(fact(f"window at step {window.first_step}: {window.status}", window.reason) for window in lost),
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.machine_signals import device_spread_of, device_telemetry_of
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import UTILIZATION_LOW_P95, UTILIZATION_UNEVEN_P5
@@ -33,12 +33,10 @@ def check(session: Session) -> Finding | None:
             fact("utilization, p95", use.p95, "fraction", UTILIZATION_LOW_P95, use.n),
             fact("utilization, p5", use.p5, "fraction", UTILIZATION_UNEVEN_P5, use.n),
         ),
-        prescriptions=(
-            fix(
-                "record a profiler window, which shows when the device is idle",
-                "one line",
-                code="PerfDoctor(schedule=(5, 2, 3, 1))",
-            ),
+        prescriptions=fix(
+            "record a profiler window, which shows when the device is idle",
+            "one line",
+            code="PerfDoctor(schedule=(5, 2, 3, 1))",
         ),
         confidence="low",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lightning_perf.records import Copies, Finding, Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
