@@ -8,7 +8,8 @@ import importlib
 import logging
 import pkgutil
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -43,6 +44,8 @@ _RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")
 _OF_ALL_RANKS = ("distributed", "quality")
 
 _log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
 
 
 @functools.cache
@@ -165,21 +168,17 @@ def preflight(
         ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     check_codes(select, ignore)
-    findings = []
-    for rule in all_rules():
-        if rule.preflight is None or not _is_selected(rule.code, select, ignore):
-            continue
-        try:
-            finding = rule.sign(rule.preflight(session))
-        except Skip:
-            continue
-        except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
-            raise_if_from_signal(error)
-            _log.warning("%s failed on the settings: %s: %s", rule.code, type(error).__name__, error)
-            continue
-        if finding is not None:
-            findings.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
-    return tuple(sorted(findings, key=lambda finding: rank_of(finding, session)))
+    findings = (
+        rule.sign(_asked(rule, rule.preflight, session, "on the settings"))
+        for rule in all_rules()
+        if rule.preflight is not None and _is_selected(rule.code, select, ignore)
+    )
+    likely = (
+        msgspec.structs.replace(finding, confidence="low", is_preflight=True)
+        for finding in findings
+        if finding is not None
+    )
+    return tuple(sorted(likely, key=lambda finding: rank_of(finding, session)))
 
 
 def hypotheses(
@@ -196,17 +195,22 @@ def hypotheses(
     for rule in all_rules():
         if rule.hypothesis is None or not _is_selected(rule.code, select, ignore):
             continue
-        try:
-            hypothesis = rule.hypothesis(session)
-        except Skip:
-            continue
-        except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
-            raise_if_from_signal(error)
-            _log.warning("%s failed to request a replay: %s: %s", rule.code, type(error).__name__, error)
-            continue
+        hypothesis = _asked(rule, rule.hypothesis, session, "to request a replay")
         if hypothesis is not None:
             found.setdefault(hypothesis.treatment, hypothesis)
     return tuple(sorted(found.values(), key=lambda one: -one.at_stake_s))
+
+
+def _asked(rule: Rule, question: Callable[[Session], Reply | None], session: Session, what: str) -> Reply | None:
+    """Return the reply of a rule; None if it lacks a measurement, or raises an error, which is logged."""
+    try:
+        return question(session)
+    except Skip:
+        return None
+    except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
+        raise_if_from_signal(error)
+        _log.warning("%s failed %s: %s: %s", rule.code, what, type(error).__name__, error)
+        return None
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:

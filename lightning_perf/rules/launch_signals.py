@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 
-from .host_signals import is_computing
 from .kernel_signals import launching_s, path_of
+from .step_signals import is_computing
 from .thresholds import (
     LATE_MAX_PER_KERNEL_S,
     LATE_MIN_SHARE,

@@ -6,19 +6,18 @@ import msgspec
 
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
 
-from .findings import SPREAD, fact, gain_from
+from .findings import SPREAD, fact, gain_from, severity_of, severity_of_gain
 from .loader_signals import costly_line
-from .severity import severity_of, severity_of_gain
-from .signals import phase_s
+from .signals import CODE_PHASES, phase_s
 from .thresholds import LINE_MIN_PART
 from .user_lines import LineTime, host_s, lines_of, whole_lines_of
-from .wording import percent, place, site_of
+from .wording import percent, place_of
 
 _CLAIMED = ("claimed",)
-_LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
+_LOADING = ("data_wait",)
 _PHASES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110", "PD115"), _LOADING),
-    **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
+    **dict.fromkeys(("PD303", "PD304"), CODE_PHASES),
     **dict.fromkeys(
         ("PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED
     ),
@@ -94,7 +93,7 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     if line is None or line.share < LINE_MIN_PART:
         return None
     doing = f" in {line.call}" if line.call else ""
-    where = place(line.function, site_of(line.file, line.line))
+    where = place_of(line)
     evidence = fact(f"{what} in {where}{doing}", line.share, "fraction", n=line.n_samples)
     return _with_sentence(finding, f"{where} takes {percent(line.share)} of {what}{doing}", evidence)
 

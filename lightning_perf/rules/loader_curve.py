@@ -26,9 +26,9 @@ from lightning_perf.records import (
 )
 
 from .findings import fact
-from .machine_signals import COMPUTE_PHASES, wait_share
+from .machine_signals import wait_share
 from .rule import Skip
-from .signals import loaders_of, steady_of
+from .signals import COMPUTE_PHASES, loaders_of, steady_of
 from .thresholds import (
     COMPUTES_MIN_FRACTION,
     DEFAULT_PREFETCH,

@@ -10,7 +10,7 @@ from lightning_perf.records import Evidence, GpuTelemetry, HostTelemetry, Sessio
 
 from .findings import fact
 from .rule import Skip
-from .signals import is_cpu_run, phase_s
+from .signals import COMPUTE_PHASES, is_cpu_run, phase_s
 from .thresholds import (
     CHANGE_MIN,
     CHANGES_SHOWN,
@@ -19,8 +19,6 @@ from .thresholds import (
     MIN_CHANGE_POINTS,
     MIN_TELEMETRY_SAMPLES,
 )
-
-COMPUTE_PHASES = ("forward", "backward", "optimizer")
 
 
 def host_of(session: Session) -> HostTelemetry:

@@ -8,6 +8,7 @@ from statistics import median
 from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, ranks_by_finding, together
 
 from .rule import Skip
+from .signals import own_summary
 from .thresholds import COLLECTIVE_SMALL_S, COLLECTIVES_MIN_SMALL, RANKS_SHOWN
 from .trace_reading import Reading, reading_of
 
@@ -67,12 +68,11 @@ def waited_s(session: Session, reading: Reading) -> float:
         return 0.0
     if communication.waiting_s is not None:
         return communication.waiting_s
-    summaries = session.ranks.summaries if session.ranks is not None else ()
-    waits = {one.rank: one.waiting_s for one in summaries if one.waiting_s is not None}
-    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    summaries, own = session.ranks.summaries if session.ranks is not None else (), own_summary(session)
+    waits = [one.waiting_s for one in summaries if one.waiting_s is not None]
     if own is None or own.waiting_s is None or len(waits) < 2 or own.step_s <= 0:
         return 0.0
-    share = (own.waiting_s - min(waits.values())) / own.step_s
+    share = (own.waiting_s - min(waits)) / own.step_s
     return min(communication.exposed_s, share * reading.trace.span_s)
 
 

@@ -10,9 +10,10 @@ from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, 
 
 from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
 from .rule import Rule, Skip, rule
-from .signals import computing_s, is_cpu_run, steady_of
+from .signals import CODE_PHASES, is_cpu_run, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
 from .trace_reading import device_reading_of, reading_of
+from .user_lines import computing_s
 
 
 class Diagnosis(NamedTuple):
@@ -36,7 +37,7 @@ class Diagnosis(NamedTuple):
     prescription: Prescription
     effect: str
     replayed_as: str = ""
-    phases: tuple[str, ...] = ("forward", "backward")
+    phases: tuple[str, ...] = CODE_PHASES
     at_stake: float = 0.0
     most_s: float | None = None
     unmeasured: Severity = "low"

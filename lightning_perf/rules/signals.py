@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lightning_perf.records import LoaderSettings, NamedTime, Session, StageTimes
+from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes
 
 from .rule import Skip
 from .thresholds import MIN_SPAN_S, MIN_STEPS
-from .user_lines import host_s
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 CODE_PHASES = ("forward", "backward")
 """The phases of a step that run the model's code."""
+
+COMPUTE_PHASES = (*CODE_PHASES, "optimizer")
+"""The phases of a step that compute."""
 
 FULL_PRECISION = ("32", "32-true")
 
@@ -37,20 +39,10 @@ def phase_s(stage: StageTimes, *names: str) -> float:
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
-def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
-    """Return the seconds of these phases in which this rank computes.
-
-    Excludes the user's own lines and the garbage collector, and for backward also the wait for other ranks, if known
-    (unknown for strategies that communicate within forward and backward).
-    """
-    seconds = sum(max(0.0, phase_s(steady, name) - host_s(session, name)) for name in names)
+def own_summary(session: Session) -> RankSummary | None:
+    """Return the measurements of this rank as it sent them to rank 0; None if ranks were not compared."""
     summaries = session.ranks.summaries if session.ranks is not None else ()
-    own = next((one for one in summaries if one.rank == session.run.rank), None)
-    if "backward" not in names or own is None or own.waiting_s is None:
-        return seconds
-    backward_s = phase_s(steady, "backward")
-    own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
-    return seconds - backward_s + min(backward_s, max(0.0, own_s))
+    return next((one for one in summaries if one.rank == session.run.rank), None)
 
 
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Gain
-from lightning_perf.rules.thresholds import LOW_SHARE
+from typing import TypeAlias
+
+from lightning_perf.records import (
+    AskedCollection,
+    AttentionCall,
+    Gain,
+    GraphBreak,
+    HostLine,
+    Recompile,
+    SyncCall,
+    TensorLoop,
+)
+
+from .thresholds import LOW_SHARE
+
+Line: TypeAlias = AskedCollection | AttentionCall | GraphBreak | HostLine | Recompile | SyncCall | TensorLoop
+"""A record of a line of code: it has ``file``, ``line`` and ``function``."""
 
 
 def percent(fraction: float) -> str:
@@ -61,6 +76,11 @@ def place(function: str, site: str) -> str:
     if not site:
         return function or "an unknown line"
     return f"{function} ({site})" if function else site
+
+
+def place_of(code: Line) -> str:
+    """Return the place of a line of code, as ``place`` does."""
+    return place(code.function, site_of(code.file, code.line))
 
 
 def site_of(file: str, line: int, n_parts: int = 1) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix, timed_finding
-from lightning_perf.rules.host_signals import claims_within, trace_or_live
 from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
-from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import CODE_PHASES, phase_s, steady_of
+from lightning_perf.rules.step_signals import bound_of, ceilings_of, claims_within, counted, trace_or_live
 from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Finding, Prescription, Session, TensorLoop
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix
-from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
-from lightning_perf.rules.wording import percent, place, site_of
+from lightning_perf.rules.wording import percent, place_of
 
 
 @rule("PD304", "python-bound-step")
@@ -43,13 +43,13 @@ def _live(session: Session) -> Finding | None:
         steady,
         worst,
         summary=(
-            f"{percent(worst.share)} of step time is a Python loop over a tensor: {_place(worst)} runs {worst.repeats} "
-            f"iterations per step, and each operator in it costs a few microseconds of overhead"
+            f"{percent(worst.share)} of step time is a Python loop over a tensor: {place_of(worst)} runs "
+            f"{worst.repeats} iterations per step, and each operator in it costs a few microseconds of overhead"
             f"{'' if calls.device == 'cpu' else ' while the device waits'}."
         ),
         evidence=(
             loop_evidence(worst, calls),
-            *(fact(f"iterations per step at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
+            *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the function", worst.operators_per_step, "count"),
         ),
         prescriptions=_prescriptions(),
@@ -59,10 +59,6 @@ def _live(session: Session) -> Finding | None:
 def _explains(loop: Finding, finding: Finding) -> bool:
     """Return whether a loop explains most of the time of the tiny operators."""
     return sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values())
-
-
-def _place(loop: TensorLoop) -> str:
-    return place(loop.function, site_of(loop.file, loop.line))
 
 
 def _prescriptions() -> tuple[Prescription, ...]:

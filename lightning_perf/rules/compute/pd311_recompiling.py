@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
-from lightning_perf.rules.wording import called, duration, percent, place, site_of
+from lightning_perf.rules.wording import called, duration, percent, place_of
 
 
 @rule("PD311", "recompiling")
@@ -40,7 +39,7 @@ def check(session: Session) -> Finding | None:
         # The cost of running uncompiled from then on is not known.
         severity="low" if at_limit and share < LOW_SHARE else severity_of_gain(gain),
         summary=(
-            f"{place(worst.function, site_of(worst.file, worst.line))} was recompiled {called(worst.n)}; "
+            f"{place_of(worst)} was recompiled {called(worst.n)}; "
             f"recompiling takes {percent(share)} of the time after the first steps.{_AT_LIMIT if at_limit else ''}"
             f"{f' Reason: {worst.reason}.' if worst.reason else ''}"
         ),
@@ -49,12 +48,7 @@ def check(session: Session) -> Finding | None:
             fact("share of the time recompiling", share, "fraction", LOW_SHARE),
             fact("total compile time", duration(watch.compile_s)),
             *(
-                fact(
-                    f"{place(r.function, site_of(r.file, r.line))} recompiled",
-                    r.n,
-                    "count",
-                    RECOMPILES_AT_LIMIT if at_limit else None,
-                )
+                fact(f"{place_of(r)} recompiled", r.n, "count", RECOMPILES_AT_LIMIT if at_limit else None)
                 for r in (at_limit or late)[:3]
             ),
         ),

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
-from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.wording import number_of, percent, place, site_of
+from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
+from lightning_perf.rules.wording import number_of, percent, place_of
 
 
 @rule("PD312", "graph-breaks", explains=("PD304",))
@@ -26,14 +26,11 @@ def check(session: Session) -> Finding | None:
     first = breaks[0]
     more = len(breaks) - 1
     others = f" and {number_of(more, 'other place')}" if more else ""
-    line = place(first.function, site_of(first.file, first.line))
+    line = place_of(first)
     summary = (
         f"A compiled function falls back to Python at {line}{others}. Reason: {first.reason or 'not given by torch'}."
     )
-    evidence = tuple(
-        fact(f"graph break at {place(b.function, site_of(b.file, b.line))}", b.reason or "no reason given")
-        for b in breaks[:5]
-    )
+    evidence = tuple(fact(f"graph break at {place_of(b)}", b.reason or "no reason given") for b in breaks[:5])
     advice = fix(
         f"move {line if first.file else 'the code that breaks the graph'} out of the compiled function",
         "minutes",

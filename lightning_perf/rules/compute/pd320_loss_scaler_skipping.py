@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, trainer_fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, trainer_fix, unsigned_finding
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import severity_of_gain
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, SCALER_MIN_SCALE, SCALER_MIN_STEPS
 from lightning_perf.rules.wording import percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning_perf.records import Finding, RankSummary, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import claims_of, phase_s, share_of, steady_of
+from lightning_perf.rules.signals import claims_of, own_summary, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import percent
 
@@ -56,8 +56,7 @@ def check(session: Session) -> Finding | None:
 
 def _waited_s(session: Session) -> float | None:
     """Return the most seconds per step that this rank waits for the slowest one; None if not known."""
-    summaries = session.ranks.summaries if session.ranks is not None else ()
-    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    summaries, own = session.ranks.summaries if session.ranks is not None else (), own_summary(session)
     if own is None or len(summaries) < session.run.world_size or any("compute" not in one.parts_s for one in summaries):
         return None
     return max(_work_s(one) for one in summaries) - _work_s(own)

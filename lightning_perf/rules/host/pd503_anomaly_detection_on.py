@@ -7,8 +7,9 @@ import msgspec
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, gain_from, trainer_fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import computing_s, steady_of
+from lightning_perf.rules.signals import CODE_PHASES, steady_of
 from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_FRACTION
+from lightning_perf.rules.user_lines import computing_s
 
 
 def preflight(session: Session) -> Finding | None:
@@ -38,7 +39,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if finding is None:
         return None
-    phases = {name: computing_s(session, steady, name) for name in ("forward", "backward")}
+    phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
     seconds = sum(phases.values())
     return msgspec.structs.replace(
         finding,

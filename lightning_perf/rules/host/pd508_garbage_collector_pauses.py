@@ -8,7 +8,7 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS
-from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
+from lightning_perf.rules.wording import called, duration, number_of, percent, place_of
 
 
 @rule("PD508", "garbage-collector-pauses")
@@ -94,8 +94,7 @@ def _left_with_raised_thresholds(found: Collections) -> float:
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:
     if asked and asked[0].total_s > sum(found.automatic_by_phase_s.values()):
         one = asked[0]
-        where = place(one.function, site_of(one.file, one.line))
-        return f"{where} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
+        return f"{place_of(one)} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""
     what = f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation}"

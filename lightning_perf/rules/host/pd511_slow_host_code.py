@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
-from lightning_perf.rules.host_signals import loops_of
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.step_signals import loops_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import LineTime, is_anomaly_trace, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent

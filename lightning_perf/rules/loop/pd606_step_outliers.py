@@ -8,7 +8,7 @@ from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
-from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
+from lightning_perf.rules.wording import duration, number_of, percent, place_of
 
 
 @rule("PD606", "step-outliers", yields_its_time=True)
@@ -72,7 +72,7 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     if line is None:
         text = f" {percent(share)} of their extra time is automatic garbage collection."
         return text, RARER_COLLECTIONS, least
-    where = place(line.function, site_of(line.file, line.line))
+    where = place_of(line)
     text = f" {percent(share)} of their extra time is spent in {where}{f', in {line.call}' if line.call else ''}."
     return text, f"run {where} in every tenth of these steps, or in the background", least
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, severity_of, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import severity_of
 from lightning_perf.rules.thresholds import HANG_BUSY_MIN, HANG_MIN_STEPS
 from lightning_perf.rules.wording import duration, number_of
 

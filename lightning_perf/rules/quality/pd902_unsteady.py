@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import claims_time, fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 
 
-def _depends_on_steps(finding: Finding) -> bool:
-    return bool(finding.claims) or finding.gain is not None
-
-
-@rule("PD902", "unsteady", weakens=_depends_on_steps)
+@rule("PD902", "unsteady", weakens=claims_time)
 def check(session: Session) -> Finding | None:
     """Report a run whose halves have different step times."""
     steady = steady_of(session)

@@ -6,10 +6,10 @@ import math
 
 from lightning_perf.records import HostTelemetry, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact
-from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, sampled
+from lightning_perf.rules.machine_signals import host_of, sampled
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import cores_per_rank
+from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank
 from lightning_perf.rules.thresholds import MIN_SWITCHES_PER_S, THREAD_QUEUEING_MIN
 from lightning_perf.rules.wording import number_of, percent
 

@@ -1,4 +1,4 @@
-"""Sampled steps, whose single operators were recorded, for rules that use them."""
+"""Sampled steps for rules that use them: their operators, and the model profile of one of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TypeVar
 
 from lightning_perf.records import (
     STEP_PHASES,
+    Bound,
+    Ceilings,
     Evidence,
     Finding,
+    ModelProfile,
     Session,
     StageTimes,
     SyncCall,
@@ -17,9 +20,8 @@ from lightning_perf.records import (
 )
 
 from .findings import Advice, Shown, fact, timed_finding
-from .machine_signals import COMPUTE_PHASES
 from .rule import Skip
-from .signals import CODE_PHASES, phase_s, steady_of
+from .signals import CODE_PHASES, COMPUTE_PHASES, phase_s, steady_of
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 
 Answer = TypeVar("Answer")
@@ -129,3 +131,39 @@ def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -
     within_s = phase_s(steady, *phases)
     part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
     return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}
+
+
+def counted(session: Session) -> ModelProfile:
+    """Return the profile of a step whose FLOPs were counted.
+
+    Raises:
+        Skip: The FLOPs of no step were counted.
+    """
+    profile = session.model_profile
+    if profile is None or profile.forward_flops is None:
+        raise Skip(session.missing.get("model_profile", "the model's FLOPs were not counted"))
+    return profile
+
+
+def ceilings_of(session: Session) -> Ceilings:
+    """Return the measured ceilings of the device.
+
+    Raises:
+        Skip: They were not measured.
+    """
+    profile = session.model_profile
+    if profile is None or profile.ceilings is None:
+        raise Skip(session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured"))
+    return profile.ceilings
+
+
+def bound_of(session: Session) -> Bound:
+    """Return the bound of the profiled step, e.g. ``"launch"``.
+
+    Raises:
+        Skip: No step was profiled, or its bound is not known.
+    """
+    bound = counted(session).bound
+    if bound is None:
+        raise Skip(session.missing.get("model_profile.ceilings", "the bound of the step is not known"))
+    return bound
