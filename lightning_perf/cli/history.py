@@ -1,7 +1,5 @@
 """``lightning-perf history``: earlier runs on this machine; ``lightning-perf bisect``: what made a training slower."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sqlite3

@@ -1,7 +1,5 @@
 """Output of commands: stdout, stderr, files and exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

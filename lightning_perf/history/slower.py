@@ -1,7 +1,5 @@
 """Which times of a run are longer than in earlier runs of the same training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Files beside a training: written whole and with room left on the disk, read only where reading cannot block."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The session: everything that was measured and found in one run, and its file."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Times of steps, epochs and stages."""
 
-from __future__ import annotations
-
 from .base import Record
 
 PHASES: tuple[str, ...] = (

@@ -5,8 +5,6 @@ that rules and reports can compute with them. The checks are compiled from the r
 end of its name, and the tables below hold the exceptions.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import types

@@ -1,7 +1,5 @@
 """Run the rules: each returns an outcome, and an error in one does not stop the others."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Build findings: evidence, recommendations, and the severity and speedup that follow from saved seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 

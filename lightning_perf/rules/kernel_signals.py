@@ -1,7 +1,5 @@
 """Time on the critical path of a trace by kind of kernel, divided among the rules about them."""
 
-from __future__ import annotations
-
 from lightning_perf.records import CriticalPath, TraceRecord
 from lightning_perf.traces.kernels import MATRIX_KINDS
 

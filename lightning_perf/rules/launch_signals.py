@@ -1,7 +1,5 @@
 """The cost of late launches and tiny operators in a trace, and their place in the code."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Lines of the user's code as evidence of findings, and the time of findings about operators without them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes

@@ -5,8 +5,6 @@ probe only bounds are known: ``w`` workers deliver at most ``w`` batches in the 
 and no more than the cores allow.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import median
 

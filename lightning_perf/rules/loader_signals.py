@@ -1,7 +1,5 @@
 """Measurements of the loader probe that the data rules use."""
 
-from __future__ import annotations
-
 from statistics import fmean
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Distinguish a slow logger (PD505) from one that is called too often (PD502)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

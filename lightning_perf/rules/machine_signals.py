@@ -1,7 +1,5 @@
 """Telemetry that rules use; each function raises Skip with the reason if it is missing."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from typing import Literal, NamedTuple

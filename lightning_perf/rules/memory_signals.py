@@ -1,7 +1,5 @@
 """Memory measurements and recommendations that rules use; functions raise Skip with the reason if one is missing."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 

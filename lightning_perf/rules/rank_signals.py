@@ -1,7 +1,5 @@
 """Measurements of ranks that rules use; functions raise Skip with the reason if one is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 

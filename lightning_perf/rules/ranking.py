@@ -1,7 +1,5 @@
 """The order of findings: causes before symptoms, what is certain before what is not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """Rules whose gain is measured by replaying operators of one step with a treatment."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """The rule record, and the decorator that declares one."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable
 from typing import TypeAlias

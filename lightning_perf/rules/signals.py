@@ -1,7 +1,5 @@
 """Measurements that most rules use; functions raise Skip with the reason if one is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes

@@ -1,7 +1,5 @@
 """Sampled steps for rules that use them: their operators, and the model profile of one of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 

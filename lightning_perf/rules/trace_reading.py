@@ -1,7 +1,5 @@
 """Profiler windows and trace files as rules use them, and findings whose gain follows from a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple

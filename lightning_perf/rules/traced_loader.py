@@ -1,7 +1,5 @@
 """The finding of training that waits for its loader, from a trace without a session."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Finding, LoaderWait, Prescription, Session

@@ -1,7 +1,5 @@
 """Lines of the user's code that take time, from stack samples of the training thread."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The verdict: one line with the most important finding and its recommendation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict

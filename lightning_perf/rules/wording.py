@@ -1,7 +1,5 @@
 """Formatting of numbers and places in the texts of findings."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 from lightning_perf.records import (

@@ -1,7 +1,5 @@
 """Bounds of the step time by number of workers, from the cost of a batch and the cores, for loaders not probed."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -7,8 +7,6 @@ to five runs are too few for a bootstrap, whose 95 % interval contains the true 
 per arm on, and up to 99 % with two and two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median

@@ -6,8 +6,6 @@ with few earlier runs only a larger difference counts (Student's t). A new run i
 these that are as long as the new run show by how much more its level varies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

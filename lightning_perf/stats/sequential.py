@@ -8,8 +8,6 @@ A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means wi
 https://arxiv.org/abs/2310.03722).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ differ. So the interval combines both: the first as measured, the second from an
 ``USUAL_NOISE``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Pure functions of the runs measured so far.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median

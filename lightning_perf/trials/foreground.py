@@ -1,7 +1,5 @@
 """Run a command in the foreground as the shell would: same terminal, same signals, same exit code."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

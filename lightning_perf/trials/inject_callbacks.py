@@ -1,7 +1,5 @@
 """Add callbacks to a Trainer that was built without them."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@
 stage that one of its processes reaches; rank 0 writes ``result.json``. Imports neither torch nor lightning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

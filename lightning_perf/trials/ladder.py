@@ -8,8 +8,6 @@ without a gain alone, if the kept rungs have moved the bottleneck. Rounds are mi
 of the machine affects all arms of a stage alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

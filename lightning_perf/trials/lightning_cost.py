@@ -1,7 +1,5 @@
 """What Lightning costs per step, from the arm ``bare-loop`` of a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Arm, Interval, LightningCost, LossVerdict, Session

@@ -1,7 +1,5 @@
 """Run the user's command for a job in processes that end with it, and report how it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

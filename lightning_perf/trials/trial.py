@@ -1,7 +1,5 @@
 """A trial from start to end: diagnosed baseline, treatments, ladder; saved on disk, so that it can be continued."""
 
-from __future__ import annotations
-
 import shutil
 import time
 import uuid

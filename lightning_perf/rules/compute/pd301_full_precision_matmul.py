@@ -1,7 +1,5 @@
 """PD301: matrix multiplications in full precision where lower precision was measured to be faster."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Prescription, Session
 from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.kernel_signals import full_precision_s, work_share

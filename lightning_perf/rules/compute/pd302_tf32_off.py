@@ -1,7 +1,5 @@
 """PD302: fp32 matrix multiplications that could run on Tensor Cores as TF32."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fix, optional_fact
 from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s

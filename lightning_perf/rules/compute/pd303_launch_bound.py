@@ -1,7 +1,5 @@
 """PD303: the device waits for the host to launch its next small kernel."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix, timed_finding
 from lightning_perf.rules.kernel_signals import launching_s

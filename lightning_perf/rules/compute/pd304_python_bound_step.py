@@ -1,7 +1,5 @@
 """PD304: a Python loop of tiny operators takes longer than its arithmetic."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators

@@ -1,7 +1,5 @@
 """PD305: large matrix multiplications with dimensions that are not aligned for the matrix units."""
 
-from __future__ import annotations
-
 from lightning_perf.records import MatrixShape, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import kind_path_s, on_path_s

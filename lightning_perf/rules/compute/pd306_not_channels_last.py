@@ -1,7 +1,5 @@
 """PD306: 16-bit convolutions whose tensors are converted to another memory layout and back."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import on_path_s, work_share

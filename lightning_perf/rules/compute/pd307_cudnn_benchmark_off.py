@@ -1,7 +1,5 @@
 """PD307: convolutions of one input shape without cuDNN's benchmark mode."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.kernel_signals import kind_s, work_share

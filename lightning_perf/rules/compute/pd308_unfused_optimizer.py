@@ -1,7 +1,5 @@
 """PD308: the optimizer updates tensors one by one."""
 
-from __future__ import annotations
-
 from lightning_perf.records import OptimizerSettings, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule, replayed

@@ -1,7 +1,5 @@
 """PD309: attention that writes all scores to memory."""
 
-from __future__ import annotations
-
 from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import on_path_s

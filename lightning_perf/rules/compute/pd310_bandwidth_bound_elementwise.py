@@ -1,7 +1,5 @@
 """PD310: memory bandwidth limits most of the device's kernels."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.rules.findings import compile_prescription, fact
 from lightning_perf.rules.kernel_signals import ELEMENTWISE_KINDS, kind_path_s, work_share

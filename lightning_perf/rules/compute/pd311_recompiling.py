@@ -1,7 +1,5 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
-from __future__ import annotations
-
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
 from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

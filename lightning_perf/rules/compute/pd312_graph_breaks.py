@@ -1,7 +1,5 @@
 """PD312: a compiled function falls back to Python in the middle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop

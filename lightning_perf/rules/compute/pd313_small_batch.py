@@ -1,7 +1,5 @@
 """PD313: the batch is too small to keep the device busy, and a larger one would fit in memory."""
 
-from __future__ import annotations
-
 from lightning_perf.records import STEP_PHASES, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch

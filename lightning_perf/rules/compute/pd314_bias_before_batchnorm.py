@@ -1,7 +1,5 @@
 """PD314: convolutions with a bias that the following batch normalization removes."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule

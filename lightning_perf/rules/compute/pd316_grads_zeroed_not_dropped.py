@@ -1,7 +1,5 @@
 """PD316: gradients are filled with zeros instead of set to None."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule

@@ -1,7 +1,5 @@
 """PD317: the device is busy, and no other rule found lost time."""
 
-from __future__ import annotations
-
 import re
 
 from lightning_perf.records import Evidence, Finding, MatrixShape, Session, TraceRecord

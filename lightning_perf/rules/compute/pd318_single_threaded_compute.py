@@ -1,7 +1,5 @@
 """PD318: CPU training uses fewer threads than cores."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Session

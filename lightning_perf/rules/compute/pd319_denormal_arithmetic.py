@@ -1,7 +1,5 @@
 """PD319: the CPU multiplies denormal numbers."""
 
-from __future__ import annotations
-
 from lightning_perf.records import OperatorProfile, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule

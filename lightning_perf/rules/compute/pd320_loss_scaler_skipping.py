@@ -1,7 +1,5 @@
 """PD320: fp16 training skips optimizer steps because gradients overflow."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, trainer_fix, unsigned_finding
 from lightning_perf.rules.matrix_units import matrix_units

@@ -1,7 +1,5 @@
 """PD321: torch is restricted to deterministic algorithms, and others are faster."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule

@@ -1,7 +1,5 @@
 """PD101: training waits for its loader; the number of workers that would hide loading."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, timed_finding, unsigned_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps

@@ -1,7 +1,5 @@
 """PD102: workers queue for cores."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Prescription, Session

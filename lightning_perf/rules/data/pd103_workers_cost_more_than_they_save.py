@@ -1,7 +1,5 @@
 """PD103: fetching a batch from a worker takes longer than making it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, run_spread, saved_by

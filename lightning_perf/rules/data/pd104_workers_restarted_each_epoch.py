@@ -1,7 +1,5 @@
 """PD104: worker processes start again in every epoch."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session

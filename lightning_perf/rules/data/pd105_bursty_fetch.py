@@ -1,7 +1,5 @@
 """PD105: batches arrive in bursts, with one wait per round of the workers."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.findings import fact, fix, loader_fix, timed_finding
 from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, ProbedLoader, probed_loader_of

@@ -1,7 +1,5 @@
 """PD106: the loader waits for storage instead of computing."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of

@@ -1,7 +1,5 @@
 """PD107: one function takes most of the time to make a sample."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of

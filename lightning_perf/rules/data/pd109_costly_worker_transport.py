@@ -1,7 +1,5 @@
 """PD109: moving a batch from a worker to the training process takes much of the fetch time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, run_spread, saved_by

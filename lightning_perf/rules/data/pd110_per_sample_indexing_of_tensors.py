@@ -1,7 +1,5 @@
 """PD110: rows of tensors in memory are fetched one at a time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of

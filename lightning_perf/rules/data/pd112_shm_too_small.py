@@ -1,7 +1,5 @@
 """PD112: shared memory is too small for the prefetched batches."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD113: the memory of the loader's workers grows."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Session

@@ -1,7 +1,5 @@
 """PD114: the first batch of an epoch takes much longer than a typical one."""
 
-from __future__ import annotations
-
 import statistics
 
 from lightning_perf.records import Finding, Session

@@ -1,7 +1,5 @@
 """PD115: workers block one another."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of

@@ -1,7 +1,5 @@
 """PD116: a large share of the tokens is padding that could be left out."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule

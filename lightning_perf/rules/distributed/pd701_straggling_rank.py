@@ -1,7 +1,5 @@
 """PD701: one rank works longer per step than the others, which wait for it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of

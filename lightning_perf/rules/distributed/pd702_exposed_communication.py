@@ -1,7 +1,5 @@
 """PD702: exposed communication: collectives not hidden behind compute."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, Prescription, Session

@@ -1,7 +1,5 @@
 """PD703: DDP searches for unused parameters in every step and finds none."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, timed_finding, trainer_fix, unsigned_finding
 from lightning_perf.rules.rank_signals import ranks_of

@@ -1,7 +1,5 @@
 """PD704: ranks get different amounts of data."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import ranks_of

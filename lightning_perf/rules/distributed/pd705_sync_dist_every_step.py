@@ -1,7 +1,5 @@
 """PD705: metrics are reduced over all ranks in every step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, RankSummary, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD706: DDP stores every gradient twice while memory is nearly full."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.memory_signals import is_tight

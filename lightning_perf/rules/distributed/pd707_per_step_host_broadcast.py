@@ -1,7 +1,5 @@
 """PD707: the Trainer makes the host wait for the device in every step of a run on several ranks."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD708: gradients are exchanged one by one instead of in buckets."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rank_signals import small_part

@@ -1,7 +1,5 @@
 """PD501: the host waits for the device inside the step, and the device then waits for the host."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite

@@ -1,7 +1,5 @@
 """PD502: logging takes too much of each step because it is done too often."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Session, StageTimes

@@ -1,7 +1,5 @@
 """PD503: autograd's anomaly detection is on."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, Session

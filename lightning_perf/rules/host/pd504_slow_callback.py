@@ -1,7 +1,5 @@
 """PD504: a callback, or a hook of the module, takes a share of the time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, NamedTime, Session

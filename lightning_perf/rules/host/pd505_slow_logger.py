@@ -1,7 +1,5 @@
 """PD505: single calls of a logger are slow."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_call_s, slow_calls

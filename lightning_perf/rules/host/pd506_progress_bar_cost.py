@@ -1,7 +1,5 @@
 """PD506: refreshing the progress bar takes a share of the time."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Finding, Session

@@ -1,7 +1,5 @@
 """PD507: clipping gradients takes a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD508: Python's garbage collector takes a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD509: torchmetrics metrics take a share of the step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of

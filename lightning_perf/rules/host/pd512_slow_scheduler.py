@@ -1,7 +1,5 @@
 """PD512: learning-rate schedulers take a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule

@@ -1,7 +1,5 @@
 """PD601: validation takes a large share of training time."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

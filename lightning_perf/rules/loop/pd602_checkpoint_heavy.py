@@ -1,7 +1,5 @@
 """PD602: saving checkpoints takes a share of training time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

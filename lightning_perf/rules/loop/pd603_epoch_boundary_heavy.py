@@ -1,7 +1,5 @@
 """PD603: much time is spent between the last step of an epoch and the first of the next."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of

@@ -1,7 +1,5 @@
 """PD604: the first step ends late."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session, Severity
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD605: steps take longer from some point of the run on."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """PD606: single steps that take several times the median take a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD607: validation builds autograd graphs."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import WHY_NOT_MEASURED, fact, fix, how_to_measure, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD608: the Trainer's profiler records a run that is too long to be made for its profile, or takes its time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import (
     WHY_NOT_MEASURED,

@@ -1,7 +1,5 @@
 """PD609: nothing in the training moved for a long time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, severity_of, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

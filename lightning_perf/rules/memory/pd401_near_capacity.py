@@ -1,7 +1,5 @@
 """PD401: peak memory is close to the device's capacity."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import (

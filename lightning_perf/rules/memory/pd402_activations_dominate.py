@@ -1,7 +1,5 @@
 """PD402: activations are most of the memory in use, and memory is nearly full."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import CHECKPOINTING, bf16_of, breakdown_of, is_tight, whole_of

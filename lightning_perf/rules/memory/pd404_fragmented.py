@@ -1,7 +1,5 @@
 """PD404: the allocator reserves far more memory than tensors use."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, is_tight

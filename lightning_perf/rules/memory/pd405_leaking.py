@@ -1,7 +1,5 @@
 """PD405: memory grows from step to step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak

@@ -1,7 +1,5 @@
 """PD406: most of the device's memory is not used."""
 
-from __future__ import annotations
-
 import statistics
 
 from lightning_perf.records import Finding, Session

@@ -1,7 +1,5 @@
 """PD408: the run ended because memory ran out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

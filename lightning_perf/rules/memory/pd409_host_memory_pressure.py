@@ -1,7 +1,5 @@
 """PD409: the host is close to its memory limit, or swaps."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import fewer_batches_ahead

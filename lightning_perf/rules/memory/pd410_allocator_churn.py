@@ -1,7 +1,5 @@
 """PD410: the driver allocates and frees memory in steady steps."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD902: step time differs between the halves of the run."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import claims_time, fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD904: much of the time is in no known phase."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.kernel_signals import launching_s

@@ -1,7 +1,5 @@
 """PD905: an accelerator is in use, but steps were not timed by device events."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.rule import rule

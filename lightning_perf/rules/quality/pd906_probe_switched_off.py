@@ -1,7 +1,5 @@
 """PD906: a probe or a report failed and was switched off."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule

@@ -1,7 +1,5 @@
 """PD907: a profiler window recorded no events, or failed."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule

@@ -1,7 +1,5 @@
 """PD801: the device lowers its clock because it is hot."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fix, optional_fact, timed_finding, unsigned_finding
 from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled

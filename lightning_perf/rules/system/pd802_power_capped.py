@@ -1,7 +1,5 @@
 """PD802: the power limit lowers the device's clock."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled

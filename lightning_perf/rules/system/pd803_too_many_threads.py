@@ -1,7 +1,5 @@
 """PD803: more compute threads than cores."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import HostTelemetry, Session

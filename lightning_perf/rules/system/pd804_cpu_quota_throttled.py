@@ -1,7 +1,5 @@
 """PD804: the CPU quota of the container throttles training."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.machine_signals import host_of

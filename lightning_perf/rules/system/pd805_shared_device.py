@@ -1,7 +1,5 @@
 """PD805: another process uses the same device."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled

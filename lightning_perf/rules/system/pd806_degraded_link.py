@@ -1,7 +1,5 @@
 """PD806: the PCIe link of the device is slower than device and slot support."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled

@@ -1,7 +1,5 @@
 """PD807: training runs on cores of another NUMA node than its device."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, host_of

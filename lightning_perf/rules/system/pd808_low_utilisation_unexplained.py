@@ -1,7 +1,5 @@
 """PD808: the device's utilization is low or uneven, and no other rule explains it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.machine_signals import device_spread_of, device_telemetry_of

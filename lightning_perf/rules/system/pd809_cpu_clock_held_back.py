@@ -1,7 +1,5 @@
 """PD809: the CPU runs below its base clock while training needs it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, wait_share

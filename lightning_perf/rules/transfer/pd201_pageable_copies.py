@@ -1,7 +1,5 @@
 """PD201: batches are copied to the device from pageable memory."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Copies, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import rule

@@ -1,7 +1,5 @@
 """PD202: the device waits while its next batch is copied, although copies could overlap with kernels."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fix, optional_fact
 from lightning_perf.rules.rule import rule

@@ -1,7 +1,5 @@
 """PD203: batches are at least twice as large as their values need."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of

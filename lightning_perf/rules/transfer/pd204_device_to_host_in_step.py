@@ -1,7 +1,5 @@
 """PD204: results are copied to the host within the step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import rule
