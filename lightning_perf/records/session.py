@@ -320,15 +320,7 @@ def _nearby(folder: AnyPath) -> str:
 
 
 def from_json(content: bytes | str, source: str) -> Session:
-    """Return a session from its JSON.
-
-    Args:
-        content: Content of a session file.
-        source: Name of the source, for errors.
-
-    Raises:
-        SessionError: As for ``load``.
-    """
+    """Return a session from its JSON, as ``load`` does; ``source`` names it in errors."""
     try:
         document = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -117,16 +117,10 @@ def diagnose_trace(
 ) -> TraceRecord:
     """Run the rules on a trace without a session; rules that need timed steps or settings are skipped.
 
-    Args:
-        record: The analyzed trace; its findings and verdict are replaced.
-        select: As for ``diagnose``.
-        ignore: As for ``diagnose``.
+    The record's findings and verdict are replaced. For other arguments and errors see ``diagnose``.
 
     Returns:
         The record with ``findings``, best first, and ``verdict``. Shares and gains refer to the analyzed time.
-
-    Raises:
-        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     reason = record.missing.get("device", "") if is_blind(record) else record.source
     session = Session(
@@ -154,16 +148,10 @@ def preflight(
 ) -> tuple[Finding, ...]:
     """Return likely findings from settings alone, before the first step.
 
-    Args:
-        session: A session with ``settings`` and ``machine``.
-        select: As for ``diagnose``.
-        ignore: As for ``diagnose``.
+    The session has ``settings`` and ``machine``. For other arguments and errors see ``diagnose``.
 
     Returns:
         Findings with ``is_preflight`` and low confidence, best first.
-
-    Raises:
-        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     check_codes(select, ignore)
     findings = (
@@ -184,10 +172,7 @@ def hypotheses(
 ) -> tuple[Hypothesis, ...]:
     """Return the treatments that rules need replayed on the operators of this session, by time at stake.
 
-    Args:
-        session: The measurements so far.
-        select: As for ``diagnose``.
-        ignore: As for ``diagnose``.
+    For the other arguments see ``diagnose``.
     """
     found: dict[str, Hypothesis] = {}
     for rule in all_rules():
@@ -229,12 +214,7 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
 
 
 def _check_known(argument: str, patterns: Sequence[str] | None, codes: Collection[str]) -> None:
-    """Check that each pattern matches a rule.
-
-    Args:
-        argument: ``"select"`` or ``"ignore"``, for the message.
-        patterns: Codes or prefixes given by the user, or None.
-        codes: The codes of all rules.
+    """Check that each of the user's patterns matches a rule; ``argument`` (select or ignore) is for the message.
 
     Raises:
         ConfigError: ``patterns`` is not a list of strings, or one of them matches no code.

@@ -84,15 +84,7 @@ def fix(
 def trainer_fix(
     summary: str, safety: Safety = "exact", treatment: str = "", note: str = "", **flags: Any
 ) -> Prescription:
-    """Return a recommendation of Trainer arguments.
-
-    Args:
-        summary: As for ``Prescription``.
-        safety: As for ``Prescription``.
-        treatment: As for ``Prescription``.
-        note: Comment behind the example.
-        **flags: The arguments to set.
-    """
+    """Return a recommendation of Trainer arguments; ``note`` is a comment behind the example."""
     shown = ", ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in flags.items()
     )
@@ -103,12 +95,7 @@ def trainer_fix(
 def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str = "", **arguments: Any) -> Prescription:
     """Return a recommendation of loader arguments, which is applied only to a plain ``DataLoader``.
 
-    Args:
-        loader: Settings of the loader.
-        summary: As for ``Prescription``.
-        treatment: As for ``Prescription``.
-        code: The arguments in the example, if different from ``arguments``.
-        **arguments: The arguments to set.
+    ``code`` are the arguments in the example, if different from ``arguments``.
     """
     shown = code or ", ".join(f"{key}={value}" for key, value in arguments.items())
     return fix(
@@ -258,19 +245,11 @@ def removal_finding(
 ) -> Finding:
     """Return a finding whose first recommendation removes a known part of timed work.
 
-    Args:
-        steady: The steady steps.
-        summary: Text of the finding; its first sentence is the headline of a verdict.
-        evidence: Evidence of the finding.
-        prescriptions: Recommendations, best first.
-        timed: Seconds of the steady span in the work that the change affects, by phase.
-        left: Fraction of it that remains at most.
-        left_least: Fraction of it that remains at least; None for ``left``.
-        confidence: Confidence in the diagnosis.
+    ``timed`` is the work that the change affects, in seconds of the steady span by phase. At most the fraction ``left``
+    of it remains, and at least ``left_least`` (None for ``left``). For the other arguments see ``timed_finding``.
     """
     least = left if left_least is None else left_least
     total_s = sum(timed.values())
-    basis = f"{duration(total_s)} timed; {_remains(left, least)}"
     return timed_finding(
         steady,
         summary=summary,
@@ -278,7 +257,7 @@ def removal_finding(
         prescriptions=prescriptions,
         claims={phase: (1 - least) * seconds for phase, seconds in timed.items()},
         low_s=(1 - SPREAD) * (1 - left) * total_s,
-        basis=basis,
+        basis=f"{duration(total_s)} timed; {_remains(left, least)}",
         confidence=confidence,
     )
 

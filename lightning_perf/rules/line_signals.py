@@ -35,12 +35,7 @@ def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
 
 
 def with_line(finding: Finding, session: Session) -> Finding:
-    """Return the finding with the user's line that takes most of its time, if it is about host time.
-
-    Args:
-        finding: A finding of ``session``.
-        session: The session.
-    """
+    """Return the finding with the user's line that takes most of its time, if it is about host time."""
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
     if not phases or steady is None or finding.severity == "info" or _has_line(finding, session):
         return finding

@@ -81,10 +81,6 @@ def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
     A thread that fetches a batch runs, queues for a core, or is blocked. Without workers, these states are those of
     loading. With workers, only the blocked time is spent waiting for workers, so their states are weighted by it: the
     training thread may queue for a core during its fetch although batches are ready.
-
-    Args:
-        host: Host telemetry.
-        n_workers: Number of workers of the loader.
     """
     queueing, blocked = host.fetch_queueing_fraction, host.fetch_blocked_fraction
     if not n_workers:
@@ -131,18 +127,17 @@ def sampled(
 
 
 def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
-    """Return the sampled metrics that changed most at a point in time, as evidence; empty without enough samples.
+    """Return the sampled metrics that changed most at a point in time, in seconds since the start of the run.
 
-    Args:
-        session: A session with telemetry.
-        at_s: Seconds since the start of the run.
+    Empty without enough samples.
     """
     found: list[tuple[float, Evidence]] = []
     for metric, was, became, n_after in _sides(session, at_s):
         is_fraction = metric.endswith("_fraction")
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
         if change >= CHANGE_MIN and max(abs(was), abs(became)) > 0:
-            evidence = fact(f"{_words(metric)} then: was {was:.4g}, became", became, _unit(metric), n=n_after)
+            words, unit = _in_words(metric)
+            evidence = fact(f"{words} then: was {was:.4g}, became", became, unit, n=n_after)
             found.append((change, evidence))
     return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:CHANGES_SHOWN])
 
@@ -185,10 +180,7 @@ _UNITS = {
 """Suffix of a metric's name → its unit."""
 
 
-def _words(metric: str) -> str:
-    suffix = next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
-    return metric.removesuffix(suffix).replace("_", " ")
-
-
-def _unit(metric: str) -> str:
-    return next((unit for suffix, unit in _UNITS.items() if metric.endswith(suffix)), "")
+def _in_words(metric: str) -> tuple[str, str]:
+    """Return the name of a metric without its suffix, and its unit."""
+    suffix, unit = next((item for item in _UNITS.items() if metric.endswith(item[0])), ("", ""))
+    return metric.removesuffix(suffix).replace("_", " "), unit

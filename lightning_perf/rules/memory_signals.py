@@ -4,7 +4,7 @@ from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Pr
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 from .findings import fact, fix, trainer_fix
-from .rule import Skip
+from .rule import Skip, required
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
 HOST_PLACES = ("host", "heap")
@@ -41,9 +41,8 @@ def breakdown_of(session: Session) -> Breakdown:
     Raises:
         Skip: It was not measured.
     """
-    if session.memory.breakdown is None:
-        raise Skip(session.missing.get("memory", "the memory breakdown was not measured"))
-    return session.memory.breakdown
+    reason = session.missing.get("memory", "the memory breakdown was not measured")
+    return required(session.memory.breakdown, reason)
 
 
 def whole_of(breakdown: Breakdown) -> int:

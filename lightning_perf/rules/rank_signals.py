@@ -94,9 +94,7 @@ def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSumma
 def where_found(session: Session, text: str) -> str:
     """Return the ranks with a finding, as ``"0, 3 and 5 more of 16"``; empty if all have it or others are unknown.
 
-    Args:
-        session: Session of one of the ranks.
-        text: Code and name of the finding.
+    ``text`` is the code and name of the finding.
     """
     summaries = session.ranks.summaries if session.ranks is not None else ()
     found = set(ranks_by_finding(summaries).get(text, ()))

@@ -55,11 +55,8 @@ def replay_rule(
 ) -> Callable[[Diagnose], Rule]:
     """Declare a rule whose treatment is replayed on operators of one step, by decorating the function that diagnoses.
 
-    Args:
-        code: As for ``Rule``.
-        name: As for ``Rule``.
-        preflight: The diagnosis from settings alone; None for a rule that needs measurements.
-        explains: As for ``Rule``.
+    ``preflight`` returns the diagnosis from settings alone; None for a rule that needs measurements. For the other
+    arguments see ``Rule``.
     """
 
     def declare(diagnose: Diagnose) -> Rule:
@@ -98,10 +95,6 @@ def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
 
 def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding | None:
     """Return the finding with the measured speedup of a treatment.
-
-    Args:
-        session: The session.
-        diagnosis: The diagnosis of the rule, if any.
 
     Returns:
         None without a diagnosis, or if the replay shows no noticeable speedup. If the treatment was not replayed, a

@@ -1,10 +1,10 @@
 """Measurements that most rules use; functions raise Skip with the reason if one is missing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes
 
-from .rule import Skip
+from .rule import Skip, required
 from .thresholds import MIN_SPAN_S, MIN_STEPS
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -24,9 +24,7 @@ def steady_of(session: Session) -> StageTimes:
     Raises:
         Skip: There are fewer than ``MIN_STEPS``.
     """
-    steady = session.steady
-    if steady is None:
-        raise Skip(session.missing.get("steady", "no step was measured in the steady state"))
+    steady = required(session.steady, session.missing.get("steady", "no step was measured in the steady state"))
     if steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
         raise Skip(f"{steady.n_steps} steps in the steady state; at least {MIN_STEPS} are needed")
     return steady
@@ -87,3 +85,10 @@ def claims_of(times: Iterable[NamedTime], span_s: float) -> dict[str, float]:
     for time in times:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.share * span_s
     return claims
+
+
+def claims_within(steady: StageTimes, seconds: float, phases: Sequence[str]) -> dict[str, float]:
+    """Return seconds distributed over phases in proportion to their time, limited to that time."""
+    within_s = phase_s(steady, *phases)
+    part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
+    return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}

@@ -1,6 +1,6 @@
 """Sampled steps for rules that use them: their operators, and the model profile of one of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from lightning_perf.records import (
@@ -18,8 +18,8 @@ from lightning_perf.records import (
 )
 
 from .findings import Advice, Shown, fact, timed_finding
-from .rule import Skip
-from .signals import CODE_PHASES, COMPUTE_PHASES, phase_s, steady_of
+from .rule import Skip, required
+from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s, steady_of
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 
 Answer = TypeVar("Answer")
@@ -31,16 +31,10 @@ def trace_or_live(
     live: Callable[[Session], Answer],
     field: str = "sync_calls",
 ) -> Answer:
-    """Return the result from a profiler window, or else from the sampled steps.
-
-    Args:
-        session: The session.
-        from_trace: Function of the session that uses the window; raises Skip if the window lacks what it needs.
-        live: Function of the session that uses ``field``.
-        field: ``"sync_calls"`` or ``"model_profile"``.
+    """Return the result from a profiler window, or else from the sampled steps, of which ``live`` uses ``field``.
 
     Raises:
-        Skip: Both functions raise Skip.
+        Skip: Both functions raise Skip, because the session lacks what they need.
     """
     try:
         return from_trace(session)
@@ -60,9 +54,8 @@ def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
     Raises:
         Skip: Either is missing.
     """
-    if session.sync_calls is None:
-        raise Skip(session.missing.get("sync_calls", "no step was sampled"))
-    return session.sync_calls, steady_of(session)
+    calls = required(session.sync_calls, session.missing.get("sync_calls", "no step was sampled"))
+    return calls, steady_of(session)
 
 
 def users_waits(calls: SyncCalls) -> list[SyncCall]:
@@ -124,13 +117,6 @@ def steps_s(steady: StageTimes) -> float:
     return phase_s(steady, *STEP_PHASES)
 
 
-def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -> Mapping[str, float]:
-    """Return seconds distributed over phases in proportion to their time, limited to that time."""
-    within_s = phase_s(steady, *phases)
-    part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
-    return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}
-
-
 def counted(session: Session) -> ModelProfile:
     """Return the profile of a step whose FLOPs were counted.
 
@@ -161,7 +147,5 @@ def bound_of(session: Session) -> Bound:
     Raises:
         Skip: No step was profiled, or its bound is not known.
     """
-    bound = counted(session).bound
-    if bound is None:
-        raise Skip(session.missing.get("model_profile.ceilings", "the bound of the step is not known"))
-    return bound
+    reason = session.missing.get("model_profile.ceilings", "the bound of the step is not known")
+    return required(counted(session).bound, reason)

@@ -24,7 +24,7 @@ from lightning_perf.records import (
 from .findings import Advice, Shown, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
 from .rule import Skip
-from .signals import CODE_PHASES, phase_s
+from .signals import CODE_PHASES, claims_within, phase_s
 from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
 from .wording import duration
 
@@ -70,16 +70,9 @@ class Reading(NamedTuple):
     ) -> Finding:
         """Return a finding whose severity and gain follow from seconds of a trace.
 
-        Args:
-            summary: Text of the finding; its first sentence is the headline of a verdict.
-            evidence: Evidence of the finding.
-            prescriptions: Recommendations, best first.
-            low_s: Seconds of the trace saved at least.
-            high_s: Seconds of the trace saved at most, without time that overlaps with other work.
-            basis: Source of both values; the span that they are applied to is appended.
-            phases: As for ``claims``.
-            confidence: Confidence in the diagnosis; lower for a trace without steps.
-            method: As for ``timed_finding``.
+        ``low_s`` and ``high_s`` are the seconds of the trace saved at least and at most, without time that overlaps
+        with other work; the span that they are applied to is appended to ``basis``. ``phases`` is as for ``claims``.
+        The confidence is lower for a trace without steps. For the other arguments see ``timed_finding``.
         """
         if confidence == "high" and not self.trace.steps:
             confidence = "medium"
@@ -108,9 +101,7 @@ class Reading(NamedTuple):
         seconds *= self._scale
         if not tuple(phases) and seconds > phase_s(span, *wanted):
             wanted = STEP_PHASES
-        within_s = phase_s(span, *wanted)
-        part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
-        return {name: part * span.phases[name].total_s for name in wanted if name in span.phases}
+        return claims_within(span, seconds, wanted)
 
     def evidence(self, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
         """Return seconds of the trace as evidence, as a share of its analyzed part."""
@@ -134,14 +125,9 @@ class Reading(NamedTuple):
         return (gone[1], min(most_s, gone[2])) if gone else (0.0, most_s)
 
     def device_savings(self, low_s: float, high_s: float) -> tuple[float, float]:
-        """Return the seconds of the trace that faster kernels save on the critical path.
+        """Return the seconds of the trace that faster kernels save on the critical path: at least and at most.
 
-        Args:
-            low_s: Seconds of device work saved at least.
-            high_s: Seconds of device work saved at most.
-
-        Returns:
-            Seconds saved at least, limited by the time that the host needs, and at most.
+        The least is limited by the time that the host needs. The arguments are seconds of device work.
         """
         needed_s = sum(step.host_needed_s or 0.0 for step in self.trace.windows)
         slack_s = max(0.0, self.trace.span_s - needed_s)

@@ -50,23 +50,12 @@ class LineTime(NamedTuple):
 
 
 def lines_of(session: Session, *phases: str) -> list[LineTime]:
-    """Return the lines that take time in these phases, costliest first; empty if no stack was sampled.
-
-    Args:
-        session: The session.
-        phases: Names of phases; none for all.
-    """
+    """Return the lines that take time in these phases (none for all), costliest first; empty without stack samples."""
     return _lines(session, lambda name, _: not phases or name in phases)
 
 
 def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
-    """Return the time of selected lines including the operators that they run, costliest first.
-
-    Args:
-        session: The session.
-        phases: Names of phases.
-        is_wanted: Selects lines.
-    """
+    """Return the time of selected lines including the operators that they run, costliest first."""
     return _lines(session, lambda name, line: name in phases and is_wanted(line), with_operators=True)
 
 

@@ -14,12 +14,7 @@ QUALITY = "quality"
 
 
 def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """Return the verdict on a session.
-
-    Args:
-        session: The diagnosed session.
-        findings: The findings, best first.
-        outcomes: One outcome per rule.
+    """Return the verdict on a diagnosed session; findings are sorted, best first.
 
     Returns:
         The first finding above ``info`` that is not about the measurement itself; ``healthy`` if there is none;
@@ -35,16 +30,9 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 
 
 def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """Return the verdict on a trace.
+    """Return the verdict on a diagnosed trace, as ``verdict_of``.
 
-    Args:
-        record: The diagnosed trace.
-        findings: The findings, best first.
-        outcomes: One outcome per rule.
-
-    Returns:
-        As ``verdict_of``; ``unknown`` also if the trace has too few events, or if no rule explains why its device is
-        idle.
+    It is also ``unknown`` if the trace has too few events, or if no rule explains why its device is idle.
     """
     if is_blind(record):
         reason = record.missing.get("device", "the trace has no device events")

@@ -65,12 +65,7 @@ def is_negligible(gain: Gain) -> bool:
 
 
 def place(function: str, site: str) -> str:
-    """Return a place in the code: ``"training_step (model.py:81)"``, without unknown parts.
-
-    Args:
-        function: Name of the function; may be empty.
-        site: File and line; may be empty.
-    """
+    """Return a function with its file and line: ``"training_step (model.py:81)"``; either may be empty."""
     if not site:
         return function or "an unknown line"
     return f"{function} ({site})" if function else site

@@ -58,12 +58,9 @@ def excess(earlier: Sequence[Course], new: Course) -> float:
 
 
 def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
-    """Return what ``excess`` exceeds with a probability of about ``alpha`` if nothing changed.
+    """Return what ``excess`` exceeds with a probability (one-sided) of about ``alpha`` if nothing changed.
 
-    Args:
-        earlier: At least two runs, oldest first.
-        new: The run.
-        alpha: Probability, one-sided.
+    There are at least two earlier runs, oldest first.
     """
     residuals = _residuals([_level(_logs(one)) for one in earlier])
     between = float((residuals**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))

@@ -16,6 +16,8 @@ from typing import Literal
 
 from lightning_perf.records import LEAST_GAIN, Interval
 
+from .estimates import log_interval
+
 Verdict = Literal["kept", "undone"]
 
 ERROR = 0.05
@@ -87,8 +89,7 @@ class BlockTrial:
         looks = self._looks
         if len(looks) < MIN_LOOKS:
             return None
-        reach, centre = min(_MOST, _reach(len(looks), math.sqrt(variance(looks)))), fmean(looks)
-        return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+        return log_interval(fmean(looks), min(_MOST, _reach(len(looks), math.sqrt(variance(looks)))))
 
     def verdict(self) -> Verdict | None:
         """Return what the pairs so far decide; None if more are needed."""

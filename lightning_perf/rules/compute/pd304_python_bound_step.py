@@ -1,6 +1,6 @@
 """PD304: a Python loop of tiny operators takes longer than its arithmetic."""
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
@@ -28,7 +28,10 @@ def check(session: Session) -> Finding | None:
         if not reason:
             return finding
         raise Skip(f"{reason}; {skip}") from None
-    return loop if finding is None or (loop is not None and _explains(loop, finding)) else finding
+    if finding is None or loop is None:
+        return finding or loop
+    # Report the loop if it explains most of the time of the tiny operators.
+    return loop if sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values()) else finding
 
 
 def _live(session: Session) -> Finding | None:
@@ -50,25 +53,19 @@ def _live(session: Session) -> Finding | None:
             *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the function", worst.operators_per_step, "count"),
         ),
-        prescriptions=_prescriptions(),
+        prescriptions=_RECOMMENDATIONS,
     )
 
 
-def _explains(loop: Finding, finding: Finding) -> bool:
-    """Return whether a loop explains most of the time of the tiny operators."""
-    return sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values())
-
-
-def _prescriptions() -> tuple[Prescription, ...]:
-    return (
-        fix(
-            "replace the loop by one operation on the whole tensor",
-            "minutes",
-            "numerics",
-            code="total = (x * w).sum()  # instead of a sum over rows",
-        ),
-        compile_prescription(" or this function"),
-    )
+_RECOMMENDATIONS = (
+    fix(
+        "replace the loop by one operation on the whole tensor",
+        "minutes",
+        "numerics",
+        code="total = (x * w).sum()  # instead of a sum over rows",
+    ),
+    compile_prescription(" or this function"),
+)
 
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
@@ -88,7 +85,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
-        prescriptions=_prescriptions(),
+        prescriptions=_RECOMMENDATIONS,
         high_s=found.saved_s,
         phases=reading.code_phases if trace.device is None else (),
         basis="at most these operators and the Python code between them",

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
 from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
 from lightning_perf.rules.wording import called, duration, percent, place_of
@@ -11,9 +11,7 @@ from lightning_perf.rules.wording import called, duration, percent, place_of
 @rule("PD311", "recompiling")
 def check(session: Session) -> Finding | None:
     """Compare the recompilations after the first steps with the thresholds."""
-    watch = session.compiler
-    if watch is None:
-        raise Skip(session.missing.get("compiler", "nothing was compiled"))
+    watch = required(session.compiler, session.missing.get("compiler", "nothing was compiled"))
     steady = steady_of(session)
     late = [each for each in watch.recompiles if each.n_after_warmup]
     n = sum(each.n_after_warmup for each in late)

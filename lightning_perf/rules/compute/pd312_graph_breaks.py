@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.wording import number_of, percent, place_of
 
@@ -12,9 +12,7 @@ from lightning_perf.rules.wording import number_of, percent, place_of
 @rule("PD312", "graph-breaks", explains=("PD304",))
 def check(session: Session) -> Finding | None:
     """Report graph breaks; a speedup is known only if a loop in the same function was timed."""
-    watch = session.compiler
-    if watch is None:
-        raise Skip(session.missing.get("compiler", "nothing was compiled"))
+    watch = required(session.compiler, session.missing.get("compiler", "nothing was compiled"))
     if not watch.graph_breaks:
         return None
     loop = _loop_at_break(session, watch.graph_breaks)

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, trainer_fix, unsigned_finding
 from lightning_perf.rules.matrix_units import matrix_units
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, SCALER_MIN_SCALE, SCALER_MIN_STEPS
 from lightning_perf.rules.wording import percent
@@ -12,9 +12,7 @@ from lightning_perf.rules.wording import percent
 @rule("PD320", "loss-scaler-skipping")
 def check(session: Session) -> Finding | None:
     """Compare the fraction of skipped optimizer steps with the threshold, and check the loss scale."""
-    scaler = session.loss_scaler
-    if scaler is None:
-        raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
+    scaler = required(session.loss_scaler, session.missing.get("loss_scaler", "this training has no loss scaler"))
     if scaler.skips is None:
         raise Skip("the loss scaler does not report skipped steps")
     if scaler.n_steps < SCALER_MIN_STEPS:

@@ -3,7 +3,7 @@
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 
 
@@ -11,9 +11,7 @@ from lightning_perf.rules.signals import is_cpu_run, steady_of
 def check(session: Session) -> Diagnosis | None:
     """Report the setting unless a replay shows that other algorithms are not faster."""
     steady_of(session)
-    is_on = session.settings.torch.is_deterministic
-    if is_on is None:
-        raise Skip("whether deterministic algorithms are on is not known")
+    is_on = required(session.settings.torch.is_deterministic, "whether deterministic algorithms are on is not known")
     if not is_on:
         return None
     return Diagnosis(

@@ -6,13 +6,7 @@ from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Presc
 from lightning_perf.rules.findings import fact, fix, loader_fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import is_waiting
-from lightning_perf.rules.machine_signals import (
-    host_of,
-    is_blocked,
-    loading_wait,
-    sampled,
-    wait_share,
-)
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.thresholds import BLOCKED_MIN_FRACTION, CPU_BUSY_MIN, LOADER_QUEUEING_MIN, WAIT_MIN_SHARE

@@ -4,13 +4,7 @@ from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session,
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of
 from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_serialized, is_waiting, where_from
-from lightning_perf.rules.machine_signals import (
-    host_of,
-    is_blocked,
-    loading_wait,
-    sampled,
-    wait_share,
-)
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.thresholds import (
@@ -97,12 +91,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         ),
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
-            fact(
-                "fraction of sample time spent blocked",
-                waited,
-                "fraction",
-                1.0 - COMPUTES_MIN_FRACTION,
-            ),
+            fact("fraction of sample time spent blocked", waited, "fraction", 1.0 - COMPUTES_MIN_FRACTION),
             fact("time per sample", sample_s, "s"),
             optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),

@@ -38,11 +38,12 @@ def check(session: Session) -> Finding | None:
     if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:
         return None
     line = costly_line(probe)
+    who = "Python code" if function.kind == "python" else "C code that it calls"
     return timed_finding(
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; {function_place(function)} takes "
-            f"{percent(share)} of the time to make a sample, in {_who(function)}{_most_of_it(function, line)}. That is "
+            f"{percent(share)} of the time to make a sample, in {who}{_most_of_it(function, line)}. That is "
             f"{duration(probed.batch_s * of_batch)} of {duration(probed.batch_s)} per batch."
         ),
         evidence=(
@@ -57,10 +58,6 @@ def check(session: Session) -> Finding | None:
         confidence="medium" if probed.is_predicted else "high",
         method="modeled",
     )
-
-
-def _who(function: HotFunction) -> str:
-    return "Python code" if function.kind == "python" else "C code that it calls"
 
 
 def _most_of_it(function: HotFunction, line: HotLine | None) -> str:

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, timed_finding, trainer_fix, unsigned_finding
 from lightning_perf.rules.rank_signals import ranks_of
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import UNUSED_MAX_FRACTION
 
@@ -28,9 +28,7 @@ def preflight(session: Session) -> Finding | None:
 def check(session: Session) -> Finding | None:
     """Report the search if every parameter gets a gradient in all sampled steps."""
     ranks = ranks_of(session)
-    is_on = session.settings.trainer.find_unused_parameters
-    if is_on is None:
-        raise Skip("the strategy is not DDP")
+    is_on = required(session.settings.trainer.find_unused_parameters, "the strategy is not DDP")
     if not is_on:
         return None
     sampled = [one for one in ranks.summaries if one.n_unused is not None]

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.memory_signals import is_tight
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.wording import size_text
 
 
@@ -12,9 +12,7 @@ def check(session: Session) -> Finding | None:
     """Report gradients copied to DDP's buckets if memory is nearly full."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
-    is_view = session.settings.trainer.gradient_as_bucket_view
-    if is_view is None:
-        raise Skip("the strategy is not DDP")
+    is_view = required(session.settings.trainer.gradient_as_bucket_view, "the strategy is not DDP")
     if not session.memory.devices:
         raise Skip(session.missing.get("memory.devices", "no device memory was read"))
     if is_view or not is_tight(session):

@@ -5,8 +5,8 @@ import msgspec
 from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import COMPUTE_PHASES
-from lightning_perf.rules.step_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits
+from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within
+from lightning_perf.rules.step_signals import looked_at, steps_s, trace_or_live, users_waits
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.user_lines import whole_lines_of
@@ -28,6 +28,7 @@ def _live(session: Session) -> Finding | None:
     share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
     is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
+    often = "every step" if waits[0].per_step >= 1 else "some steps"
     lines = whole_lines_of(session, COMPUTE_PHASES, lambda line: any(_is_at(call, line) for call in waits))
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
     cost = (
@@ -41,8 +42,7 @@ def _live(session: Session) -> Finding | None:
     finding = timed_finding(
         steady,
         summary=(
-            f"{place_of(waits[0])} reads a result on the host in {_often(waits[0])} ({waits[0].operator}"
-            f"{_more(waits)}). {cost}."
+            f"{place_of(waits[0])} reads a result on the host in {often} ({waits[0].operator}{_more(waits)}). {cost}."
         ),
         evidence=(
             *(
@@ -67,10 +67,6 @@ def _live(session: Session) -> Finding | None:
 
 def _is_at(call: SyncCall, line: HostLine) -> bool:
     return call.line == line.line and call.file.replace("\\", "/").endswith(line.file)
-
-
-def _often(call: SyncCall) -> str:
-    return "every step" if call.per_step >= 1 else "some steps"
 
 
 def _more(waits: list[SyncCall]) -> str:

@@ -4,7 +4,7 @@ import msgspec
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, gain_from, trainer_fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import CODE_PHASES, steady_of
 from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_FRACTION
 from lightning_perf.rules.user_lines import computing_s
@@ -12,9 +12,7 @@ from lightning_perf.rules.user_lines import computing_s
 
 def preflight(session: Session) -> Finding | None:
     """Report the setting."""
-    is_on = session.settings.trainer.is_anomaly_detection_on
-    if is_on is None:
-        raise Skip("whether anomaly detection is on is not known")
+    is_on = required(session.settings.trainer.is_anomaly_detection_on, "whether anomaly detection is on is not known")
     if not is_on:
         return None
     return unsigned_finding(

@@ -1,7 +1,5 @@
 """PD504: a callback, or a hook of the module, takes a share of the time."""
 
-from collections.abc import Sequence
-
 from lightning_perf.records import Finding, NamedTime, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
@@ -14,10 +12,7 @@ from lightning_perf.rules.wording import called, duration, percent
 def check(session: Session) -> Finding | None:
     """Find the callback that takes most of the time."""
     steady = steady_of(session)
-    names = named_by_kind(steady, "callback", "module_hook")
-    if not names:
-        return None
-    name, times = next(iter(names.items()))
+    name, times = next(iter(named_by_kind(steady, "callback", "module_hook").items()), ("", []))
     share = share_of(times)
     if share < HOOK_MIN_SHARE:
         return None
@@ -25,11 +20,13 @@ def check(session: Session) -> Finding | None:
     each_s = worst.total_s / max(1, worst.n_calls)
     is_in_steps = "batch" in worst.hook or not worst.hook.endswith(("_start", "_end"))
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
-    it = "It" if len(times) == 1 else worst.hook
+    where, it = f"{len(times)} hooks of {name}", worst.hook
+    if len(times) == 1:
+        where, it = f"{name}.{worst.hook}", "It"
     return removal_finding(
         steady,
         summary=(
-            f"{percent(share)} of training time is spent in {_where(name, times)}. {it} was called "
+            f"{percent(share)} of training time is spent in {where}. {it} was called "
             f"{called(worst.n_calls)} and took {duration(each_s)}{' each' if worst.n_calls > 1 else ''}."
         ),
         evidence=(
@@ -46,10 +43,6 @@ def check(session: Session) -> Finding | None:
         left=1 / min(MANY, max(1, worst.n_calls)),
         left_least=0.0,
     )
-
-
-def _where(name: str, times: Sequence[NamedTime]) -> str:
-    return f"{name}.{times[0].hook}" if len(times) == 1 else f"{len(times)} hooks of {name}"
 
 
 def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:

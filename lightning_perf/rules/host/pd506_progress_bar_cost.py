@@ -15,10 +15,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the progress bar's time with the threshold."""
     steady = steady_of(session)
-    bars = named_by_kind(steady, "progress_bar")
-    if not bars:
-        return None
-    name, times = next(iter(bars.items()))
+    name, times = next(iter(named_by_kind(steady, "progress_bar").items()), ("", []))
     share = share_of(times)
     if share < LOW_SHARE:
         return None

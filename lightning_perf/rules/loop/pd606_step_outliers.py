@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
@@ -13,9 +13,7 @@ from lightning_perf.rules.wording import duration, number_of, percent, place_of
 def check(session: Session) -> Finding | None:
     """Compare the cost of outliers with the threshold."""
     steady = steady_of(session)
-    outliers = steady.outliers
-    if outliers is None:
-        raise Skip("fewer than 20 steps: too few to find outliers")
+    outliers = required(steady.outliers, "fewer than 20 steps: too few to find outliers")
     if outliers.share < LOW_SHARE or outliers.n == 0:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")

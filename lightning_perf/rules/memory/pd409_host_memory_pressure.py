@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import fewer_batches_ahead
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.thresholds import FULL_FRACTION, HOST_MEMORY_FRACTION, SWAPPED_MIN_BYTES
 from lightning_perf.rules.wording import percent, size_text
 
@@ -11,9 +11,7 @@ from lightning_perf.rules.wording import percent, size_text
 @rule("PD409", "host-memory-pressure")
 def check(session: Session) -> Finding | None:
     """Compare host memory in use with its limit, and check for swapped memory."""
-    host = session.memory.host
-    if host is None:
-        raise Skip(session.missing.get("memory", "the host's memory was not read"))
+    host = required(session.memory.host, session.missing.get("memory", "the host's memory was not read"))
     if not host.limit_bytes:
         raise Skip("neither a memory limit nor the size of the machine's memory is known")
     own_bytes = host.peak_rss_bytes or host.rss_bytes

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
@@ -12,9 +12,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the idle time of the device during these calls with the threshold."""
     reading, device = device_reading_of(session)
-    allocator = reading.trace.allocator
-    if allocator is None:
-        raise Skip("the trace has no memory calls of the driver")
+    allocator = required(reading.trace.allocator, "the trace has no memory calls of the driver")
     exposed_s = reading.path_s("allocator")
     if reading.share(exposed_s) < LOW_SHARE:
         return None
