@@ -202,11 +202,7 @@ def delivered_batch_s(probe: LoaderProbe) -> float | None:
 
 
 def timed_steps_of(session: Session) -> StageTimes:
-    """Return the steady steps, or else the steps that the probe predicts.
-
-    Raises:
-        Skip: Neither steps nor the compute time of the model were measured.
-    """
+    """Return the steady steps, else those that the probe predicts; raise Skip if neither is known."""
     if session.steady is not None:
         return steady_of(session)
     predicted = predicted_steps(session)
@@ -244,11 +240,7 @@ def predicted_steps(session: Session) -> StageTimes | None:
 
 
 def probe_of(session: Session) -> LoaderProbe:
-    """Return the loader probe.
-
-    Raises:
-        Skip: The loader was not probed, or no sample was timed.
-    """
+    """Return the loader probe; raise Skip if the loader was not probed, or no sample was timed."""
     probe = session.loader_probe
     if probe is None:
         raise Skip(session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))"))
@@ -258,11 +250,7 @@ def probe_of(session: Session) -> LoaderProbe:
 
 
 def probed_loader_of(session: Session) -> ProbedLoader:
-    """Return the probed loader and the steps that use it.
-
-    Raises:
-        Skip: The loader was not probed, or no step time is known.
-    """
+    """Return the probed loader and the steps that use it; raise Skip if there is no probe, or no step time is known."""
     probe = probe_of(session)
     stage = timed_steps_of(session)
     loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)

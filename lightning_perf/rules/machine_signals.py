@@ -20,11 +20,7 @@ from .thresholds import (
 
 
 def host_of(session: Session) -> HostTelemetry:
-    """Return the host's telemetry.
-
-    Raises:
-        Skip: It was not sampled, or too few times.
-    """
+    """Return the host's telemetry; raise Skip if it was not sampled, or too few times."""
     host = session.telemetry.host if session.telemetry is not None else None
     if host is None:
         reason = session.missing.get("telemetry.host") or session.missing.get("telemetry")
@@ -35,11 +31,7 @@ def host_of(session: Session) -> HostTelemetry:
 
 
 def device_telemetry_of(session: Session) -> GpuTelemetry:
-    """Return the telemetry of the device that this process trains on.
-
-    Raises:
-        Skip: It was not sampled, or too few times.
-    """
+    """Return the telemetry of the device in use by this process; raise Skip if it was not sampled, or too few times."""
     devices = session.telemetry.devices if session.telemetry is not None else ()
     if not devices:
         reason = session.missing.get("telemetry.devices") or session.missing.get("telemetry")
@@ -49,18 +41,6 @@ def device_telemetry_of(session: Session) -> GpuTelemetry:
             f"{devices[0].n_samples} samples of {devices[0].device}; at least {MIN_TELEMETRY_SAMPLES} are needed"
         )
     return devices[0]
-
-
-def device_spread_of(session: Session, device: GpuTelemetry, field: str) -> Spread:
-    """Return a sampled metric of the device.
-
-    Raises:
-        Skip: The driver does not report it.
-    """
-    value = getattr(device, field)
-    if not isinstance(value, Spread):
-        raise Skip(session.missing.get(f"telemetry.devices.{device.device}.{field}", f"{field} was not reported"))
-    return value
 
 
 class LoadingWait(NamedTuple):

@@ -13,11 +13,7 @@ the heap shows only in the second; other memory (small Python objects, mappings)
 
 
 def device_memory_of(session: Session) -> DeviceMemory:
-    """Return the device whose peak is nearest to its capacity.
-
-    Raises:
-        Skip: No device's memory was read.
-    """
+    """Return the device whose peak is nearest to its capacity; raise Skip if no device's memory was read."""
     devices = [d for d in session.memory.devices if d.peak_reserved_bytes > 0]
     if not devices:
         raise Skip(session.missing.get("memory.devices", session.missing.get("memory", "no device memory was read")))
@@ -25,22 +21,14 @@ def device_memory_of(session: Session) -> DeviceMemory:
 
 
 def capacity_fraction(device: DeviceMemory) -> float:
-    """Return the peak of reserved memory ÷ the device's memory.
-
-    Raises:
-        Skip: The device's memory is not known.
-    """
+    """Return the peak of reserved memory ÷ the device's memory; raise Skip if the latter is not known."""
     if not device.total_bytes:
         raise Skip(f"the memory of {device.device} is not known")
     return device.peak_reserved_bytes / device.total_bytes
 
 
 def breakdown_of(session: Session) -> Breakdown:
-    """Return the breakdown of the memory in use.
-
-    Raises:
-        Skip: It was not measured.
-    """
+    """Return the breakdown of the memory in use; raise Skip if it was not measured."""
     reason = session.missing.get("memory", "the memory breakdown was not measured")
     return required(session.memory.breakdown, reason)
 

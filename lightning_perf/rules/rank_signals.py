@@ -12,11 +12,7 @@ from .trace_reading import Reading, reading_of
 
 
 def ranks_of(session: Session) -> Ranks:
-    """Return the ranks of the run, if at least two reported their measurements.
-
-    Raises:
-        Skip: The run has one rank, or too few ranks reported.
-    """
+    """Return the ranks of the run; raise Skip if it has one, or fewer than two reported their measurements."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     ranks = session.ranks

@@ -19,11 +19,7 @@ FULL_PRECISION = ("32", "32-true")
 
 
 def steady_of(session: Session) -> StageTimes:
-    """Return the steady steps.
-
-    Raises:
-        Skip: There are fewer than ``MIN_STEPS``.
-    """
+    """Return the steady steps; raise Skip if there are fewer than ``MIN_STEPS``."""
     steady = required(session.steady, session.missing.get("steady", "no step was measured in the steady state"))
     if steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
         raise Skip(f"{steady.n_steps} steps in the steady state; at least {MIN_STEPS} are needed")
@@ -42,11 +38,7 @@ def own_summary(session: Session) -> RankSummary | None:
 
 
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:
-    """Return the loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
-
-    Raises:
-        Skip: The settings of these loaders are not known.
-    """
+    """Return the loaders of a stage (``"train"``, ``"val"`` …; by default the one that ran); raise Skip if unknown."""
     wanted = stage or _LOADER_STAGE.get(session.run.stage, "train")
     loaders = tuple(loader for loader in session.settings.loaders if loader.stage == wanted)
     if not loaders:

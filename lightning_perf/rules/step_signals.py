@@ -6,7 +6,6 @@ from typing import TypeVar
 from lightning_perf.records import (
     STEP_PHASES,
     Bound,
-    Ceilings,
     Evidence,
     Finding,
     ModelProfile,
@@ -33,8 +32,7 @@ def trace_or_live(
 ) -> Answer:
     """Return the result from a profiler window, or else from the sampled steps, of which ``live`` uses ``field``.
 
-    Raises:
-        Skip: Both functions raise Skip, because the session lacks what they need.
+    If both functions raise Skip, so does this one, with both reasons.
     """
     try:
         return from_trace(session)
@@ -49,11 +47,7 @@ def trace_or_live(
 
 
 def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
-    """Return the sampled steps, and the steady steps that their shares apply to.
-
-    Raises:
-        Skip: Either is missing.
-    """
+    """Return the sampled steps, and the steady steps that their shares apply to; raise Skip if either is missing."""
     calls = required(session.sync_calls, session.missing.get("sync_calls", "no step was sampled"))
     return calls, steady_of(session)
 
@@ -118,34 +112,14 @@ def steps_s(steady: StageTimes) -> float:
 
 
 def counted(session: Session) -> ModelProfile:
-    """Return the profile of a step whose FLOPs were counted.
-
-    Raises:
-        Skip: The FLOPs of no step were counted.
-    """
+    """Return the profile of a step whose FLOPs were counted; raise Skip if those of no step were."""
     profile = session.model_profile
     if profile is None or profile.forward_flops is None:
         raise Skip(session.missing.get("model_profile", "the model's FLOPs were not counted"))
     return profile
 
 
-def ceilings_of(session: Session) -> Ceilings:
-    """Return the measured ceilings of the device.
-
-    Raises:
-        Skip: They were not measured.
-    """
-    profile = session.model_profile
-    if profile is None or profile.ceilings is None:
-        raise Skip(session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured"))
-    return profile.ceilings
-
-
 def bound_of(session: Session) -> Bound:
-    """Return the bound of the profiled step, e.g. ``"launch"``.
-
-    Raises:
-        Skip: No step was profiled, or its bound is not known.
-    """
+    """Return the bound of the profiled step, e.g. ``"launch"``; raise Skip if it is not known."""
     reason = session.missing.get("model_profile.ceilings", "the bound of the step is not known")
     return required(counted(session).bound, reason)

@@ -138,11 +138,6 @@ class Reading(NamedTuple):
         return self.share(high_s) >= LOW_SHARE
 
     @property
-    def code_phases(self) -> tuple[str, ...]:
-        """The timed phases that run the model's code; empty without timed steps."""
-        return CODE_PHASES if self.is_timed else ()
-
-    @property
     def code_limit_s(self) -> float:
         """Upper limit of the seconds of the trace in the model's code, without profiler overhead."""
         if not self.is_timed:
@@ -180,11 +175,7 @@ class Reading(NamedTuple):
 
 
 def reading_of(session: Session) -> Reading:
-    """Return the last recorded window.
-
-    Raises:
-        Skip: There is none.
-    """
+    """Return the last recorded window; raise Skip if there is none."""
     if not session.windows:
         raise Skip("no profiler window was opened")
     for window in reversed(session.windows):
@@ -195,11 +186,7 @@ def reading_of(session: Session) -> Reading:
 
 
 def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
-    """Return the last recorded window, and its device activity.
-
-    Raises:
-        Skip: There is no window, or it has no device events.
-    """
+    """Return the last recorded window and its device activity; raise Skip if there is no window or no device event."""
     reading = reading_of(session)
     if reading.trace.device is None:
         raise Skip(reading.trace.missing.get("device", "the profiler window has no device events"))
@@ -207,11 +194,7 @@ def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
 
 
 def complete_reading_of(session: Session) -> Reading:
-    """Return the last recorded window, which has device events if there is a device.
-
-    Raises:
-        Skip: There is no window, or it lacks the events of its device.
-    """
+    """Return the last recorded window; raise Skip if there is none, or if it lacks the events of its device."""
     reading = reading_of(session)
     if is_blind(reading.trace):
         raise Skip(reading.trace.missing.get("device", "the trace has no device events"))

@@ -14,8 +14,7 @@ from .wording import duration, percent
 def starved_in_trace(session: Session) -> Finding | None:
     """Return the finding of a trace alone, which has no settings; waits that kernels hide are excluded.
 
-    Raises:
-        Skip: The trace has no events of the device or of the loader.
+    Raises Skip if the trace has no events of the device or of the loader.
     """
     reading = complete_reading_of(session)
     trace, loader = reading.trace, reading.trace.loader

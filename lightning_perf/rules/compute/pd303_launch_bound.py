@@ -4,9 +4,9 @@ from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix, timed_finding
 from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
-from lightning_perf.rules.step_signals import bound_of, ceilings_of, counted, trace_or_live
+from lightning_perf.rules.step_signals import bound_of, counted, trace_or_live
 from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
@@ -26,7 +26,8 @@ def _live(session: Session) -> Finding | None:
     if bound_of(session) != "launch":
         return None
     steady = steady_of(session)
-    least = least_of_step(profile, ceilings_of(session))
+    reason = session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured")
+    least = least_of_step(profile, required(profile.ceilings, reason))
     launch_s, device_s = least.launch_s or 0.0, max(least.compute_s or 0.0, least.bandwidth_s or 0.0)
     step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
     if step_s <= 0 or launch_s < LATE_MIN_SHARE * step_s:

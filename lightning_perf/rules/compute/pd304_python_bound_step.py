@@ -4,6 +4,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.signals import CODE_PHASES
 from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
@@ -87,7 +88,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
         ),
         prescriptions=_RECOMMENDATIONS,
         high_s=found.saved_s,
-        phases=reading.code_phases if trace.device is None else (),
+        phases=CODE_PHASES if reading.is_timed and trace.device is None else (),
         basis="at most these operators and the Python code between them",
         confidence="medium",
     )

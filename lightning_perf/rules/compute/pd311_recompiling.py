@@ -1,6 +1,6 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
-from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
+from lightning_perf.records import Finding, Prescription, Recompile, Session
 from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, unsigned_finding
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
@@ -48,7 +48,7 @@ def check(session: Session) -> Finding | None:
                 for r in (at_limit or late)[:3]
             ),
         ),
-        prescriptions=_prescriptions(watch, worst),
+        prescriptions=(_DYNAMIC, _exclude(worst) if len(watch.recompiles) == 1 and watch.n_functions > 1 else None),
         gain=gain,
         confidence="high",
     )
@@ -57,20 +57,16 @@ def check(session: Session) -> Finding | None:
 _AT_LIMIT = " After so many recompilations torch runs the function uncompiled, unless the limit was raised."
 
 
-def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
-    advice = [
-        fix(
-            "mark the dimension that changes as dynamic, or pad batches to a few sizes",
-            "minutes",
-            code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
-        )
-    ]
-    if len(watch.recompiles) == 1 and watch.n_functions > 1:
-        advice.append(
-            fix(
-                f"exclude {worst.function}, the only function that recompiles, from compilation",
-                "minutes",
-                code=f"@torch.compiler.disable  # on {worst.function}; functions that it calls are still compiled",
-            )
-        )
-    return tuple(advice)
+_DYNAMIC = fix(
+    "mark the dimension that changes as dynamic, or pad batches to a few sizes",
+    "minutes",
+    code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
+)
+
+
+def _exclude(only: Recompile) -> Prescription:
+    return fix(
+        f"exclude {only.function}, the only function that recompiles, from compilation",
+        "minutes",
+        code=f"@torch.compiler.disable  # on {only.function}; functions that it calls are still compiled",
+    )
