@@ -99,12 +99,9 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
     """A probed loader and the steps that use it.
 
     Attributes:
-        probe: Measurements of the loader.
-        loader: Settings of the loader.
         stage: The timed steps, or else the steps that the probe predicts.
         share: Data wait as a share of the time.
         wait_s: Seconds of data wait per step.
-        plan: The recommended number of workers.
         is_predicted: Whether no step was timed.
     """
 

@@ -20,14 +20,10 @@ _COMPUTING = ("transfer", *COMPUTE_PHASES, "validation")
 
 
 class LineTime(NamedTuple):
-    """The time of a line of the user's code, without torch operators if the phase computes.
+    """The time of a line of the user's code in a phase, without torch operators if the phase computes.
 
     Attributes:
-        line: The line.
-        phase: Phase in which it runs.
-        seconds: Seconds of the steady span.
-        low_s: Lower end of the 95 % interval of ``seconds``.
-        high_s: Upper end of the interval.
+        seconds: Seconds of the steady span; their 95 % interval is ``low_s`` to ``high_s``.
         n: Number of stack samples.
     """
 

@@ -25,10 +25,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Step time with a given number of workers.
 
     Attributes:
-        num_workers: Number of workers.
-        step_s: Seconds per step.
-        low_s: Lower end of the interval of ``step_s``.
-        high_s: Upper end of the interval of ``step_s``.
+        step_s: Seconds per step; their interval is ``low_s`` to ``high_s``.
         fetch_s: Seconds from one batch to the next without compute.
         is_measured: Whether the probe measured the step, instead of only the loader.
     """
