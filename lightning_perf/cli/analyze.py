@@ -1,7 +1,5 @@
 """``lightning-perf analyze``: diagnose any PyTorch trace."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -3,8 +3,6 @@
 The module of a command is imported when it is called, so that ``lightning-perf --help`` is fast and needs no torch.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from typing import Annotated, Any, NamedTuple

@@ -1,7 +1,5 @@
 """``lightning-perf compare``: compare two sessions, also as a gate in CI."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """``lightning-perf config``: print the recommended arguments of a session, ready to use."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """``lightning-perf data``: measure the training loader of a command."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

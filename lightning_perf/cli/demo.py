@@ -1,7 +1,5 @@
 """``lightning-perf demo``: a small training with a planted fault, diagnosed."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``lightning-perf history``: earlier runs on this machine; ``lightning-perf bisect``: what made a training slower."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sqlite3
@@ -60,8 +58,10 @@ def history(
             rows = found.rows(n)
             _show(_listed(rows, found.file), rows, format_)
         elif action == "show":
+            from lightning_perf.reports.session_document import session_document
+
             session = found.find(run)
-            _show(_session_document(session), session, format_)
+            _show(session_document(session), session, format_)
         else:
             session = found.find(run)
             base = found.like(session, LAST_RUNS)
@@ -141,12 +141,6 @@ def _listed(rows: list[Row], file: Path) -> Document:
     told = [count(len(rows), "run"), str(file), "change: since the run before of the same training"]
     listed = section("runs", "", [table(heads, cells[::-1], key="runs"), facts(told)], is_short=True)
     return Document(None, (), (listed,), title="History")
-
-
-def _session_document(session: Session) -> Document:
-    from lightning_perf.reports.session_document import session_document
-
-    return session_document(session)
 
 
 def _show_comparison(base: list[Session], new: list[Session], form: str) -> None:

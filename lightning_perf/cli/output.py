@@ -1,7 +1,5 @@
 """Output of commands: stdout, stderr, files and exit codes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -82,8 +80,7 @@ def check_file(target: str | None, is_forced: bool) -> None:
 def write_file(target: str, text: str, is_forced: bool) -> None:
     """Write UTF-8 text to a file atomically; create parent folders.
 
-    Raises:
-        ConfigError: The file cannot be written, or it exists and ``is_forced`` is False.
+    Raises ``ConfigError`` if the file cannot be written, or if it exists and ``is_forced`` is False.
     """
     check_file(target, is_forced)
     try:

@@ -1,7 +1,5 @@
 """``lightning-perf report``: show a saved session."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """``lightning-perf rules`` and ``lightning-perf explain``: the list of rules, and the documentation of one."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import sys

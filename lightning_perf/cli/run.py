@@ -1,7 +1,5 @@
 """``lightning-perf run``: run any Lightning command unchanged, with PerfDoctor and treatments added."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``lightning-perf trial``: measure recommendations on the user's own command."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """``lightning-perf view``: open a trace in an offline Perfetto."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sysconfig

@@ -4,8 +4,6 @@ A run is kept as a session with few fields, so that `compare_sessions` and all r
 docs/reference/history.md lists the fields.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The history of one run: saves it, and says once if it is slower than the earlier runs of the same training."""
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which times of a run are longer than in earlier runs of the same training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -16,10 +14,8 @@ _BLOCKS = 16
 def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> dict[str, float]:
     """Return by which factor a run is slower; by figure, as in ``Comparison.times``, and only those that are slower.
 
-    Args:
-        base: Earlier runs, oldest first.
-        session: The run.
-        alpha: Probability that a figure is in the result although nothing changed.
+    ``base`` are earlier runs, oldest first; ``alpha`` is the probability that a figure is in the result although
+    nothing changed.
     """
     sessions = [*base, session]
     units = _units_per_step(sessions)

@@ -137,11 +137,7 @@ class History:
         return self._sessions(f"where {where} order by started_at desc, rowid desc limit ?", [*values, n])[::-1]
 
     def find(self, start: str) -> Session:
-        """Return the newest run whose id begins or ends so; the newest of all for an empty text.
-
-        Raises:
-            SessionError: There is none.
-        """
+        """Return the newest run whose id begins or ends so (any for empty text); raise ``SessionError`` without one."""
         found = self._sessions(
             "where substr(id, 1, ?) = ? or substr(id, -max(?, 1)) = ? order by started_at desc, rowid desc limit 1",
             [len(start), start, len(start), start],

@@ -1,7 +1,5 @@
 """What changed between fast and slow runs of a training, and which of these changes explains the difference best."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product

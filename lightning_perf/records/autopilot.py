@@ -1,7 +1,5 @@
 """What the autopilot tried in a run."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Record

@@ -1,7 +1,5 @@
 """The base of every record: immutable, keyword-only, and tolerant of fields that a newer version added."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

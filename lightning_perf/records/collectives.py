@@ -1,7 +1,5 @@
 """Collectives in profiler traces of one or several ranks."""
 
-from __future__ import annotations
-
 from .base import Record
 
 

@@ -1,7 +1,5 @@
 """Comparison of two sessions, or two groups of them: what became faster or slower, and what else differs."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Record

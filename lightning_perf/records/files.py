@@ -1,7 +1,5 @@
 """Files beside a training: written whole and with room left on the disk, read only where reading cannot block."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -30,17 +28,7 @@ _KINDS = (
 
 
 def write_whole(target: AnyPath, content: bytes) -> None:
-    """Write a temporary file and rename it to the target, so that readers never see incomplete content.
-
-    Remote storage does the same by itself.
-
-    Args:
-        target: The file; parents are made, an existing file is replaced.
-        content: What to write.
-
-    Raises:
-        OSError: It cannot be written, or the target is no regular file; nothing is left behind.
-    """
+    """Write a file as ``whole_file`` does; with remote storage, too, readers never see incomplete content."""
     if isinstance(target, RemotePath):
         target.write_bytes(content)
         return
@@ -50,7 +38,9 @@ def write_whole(target: AnyPath, content: bytes) -> None:
 
 @contextlib.contextmanager
 def whole_file(target: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that replaces the target once the block ends without an error.
+    """Open a temporary file that replaces the target once the block ends without an error.
+
+    Readers never see incomplete content.
 
     Args:
         target: The file; parents are made, an existing file is replaced.
@@ -98,12 +88,7 @@ def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
 class RoomKeeper:
     """File whose ``write`` leaves ``RESERVE_BYTES`` free on its disk, for content whose size is not known before.
 
-    Args:
-        file: The file to write to.
-        folder: Its folder.
-
-    Raises:
-        OSError: There is not enough room, now or in a later call of ``write``.
+    It writes to ``file`` in ``folder``, and raises ``OSError`` if there is not enough room, now or later.
     """
 
     def __init__(self, file: BinaryIO, folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Results of the rules: findings with evidence, recommendations and expected speedups."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from .base import Record

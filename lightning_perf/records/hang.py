@@ -1,7 +1,5 @@
 """Hangs: times in which nothing in the training moved."""
 
-from __future__ import annotations
-
 from .base import Record
 
 

@@ -1,7 +1,5 @@
 """What identifies a training from run to run, and the earlier runs of the same training."""
 
-from __future__ import annotations
-
 from .base import Record
 from .comparison import Difference
 

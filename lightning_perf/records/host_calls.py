@@ -1,7 +1,5 @@
 """Work of the host in a step: operators that make it wait, loops over tensors, compilation, loss scaling."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Record

@@ -1,7 +1,5 @@
 """Lines of the user's code by host time and phase."""
 
-from __future__ import annotations
-
 from .base import Record
 
 

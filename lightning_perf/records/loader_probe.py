@@ -1,7 +1,5 @@
 """Measurements of one loader: the cost of a sample, its costliest lines, and throughput by number of workers."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Record

@@ -1,7 +1,5 @@
 """The machine that a session was recorded on."""
 
-from __future__ import annotations
-
 from .base import Record
 
 

@@ -1,7 +1,5 @@
 """Memory of a run: by phase, by content, over time, and when it ran out."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Record

@@ -1,7 +1,5 @@
 """Merge the sessions that the ranks of one run saved."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

@@ -1,7 +1,5 @@
 """Operations and bytes of a model by module and operator, compared with what the device can do."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from .base import Record

@@ -1,7 +1,5 @@
 """Comparison of all ranks of a run: the own work of each, and its waiting for others."""
 
-from __future__ import annotations
-
 from .base import Record
 
 RANKS_FOLDER = "perf_ranks"

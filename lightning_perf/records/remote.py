@@ -167,11 +167,7 @@ def exists(path: AnyPath) -> bool:
 
 @contextlib.contextmanager
 def local_file(path: AnyPath) -> Iterator[Path]:
-    """Give a local file with the content: the file itself, or a copy until the block ends.
-
-    Raises:
-        OSError: A remote file cannot be read.
-    """
+    """Give a local file with the content, maybe a copy until the block ends; raise ``OSError`` if it is unreadable."""
     if isinstance(path, Path):
         yield path
         return

@@ -1,7 +1,5 @@
 """Replays of one step's operators, without and with treatments."""
 
-from __future__ import annotations
-
 from .base import Record
 from .trial import Interval
 

@@ -1,7 +1,5 @@
 """The session: everything that was measured and found in one run, and its file."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable
@@ -322,15 +320,7 @@ def _nearby(folder: AnyPath) -> str:
 
 
 def from_json(content: bytes | str, source: str) -> Session:
-    """Return a session from its JSON.
-
-    Args:
-        content: Content of a session file.
-        source: Name of the source, for errors.
-
-    Raises:
-        SessionError: As for ``load``.
-    """
+    """Return a session from its JSON, as ``load`` does; ``source`` names it in errors."""
     try:
         document = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

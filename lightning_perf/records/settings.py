@@ -1,7 +1,5 @@
 """Settings of loaders, Trainer, model, optimizers and torch."""
 
-from __future__ import annotations
-
 from .base import Record
 
 

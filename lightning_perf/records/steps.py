@@ -1,7 +1,5 @@
 """Times of steps, epochs and stages."""
 
-from __future__ import annotations
-
 from .base import Record
 
 PHASES: tuple[str, ...] = (
@@ -31,17 +29,9 @@ epoch and the first of the next, without what belongs to a phase above, plus wha
 usual one. ``startup``: from ``setup`` to the first fetch. ``other``: the loop's own remainder.
 """
 
-STEP_PHASES: tuple[str, ...] = (
-    "data_wait",
-    "transfer",
-    "forward",
-    "backward",
-    "optimizer",
-    "scheduler",
-    "callbacks",
-    "logging",
-    "other",
-)
+_BETWEEN_STEPS = ("validation", "checkpoint", "epoch_boundary", "startup")
+
+STEP_PHASES: tuple[str, ...] = tuple(name for name in PHASES if name not in _BETWEEN_STEPS)
 """The phases whose sum is the duration of a step; the rest happens between steps."""
 
 

@@ -1,7 +1,5 @@
 """Telemetry of devices and host during the training, energy and cost."""
 
-from __future__ import annotations
-
 from .base import Record
 
 

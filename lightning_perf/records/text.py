@@ -1,7 +1,5 @@
 """Clean untrusted text of characters that could repaint a terminal or disguise a line."""
 
-from __future__ import annotations
-
 import re
 
 _ESCAPE_SEQUENCE = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]")

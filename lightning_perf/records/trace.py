@@ -1,7 +1,5 @@
 """Analysis of a profiler trace. The field names are a contract: ``lightning-perf analyze --json`` prints them."""
 
-from __future__ import annotations
-
 from .base import Record
 from .collectives import TraceRanks
 from .finding import Finding, Verdict

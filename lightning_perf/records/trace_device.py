@@ -1,7 +1,5 @@
 """Parts of a trace analysis about the device: its work, why it was idle, and calls that wait for it."""
 
-from __future__ import annotations
-
 from .base import Record
 from .collectives import CollectiveTime, ShardTraffic
 

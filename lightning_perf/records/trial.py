@@ -1,7 +1,5 @@
 """A trial: treatments measured against the baseline on the user's own script."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from .base import Record

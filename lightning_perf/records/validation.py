@@ -5,8 +5,6 @@ that rules and reports can compute with them. The checks are compiled from the r
 end of its name, and the tables below hold the exceptions.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import types
@@ -179,8 +177,7 @@ def checked(document: Any, record: type[Record]) -> Any:
 def repaired(document: Any, record: type[Record]) -> tuple[Any, dict[str, str]]:
     """Return the checked document without the parts that are out of bounds, and why each was left out, by its path.
 
-    Raises:
-        Refused: A record cannot do without what is out of bounds.
+    Raises ``Refused`` if a record cannot do without one.
     """
     dropped: dict[str, str] = {}
     while True:

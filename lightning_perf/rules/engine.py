@@ -1,14 +1,13 @@
 """Run the rules: each returns an outcome, and an error in one does not stop the others."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib
 import logging
 import pkgutil
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -26,9 +25,8 @@ from lightning_perf.records import (
     Window,
 )
 
-from .gain import with_measurement
+from .findings import fact, with_measurement
 from .line_signals import with_line, within_operators
-from .parts import fact
 from .rank_signals import where_found
 from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip
@@ -44,6 +42,8 @@ _RULE_MODULE = re.compile(r"\.pd\d{3}_\w+$")
 _OF_ALL_RANKS = ("distributed", "quality")
 
 _log = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
 
 
 @functools.cache
@@ -117,16 +117,10 @@ def diagnose_trace(
 ) -> TraceRecord:
     """Run the rules on a trace without a session; rules that need timed steps or settings are skipped.
 
-    Args:
-        record: The analyzed trace; its findings and verdict are replaced.
-        select: As for ``diagnose``.
-        ignore: As for ``diagnose``.
+    The record's findings and verdict are replaced. For other arguments and errors see ``diagnose``.
 
     Returns:
         The record with ``findings``, best first, and ``verdict``. Shares and gains refer to the analyzed time.
-
-    Raises:
-        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     reason = record.missing.get("device", "") if is_blind(record) else record.source
     session = Session(
@@ -154,33 +148,23 @@ def preflight(
 ) -> tuple[Finding, ...]:
     """Return likely findings from settings alone, before the first step.
 
-    Args:
-        session: A session with ``settings`` and ``machine``.
-        select: As for ``diagnose``.
-        ignore: As for ``diagnose``.
+    The session has ``settings`` and ``machine``. For other arguments and errors see ``diagnose``.
 
     Returns:
         Findings with ``is_preflight`` and low confidence, best first.
-
-    Raises:
-        ConfigError: A code in ``select`` or ``ignore`` matches no rule.
     """
     check_codes(select, ignore)
-    findings = []
-    for rule in all_rules():
-        if rule.preflight is None or not _is_selected(rule.code, select, ignore):
-            continue
-        try:
-            finding = rule.sign(rule.preflight(session))
-        except Skip:
-            continue
-        except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
-            raise_if_from_signal(error)
-            _log.warning("%s failed on the settings: %s: %s", rule.code, type(error).__name__, error)
-            continue
-        if finding is not None:
-            findings.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
-    return tuple(sorted(findings, key=lambda finding: rank_of(finding, session)))
+    findings = (
+        rule.sign(_asked(rule, rule.preflight, session, "on the settings"))
+        for rule in all_rules()
+        if rule.preflight is not None and _is_selected(rule.code, select, ignore)
+    )
+    likely = (
+        msgspec.structs.replace(finding, confidence="low", is_preflight=True)
+        for finding in findings
+        if finding is not None
+    )
+    return tuple(sorted(likely, key=lambda finding: rank_of(finding, session)))
 
 
 def hypotheses(
@@ -188,26 +172,28 @@ def hypotheses(
 ) -> tuple[Hypothesis, ...]:
     """Return the treatments that rules need replayed on the operators of this session, by time at stake.
 
-    Args:
-        session: The measurements so far.
-        select: As for ``diagnose``.
-        ignore: As for ``diagnose``.
+    For the other arguments see ``diagnose``.
     """
     found: dict[str, Hypothesis] = {}
     for rule in all_rules():
         if rule.hypothesis is None or not _is_selected(rule.code, select, ignore):
             continue
-        try:
-            hypothesis = rule.hypothesis(session)
-        except Skip:
-            continue
-        except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
-            raise_if_from_signal(error)
-            _log.warning("%s failed to request a replay: %s: %s", rule.code, type(error).__name__, error)
-            continue
+        hypothesis = _asked(rule, rule.hypothesis, session, "to request a replay")
         if hypothesis is not None:
             found.setdefault(hypothesis.treatment, hypothesis)
     return tuple(sorted(found.values(), key=lambda one: -one.at_stake_s))
+
+
+def _asked(rule: Rule, question: Callable[[Session], Reply | None], session: Session, what: str) -> Reply | None:
+    """Return the reply of a rule; None if it lacks a measurement, or raises an error, which is logged."""
+    try:
+        return question(session)
+    except Skip:
+        return None
+    except Exception as error:  # noqa: BLE001 - an error in a rule must not stop training
+        raise_if_from_signal(error)
+        _log.warning("%s failed %s: %s: %s", rule.code, what, type(error).__name__, error)
+        return None
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
@@ -228,12 +214,7 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
 
 
 def _check_known(argument: str, patterns: Sequence[str] | None, codes: Collection[str]) -> None:
-    """Check that each pattern matches a rule.
-
-    Args:
-        argument: ``"select"`` or ``"ignore"``, for the message.
-        patterns: Codes or prefixes given by the user, or None.
-        codes: The codes of all rules.
+    """Check that each of the user's patterns matches a rule; ``argument`` (select or ignore) is for the message.
 
     Raises:
         ConfigError: ``patterns`` is not a list of strings, or one of them matches no code.

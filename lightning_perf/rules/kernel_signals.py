@@ -1,7 +1,5 @@
 """Time on the critical path of a trace by kind of kernel, divided among the rules about them."""
 
-from __future__ import annotations
-
 from lightning_perf.records import CriticalPath, TraceRecord
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
@@ -45,11 +43,7 @@ def full_precision_s(trace: TraceRecord) -> float:
 
 
 def path_of(trace: TraceRecord) -> CriticalPath:
-    """Return the critical path of a trace.
-
-    Raises:
-        Skip: The record has none, because an older version analyzed the trace.
-    """
+    """Return the critical path of a trace; raise Skip if an older version analyzed it without one."""
     if trace.critical_path is None:
         raise Skip("this trace record has no critical path: analyze the trace again")
     return trace.critical_path

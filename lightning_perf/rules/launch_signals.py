@@ -1,15 +1,13 @@
 """The cost of late launches and tiny operators in a trace, and their place in the code."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 
-from .host_signals import is_computing
 from .kernel_signals import launching_s, path_of
+from .step_signals import is_computing
 from .thresholds import (
     LATE_MAX_PER_KERNEL_S,
     LATE_MIN_SHARE,

@@ -1,25 +1,21 @@
 """Lines of the user's code as evidence of findings, and the time of findings about operators without them."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
 
-from .gain import gain_from
+from .findings import SPREAD, fact, gain_from, severity_of, severity_of_gain
 from .loader_signals import costly_line
-from .severity import severity_of, severity_of_gain
-from .signals import phase_s
+from .signals import CODE_PHASES, phase_s
 from .thresholds import LINE_MIN_PART
-from .timed import SPREAD
 from .user_lines import LineTime, host_s, lines_of, whole_lines_of
-from .wording import percent, place, site_of
+from .wording import percent, place_of
 
 _CLAIMED = ("claimed",)
-_LOADING, _COMPUTING = ("data_wait",), ("forward", "backward")
+_LOADING = ("data_wait",)
 _PHASES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110", "PD115"), _LOADING),
-    **dict.fromkeys(("PD303", "PD304"), _COMPUTING),
+    **dict.fromkeys(("PD303", "PD304"), CODE_PHASES),
     **dict.fromkeys(
         ("PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED
     ),
@@ -35,18 +31,11 @@ _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304
 
 def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
     """Return the share of the time in a line as evidence."""
-    return Evidence(
-        metric=f"{LINE_METRIC}{time.where}{time.doing}", value=time.seconds / steady.span_s, unit="fraction", n=time.n
-    )
+    return fact(f"{LINE_METRIC}{time.where}{time.doing}", time.seconds / steady.span_s, "fraction", n=time.n)
 
 
 def with_line(finding: Finding, session: Session) -> Finding:
-    """Return the finding with the user's line that takes most of its time, if it is about host time.
-
-    Args:
-        finding: A finding of ``session``.
-        session: The session.
-    """
+    """Return the finding with the user's line that takes most of its time, if it is about host time."""
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
     if not phases or steady is None or finding.severity == "info" or _has_line(finding, session):
         return finding
@@ -97,8 +86,8 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     if line is None or line.share < LINE_MIN_PART:
         return None
     doing = f" in {line.call}" if line.call else ""
-    where = place(line.function, site_of(line.file, line.line))
-    evidence = Evidence(metric=f"{what} in {where}{doing}", value=line.share, unit="fraction", n=line.n_samples)
+    where = place_of(line)
+    evidence = fact(f"{what} in {where}{doing}", line.share, "fraction", n=line.n_samples)
     return _with_sentence(finding, f"{where} takes {percent(line.share)} of {what}{doing}", evidence)
 
 

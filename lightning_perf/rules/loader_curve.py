@@ -5,8 +5,6 @@ probe only bounds are known: ``w`` workers deliver at most ``w`` batches in the 
 and no more than the cores allow.
 """
 
-from __future__ import annotations
-
 import math
 from statistics import median
 
@@ -25,9 +23,10 @@ from lightning_perf.records import (
     WorkerPoint,
 )
 
-from .machine_signals import COMPUTE_PHASES, wait_share
+from .findings import fact
+from .machine_signals import wait_share
 from .rule import Skip
-from .signals import loaders_of, steady_of
+from .signals import COMPUTE_PHASES, loaders_of, steady_of
 from .thresholds import (
     COMPUTES_MIN_FRACTION,
     DEFAULT_PREFETCH,
@@ -37,6 +36,7 @@ from .thresholds import (
     TRANSPORT_LOW_S,
     WORKERS_SLACK,
 )
+from .wording import number_of
 from .worker_bounds import CORES, Step, batch_cost, bound, cap
 
 PREFETCH_FACTORS = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
@@ -99,12 +99,9 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
     """A probed loader and the steps that use it.
 
     Attributes:
-        probe: Measurements of the loader.
-        loader: Settings of the loader.
         stage: The timed steps, or else the steps that the probe predicts.
         share: Data wait as a share of the time.
         wait_s: Seconds of data wait per step.
-        plan: The recommended number of workers.
         is_predicted: Whether no step was timed.
     """
 
@@ -184,11 +181,11 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
 def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
     """Return the step time for each probed number of workers; empty if the loader was not probed."""
     return tuple(
-        Evidence(
-            metric=f"step with {step.num_workers} worker{'' if step.num_workers == 1 else 's'} "
+        fact(
+            f"step with {number_of(step.num_workers, 'worker')} "
             + ("(probed next to compute)" if step.is_measured else "(from the probed throughput)"),
-            value=step.step_s,
-            unit="s",
+            step.step_s,
+            "s",
         )
         for step in plan.steps
     )
@@ -202,11 +199,7 @@ def delivered_batch_s(probe: LoaderProbe) -> float | None:
 
 
 def timed_steps_of(session: Session) -> StageTimes:
-    """Return the steady steps, or else the steps that the probe predicts.
-
-    Raises:
-        Skip: Neither steps nor the compute time of the model were measured.
-    """
+    """Return the steady steps, else those that the probe predicts; raise Skip if neither is known."""
     if session.steady is not None:
         return steady_of(session)
     predicted = predicted_steps(session)
@@ -244,11 +237,7 @@ def predicted_steps(session: Session) -> StageTimes | None:
 
 
 def probe_of(session: Session) -> LoaderProbe:
-    """Return the loader probe.
-
-    Raises:
-        Skip: The loader was not probed, or no sample was timed.
-    """
+    """Return the loader probe; raise Skip if the loader was not probed, or no sample was timed."""
     probe = session.loader_probe
     if probe is None:
         raise Skip(session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))"))
@@ -258,11 +247,7 @@ def probe_of(session: Session) -> LoaderProbe:
 
 
 def probed_loader_of(session: Session) -> ProbedLoader:
-    """Return the probed loader and the steps that use it.
-
-    Raises:
-        Skip: The loader was not probed, or no step time is known.
-    """
+    """Return the probed loader and the steps that use it; raise Skip if there is no probe, or no step time is known."""
     probe = probe_of(session)
     stage = timed_steps_of(session)
     loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)

@@ -1,12 +1,11 @@
 """Measurements of the loader probe that the data rules use."""
 
-from __future__ import annotations
-
 from statistics import fmean
 from typing import Literal
 
 from lightning_perf.records import Evidence, HotFunction, HotLine, LoaderProbe, LoaderSettings, Session, StageTimes
 
+from .findings import fact
 from .loader_curve import ProbedLoader
 from .signals import loaders_of, phase_s
 from .thresholds import (
@@ -143,13 +142,12 @@ def function_place(function: HotFunction) -> str:
     return place(function.name, site_of(function.file, function.line or 0, n_parts=2))
 
 
-def where_from(probe: LoaderProbe, where: Literal["getitem", "collate"] = "getitem") -> str:
+def where_from(probe: LoaderProbe) -> str:
     """Return the costliest function as a closing sentence; empty if none was profiled or a line is reported instead."""
-    function = costliest(probe, where)
+    function = costliest(probe, "getitem")
     if function is None or probe.host_lines:
         return ""
-    what = "sample time" if where == "getitem" else "collate time"
-    return f" {percent(function_share(function))} of {what} is spent in {function_place(function)}."
+    return f" {percent(function_share(function))} of sample time is spent in {function_place(function)}."
 
 
 def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], n: int = 3) -> tuple[Evidence, ...]:
@@ -157,20 +155,16 @@ def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], 
     functions = sorted((f for f in probe.functions if f.where == where), key=lambda f: -function_share(f))[:n]
     what = "sample time" if where == "getitem" else "collate time"
     shown = [
-        Evidence(
-            metric=f"{what} in {function.name}" + (f" ({function.file}:{function.line})" if function.file else ""),
-            value=function_share(function),
-            unit="fraction",
+        fact(
+            f"{what} in {function.name}" + (f" ({function.file}:{function.line})" if function.file else ""),
+            function_share(function),
+            "fraction",
         )
         for function in functions
     ]
     if where == "getitem" and probe.lines and functions:
         line = max(probe.lines, key=lambda each: each.share)
-        shown.append(
-            Evidence(
-                metric=f"function time in line {line.line}: {line.text.strip()}", value=line.share, unit="fraction"
-            )
-        )
+        shown.append(fact(f"function time in line {line.line}: {line.text.strip()}", line.share, "fraction"))
     return tuple(shown)
 
 
@@ -229,10 +223,5 @@ def n_epochs_in_one(session: Session) -> int:
 
 def wait_evidence(probed: ProbedLoader, threshold: float = WAIT_MIN_SHARE) -> Evidence:
     """Return the share of the time waiting for data as evidence, with the rule's threshold."""
-    return Evidence(
-        metric="share of the time waiting for data" + (" (predicted by the probe)" if probed.is_predicted else ""),
-        value=probed.share,
-        unit="fraction",
-        threshold=threshold,
-        n=probed.stage.n_steps if not probed.is_predicted else None,
-    )
+    metric = "share of the time waiting for data" + (" (predicted by the probe)" if probed.is_predicted else "")
+    return fact(metric, probed.share, "fraction", threshold, None if probed.is_predicted else probed.stage.n_steps)

@@ -1,12 +1,11 @@
 """Distinguish a slow logger (PD505) from one that is called too often (PD502)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 
 from lightning_perf.records import NamedTime, Prescription, Session, StageTimes
 
+from .findings import trainer_fix
 from .signals import named_by_kind
 from .thresholds import (
     LOG_EVERY_STEPS,
@@ -47,11 +46,4 @@ def longer_interval(n_steps: int, share: float) -> int:
 
 def log_every(n_steps: int) -> Prescription:
     """Recommend a value of ``log_every_n_steps``."""
-    return Prescription(
-        treatment="log-every-n",
-        summary=f"set log_every_n_steps={n_steps}",
-        safety="exact",
-        effort="one line",
-        trainer_flags={"log_every_n_steps": n_steps},
-        code=f"Trainer(..., log_every_n_steps={n_steps})",
-    )
+    return trainer_fix(f"set log_every_n_steps={n_steps}", treatment="log-every-n", log_every_n_steps=n_steps)

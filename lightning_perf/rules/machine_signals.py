@@ -1,15 +1,14 @@
 """Telemetry that rules use; each function raises Skip with the reason if it is missing."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from lightning_perf.records import Evidence, GpuTelemetry, HostTelemetry, Session, Spread, StageTimes
 
+from .findings import fact
 from .rule import Skip
-from .signals import is_cpu_run, phase_s
+from .signals import COMPUTE_PHASES, is_cpu_run, phase_s
 from .thresholds import (
     CHANGE_MIN,
     CHANGES_SHOWN,
@@ -19,15 +18,9 @@ from .thresholds import (
     MIN_TELEMETRY_SAMPLES,
 )
 
-COMPUTE_PHASES = ("forward", "backward", "optimizer")
-
 
 def host_of(session: Session) -> HostTelemetry:
-    """Return the host's telemetry.
-
-    Raises:
-        Skip: It was not sampled, or too few times.
-    """
+    """Return the host's telemetry; raise Skip if it was not sampled, or too few times."""
     host = session.telemetry.host if session.telemetry is not None else None
     if host is None:
         reason = session.missing.get("telemetry.host") or session.missing.get("telemetry")
@@ -38,11 +31,7 @@ def host_of(session: Session) -> HostTelemetry:
 
 
 def device_telemetry_of(session: Session) -> GpuTelemetry:
-    """Return the telemetry of the device that this process trains on.
-
-    Raises:
-        Skip: It was not sampled, or too few times.
-    """
+    """Return the telemetry of the device in use by this process; raise Skip if it was not sampled, or too few times."""
     devices = session.telemetry.devices if session.telemetry is not None else ()
     if not devices:
         reason = session.missing.get("telemetry.devices") or session.missing.get("telemetry")
@@ -52,18 +41,6 @@ def device_telemetry_of(session: Session) -> GpuTelemetry:
             f"{devices[0].n_samples} samples of {devices[0].device}; at least {MIN_TELEMETRY_SAMPLES} are needed"
         )
     return devices[0]
-
-
-def device_spread_of(session: Session, device: GpuTelemetry, field: str) -> Spread:
-    """Return a sampled metric of the device.
-
-    Raises:
-        Skip: The driver does not report it.
-    """
-    value = getattr(device, field)
-    if not isinstance(value, Spread):
-        raise Skip(session.missing.get(f"telemetry.devices.{device.device}.{field}", f"{field} was not reported"))
-    return value
 
 
 class LoadingWait(NamedTuple):
@@ -84,10 +61,6 @@ def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
     A thread that fetches a batch runs, queues for a core, or is blocked. Without workers, these states are those of
     loading. With workers, only the blocked time is spent waiting for workers, so their states are weighted by it: the
     training thread may queue for a core during its fetch although batches are ready.
-
-    Args:
-        host: Host telemetry.
-        n_workers: Number of workers of the loader.
     """
     queueing, blocked = host.fetch_queueing_fraction, host.fetch_blocked_fraction
     if not n_workers:
@@ -126,35 +99,26 @@ def sampled(
     unit: str,
     threshold: float | None = None,
     at: Literal["mean", "p50", "p95"] = "mean",
-) -> tuple[Evidence, ...]:
-    """Return the mean or a percentile of a sampled metric as evidence; empty if it was not sampled."""
+) -> Evidence | None:
+    """Return the mean or a percentile of a sampled metric as evidence; None if it was not sampled."""
     if spread is None:
-        return ()
-    name = metric if at == "mean" else f"{metric} ({at})"
-    return (Evidence(metric=name, value=getattr(spread, at), unit=unit, threshold=threshold, n=spread.n),)
-
-
-def optional_evidence(
-    metric: str, value: float | None, unit: str, threshold: float | None = None, n: int | None = None
-) -> tuple[Evidence, ...]:
-    """Return a value as evidence; empty if it is None."""
-    return () if value is None else (Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n),)
+        return None
+    return fact(metric if at == "mean" else f"{metric} ({at})", getattr(spread, at), unit, threshold, spread.n)
 
 
 def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
-    """Return the sampled metrics that changed most at a point in time, as evidence; empty without enough samples.
+    """Return the sampled metrics that changed most at a point in time, in seconds since the start of the run.
 
-    Args:
-        session: A session with telemetry.
-        at_s: Seconds since the start of the run.
+    Empty without enough samples.
     """
     found: list[tuple[float, Evidence]] = []
     for metric, was, became, n_after in _sides(session, at_s):
         is_fraction = metric.endswith("_fraction")
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
         if change >= CHANGE_MIN and max(abs(was), abs(became)) > 0:
-            found.append((change, Evidence(metric=f"{_words(metric)} then: was {was:.4g}, became", value=became,
-                                           unit=_unit(metric), n=n_after)))  # fmt: skip
+            words, unit = _in_words(metric)
+            evidence = fact(f"{words} then: was {was:.4g}, became", became, unit, n=n_after)
+            found.append((change, evidence))
     return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:CHANGES_SHOWN])
 
 
@@ -196,10 +160,7 @@ _UNITS = {
 """Suffix of a metric's name → its unit."""
 
 
-def _words(metric: str) -> str:
-    suffix = next((suffix for suffix in _UNITS if metric.endswith(suffix)), "")
-    return metric.removesuffix(suffix).replace("_", " ")
-
-
-def _unit(metric: str) -> str:
-    return next((unit for suffix, unit in _UNITS.items() if metric.endswith(suffix)), "")
+def _in_words(metric: str) -> tuple[str, str]:
+    """Return the name of a metric without its suffix, and its unit."""
+    suffix, unit = next((item for item in _UNITS.items() if metric.endswith(item[0])), ("", ""))
+    return metric.removesuffix(suffix).replace("_", " "), unit

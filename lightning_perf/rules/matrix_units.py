@@ -1,7 +1,5 @@
 """The dtypes in which a device multiplies matrices faster than in fp32."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import NamedTuple

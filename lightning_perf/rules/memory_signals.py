@@ -1,12 +1,10 @@
 """Memory measurements and recommendations that rules use; functions raise Skip with the reason if one is missing."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
-from .parts import fact, fix
-from .rule import Skip
+from .findings import fact, fix, trainer_fix
+from .rule import Skip, required
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
 HOST_PLACES = ("host", "heap")
@@ -15,11 +13,7 @@ the heap shows only in the second; other memory (small Python objects, mappings)
 
 
 def device_memory_of(session: Session) -> DeviceMemory:
-    """Return the device whose peak is nearest to its capacity.
-
-    Raises:
-        Skip: No device's memory was read.
-    """
+    """Return the device whose peak is nearest to its capacity; raise Skip if no device's memory was read."""
     devices = [d for d in session.memory.devices if d.peak_reserved_bytes > 0]
     if not devices:
         raise Skip(session.missing.get("memory.devices", session.missing.get("memory", "no device memory was read")))
@@ -27,25 +21,16 @@ def device_memory_of(session: Session) -> DeviceMemory:
 
 
 def capacity_fraction(device: DeviceMemory) -> float:
-    """Return the peak of reserved memory ÷ the device's memory.
-
-    Raises:
-        Skip: The device's memory is not known.
-    """
+    """Return the peak of reserved memory ÷ the device's memory; raise Skip if the latter is not known."""
     if not device.total_bytes:
         raise Skip(f"the memory of {device.device} is not known")
     return device.peak_reserved_bytes / device.total_bytes
 
 
 def breakdown_of(session: Session) -> Breakdown:
-    """Return the breakdown of the memory in use.
-
-    Raises:
-        Skip: It was not measured.
-    """
-    if session.memory.breakdown is None:
-        raise Skip(session.missing.get("memory", "the memory breakdown was not measured"))
-    return session.memory.breakdown
+    """Return the breakdown of the memory in use; raise Skip if it was not measured."""
+    reason = session.missing.get("memory", "the memory breakdown was not measured")
+    return required(session.memory.breakdown, reason)
 
 
 def whole_of(breakdown: Breakdown) -> int:
@@ -94,13 +79,11 @@ CHECKPOINTING = fix(
     treatment="activation-checkpointing",
     code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
 )
-BF16 = fix(
+BF16 = trainer_fix(
     'set precision="bf16-mixed": activations need half the memory',
-    "one line",
     "numerics",
-    treatment="precision-bf16",
-    trainer_flags={"precision": "bf16-mixed"},
-    code='Trainer(..., precision="bf16-mixed")',
+    "precision-bf16",
+    precision="bf16-mixed",
 )
 EXPANDABLE_SEGMENTS = fix(
     "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",

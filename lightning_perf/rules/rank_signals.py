@@ -1,23 +1,18 @@
 """Measurements of ranks that rules use; functions raise Skip with the reason if one is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 
 from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, ranks_by_finding, together
 
 from .rule import Skip
+from .signals import own_summary
 from .thresholds import COLLECTIVE_SMALL_S, COLLECTIVES_MIN_SMALL, RANKS_SHOWN
 from .trace_reading import Reading, reading_of
 
 
 def ranks_of(session: Session) -> Ranks:
-    """Return the ranks of the run, if at least two reported their measurements.
-
-    Raises:
-        Skip: The run has one rank, or too few ranks reported.
-    """
+    """Return the ranks of the run; raise Skip if it has one, or fewer than two reported their measurements."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
     ranks = session.ranks
@@ -67,12 +62,11 @@ def waited_s(session: Session, reading: Reading) -> float:
         return 0.0
     if communication.waiting_s is not None:
         return communication.waiting_s
-    summaries = session.ranks.summaries if session.ranks is not None else ()
-    waits = {one.rank: one.waiting_s for one in summaries if one.waiting_s is not None}
-    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    summaries, own = session.ranks.summaries if session.ranks is not None else (), own_summary(session)
+    waits = [one.waiting_s for one in summaries if one.waiting_s is not None]
     if own is None or own.waiting_s is None or len(waits) < 2 or own.step_s <= 0:
         return 0.0
-    share = (own.waiting_s - min(waits.values())) / own.step_s
+    share = (own.waiting_s - min(waits)) / own.step_s
     return min(communication.exposed_s, share * reading.trace.span_s)
 
 
@@ -96,9 +90,7 @@ def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSumma
 def where_found(session: Session, text: str) -> str:
     """Return the ranks with a finding, as ``"0, 3 and 5 more of 16"``; empty if all have it or others are unknown.
 
-    Args:
-        session: Session of one of the ranks.
-        text: Code and name of the finding.
+    ``text`` is the code and name of the finding.
     """
     summaries = session.ranks.summaries if session.ranks is not None else ()
     found = set(ranks_by_finding(summaries).get(text, ()))

@@ -1,16 +1,13 @@
 """The order of findings: causes before symptoms, what is certain before what is not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
 
-from .gain import AT_STAKE
+from .findings import AT_STAKE, certain_speedup, possible_share, severity_of_gain
 from .rule import Rule
-from .severity import certain_speedup, possible_share, severity_of_gain
 from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MINUTES_WEIGHT
 from .verdict import QUALITY
 

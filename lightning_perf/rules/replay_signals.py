@@ -1,19 +1,17 @@
 """Rules whose gain is measured by replaying operators of one step with a treatment."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
-from .gain import AT_STAKE, WHY_NOT_MEASURED, how_to_measure, timed_finding, unapplied
-from .parts import fact, unsigned_finding
+from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
 from .rule import Rule, Skip, rule
-from .signals import computing_s, is_cpu_run, steady_of
+from .signals import CODE_PHASES, is_cpu_run, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
 from .trace_reading import device_reading_of, reading_of
+from .user_lines import computing_s
 
 
 class Diagnosis(NamedTuple):
@@ -33,11 +31,11 @@ class Diagnosis(NamedTuple):
     """
 
     symptom: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[Evidence | None, ...]
     prescription: Prescription
     effect: str
     replayed_as: str = ""
-    phases: tuple[str, ...] = ("forward", "backward")
+    phases: tuple[str, ...] = CODE_PHASES
     at_stake: float = 0.0
     most_s: float | None = None
     unmeasured: Severity = "low"
@@ -57,11 +55,8 @@ def replay_rule(
 ) -> Callable[[Diagnose], Rule]:
     """Declare a rule whose treatment is replayed on operators of one step, by decorating the function that diagnoses.
 
-    Args:
-        code: As for ``Rule``.
-        name: As for ``Rule``.
-        preflight: The diagnosis from settings alone; None for a rule that needs measurements.
-        explains: As for ``Rule``.
+    ``preflight`` returns the diagnosis from settings alone; None for a rule that needs measurements. For the other
+    arguments see ``Rule``.
     """
 
     def declare(diagnose: Diagnose) -> Rule:
@@ -100,10 +95,6 @@ def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
 
 def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding | None:
     """Return the finding with the measured speedup of a treatment.
-
-    Args:
-        session: The session.
-        diagnosis: The diagnosis of the rule, if any.
 
     Returns:
         None without a diagnosis, or if the replay shows no noticeable speedup. If the treatment was not replayed, a
@@ -145,7 +136,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
             *diagnosis.evidence,
             fact("measured speedup of these operators", speedup.value, "ratio", n=result.n_rounds),
         ),
-        prescriptions=(diagnosis.prescription,),
+        prescriptions=diagnosis.prescription,
         claims={name: high_s * seconds / sum(phases.values()) for name, seconds in phases.items() if within_s > 0},
         low_s=low_s,
         basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
@@ -169,7 +160,7 @@ def not_measured(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
         evidence=(*diagnosis.evidence, *at_stake, fact(WHY_NOT_MEASURED, reason)),
-        prescriptions=(prescription,),
+        prescriptions=prescription,
         confidence="low",
         claims=claims,
     )

@@ -1,10 +1,8 @@
 """The rule record, and the decorator that declares one."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -12,9 +10,18 @@ from lightning_perf.records import Finding, Hypothesis, Session
 
 Check: TypeAlias = Callable[[Session], Finding | None]
 
+Value = TypeVar("Value")
+
 
 class Skip(Exception):
     """Raised by a check if the session lacks a measurement that the rule needs; the message says which and why."""
+
+
+def required(value: Value | None, reason: str) -> Value:
+    """Return a value that a rule needs; raise Skip with the reason if it is None."""
+    if value is None:
+        raise Skip(reason)
+    return value
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):

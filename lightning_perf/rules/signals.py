@@ -1,32 +1,26 @@
 """Measurements that most rules use; functions raise Skip with the reason if one is missing."""
 
-from __future__ import annotations
+from collections.abc import Iterable, Sequence
 
-from collections.abc import Iterable
+from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes
 
-from lightning_perf.records import LoaderSettings, NamedTime, Session, StageTimes
-
-from .rule import Skip
+from .rule import Skip, required
 from .thresholds import MIN_SPAN_S, MIN_STEPS
-from .user_lines import host_s
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
 CODE_PHASES = ("forward", "backward")
 """The phases of a step that run the model's code."""
 
+COMPUTE_PHASES = (*CODE_PHASES, "optimizer")
+"""The phases of a step that compute."""
+
 FULL_PRECISION = ("32", "32-true")
 
 
 def steady_of(session: Session) -> StageTimes:
-    """Return the steady steps.
-
-    Raises:
-        Skip: There are fewer than ``MIN_STEPS``.
-    """
-    steady = session.steady
-    if steady is None:
-        raise Skip(session.missing.get("steady", "no step was measured in the steady state"))
+    """Return the steady steps; raise Skip if there are fewer than ``MIN_STEPS``."""
+    steady = required(session.steady, session.missing.get("steady", "no step was measured in the steady state"))
     if steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
         raise Skip(f"{steady.n_steps} steps in the steady state; at least {MIN_STEPS} are needed")
     return steady
@@ -37,28 +31,14 @@ def phase_s(stage: StageTimes, *names: str) -> float:
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
-def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
-    """Return the seconds of these phases in which this rank computes.
-
-    Excludes the user's own lines and the garbage collector, and for backward also the wait for other ranks, if known
-    (unknown for strategies that communicate within forward and backward).
-    """
-    seconds = sum(max(0.0, phase_s(steady, name) - host_s(session, name)) for name in names)
+def own_summary(session: Session) -> RankSummary | None:
+    """Return the measurements of this rank as it sent them to rank 0; None if ranks were not compared."""
     summaries = session.ranks.summaries if session.ranks is not None else ()
-    own = next((one for one in summaries if one.rank == session.run.rank), None)
-    if "backward" not in names or own is None or own.waiting_s is None:
-        return seconds
-    backward_s = phase_s(steady, "backward")
-    own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
-    return seconds - backward_s + min(backward_s, max(0.0, own_s))
+    return next((one for one in summaries if one.rank == session.run.rank), None)
 
 
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:
-    """Return the loaders of a stage (``"train"``, ``"val"`` …), by default of the stage that ran.
-
-    Raises:
-        Skip: The settings of these loaders are not known.
-    """
+    """Return the loaders of a stage (``"train"``, ``"val"`` …; by default the one that ran); raise Skip if unknown."""
     wanted = stage or _LOADER_STAGE.get(session.run.stage, "train")
     loaders = tuple(loader for loader in session.settings.loaders if loader.stage == wanted)
     if not loaders:
@@ -97,3 +77,10 @@ def claims_of(times: Iterable[NamedTime], span_s: float) -> dict[str, float]:
     for time in times:
         claims[time.phase] = claims.get(time.phase, 0.0) + time.share * span_s
     return claims
+
+
+def claims_within(steady: StageTimes, seconds: float, phases: Sequence[str]) -> dict[str, float]:
+    """Return seconds distributed over phases in proportion to their time, limited to that time."""
+    within_s = phase_s(steady, *phases)
+    part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
+    return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}

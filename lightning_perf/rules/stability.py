@@ -1,7 +1,5 @@
 """Stable recommendations: values change between diagnoses of a run only if the evidence changes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

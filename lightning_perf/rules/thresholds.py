@@ -4,8 +4,6 @@ Statuses: ``published`` (a public document states the value), ``measured`` (a pa
 ``heuristic`` (chosen by us; the text says why). The documentation shows them in one table.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, TypeVar
 
 _Number = TypeVar("_Number", int, float)

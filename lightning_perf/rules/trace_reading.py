@@ -1,7 +1,5 @@
 """Profiler windows and trace files as rules use them, and findings whose gain follows from a trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
@@ -17,17 +15,16 @@ from lightning_perf.records import (
     Finding,
     Method,
     PhaseTime,
-    Prescription,
     Session,
     StageTimes,
     TraceRecord,
     WhatIf,
 )
 
-from .gain import timed_finding
+from .findings import Advice, Shown, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
 from .rule import Skip
-from .signals import CODE_PHASES, phase_s
+from .signals import CODE_PHASES, claims_within, phase_s
 from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
 from .wording import duration
 
@@ -62,8 +59,8 @@ class Reading(NamedTuple):
         self,
         *,
         summary: str,
-        evidence: tuple[Evidence, ...],
-        prescriptions: tuple[Prescription, ...],
+        evidence: Shown,
+        prescriptions: Advice,
         high_s: float,
         basis: str,
         low_s: float = 0.0,
@@ -73,16 +70,9 @@ class Reading(NamedTuple):
     ) -> Finding:
         """Return a finding whose severity and gain follow from seconds of a trace.
 
-        Args:
-            summary: Text of the finding; its first sentence is the headline of a verdict.
-            evidence: Evidence of the finding.
-            prescriptions: Recommendations, best first.
-            low_s: Seconds of the trace saved at least.
-            high_s: Seconds of the trace saved at most, without time that overlaps with other work.
-            basis: Source of both values; the span that they are applied to is appended.
-            phases: As for ``claims``.
-            confidence: Confidence in the diagnosis; lower for a trace without steps.
-            method: As for ``timed_finding``.
+        ``low_s`` and ``high_s`` are the seconds of the trace saved at least and at most, without time that overlaps
+        with other work; the span that they are applied to is appended to ``basis``. ``phases`` is as for ``claims``.
+        The confidence is lower for a trace without steps. For the other arguments see ``timed_finding``.
         """
         if confidence == "high" and not self.trace.steps:
             confidence = "medium"
@@ -111,19 +101,11 @@ class Reading(NamedTuple):
         seconds *= self._scale
         if not tuple(phases) and seconds > phase_s(span, *wanted):
             wanted = STEP_PHASES
-        within_s = phase_s(span, *wanted)
-        part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
-        return {name: part * span.phases[name].total_s for name in wanted if name in span.phases}
+        return claims_within(span, seconds, wanted)
 
     def evidence(self, metric: str, seconds: float, threshold: float | None = None) -> Evidence:
         """Return seconds of the trace as evidence, as a share of its analyzed part."""
-        return Evidence(
-            metric=metric,
-            value=self.share(seconds),
-            unit="fraction",
-            threshold=threshold,
-            n=len(self.trace.steps) or None,
-        )
+        return fact(metric, self.share(seconds), "fraction", threshold, len(self.trace.steps) or None)
 
     def path_s(self, *causes: str) -> float:
         """Return the seconds of these causes on the critical path."""
@@ -143,14 +125,9 @@ class Reading(NamedTuple):
         return (gone[1], min(most_s, gone[2])) if gone else (0.0, most_s)
 
     def device_savings(self, low_s: float, high_s: float) -> tuple[float, float]:
-        """Return the seconds of the trace that faster kernels save on the critical path.
+        """Return the seconds of the trace that faster kernels save on the critical path: at least and at most.
 
-        Args:
-            low_s: Seconds of device work saved at least.
-            high_s: Seconds of device work saved at most.
-
-        Returns:
-            Seconds saved at least, limited by the time that the host needs, and at most.
+        The least is limited by the time that the host needs. The arguments are seconds of device work.
         """
         needed_s = sum(step.host_needed_s or 0.0 for step in self.trace.windows)
         slack_s = max(0.0, self.trace.span_s - needed_s)
@@ -159,11 +136,6 @@ class Reading(NamedTuple):
     def is_noticeable(self, high_s: float) -> bool:
         """Return whether saving these seconds of the trace would be noticeable."""
         return self.share(high_s) >= LOW_SHARE
-
-    @property
-    def code_phases(self) -> tuple[str, ...]:
-        """The timed phases that run the model's code; empty without timed steps."""
-        return CODE_PHASES if self.is_timed else ()
 
     @property
     def code_limit_s(self) -> float:
@@ -203,11 +175,7 @@ class Reading(NamedTuple):
 
 
 def reading_of(session: Session) -> Reading:
-    """Return the last recorded window.
-
-    Raises:
-        Skip: There is none.
-    """
+    """Return the last recorded window; raise Skip if there is none."""
     if not session.windows:
         raise Skip("no profiler window was opened")
     for window in reversed(session.windows):
@@ -218,11 +186,7 @@ def reading_of(session: Session) -> Reading:
 
 
 def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
-    """Return the last recorded window, and its device activity.
-
-    Raises:
-        Skip: There is no window, or it has no device events.
-    """
+    """Return the last recorded window and its device activity; raise Skip if there is no window or no device event."""
     reading = reading_of(session)
     if reading.trace.device is None:
         raise Skip(reading.trace.missing.get("device", "the profiler window has no device events"))
@@ -230,11 +194,7 @@ def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
 
 
 def complete_reading_of(session: Session) -> Reading:
-    """Return the last recorded window, which has device events if there is a device.
-
-    Raises:
-        Skip: There is no window, or it lacks the events of its device.
-    """
+    """Return the last recorded window; raise Skip if there is none, or if it lacks the events of its device."""
     reading = reading_of(session)
     if is_blind(reading.trace):
         raise Skip(reading.trace.missing.get("device", "the trace has no device events"))

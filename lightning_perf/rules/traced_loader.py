@@ -1,12 +1,10 @@
 """The finding of training that waits for its loader, from a trace without a session."""
 
-from __future__ import annotations
-
 import math
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Finding, LoaderWait, Prescription, Session
 
-from .parts import fact, fix
+from .findings import fact, fix
 from .rule import Skip
 from .thresholds import WAIT_MIN_SHARE
 from .trace_reading import Reading, complete_reading_of
@@ -16,8 +14,7 @@ from .wording import duration, percent
 def starved_in_trace(session: Session) -> Finding | None:
     """Return the finding of a trace alone, which has no settings; waits that kernels hide are excluded.
 
-    Raises:
-        Skip: The trace has no events of the device or of the loader.
+    Raises Skip if the trace has no events of the device or of the loader.
     """
     reading = complete_reading_of(session)
     trace, loader = reading.trace, reading.trace.loader
@@ -43,7 +40,7 @@ def starved_in_trace(session: Session) -> Finding | None:
             fact("longest fetch", loader.max_s, "s", n=loader.n),
             fact("fetches that delay a step", loader.stalled_fraction, "fraction", n=loader.n),
         ),
-        prescriptions=(_more_workers(reading, what_if.low_s),),
+        prescriptions=_more_workers(reading, loader, what_if.low_s),
         low_s=low_s,
         high_s=high_s,
         basis="at most the data wait; the step is limited by the remaining work of device and host",
@@ -53,12 +50,11 @@ def starved_in_trace(session: Session) -> Finding | None:
     )
 
 
-def _more_workers(reading: Reading, compute_s: float) -> Prescription:
+def _more_workers(reading: Reading, loader: LoaderWait, compute_s: float) -> Prescription:
     """Recommend as many workers as batches must be made at the same time; a trace does not show how many are in use."""
-    loader = reading.trace.loader
-    n_per_period = loader.n / reading.n_steps if loader is not None and reading.trace.steps else 1.0
-    batch_s = loader.total_s / max(loader.n, 1) if loader is not None else 0.0
-    period_s = compute_s if reading.trace.steps else compute_s / max(loader.n if loader is not None else 1, 1)
+    n_per_period = loader.n / reading.n_steps if reading.trace.steps else 1.0
+    batch_s = loader.total_s / max(loader.n, 1)
+    period_s = compute_s if reading.trace.steps else compute_s / max(loader.n, 1)
     n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
     # No code to paste: the new values depend on settings that the trace does not contain.
     return fix(f"add at least {n_workers} worker processes to the loader, if there are cores for them", "one line")

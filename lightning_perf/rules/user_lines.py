@@ -1,34 +1,29 @@
 """Lines of the user's code that take time, from stack samples of the training thread."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
 
+from .signals import COMPUTE_PHASES, own_summary, phase_s
 from .thresholds import LINE_MIN_SAMPLES, NORMAL_Z95
-from .wording import place, site_of
+from .wording import place_of
 
 COLLECT = "gc.collect"
 """Lines that call this are left to PD508, which times each collection instead of sampling."""
 
 RARER_COLLECTIONS = "call gc.freeze() before training and raise the collector's thresholds"
 
-_COMPUTING = ("transfer", "forward", "backward", "optimizer", "validation")
+_COMPUTING = ("transfer", *COMPUTE_PHASES, "validation")
 """Phases in which torch operators are excluded from the cost of a line, because they are the training itself."""
 
 
 class LineTime(NamedTuple):
-    """The time of a line of the user's code, without torch operators if the phase computes.
+    """The time of a line of the user's code in a phase, without torch operators if the phase computes.
 
     Attributes:
-        line: The line.
-        phase: Phase in which it runs.
-        seconds: Seconds of the steady span.
-        low_s: Lower end of the 95 % interval of ``seconds``.
-        high_s: Upper end of the interval.
+        seconds: Seconds of the steady span; their 95 % interval is ``low_s`` to ``high_s``.
         n: Number of stack samples.
     """
 
@@ -42,7 +37,7 @@ class LineTime(NamedTuple):
     @property
     def where(self) -> str:
         """Place of the line in the code, e.g. ``"training_step (model.py:81)"``."""
-        return place(self.line.function, site_of(self.line.file, self.line.line))
+        return place_of(self.line)
 
     @property
     def doing(self) -> str:
@@ -51,42 +46,26 @@ class LineTime(NamedTuple):
 
 
 def lines_of(session: Session, *phases: str) -> list[LineTime]:
-    """Return the lines that take time in these phases, costliest first; empty if no stack was sampled.
-
-    Args:
-        session: The session.
-        phases: Names of phases; none for all.
-    """
-    profile, steady = session.host_profile, session.steady
-    if profile is None or steady is None:
-        return []
-    found = [
-        _line_time(line, name, phase, _phase_s(steady, name))
-        for name, phase in profile.phases.items()
-        if not phases or name in phases
-        for line in phase.lines
-        if line.n_samples >= LINE_MIN_SAMPLES
-    ]
-    return sorted(found, key=lambda time: -time.seconds)
+    """Return the lines that take time in these phases (none for all), costliest first; empty without stack samples."""
+    return _lines(session, lambda name, _: not phases or name in phases)
 
 
 def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
-    """Return the time of selected lines including the operators that they run, costliest first.
+    """Return the time of selected lines including the operators that they run, costliest first."""
+    return _lines(session, lambda name, line: name in phases and is_wanted(line), with_operators=True)
 
-    Args:
-        session: The session.
-        phases: Names of phases.
-        is_wanted: Selects lines.
-    """
+
+def _lines(
+    session: Session, is_wanted: Callable[[str, HostLine], bool], with_operators: bool = False
+) -> list[LineTime]:
     profile, steady = session.host_profile, session.steady
     if profile is None or steady is None:
         return []
     found = [
-        _line_time(line, name, phase, _phase_s(steady, name), with_operators=True)
+        _line_time(line, name, phase, phase_s(steady, name), with_operators)
         for name, phase in profile.phases.items()
-        if name in phases
         for line in phase.lines
-        if line.n_samples >= LINE_MIN_SAMPLES and is_wanted(line)
+        if line.n_samples >= LINE_MIN_SAMPLES and is_wanted(name, line)
     ]
     return sorted(found, key=lambda time: -time.seconds)
 
@@ -110,6 +89,21 @@ def host_s(session: Session, phase: str) -> float:
     """Return the seconds of a phase in the user's lines and the garbage collector, outside torch operators."""
     lines_s = sum(time.seconds for time in lines_of(session, phase) if not is_collecting(session, time.line))
     return lines_s + collecting_s(session, phase)
+
+
+def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
+    """Return the seconds of these phases in which this rank computes.
+
+    Excludes the user's own lines and the garbage collector, and for backward also the wait for other ranks, if known
+    (unknown for strategies that communicate within forward and backward).
+    """
+    seconds = sum(max(0.0, phase_s(steady, name) - host_s(session, name)) for name in names)
+    own = own_summary(session)
+    if "backward" not in names or own is None or own.waiting_s is None:
+        return seconds
+    backward_s = phase_s(steady, "backward")
+    own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
+    return seconds - backward_s + min(backward_s, max(0.0, own_s))
 
 
 def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]]:
@@ -145,7 +139,7 @@ def collecting_s(session: Session, phase: str) -> float:
     return (found.automatic_by_phase_s.get(phase, 0.0) + asked_s) * steady.span_s / found.span_s
 
 
-def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool = False) -> LineTime:
+def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool) -> LineTime:
     without_operators = name in _COMPUTING and not with_operators
     share = line.share * (1 - line.operator_fraction) if without_operators else line.share
     low, high = _wilson(share, phase.n_effective)
@@ -157,8 +151,3 @@ def _wilson(share: float, n: float) -> tuple[float, float]:
     middle = (share + NORMAL_Z95**2 / (2 * n)) / (1 + NORMAL_Z95**2 / n)
     half = NORMAL_Z95 / (1 + NORMAL_Z95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_Z95**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def _phase_s(steady: StageTimes, name: str) -> float:
-    phase = steady.phases.get(name)
-    return 0.0 if phase is None else phase.total_s

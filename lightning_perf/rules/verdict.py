@@ -1,12 +1,10 @@
 """The verdict: one line with the most important finding and its recommendation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRecord, Verdict
 
-from .gain import is_measured
+from .findings import is_measured
 from .loader_curve import predicted_steps
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
 from .trace_reading import is_blind
@@ -16,21 +14,14 @@ QUALITY = "quality"
 
 
 def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """Return the verdict on a session.
-
-    Args:
-        session: The diagnosed session.
-        findings: The findings, best first.
-        outcomes: One outcome per rule.
+    """Return the verdict on a diagnosed session; findings are sorted, best first.
 
     Returns:
         The first finding above ``info`` that is not about the measurement itself; ``healthy`` if there is none;
         ``unknown`` if too little was measured, unless the run hung, or too few rules ran.
     """
     n_steps = session.steady.n_steps if session.steady else 0
-    if predicted_steps(session) is not None:  # a loader probed without a training
-        return _first_of(findings) or _healthy_of(outcomes)
-    if n_steps < MIN_STEPS:
+    if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted: a loader probed without a training
         if hanging := _first_of([one for one in findings if one.code == "PD609"]):
             return hanging
         reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")
@@ -39,16 +30,9 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
 
 
 def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes: Sequence[RuleOutcome]) -> Verdict:
-    """Return the verdict on a trace.
+    """Return the verdict on a diagnosed trace, as ``verdict_of``.
 
-    Args:
-        record: The diagnosed trace.
-        findings: The findings, best first.
-        outcomes: One outcome per rule.
-
-    Returns:
-        As ``verdict_of``; ``unknown`` also if the trace has too few events, or if no rule explains why its device is
-        idle.
+    It is also ``unknown`` if the trace has too few events, or if no rule explains why its device is idle.
     """
     if is_blind(record):
         reason = record.missing.get("device", "the trace has no device events")

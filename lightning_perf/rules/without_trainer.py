@@ -1,7 +1,5 @@
 """Recommendations for loops without a Trainer, in place of its flags."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, Prescription

@@ -1,9 +1,22 @@
 """Formatting of numbers and places in the texts of findings."""
 
-from __future__ import annotations
+from typing import TypeAlias
 
-from lightning_perf.records import Gain
-from lightning_perf.rules.thresholds import LOW_SHARE
+from lightning_perf.records import (
+    AskedCollection,
+    AttentionCall,
+    Gain,
+    GraphBreak,
+    HostLine,
+    Recompile,
+    SyncCall,
+    TensorLoop,
+)
+
+from .thresholds import LOW_SHARE
+
+Line: TypeAlias = AskedCollection | AttentionCall | GraphBreak | HostLine | Recompile | SyncCall | TensorLoop
+"""A record of a line of code: it has ``file``, ``line`` and ``function``."""
 
 
 def percent(fraction: float) -> str:
@@ -52,15 +65,15 @@ def is_negligible(gain: Gain) -> bool:
 
 
 def place(function: str, site: str) -> str:
-    """Return a place in the code: ``"training_step (model.py:81)"``, without unknown parts.
-
-    Args:
-        function: Name of the function; may be empty.
-        site: File and line; may be empty.
-    """
+    """Return a function with its file and line: ``"training_step (model.py:81)"``; either may be empty."""
     if not site:
         return function or "an unknown line"
     return f"{function} ({site})" if function else site
+
+
+def place_of(code: Line) -> str:
+    """Return the place of a line of code, as ``place`` does."""
+    return place(code.function, site_of(code.file, code.line))
 
 
 def site_of(file: str, line: int, n_parts: int = 1) -> str:

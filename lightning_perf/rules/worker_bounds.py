@@ -1,7 +1,5 @@
 """Bounds of the step time by number of workers, from the cost of a batch and the cores, for loaders not probed."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec
@@ -27,10 +25,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """Step time with a given number of workers.
 
     Attributes:
-        num_workers: Number of workers.
-        step_s: Seconds per step.
-        low_s: Lower end of the interval of ``step_s``.
-        high_s: Upper end of the interval of ``step_s``.
+        step_s: Seconds per step; their interval is ``low_s`` to ``high_s``.
         fetch_s: Seconds from one batch to the next without compute.
         is_measured: Whether the probe measured the step, instead of only the loader.
     """
@@ -73,7 +68,7 @@ def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) ->
     return Step(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
 
 
-def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None = None) -> tuple[int, str]:
+def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None) -> tuple[int, str]:
     """Return the largest useful number of workers, and the limit that sets it."""
     cores = cores_per_rank(session)
     caps = {CORES: math.floor(cores) if cores >= WORKER_MIN_CORES else 0}

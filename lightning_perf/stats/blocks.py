@@ -1,7 +1,5 @@
 """Steps of one run as means of blocks: neighboring steps are correlated, blocks hardly are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

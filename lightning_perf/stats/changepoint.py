@@ -1,7 +1,5 @@
 """Find one change of level in a series."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Compare two sessions, or two groups of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median, mode

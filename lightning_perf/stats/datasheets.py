@@ -10,8 +10,6 @@ Peaks of 16-bit types are those with fp32 accumulation, as in torch. Lightning's
 - the A10G of AWS, another chip with a lower Tensor Core peak, has the A10's values. It is not listed here.
 """
 
-from __future__ import annotations
-
 import re
 
 from lightning_perf.records import DatasheetPeak

@@ -7,8 +7,6 @@ to five runs are too few for a bootstrap, whose 95 % interval contains the true 
 per arm on, and up to 99 % with two and two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -48,7 +46,7 @@ def step_interval(runs: Runs) -> Interval | None:
     logs = levels(runs)
     if len(logs) < MIN_RUNS:
         return None
-    return _interval(float(logs.mean()), _t(len(logs) - 1) * math.sqrt(_variance(logs) / len(logs)))
+    return log_interval(float(logs.mean()), _t(len(logs) - 1) * math.sqrt(_variance(logs) / len(logs)))
 
 
 def ratio_interval(
@@ -74,7 +72,7 @@ def ratio_interval(
         a, b = _without_drift(a, b, np.asarray(base_at, dtype=np.float64), np.asarray(new_at, dtype=np.float64))
         kept = (len(a) + len(b) - 3) / (len(a) + len(b) - 2)
     reach = welch_reach(_variance(a) / kept, len(a), _variance(b) / kept, len(b), kept)
-    return _interval(float(a.mean() - b.mean()), reach)
+    return log_interval(float(a.mean() - b.mean()), reach)
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
@@ -145,7 +143,7 @@ def _t(df: float) -> float:
     return float(stdtrit(df, 0.5 + CONFIDENCE / 2))
 
 
-def _interval(centre: float, reach: float) -> Interval:
-    # JSON has no infinity.
+def log_interval(centre: float, reach: float) -> Interval:
+    """Return the interval whose logarithms are ``centre`` ± ``reach``; it is finite, because JSON has no infinity."""
     reach = min(reach, 300.0)
     return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))

@@ -1,7 +1,5 @@
 """Memory as a fixed part plus a part per sample, and the largest batch that fits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

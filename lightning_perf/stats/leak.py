@@ -1,7 +1,5 @@
 """Test whether a noisy series of memory readings grows, and how fast."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

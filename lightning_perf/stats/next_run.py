@@ -6,8 +6,6 @@ with few earlier runs only a larger difference counts (Student's t). A new run i
 these that are as long as the new run show by how much more its level varies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -60,12 +58,9 @@ def excess(earlier: Sequence[Course], new: Course) -> float:
 
 
 def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
-    """Return what ``excess`` exceeds with a probability of about ``alpha`` if nothing changed.
+    """Return what ``excess`` exceeds with a probability (one-sided) of about ``alpha`` if nothing changed.
 
-    Args:
-        earlier: At least two runs, oldest first.
-        new: The run.
-        alpha: Probability, one-sided.
+    There are at least two earlier runs, oldest first.
     """
     residuals = _residuals([_level(_logs(one)) for one in earlier])
     between = float((residuals**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))

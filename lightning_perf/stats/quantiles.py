@@ -1,7 +1,5 @@
 """Quantiles and moments of streams in constant memory."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ least its operations ÷ the device's arithmetic rate, its bytes ÷ the memory ba
 latency. The largest of the three is the bottleneck, if it explains the measured time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means wi
 https://arxiv.org/abs/2310.03722).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
@@ -17,6 +15,8 @@ from statistics import fmean, variance
 from typing import Literal
 
 from lightning_perf.records import LEAST_GAIN, Interval
+
+from .estimates import log_interval
 
 Verdict = Literal["kept", "undone"]
 
@@ -89,8 +89,7 @@ class BlockTrial:
         looks = self._looks
         if len(looks) < MIN_LOOKS:
             return None
-        reach, centre = min(_MOST, _reach(len(looks), math.sqrt(variance(looks)))), fmean(looks)
-        return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+        return log_interval(fmean(looks), min(_MOST, _reach(len(looks), math.sqrt(variance(looks)))))
 
     def verdict(self) -> Verdict | None:
         """Return what the pairs so far decide; None if more are needed."""

@@ -6,8 +6,6 @@ differ. So the interval combines both: the first as measured, the second from an
 ``USUAL_NOISE``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_perf.records import Interval
 
-from .estimates import ratio_interval, welch_reach
+from .estimates import log_interval, ratio_interval, welch_reach
 
 USUAL_NOISE = 0.03
 """Largest relative difference of two runs of one training on a quiet machine in 19 of 20 cases.
@@ -94,8 +92,7 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
     within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
     noise_log = max(math.log1p(noise), _differ(base), _differ(new))
     between = noise_log * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
-    reach = min(300.0, math.hypot(within, between))
-    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+    return log_interval(centre, math.hypot(within, between))
 
 
 def _differ(runs: Sequence[Level]) -> float:

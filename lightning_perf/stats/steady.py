@@ -1,7 +1,5 @@
 """The warm-up of a run, and whether the run is steady afterwards."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -3,8 +3,6 @@
 The test exchanges runs, never blocks: blocks of one run are correlated, so it would overestimate their evidence.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Probe a command's training loader, and its training without the loader, in separate processes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import statistics

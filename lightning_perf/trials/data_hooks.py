@@ -1,7 +1,5 @@
 """Callback hooks of the modes ``data`` and ``ceiling``."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator

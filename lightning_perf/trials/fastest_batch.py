@@ -3,8 +3,6 @@
 Pure functions of the runs measured so far.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -66,8 +64,7 @@ def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
 def knee(points: Sequence[BatchPoint]) -> int | None:
     """Return the smallest batch size within ``TOLERANCE`` of the best throughput; None if no run succeeded.
 
-    Args:
-        points: In any order; the median counts if there are several of one size.
+    Of several points of one size the median counts.
     """
     rates = _rates(points)
     best = max(rates.values(), default=0.0)

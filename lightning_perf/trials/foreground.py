@@ -1,7 +1,5 @@
 """Run a command in the foreground as the shell would: same terminal, same signals, same exit code."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -19,15 +17,10 @@ _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] | None = None) -> tuple[int, set[str]]:
-    """Run a command with a job.
+    """Run a command with a job; ``environment`` is added to this process's own.
 
     Ctrl-C reaches the command from the terminal itself; other signals are forwarded. If this process is killed, the
     command gets SIGTERM. If the training runs without lightning-perf, one line on stderr says so.
-
-    Args:
-        command: The user's command.
-        job: The job.
-        environment: Variables added to this process's own.
 
     Returns:
         Its exit code as a shell reports it (128 + n for signal n), and the stages it reached.

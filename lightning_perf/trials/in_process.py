@@ -1,7 +1,5 @@
 """Run a Python function for a trial's job in this process, as ``runner.run_kept`` runs a command in its own."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

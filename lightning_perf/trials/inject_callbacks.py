@@ -1,7 +1,5 @@
 """Add callbacks to a Trainer that was built without them."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable, Sequence
@@ -14,11 +12,9 @@ from lightning_perf.hooks import DoctorHooks
 
 @functools.cache
 def callback_class(hooks: type, namespace: str) -> Any:
-    """Return a callback class with these hooks; its instances can be pickled, as launchers that spawn processes need.
+    """Return a callback class with these hooks, derived from ``Callback`` of one of Lightning's two namespaces.
 
-    Args:
-        hooks: A class with hooks of Lightning's ``Callback``.
-        namespace: ``lightning.pytorch`` or ``pytorch_lightning``, whose ``Callback`` it derives from.
+    Its instances can be pickled, as launchers that spawn processes need.
     """
     callback = importlib.import_module(namespace).Callback
 

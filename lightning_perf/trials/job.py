@@ -4,8 +4,6 @@
 stage that one of its processes reaches; rank 0 writes ``result.json``. Imports neither torch nor lightning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -110,11 +108,7 @@ class Result(Record, frozen=True, kw_only=True):
 
 
 def read_job(path: str | os.PathLike[str]) -> Job:
-    """Read a job file.
-
-    Raises:
-        TrialError: It cannot be read.
-    """
+    """Read a job file; raise ``TrialError`` if it cannot be read."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Job)
     except (OSError, msgspec.MsgspecError) as error:

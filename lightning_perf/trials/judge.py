@@ -1,7 +1,5 @@
 """Judge the arms of a trial by their runs: speed against the baseline, losses and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple

@@ -8,8 +8,6 @@ without a gain alone, if the kept rungs have moved the bottleneck. Rounds are mi
 of the machine affects all arms of a stage alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,9 +23,7 @@ from .rounds import Plan, PlannedRun, Round, compared_alone, open_round
 def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
     """Return the remaining runs of the current round, in order; empty if the trial is done.
 
-    Args:
-        plan: The plan.
-        runs: Made so far, in order. Interrupted runs are repeated, failed ones are not.
+    Of the runs made so far, in order, interrupted ones are repeated, failed ones are not.
     """
     walk = _walk(plan, _finished(runs))
     if walk.round is None:

@@ -1,7 +1,5 @@
 """Build the ladder: which treatment comes next, what is kept, what is left out and why."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import ArmRun, ArmVerdict, Interval, Rung

@@ -1,7 +1,5 @@
 """What Lightning costs per step, from the arm ``bare-loop`` of a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Arm, Interval, LightningCost, LossVerdict, Session
@@ -34,14 +32,10 @@ def features_of(session: Session) -> tuple[str, ...]:
 
 
 def lightning_cost(arms: Sequence[Arm], features: Sequence[str]) -> LightningCost | None:
-    """Return what Lightning costs per step; None if the plain loop was not measured.
+    """Return what Lightning costs per step, by the judged arms; None if the plain loop was not measured.
 
     The time of a step in the plain loop is that of the baseline divided by the speedup, so the interval of the share is
     that of the speedup.
-
-    Args:
-        arms: Judged.
-        features: What of Lightning the training uses.
     """
     found = {arm.id: arm for arm in arms}
     baseline = next((found[id_] for id_ in (BASELINE, AGAIN) if id_ in found and found[id_].step_s is not None), None)

@@ -1,7 +1,5 @@
 """Compare the losses of an arm with those of the baseline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

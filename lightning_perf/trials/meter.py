@@ -1,7 +1,5 @@
 """Time the optimizer steps of a training in the user's process, and end it after enough of them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import multiprocessing

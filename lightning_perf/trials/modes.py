@@ -4,8 +4,6 @@ A mode is created before the first Trainer. ``change_arguments`` returns the key
 ``built`` is called with the new Trainer, and ``fit`` instead of ``trainer.fit``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Redirect what a measured training writes away from the user's folders and services."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

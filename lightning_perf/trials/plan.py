@@ -1,7 +1,5 @@
 """Choose the treatments that a trial tries, from a diagnosis or from what the user asks for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

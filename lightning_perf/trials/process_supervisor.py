@@ -8,8 +8,6 @@ uses, no limit of the kernel holds for several processes together, and one that 
 Standard library only, and nothing heavy: it starts once for every run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """A trial from Python: of a command, or of a function in this process."""
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Callable, Sequence

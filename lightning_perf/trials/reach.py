@@ -5,8 +5,6 @@ and is not among them trains without lightning-perf and can no longer be reached
 may not have started: a script may prepare data for minutes first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

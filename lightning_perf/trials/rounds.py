@@ -1,7 +1,5 @@
 """The plan of a trial and its rounds of interleaved runs: which round is open, which arms still take part."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Run the user's command for a job in processes that end with it, and report how it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -212,11 +210,7 @@ def describe_code(code: int) -> str:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Check a command before it is run.
-
-    Raises:
-        TrialError: There is no command, or it makes Python ignore its environment.
-    """
+    """Raise ``TrialError`` if there is no command, or if it makes Python ignore its environment."""
     if not command:
         raise TrialError("there is no command; write it after --, e.g. lightning-perf trial -- python train.py")
     flag = ignores_environment(command)

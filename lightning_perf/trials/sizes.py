@@ -1,7 +1,5 @@
 """Choose the length of a trial's runs from the diagnosed baseline."""
 
-from __future__ import annotations
-
 import math
 from statistics import median
 from typing import Literal

@@ -1,7 +1,5 @@
 """A trial from start to end: diagnosed baseline, treatments, ladder; saved on disk, so that it can be continued."""
 
-from __future__ import annotations
-
 import shutil
 import time
 import uuid
@@ -160,7 +158,7 @@ def _begin(options: Options, folder: Path, execute: Callable[..., Ended]) -> tup
     limit_s = _PILOT_TIMES * options.time_limit_s if options.time_limit_s is not None else _PILOT_LIMIT_S
     ended = execute(options.command, job, limit_s, memory, warn=warn)
     result = _usable(options, ended)
-    session = _session(pilot, ended, options)
+    session = _session(pilot, ended)
     _discard_outputs(job)
     choice = choose(session, options.tries, options.semantics)
     sizes = choose_sizes(result, ended.wall_s, options.steps, bool(choice.on_loop))
@@ -215,7 +213,7 @@ def _usable(options: Options, ended: Ended) -> Result:
     return result
 
 
-def _session(pilot: Path, ended: Ended, options: Options) -> Session:
+def _session(pilot: Path, ended: Ended) -> Session:
     try:
         return load(pilot / DOCTOR_FOLDER)
     except SessionError as error:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_perf.records import PHASES, SEVERITIES, Finding
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
-from lightning_perf.rules.gain import MAX_RECOVERABLE_SHARE
+from lightning_perf.rules.findings import MAX_RECOVERABLE_SHARE
 from tests.fuzzing import FUZZ
 
 from .session_builder import build_session

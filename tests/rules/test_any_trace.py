@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightning_perf.records import Session
 from lightning_perf.rules.engine import diagnose, diagnose_trace
-from lightning_perf.rules.gain import MAX_RECOVERABLE_SHARE
+from lightning_perf.rules.findings import MAX_RECOVERABLE_SHARE
 from tests.fuzzing import FUZZ
 
 from .session_builder import build_session, build_trace

@@ -15,7 +15,7 @@ import yaml
 from lightning_perf import rules
 from lightning_perf.records import Gain
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
-from lightning_perf.rules.severity import severity_of, severity_of_gain
+from lightning_perf.rules.findings import severity_of, severity_of_gain
 
 from .session_builder import build_session
 

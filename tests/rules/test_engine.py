@@ -13,8 +13,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.records import Evidence, Finding, Gain, Prescription
 from lightning_perf.rules import engine
 from lightning_perf.rules.engine import all_rules, check_codes, diagnose, preflight
-from lightning_perf.rules.gain import AT_STAKE, WHY_NOT_MEASURED, is_measured
-from lightning_perf.rules.parts import fact
+from lightning_perf.rules.findings import AT_STAKE, WHY_NOT_MEASURED, fact, is_measured
 from lightning_perf.rules.rule import Rule, Skip
 from lightning_perf.rules.verdict import expectation
 

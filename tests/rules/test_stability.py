@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lightning_perf.records import AppliedTreatment, Finding, Gain, Prescription, Session, Verdict
-from lightning_perf.rules.parts import fix
+from lightning_perf.rules.findings import fix
 from lightning_perf.rules.stability import with_stable_advice
 from rules.session_builder import build_session
 

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_perf import PerfDoctor, seams
 from lightning_perf.records import Finding, Gain, Session
-from lightning_perf.rules.parts import fix
+from lightning_perf.rules.findings import fix
 
 from .conftest import Make
 from .models import Tiny, loader

@@ -1,17 +1,16 @@
 """PD301: matrix multiplications in full precision where lower precision was measured to be faster."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Prescription, Session
+from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.kernel_signals import full_precision_s, work_share
 from lightning_perf.rules.matrix_units import matrix_units
-from lightning_perf.rules.model_signals import counted
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import FULL_PRECISION, computing_s, is_cpu_run, steady_of
+from lightning_perf.rules.signals import FULL_PRECISION, is_cpu_run, steady_of
+from lightning_perf.rules.step_signals import counted
 from lightning_perf.rules.thresholds import LOW_SHARE, MATRIX_MIN_SHARE
 from lightning_perf.rules.trace_reading import is_blind, reading_of
+from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
@@ -93,14 +92,7 @@ def _prescription(session: Session) -> Prescription | None:
     if not bf16 and not fp16:
         return None
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
-    return fix(
-        f'set precision="{flag}"',
-        "one line",
-        "numerics",
-        treatment=treatment,
-        trainer_flags={"precision": flag},
-        code=f'Trainer(..., precision="{flag}")',
-    )
+    return trainer_fix(f'set precision="{flag}"', "numerics", treatment, precision=flag)
 
 
 def _may_compute_in_bf16(session: Session) -> bool:

@@ -1,13 +1,11 @@
 """PD302: fp32 matrix multiplications that could run on Tensor Cores as TF32."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
+from lightning_perf.rules.findings import fix, optional_fact
 from lightning_perf.rules.kernel_signals import full_precision_s, kind_path_s
 from lightning_perf.rules.matrix_units import matrix_units
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.rule import required
 from lightning_perf.rules.thresholds import TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
@@ -21,9 +19,7 @@ def check(session: Session) -> Diagnosis | None:
     if setting not in (None, "highest"):
         return None
     reading, _ = device_reading_of(session)
-    has_tf32 = matrix_units(session, reading.trace).tf32
-    if has_tf32 is None:
-        raise Skip("whether the device has TF32 is not known")
+    has_tf32 = required(matrix_units(session, reading.trace).tf32, "whether the device has TF32 is not known")
     kernels = reading.trace.kernels
     matrix_s = kernels.matrix_precisions.get("fp32", 0.0) if kernels is not None else 0.0
     if not has_tf32 or reading.share(matrix_s) < TRACE_MIN_SHARE:
@@ -36,7 +32,7 @@ def check(session: Session) -> Diagnosis | None:
         f"{percent(reading.share(matrix_s))} of step time is fp32 matrix kernels that do not use TF32",
         (
             reading.evidence("matrix kernels in plain fp32", matrix_s, TRACE_MIN_SHARE),
-            *((fact("float32_matmul_precision", setting),) if setting else ()),
+            optional_fact("float32_matmul_precision", setting),
         ),
         fix(
             'set torch.set_float32_matmul_precision("high")',

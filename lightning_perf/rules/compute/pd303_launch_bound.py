@@ -1,16 +1,12 @@
 """PD303: the device waits for the host to launch its next small kernel."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.host_signals import claims_within, trace_or_live
+from lightning_perf.rules.findings import compile_prescription, fact, fix, timed_finding
 from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
-from lightning_perf.rules.model_signals import bound_of, ceilings_of, counted
-from lightning_perf.rules.parts import compile_prescription, fact, fix
-from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import CODE_PHASES, phase_s, steady_of
+from lightning_perf.rules.rule import Skip, required, rule
+from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
+from lightning_perf.rules.step_signals import bound_of, counted, trace_or_live
 from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
@@ -30,7 +26,9 @@ def _live(session: Session) -> Finding | None:
     if bound_of(session) != "launch":
         return None
     steady = steady_of(session)
-    launch_s, device_s = _least_per_step(session)
+    reason = session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured")
+    least = least_of_step(profile, required(profile.ceilings, reason))
+    launch_s, device_s = least.launch_s or 0.0, max(least.compute_s or 0.0, least.bandwidth_s or 0.0)
     step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
     if step_s <= 0 or launch_s < LATE_MIN_SHARE * step_s:
         return None
@@ -53,12 +51,6 @@ def _live(session: Session) -> Finding | None:
         confidence="low",
         method="modeled",
     )
-
-
-def _least_per_step(session: Session) -> tuple[float, float]:
-    """Return the least seconds per step to launch operators, and to compute them at the device's ceilings."""
-    lower = least_of_step(counted(session), ceilings_of(session))
-    return lower.launch_s or 0.0, max(lower.compute_s or 0.0, lower.bandwidth_s or 0.0)
 
 
 def _from_trace(session: Session) -> Finding | None:

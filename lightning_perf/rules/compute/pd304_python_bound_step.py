@@ -1,15 +1,14 @@
 """PD304: a Python loop of tiny operators takes longer than its arithmetic."""
 
-from __future__ import annotations
-
-from lightning_perf.records import Finding, Prescription, Session, TensorLoop
-from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
-from lightning_perf.rules.parts import compile_prescription, fact, fix
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.signals import CODE_PHASES
+from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
-from lightning_perf.rules.wording import percent, place, site_of
+from lightning_perf.rules.wording import percent, place_of
 
 
 @rule("PD304", "python-bound-step")
@@ -30,7 +29,10 @@ def check(session: Session) -> Finding | None:
         if not reason:
             return finding
         raise Skip(f"{reason}; {skip}") from None
-    return loop if finding is None or (loop is not None and _explains(loop, finding)) else finding
+    if finding is None or loop is None:
+        return finding or loop
+    # Report the loop if it explains most of the time of the tiny operators.
+    return loop if sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values()) else finding
 
 
 def _live(session: Session) -> Finding | None:
@@ -43,38 +45,28 @@ def _live(session: Session) -> Finding | None:
         steady,
         worst,
         summary=(
-            f"{percent(worst.share)} of step time is a Python loop over a tensor: {_place(worst)} runs {worst.repeats} "
-            f"iterations per step, and each operator in it costs a few microseconds of overhead"
+            f"{percent(worst.share)} of step time is a Python loop over a tensor: {place_of(worst)} runs "
+            f"{worst.repeats} iterations per step, and each operator in it costs a few microseconds of overhead"
             f"{'' if calls.device == 'cpu' else ' while the device waits'}."
         ),
         evidence=(
             loop_evidence(worst, calls),
-            *(fact(f"iterations per step at {_place(loop)}", loop.repeats, "count") for loop in loops[:3]),
+            *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the function", worst.operators_per_step, "count"),
         ),
-        prescriptions=_prescriptions(),
+        prescriptions=_RECOMMENDATIONS,
     )
 
 
-def _explains(loop: Finding, finding: Finding) -> bool:
-    """Return whether a loop explains most of the time of the tiny operators."""
-    return sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values())
-
-
-def _place(loop: TensorLoop) -> str:
-    return place(loop.function, site_of(loop.file, loop.line))
-
-
-def _prescriptions() -> tuple[Prescription, ...]:
-    return (
-        fix(
-            "replace the loop by one operation on the whole tensor",
-            "minutes",
-            "numerics",
-            code="total = (x * w).sum()  # instead of a sum over rows",
-        ),
-        compile_prescription(" or this function"),
-    )
+_RECOMMENDATIONS = (
+    fix(
+        "replace the loop by one operation on the whole tensor",
+        "minutes",
+        "numerics",
+        code="total = (x * w).sum()  # instead of a sum over rows",
+    ),
+    compile_prescription(" or this function"),
+)
 
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
@@ -94,9 +86,9 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
-        prescriptions=_prescriptions(),
+        prescriptions=_RECOMMENDATIONS,
         high_s=found.saved_s,
-        phases=reading.code_phases if trace.device is None else (),
+        phases=CODE_PHASES if reading.is_timed and trace.device is None else (),
         basis="at most these operators and the Python code between them",
         confidence="medium",
     )

@@ -1,10 +1,8 @@
 """PD305: large matrix multiplications with dimensions that are not aligned for the matrix units."""
 
-from __future__ import annotations
-
 from lightning_perf.records import MatrixShape, Session
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import kind_path_s, on_path_s
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import BYTE_ALIGNMENT, HALF_ALIGNMENT, TENSOR_CORE_MIN_DIMENSION, TRACE_MIN_SHARE

@@ -1,10 +1,8 @@
 """PD306: 16-bit convolutions whose tensors are converted to another memory layout and back."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import on_path_s, work_share
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE, HALF_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of

@@ -1,10 +1,8 @@
 """PD307: convolutions of one input shape without cuDNN's benchmark mode."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
+from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.kernel_signals import kind_s, work_share
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE
@@ -37,13 +35,6 @@ def check(session: Session) -> Diagnosis | None:
             fact(metric, share, "fraction", CONVOLUTION_MIN_SHARE, convolutions.n),
             fact("cudnn.benchmark", False),
         ),
-        fix(
-            "set benchmark=True",
-            "one line",
-            "numerics",
-            treatment="cudnn-benchmark",
-            trainer_flags={"benchmark": True},
-            code="Trainer(..., benchmark=True)",
-        ),
+        trainer_fix("set benchmark=True", "numerics", "cudnn-benchmark", benchmark=True),
         "benchmark=True runs these operators",
     )

@@ -1,9 +1,7 @@
 """PD308: the optimizer updates tensors one by one."""
 
-from __future__ import annotations
-
 from lightning_perf.records import OptimizerSettings, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule, replayed
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of

@@ -1,16 +1,14 @@
 """PD309: attention that writes all scores to memory."""
 
-from __future__ import annotations
-
 from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
-from lightning_perf.rules.host_signals import looked_at, trace_or_live
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import on_path_s
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.step_signals import looked_at, trace_or_live
 from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
-from lightning_perf.rules.wording import percent, place, site_of
+from lightning_perf.rules.wording import percent, place, place_of
 
 
 @replay_rule("PD309", "materialised-attention", explains=("PD301", "PD302"))
@@ -30,7 +28,7 @@ def _live(session: Session) -> Diagnosis | None:
     via = f" through torch's {worst.via}" if worst.via else ""
     n = calls.n_steps
     found = fact("attention ÷ time of a step", share, "fraction", ATTENTION_MIN_SHARE, n)
-    sites = {place(each.function, site_of(each.file, each.line)): each.per_step for each in calls.attentions[:3]}
+    sites = {place_of(each): each.per_step for each in calls.attentions[:3]}
     more = [fact(f"attention at {site}", k, "per step", n=n) for site, k in sites.items()]
     scores = f"{worst.rows} x {worst.columns} scores{via}"
     return _diagnosed(share, next(iter(sites)), scores, (found, *more), _prescription(worst))

@@ -1,10 +1,8 @@
 """PD310: memory bandwidth limits most of the device's kernels."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session, TraceRecord
+from lightning_perf.rules.findings import compile_prescription, fact
 from lightning_perf.rules.kernel_signals import ELEMENTWISE_KINDS, kind_path_s, work_share
-from lightning_perf.rules.parts import compile_prescription, fact
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import ELEMENTWISE_MIN_SHARE, KIND_SHOWN_SHARE

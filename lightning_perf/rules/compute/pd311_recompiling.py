@@ -1,23 +1,17 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
-from __future__ import annotations
-
-from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
-from lightning_perf.rules.gain import gain_from
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import severity_of_gain
+from lightning_perf.records import Finding, Prescription, Recompile, Session
+from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, unsigned_finding
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
-from lightning_perf.rules.wording import called, duration, percent, place, site_of
+from lightning_perf.rules.wording import called, duration, percent, place_of
 
 
 @rule("PD311", "recompiling")
 def check(session: Session) -> Finding | None:
     """Compare the recompilations after the first steps with the thresholds."""
-    watch = session.compiler
-    if watch is None:
-        raise Skip(session.missing.get("compiler", "nothing was compiled"))
+    watch = required(session.compiler, session.missing.get("compiler", "nothing was compiled"))
     steady = steady_of(session)
     late = [each for each in watch.recompiles if each.n_after_warmup]
     n = sum(each.n_after_warmup for each in late)
@@ -41,7 +35,7 @@ def check(session: Session) -> Finding | None:
         # The cost of running uncompiled from then on is not known.
         severity="low" if at_limit and share < LOW_SHARE else severity_of_gain(gain),
         summary=(
-            f"{place(worst.function, site_of(worst.file, worst.line))} was recompiled {called(worst.n)}; "
+            f"{place_of(worst)} was recompiled {called(worst.n)}; "
             f"recompiling takes {percent(share)} of the time after the first steps.{_AT_LIMIT if at_limit else ''}"
             f"{f' Reason: {worst.reason}.' if worst.reason else ''}"
         ),
@@ -50,16 +44,11 @@ def check(session: Session) -> Finding | None:
             fact("share of the time recompiling", share, "fraction", LOW_SHARE),
             fact("total compile time", duration(watch.compile_s)),
             *(
-                fact(
-                    f"{place(r.function, site_of(r.file, r.line))} recompiled",
-                    r.n,
-                    "count",
-                    RECOMPILES_AT_LIMIT if at_limit else None,
-                )
+                fact(f"{place_of(r)} recompiled", r.n, "count", RECOMPILES_AT_LIMIT if at_limit else None)
                 for r in (at_limit or late)[:3]
             ),
         ),
-        prescriptions=_prescriptions(watch, worst),
+        prescriptions=(_DYNAMIC, _exclude(worst) if len(watch.recompiles) == 1 and watch.n_functions > 1 else None),
         gain=gain,
         confidence="high",
     )
@@ -68,20 +57,16 @@ def check(session: Session) -> Finding | None:
 _AT_LIMIT = " After so many recompilations torch runs the function uncompiled, unless the limit was raised."
 
 
-def _prescriptions(watch: CompilerWatch, worst: Recompile) -> tuple[Prescription, ...]:
-    advice = [
-        fix(
-            "mark the dimension that changes as dynamic, or pad batches to a few sizes",
-            "minutes",
-            code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
-        )
-    ]
-    if len(watch.recompiles) == 1 and watch.n_functions > 1:
-        advice.append(
-            fix(
-                f"exclude {worst.function}, the only function that recompiles, from compilation",
-                "minutes",
-                code=f"@torch.compiler.disable  # on {worst.function}; functions that it calls are still compiled",
-            )
-        )
-    return tuple(advice)
+_DYNAMIC = fix(
+    "mark the dimension that changes as dynamic, or pad batches to a few sizes",
+    "minutes",
+    code="torch._dynamo.mark_dynamic(batch, 1)  # before the model is called; or torch.compile(dynamic=True)",
+)
+
+
+def _exclude(only: Recompile) -> Prescription:
+    return fix(
+        f"exclude {only.function}, the only function that recompiles, from compilation",
+        "minutes",
+        code=f"@torch.compiler.disable  # on {only.function}; functions that it calls are still compiled",
+    )

@@ -1,22 +1,18 @@
 """PD312: a compiled function falls back to Python in the middle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
-from lightning_perf.rules.host_signals import looked_at, loop_evidence, loop_finding, loops_of
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.wording import number_of, percent, place, site_of
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.rule import required, rule
+from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
+from lightning_perf.rules.wording import number_of, percent, place_of
 
 
 @rule("PD312", "graph-breaks", explains=("PD304",))
 def check(session: Session) -> Finding | None:
     """Report graph breaks; a speedup is known only if a loop in the same function was timed."""
-    watch = session.compiler
-    if watch is None:
-        raise Skip(session.missing.get("compiler", "nothing was compiled"))
+    watch = required(session.compiler, session.missing.get("compiler", "nothing was compiled"))
     if not watch.graph_breaks:
         return None
     loop = _loop_at_break(session, watch.graph_breaks)
@@ -26,14 +22,11 @@ def check(session: Session) -> Finding | None:
     first = breaks[0]
     more = len(breaks) - 1
     others = f" and {number_of(more, 'other place')}" if more else ""
-    line = place(first.function, site_of(first.file, first.line))
+    line = place_of(first)
     summary = (
         f"A compiled function falls back to Python at {line}{others}. Reason: {first.reason or 'not given by torch'}."
     )
-    evidence = tuple(
-        fact(f"graph break at {place(b.function, site_of(b.file, b.line))}", b.reason or "no reason given")
-        for b in breaks[:5]
-    )
+    evidence = tuple(fact(f"graph break at {place_of(b)}", b.reason or "no reason given") for b in breaks[:5])
     advice = fix(
         f"move {line if first.file else 'the code that breaks the graph'} out of the compiled function",
         "minutes",
@@ -44,7 +37,7 @@ def check(session: Session) -> Finding | None:
             severity="low",  # the cost is unknown, and small in most steps
             summary=summary,
             evidence=evidence,
-            prescriptions=(advice,),
+            prescriptions=advice,
             confidence="medium",
         )
     calls, steady = looked_at(session)
@@ -53,7 +46,7 @@ def check(session: Session) -> Finding | None:
         loop,
         summary=f"{summary} Its loop of {loop.repeats} iterations is uncompiled: {percent(loop.share)} of step time.",
         evidence=(loop_evidence(loop, calls), *evidence),
-        prescriptions=(advice,),
+        prescriptions=advice,
     )
 
 

@@ -1,13 +1,11 @@
 """PD313: the batch is too small to keep the device busy, and a larger one would fit in memory."""
 
-from __future__ import annotations
-
 from lightning_perf.records import STEP_PHASES, Session
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
-from lightning_perf.rules.model_signals import bound_of
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.step_signals import bound_of
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, SMALL_BATCH_MAX_BUSY, STARVED_MAX_PART
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent

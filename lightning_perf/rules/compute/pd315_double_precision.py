@@ -1,9 +1,7 @@
 """PD315: parameters in float64."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import steady_of

@@ -1,12 +1,10 @@
 """PD317: the device is busy, and no other rule found lost time."""
 
-from __future__ import annotations
-
 import re
 
-from lightning_perf.records import DeviceActivity, Evidence, Finding, MatrixShape, Session, TraceRecord
+from lightning_perf.records import Evidence, Finding, MatrixShape, Session, TraceRecord
+from lightning_perf.rules.findings import compile_prescription, fact, unsigned_finding
 from lightning_perf.rules.kernel_signals import kind_s, work_share
-from lightning_perf.rules.parts import compile_prescription, fact, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import BUSY_MIN_SHARE
 from lightning_perf.rules.trace_reading import Reading, device_reading_of
@@ -35,10 +33,10 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("device busy", busy, "fraction", BUSY_MIN_SHARE, len(trace.steps) or None),
             fact("matrix kernels ÷ kernel time", matrix, "fraction", n=trace.n_kernels),
-            *_speed(reading, device),
+            *_speed(reading),
             *_utilisation(session),
         ),
-        prescriptions=(compile_prescription(": it may fuse other operators"),),
+        prescriptions=compile_prescription(": it may fuse other operators"),
         confidence="high" if trace.steps else "medium",
     )
 
@@ -47,7 +45,7 @@ def _kinds(trace: TraceRecord) -> tuple[str, ...]:
     return tuple(trace.kernels.kinds) if trace.kernels is not None else ()
 
 
-def _speed(reading: Reading, device: DeviceActivity) -> tuple[Evidence, ...]:
+def _speed(reading: Reading) -> tuple[Evidence, ...]:
     """Return the FLOP/s of matrix multiplications with known shapes, and their fraction of the datasheet peak."""
     trace = reading.trace
     known = [shape for shape in trace.matrix_shapes if shape.m and shape.n and shape.k and shape.device_s > 0]

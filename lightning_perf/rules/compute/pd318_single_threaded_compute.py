@@ -1,15 +1,14 @@
 """PD318: CPU training uses fewer threads than cores."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import computing_s, cores_per_rank, is_cpu_run, steady_of
+from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank, is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import THREADS_MIN_SHARE, THREADS_MIN_STEP_S
+from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 
 
@@ -28,7 +27,7 @@ def check(session: Session) -> Diagnosis | None:
         # Hyper-threads share the arithmetic units of a physical core; torch's default also counts physical cores.
         cores = min(cores, session.machine.n_physical_cores / session.machine.local_world_size)
     n_wanted = math.floor(cores) - n_workers
-    compute = {name: computing_s(session, steady, name) for name in ("forward", "backward", "optimizer")}
+    compute = {name: computing_s(session, steady, name) for name in COMPUTE_PHASES}
     compute_s = sum(compute.values())
     each_s = compute_s / steady.n_steps
     if n_threads >= n_wanted or compute_s < THREADS_MIN_SHARE * steady.span_s or each_s < THREADS_MIN_STEP_S:
@@ -54,5 +53,5 @@ def check(session: Session) -> Diagnosis | None:
         ),
         f"{n_wanted} threads run its operators",
         replayed_as=f"threads={n_wanted}",
-        phases=("forward", "backward", "optimizer"),
+        phases=COMPUTE_PHASES,
     )

@@ -1,13 +1,12 @@
 """PD319: the CPU multiplies denormal numbers."""
 
-from __future__ import annotations
-
 from lightning_perf.records import OperatorProfile, Session
-from lightning_perf.rules.model_signals import counted
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.signals import computing_s, is_cpu_run, steady_of
+from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.step_signals import counted
 from lightning_perf.rules.thresholds import DENORMAL_MIN_FRACTION, LOW_SHARE
+from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 
 

@@ -1,13 +1,9 @@
 """PD320: fp16 training skips optimizer steps because gradients overflow."""
 
-from __future__ import annotations
-
-from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.gain import gain_from
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, trainer_fix, unsigned_finding
 from lightning_perf.rules.matrix_units import matrix_units
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import severity_of_gain
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, SCALER_MIN_SCALE, SCALER_MIN_STEPS
 from lightning_perf.rules.wording import percent
@@ -16,9 +12,7 @@ from lightning_perf.rules.wording import percent
 @rule("PD320", "loss-scaler-skipping")
 def check(session: Session) -> Finding | None:
     """Compare the fraction of skipped optimizer steps with the threshold, and check the loss scale."""
-    scaler = session.loss_scaler
-    if scaler is None:
-        raise Skip(session.missing.get("loss_scaler", "this training has no loss scaler"))
+    scaler = required(session.loss_scaler, session.missing.get("loss_scaler", "this training has no loss scaler"))
     if scaler.skips is None:
         raise Skip("the loss scaler does not report skipped steps")
     if scaler.n_steps < SCALER_MIN_STEPS:
@@ -43,27 +37,18 @@ def check(session: Session) -> Finding | None:
             fact("optimizer steps skipped", skipped, "fraction", LOW_SHARE, scaler.n_steps),
             fact("loss scale", scaler.scale, threshold=SCALER_MIN_SCALE),
         ),
-        prescriptions=(_clip(),) if has_bf16 is False else (_bf16(), _clip()),
+        prescriptions=(None if has_bf16 is False else _BF16, _CLIP),
         gain=gain,
     )
 
 
-def _bf16() -> Prescription:
-    return fix(
-        'set precision="bf16-mixed", which needs no loss scaler',
-        "one line",
-        "numerics",
-        treatment="precision-bf16",
-        trainer_flags={"precision": "bf16-mixed"},
-        code='Trainer(..., precision="bf16-mixed")',
-    )
-
-
-def _clip() -> Prescription:
-    return fix(
-        "clip gradients, and run operators that overflow in fp32",
-        "minutes",
-        "semantics",
-        trainer_flags={"gradient_clip_val": 1.0},
-        code="Trainer(..., gradient_clip_val=1.0)",
-    )
+_BF16 = trainer_fix(
+    'set precision="bf16-mixed", which needs no loss scaler', "numerics", "precision-bf16", precision="bf16-mixed"
+)
+_CLIP = fix(
+    "clip gradients, and run operators that overflow in fp32",
+    "minutes",
+    "semantics",
+    trainer_flags={"gradient_clip_val": 1.0},
+    code="Trainer(..., gradient_clip_val=1.0)",
+)

@@ -1,11 +1,9 @@
 """PD321: torch is restricted to deterministic algorithms, and others are faster."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 
 
@@ -13,21 +11,18 @@ from lightning_perf.rules.signals import is_cpu_run, steady_of
 def check(session: Session) -> Diagnosis | None:
     """Report the setting unless a replay shows that other algorithms are not faster."""
     steady_of(session)
-    is_on = session.settings.torch.is_deterministic
-    if is_on is None:
-        raise Skip("whether deterministic algorithms are on is not known")
+    is_on = required(session.settings.torch.is_deterministic, "whether deterministic algorithms are on is not known")
     if not is_on:
         return None
     return Diagnosis(
         "torch uses deterministic algorithms only",
         (fact("deterministic algorithms", True),),
-        fix(
+        trainer_fix(
             "set deterministic=False unless runs must be repeated exactly",
-            "one line",
             "numerics",
-            treatment="deterministic-off",
-            trainer_flags={"deterministic": False},
-            code="Trainer(..., deterministic=False)  # and no torch.use_deterministic_algorithms(True)",
+            "deterministic-off",
+            "and no torch.use_deterministic_algorithms(True)",
+            deterministic=False,
         ),
         "with all algorithms allowed, these operators run",
         unmeasured="info" if is_cpu_run(session) else "low",  # few operators have another algorithm on a CPU

@@ -1,12 +1,9 @@
 """PD101: training waits for its loader; the number of workers that would hide loading."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding, unsigned_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
@@ -57,15 +54,16 @@ def check(session: Session) -> Finding | None:
     if plan.is_too_cheap:
         return _too_cheap(summary, evidence)
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
-    prescriptions: tuple[Prescription, ...] = (_workers(session, loader, len(loaders), plan),) if can_recommend else ()
-    if not can_recommend or plan.n_workers < plan.n_needed:
-        prescriptions += (_cheaper(plan),)
+    is_enough = can_recommend and plan.n_workers >= plan.n_needed
     seconds = steady.n_steps * plan.saved_high_s if can_recommend else share * steady.span_s
     return timed_finding(
         steady,
         summary=summary,
         evidence=evidence,
-        prescriptions=prescriptions,
+        prescriptions=(
+            _workers(session, loader, len(loaders), plan) if can_recommend else None,
+            None if is_enough else _cheaper(plan),
+        ),
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=steady.n_steps * plan.saved_low_s if can_recommend else 0.0,
         basis=_basis(plan) if can_recommend else "at most the data wait",

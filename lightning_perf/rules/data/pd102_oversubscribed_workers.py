@@ -1,22 +1,12 @@
 """PD102: workers queue for cores."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, loader_fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import is_waiting
-from lightning_perf.rules.machine_signals import (
-    host_of,
-    is_blocked,
-    loading_wait,
-    optional_evidence,
-    sampled,
-    wait_share,
-)
-from lightning_perf.rules.parts import fact, fix, loader_fix
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.thresholds import BLOCKED_MIN_FRACTION, CPU_BUSY_MIN, LOADER_QUEUEING_MIN, WAIT_MIN_SHARE
@@ -55,13 +45,11 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
             fact("workers on this node", n_processes, "count", usable),
-            *optional_evidence(
-                "fraction of data wait spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN
-            ),
-            *optional_evidence("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),
-            *sampled("CPU cores used by workers", host.workers_cpu_cores, "count"),
+            optional_fact("fraction of data wait spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN),
+            optional_fact("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),
+            sampled("CPU cores used by workers", host.workers_cpu_cores, "count"),
         ),
-        prescriptions=(_prescription(session, loader, n_processes, plan),),
+        prescriptions=_prescription(session, loader, n_processes, plan),
         claims={"data_wait": lost_fraction * share * steady.span_s},
         basis="at most the data wait in which the loader queued for a core",
         confidence="high" if queueing is not None and n_processes > usable else "medium",

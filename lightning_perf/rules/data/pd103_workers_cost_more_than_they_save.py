@@ -1,13 +1,10 @@
 """PD103: fetching a batch from a worker takes longer than making it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
-from lightning_perf.rules.parts import fact, without_workers
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
@@ -91,7 +88,7 @@ def _finding(
             fact(f"time per batch without workers ({basis})", in_process_s, "s"),
             fact("num_workers", n),
         ),
-        prescriptions=(without_workers(loader, f"set num_workers=0 (now {n})"),),
+        prescriptions=without_workers(loader, f"set num_workers=0 (now {n})"),
         claims=claims,
         low_s=low_s,
         method=method,

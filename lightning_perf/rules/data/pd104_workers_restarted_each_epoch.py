@@ -1,11 +1,9 @@
 """PD104: worker processes start again in every epoch."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import SPREAD, fact, least_mean, loader_fix, timed_finding, unsigned_finding
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     iterator_s,
@@ -14,11 +12,9 @@ from lightning_perf.rules.loader_signals import (
     start_s,
     start_waits,
 )
-from lightning_perf.rules.parts import fact, loader_fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, RESTART_MIN_S
-from lightning_perf.rules.timed import SPREAD, least_mean
 from lightning_perf.rules.wording import duration, number_of, percent
 
 
@@ -59,7 +55,7 @@ def check(session: Session) -> Finding | None:
             fact("first batch beyond a usual one", fmean(waits), "s", n=len(waits)),
             fact("persistent_workers", False),
         ),
-        prescriptions=(_prescription(loader),),
+        prescriptions=_prescription(loader),
         claims={"epoch_boundary": spent_s},  # it holds the wait for each first batch
         low_s=min(first_low_s + (1 - SPREAD) * iterator, spent_s),
         basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",

@@ -1,9 +1,7 @@
 """PD105: batches arrive in bursts, with one wait per round of the workers."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, LoaderProbe, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, loader_fix, timed_finding
 from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, ProbedLoader, probed_loader_of
 from lightning_perf.rules.loader_signals import (
     burst_share,
@@ -13,7 +11,6 @@ from lightning_perf.rules.loader_signals import (
     wait_evidence,
     where_from,
 )
-from lightning_perf.rules.parts import fact, fix, loader_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
@@ -34,7 +31,7 @@ def check(session: Session) -> Finding | None:
     probe = session.loader_probe
     if probe is not None and probe.getitem is not None:
         is_uneven = is_bursty(probe) and not indexes_rows(probe)
-        return _probed(session, probed_loader_of(session), probe) if is_uneven else None
+        return _probed(probed_loader_of(session)) if is_uneven else None
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
@@ -92,9 +89,10 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _probed(session: Session, probed: ProbedLoader, probe: LoaderProbe) -> Finding | None:
+def _probed(probed: ProbedLoader) -> Finding | None:
     """Return the finding from the loader probe, which times single samples."""
-    plan, getitem = probed.plan, probe.getitem
+    plan, probe = probed.plan, probed.probe
+    getitem = probe.getitem
     if probed.share < LOW_SHARE or plan.is_too_cheap or getitem is None:
         return None
     stage, uneven = probed.stage, burst_share(probe)

@@ -1,20 +1,10 @@
 """PD106: the loader waits for storage instead of computing."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of
 from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_serialized, is_waiting, where_from
-from lightning_perf.rules.machine_signals import (
-    host_of,
-    is_blocked,
-    loading_wait,
-    optional_evidence,
-    sampled,
-    wait_share,
-)
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.thresholds import (
@@ -57,9 +47,9 @@ def check(session: Session) -> Finding | None:
     has_high_iowait = iowait is not None and iowait >= IOWAIT_MIN_FRACTION
     if not (has_high_iowait if blocked is None else is_blocked(wait, BLOCKED_MIN_FRACTION)):
         return None
-    if n_workers == 0 and _computes_in_threads(session, steady, host, share):
+    if n_workers == 0 and _computes_in_threads(session, host, share):
         return None
-    waited = blocked if blocked is not None else (iowait or 0.0)
+    waited, disk = blocked if blocked is not None else (iowait or 0.0), host.dataset_disk
     how = (
         f"for {percent(blocked)} of that, the loader is blocked"
         if blocked is not None
@@ -70,22 +60,18 @@ def check(session: Session) -> Finding | None:
         summary=f"{spent_waiting(share)}; {how} on {_what(host)}.",
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
-            *optional_evidence(
+            optional_fact(
                 "fraction of data wait in which the loader is blocked",
                 blocked,
                 "fraction",
                 max(wait.cores or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.cores or 0.0))),
             ),
-            *sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
-            *sampled("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
-            *sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
-            *(
-                (fact("file system of the dataset", host.dataset_disk.file_system),)
-                if host.dataset_disk is not None
-                else ()
-            ),
+            sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
+            sampled("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
+            sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
+            optional_fact("file system of the dataset", disk.file_system if disk is not None else None),
         ),
-        prescriptions=(RECOMMENDATION,),
+        prescriptions=RECOMMENDATION,
         claims={"data_wait": waited * share * steady.span_s},
         basis=BASIS,
         confidence="high" if blocked is not None and _is_disk_slow(host, has_high_iowait) else "medium",
@@ -105,17 +91,12 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         ),
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
-            fact(
-                "fraction of sample time spent blocked",
-                waited,
-                "fraction",
-                1.0 - COMPUTES_MIN_FRACTION,
-            ),
+            fact("fraction of sample time spent blocked", waited, "fraction", 1.0 - COMPUTES_MIN_FRACTION),
             fact("time per sample", sample_s, "s"),
-            *optional_evidence("read from storage per sample", probe.read_bytes, "bytes"),
+            optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
         ),
-        prescriptions=(RECOMMENDATION,),
+        prescriptions=RECOMMENDATION,
         claims={"data_wait": waited * share * steady.span_s},
         method="probed",
         basis=BASIS,
@@ -123,7 +104,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
     )
 
 
-def _computes_in_threads(session: Session, steady: StageTimes, host: HostTelemetry, share: float) -> bool:
+def _computes_in_threads(session: Session, host: HostTelemetry, share: float) -> bool:
     """Return whether the process used more CPU than training explains, so that the dataset computes in threads."""
     if host.process_cpu_cores is None:
         return False

@@ -1,9 +1,7 @@
 """PD107: one function takes most of the time to make a sample."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
     costliest,
@@ -18,7 +16,6 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
@@ -41,11 +38,12 @@ def check(session: Session) -> Finding | None:
     if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:
         return None
     line = costly_line(probe)
+    who = "Python code" if function.kind == "python" else "C code that it calls"
     return timed_finding(
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; {function_place(function)} takes "
-            f"{percent(share)} of the time to make a sample, in {_who(function)}{_most_of_it(function, line)}. That is "
+            f"{percent(share)} of the time to make a sample, in {who}{_most_of_it(function, line)}. That is "
             f"{duration(probed.batch_s * of_batch)} of {duration(probed.batch_s)} per batch."
         ),
         evidence=(
@@ -54,16 +52,12 @@ def check(session: Session) -> Finding | None:
             fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("profiled by", function.basis),
         ),
-        prescriptions=(_prescription(function, line),),
+        prescriptions=_prescription(function, line),
         claims={"data_wait": probed.saved_s(of_batch)},
         basis="at most the function's time, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",
         method="modeled",
     )
-
-
-def _who(function: HotFunction) -> str:
-    return "Python code" if function.kind == "python" else "C code that it calls"
 
 
 def _most_of_it(function: HotFunction, line: HotLine | None) -> str:

@@ -1,9 +1,7 @@
 """PD108: collating takes much of the time to make a batch."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
     costliest,
@@ -15,7 +13,6 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import COLLATE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, spent_waiting
@@ -54,16 +51,14 @@ def check(session: Session) -> Finding | None:
             fact("collate time per batch", probe.collate.p50_s, "s", n=probe.collate.n),
             *function_evidence(probe, "collate"),
         ),
-        prescriptions=(
-            fix(
-                (
-                    "stack samples with one call instead of looping over them"
-                    if is_own
-                    else f"pack the {probe.n_tensors or 'many'} fields of a sample into few tensors"
-                ),
-                "minutes",
-                code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
+        prescriptions=fix(
+            (
+                "stack samples with one call instead of looping over them"
+                if is_own
+                else f"pack the {probe.n_tensors or 'many'} fields of a sample into few tensors"
             ),
+            "minutes",
+            code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
         ),
         # The fix replaces only this function of the collate time.
         claims={"data_wait": probed.saved_s(share * (function_share(function) if function is not None else 1.0))},

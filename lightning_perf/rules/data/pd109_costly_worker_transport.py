@@ -1,13 +1,9 @@
 """PD109: moving a batch from a worker to the training process takes much of the fetch time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
-from lightning_perf.rules.machine_signals import optional_evidence
-from lightning_perf.rules.parts import fact, fix, without_workers
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.thresholds import (
@@ -17,7 +13,6 @@ from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
 
 
@@ -56,9 +51,9 @@ def check(session: Session) -> Finding | None:
             wait_evidence(probed),
             fact("time to move a batch from a worker", moved_s, "s", n=probe.transport.n),
             fact("transport time ÷ fetch time", share, "fraction", TRANSPORT_MIN_SHARE),
-            *optional_evidence("tensors per batch", probe.n_tensors, "count", TRANSPORT_MIN_TENSORS),
-            *optional_evidence("other objects per batch", probe.n_objects, "count", TRANSPORT_MIN_OBJECTS),
-            *optional_evidence("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
+            optional_fact("tensors per batch", probe.n_tensors, "count", TRANSPORT_MIN_TENSORS),
+            optional_fact("other objects per batch", probe.n_objects, "count", TRANSPORT_MIN_OBJECTS),
+            optional_fact("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
         ),
         prescriptions=prescriptions,
         claims={"data_wait": stage.n_steps * high_s, "transfer": transfer_s},

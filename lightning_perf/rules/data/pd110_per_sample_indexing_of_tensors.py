@@ -1,12 +1,9 @@
 """PD110: rows of tensors in memory are fetched one at a time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import indexes_rows, is_transport_costly, is_waiting, wait_evidence
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, spent_waiting
@@ -33,14 +30,12 @@ def check(session: Session) -> Finding | None:
             fact("time per batch, row by row", probed.batch_s, "s"),
             fact("num_workers", probed.plan.n_now),
         ),
-        prescriptions=(
-            fix(
-                "fetch whole batches: pass a BatchSampler as sampler, and batch_size=None",
-                "minutes",
-                code=(
-                    f"sampler = BatchSampler(RandomSampler(dataset), batch_size={batch_size}, drop_last=False)\n"
-                    "DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)"
-                ),
+        prescriptions=fix(
+            "fetch whole batches: pass a BatchSampler as sampler, and batch_size=None",
+            "minutes",
+            code=(
+                f"sampler = BatchSampler(RandomSampler(dataset), batch_size={batch_size}, drop_last=False)\n"
+                "DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)"
             ),
         ),
         claims={"data_wait": probed.stage.n_steps * probed.wait_s},

@@ -1,11 +1,8 @@
 """PD111: validation waits for its loader."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import plan_workers
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import MIN_SPAN_S, MIN_STEPS, WAIT_MIN_SHARE
@@ -49,7 +46,7 @@ def check(session: Session) -> Finding | None:
             fact("validation, share of training time", validation_s / steady.span_s, "fraction"),
             fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
         ),
-        prescriptions=(advice,),
+        prescriptions=advice,
         claims={"validation": plan.saved_high_s * scale if can_recommend else share * validation_s},
         low_s=plan.saved_low_s * scale if can_recommend else 0.0,
         method=plan.method if can_recommend else "timed",

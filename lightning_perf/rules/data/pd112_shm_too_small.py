@@ -1,10 +1,8 @@
 """PD112: shared memory is too small for the prefetched batches."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of
 from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, SHM_SAFETY_FACTOR
 
@@ -15,9 +13,7 @@ def check(session: Session) -> Finding | None:
     loader = max(loaders_of(session, "train"), key=lambda each: each.num_workers or 0)
     if not loader.num_workers:
         return None
-    size_bytes = session.machine.shm_bytes
-    if size_bytes is None:
-        raise Skip("there is no /dev/shm")
+    size_bytes = required(session.machine.shm_bytes, "there is no /dev/shm")
     batch_bytes = _batch_bytes(session)
     n_ready = (loader.prefetch_factor or DEFAULT_PREFETCH) * loader.num_workers * session.machine.local_world_size
     needed_bytes = SHM_SAFETY_FACTOR * n_ready * batch_bytes
@@ -36,12 +32,10 @@ def check(session: Session) -> Finding | None:
             fact("batches prefetched at most", n_ready, "count"),
             fact("bytes of the first batch", batch_bytes, "bytes"),
         ),
-        prescriptions=(
-            fix(
-                f"enlarge /dev/shm to {gib} GiB, or lower prefetch_factor or num_workers",
-                "one line",
-                code=f"docker run --shm-size={gib}g ...",
-            ),
+        prescriptions=fix(
+            f"enlarge /dev/shm to {gib} GiB, or lower prefetch_factor or num_workers",
+            "one line",
+            code=f"docker run --shm-size={gib}g ...",
         ),
     )
 

@@ -1,14 +1,13 @@
 """PD113: the memory of the loader's workers grows."""
 
-from __future__ import annotations
-
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Sequence
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Session
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, function_place
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MEMORY_MIN_LASTING_S
 from lightning_perf.rules.wording import size_text
@@ -41,58 +40,15 @@ def check(session: Session) -> Finding | None:
     n_workers = loader.num_workers if loader is not None and loader.num_workers else 1
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
-    where = f"{candidates[0]} may be growing." if candidates else f"Check what {dataset} keeps."
-    time_to_full = _time_to_full(session, n_workers * growth.bytes_per_step)
-    return unsigned_finding(
-        severity=_severity(time_to_full),
-        summary=(
-            f"Each worker's memory grows by {size_text(growth.bytes_per_step)} per step, all {n_workers} together by "
-            f"{size_text(n_workers * growth.bytes_per_step)}. {_warning(time_to_full)}{where}"
-        ),
-        evidence=(
-            *growth_evidence(growth),
-            *_time_evidence(time_to_full),
-            *(fact(f"container of {dataset}", name) for name in candidates),
-        ),
-        prescriptions=RECOMMENDATIONS,
-        confidence="high" if candidates else "medium",
+    return _finding(
+        session,
+        n_workers * growth.bytes_per_step,
+        f"Each worker's memory grows by {size_text(growth.bytes_per_step)} per step, all {n_workers} together by "
+        f"{size_text(n_workers * growth.bytes_per_step)}.",
+        f"{candidates[0]} may be growing." if candidates else f"Check what {dataset} keeps.",
+        growth_evidence(growth),
+        [fact(f"container of {dataset}", name) for name in candidates],
     )
-
-
-class _TimeToFull(NamedTuple):
-    """The time until memory is full. ``what`` is free memory, or all memory if free memory was not sampled."""
-
-    what: str
-    seconds: float
-
-
-def _time_to_full(session: Session, bytes_per_step: float) -> _TimeToFull | None:
-    """Return the time until memory is full; None if step time or memory size is not known."""
-    host = session.telemetry.host if session.telemetry is not None else None
-    what, n_bytes = "this machine's memory", session.machine.memory_bytes
-    if host is not None and host.available_bytes is not None:
-        what, n_bytes = "free memory", int(host.available_bytes.p5)
-    stage = session.steady or predicted_steps(session)
-    if n_bytes is None or stage is None or stage.span_s <= 0:
-        return None
-    return _TimeToFull(what, n_bytes / (bytes_per_step * stage.n_steps / stage.span_s))
-
-
-def _severity(time_to_full: _TimeToFull | None) -> Literal["high", "medium"]:
-    return "high" if time_to_full is not None and time_to_full.seconds < MEMORY_MIN_LASTING_S else "medium"
-
-
-def _warning(time_to_full: _TimeToFull | None) -> str:
-    if time_to_full is None or time_to_full.seconds >= MEMORY_MIN_LASTING_S:
-        return ""
-    return f"At this rate {time_to_full.what} is full in {time_to_full.seconds / 60:.0f} minutes. "
-
-
-def _time_evidence(time_to_full: _TimeToFull | None) -> tuple[Evidence, ...]:
-    if time_to_full is None:
-        return ()
-    metric = f"{time_to_full.what} is full after"
-    return (fact(metric, time_to_full.seconds, "s", MEMORY_MIN_LASTING_S),)
 
 
 def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings | None) -> Finding | None:
@@ -102,22 +58,55 @@ def _probed(session: Session, probe: LoaderProbe | None, loader: LoaderSettings 
     per_step = probe.rss_growth_bytes * (probe.batch_size or 1)
     if per_step < LEAK_BYTES_PER_STEP:
         return None
-    dataset = loader.dataset_class or "the dataset"
     function = costliest(probe, "getitem")
-    time_to_full = _time_to_full(session, per_step)
     what = f", e.g. in {function_place(function)}" if function is not None else ""
-    where = f"Check what {dataset} keeps{what}."
-    return unsigned_finding(
-        severity=_severity(time_to_full),
-        summary=(
-            f"Memory grows by {size_text(probe.rss_growth_bytes)} per sample: {size_text(per_step)} per step, spread "
-            f"over {loader.num_workers} workers. {_warning(time_to_full)}{where}"
-        ),
-        evidence=(
+    return _finding(
+        session,
+        per_step,
+        f"Memory grows by {size_text(probe.rss_growth_bytes)} per sample: {size_text(per_step)} per step, spread over "
+        f"{loader.num_workers} workers.",
+        f"Check what {loader.dataset_class or 'the dataset'} keeps{what}.",
+        (
             fact("memory growth per sample in the loader probe", probe.rss_growth_bytes, "bytes"),
             fact("memory growth per 1,000 steps", 1000 * per_step, "bytes", 1000 * LEAK_BYTES_PER_STEP),
-            *_time_evidence(time_to_full),
+        ),
+    )
+
+
+def _finding(
+    session: Session,
+    bytes_per_step: float,
+    growth: str,
+    advice: str,
+    evidence: Sequence[Evidence],
+    containers: Sequence[Evidence] = (),
+) -> Finding:
+    what, seconds = _time_to_full(session, bytes_per_step)
+    is_soon = seconds < MEMORY_MIN_LASTING_S
+    warning = f" At this rate {what} is full in {seconds / 60:.0f} minutes." if is_soon else ""
+    return unsigned_finding(
+        severity="high" if is_soon else "medium",
+        summary=f"{growth}{warning} {advice}",
+        evidence=(
+            *evidence,
+            fact(f"{what} is full after", seconds, "s", MEMORY_MIN_LASTING_S) if seconds < math.inf else None,
+            *containers,
         ),
         prescriptions=RECOMMENDATIONS,
-        confidence="medium",
+        confidence="high" if containers else "medium",
     )
+
+
+def _time_to_full(session: Session, bytes_per_step: float) -> tuple[str, float]:
+    """Return what is full after how many seconds: free memory, or all memory if free memory was not sampled.
+
+    The time is infinite if step time or memory size is not known.
+    """
+    host = session.telemetry.host if session.telemetry is not None else None
+    what, n_bytes = "this machine's memory", session.machine.memory_bytes
+    if host is not None and host.available_bytes is not None:
+        what, n_bytes = "free memory", int(host.available_bytes.p5)
+    stage = session.steady or predicted_steps(session)
+    if n_bytes is None or stage is None or stage.span_s <= 0:
+        return what, math.inf
+    return what, n_bytes / (bytes_per_step * stage.n_steps / stage.span_s)

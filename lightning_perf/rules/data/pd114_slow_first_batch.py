@@ -1,17 +1,13 @@
 """PD114: the first batch of an epoch takes much longer than a typical one."""
 
-from __future__ import annotations
-
 import statistics
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, least_mean, timed_finding
 from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_waits
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import FIRST_BATCH_MIN_RATIO, FIRST_BATCH_MIN_SHARE
-from lightning_perf.rules.timed import least_mean
 from lightning_perf.rules.wording import duration, number_of, percent
 
 
@@ -44,13 +40,11 @@ def check(session: Session) -> Finding | None:
             fact("first batch of an epoch", first_s, "s", FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50, len(waits)),
             fact("share of the epoch", share, "fraction", FIRST_BATCH_MIN_SHARE),
         ),
-        prescriptions=(
-            fix(
-                f"do the dataset's start-up work once, in its constructor, or put {times} epochs into one",
-                "minutes",
-                "semantics",
-                code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
-            ),
+        prescriptions=fix(
+            f"do the dataset's start-up work once, in its constructor, or put {times} epochs into one",
+            "minutes",
+            "semantics",
+            code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
         ),
         claims={"epoch_boundary": seconds},
         low_s=(1 - 1 / times) * min(seconds, n_boundaries(session) * least_mean(waits)),

@@ -1,9 +1,7 @@
 """PD115: workers block one another."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
     is_bursty,
@@ -12,7 +10,6 @@ from lightning_perf.rules.loader_signals import (
     serialized_speedup,
     wait_evidence,
 )
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import SAME_LINE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import spent_waiting
@@ -48,28 +45,16 @@ def check(session: Session) -> Finding | None:
                 max_serialized_speedup(n_workers),
             ),
             fact("fraction of sample time spent blocked", waited, "fraction"),
-            *(
-                (
-                    fact(
-                        "worker time spent in one line of code",
-                        line.share,
-                        "fraction",
-                        SAME_LINE_MIN_SHARE,
-                        line.n_samples,
-                    ),
-                )
-                if line is not None
-                else ()
-            ),
+            fact("worker time spent in one line of code", line.share, "fraction", SAME_LINE_MIN_SHARE, line.n_samples)
+            if line is not None
+            else None,
         ),
-        prescriptions=(
-            fix(
-                "open a file handle or connection per worker, and hold no lock while reading",
-                "minutes",
-                code=(
-                    "def open_own_handle(worker_id):\n    get_worker_info().dataset.file = open(path, 'rb')\n\n"
-                    "DataLoader(..., worker_init_fn=open_own_handle)  # not more workers"
-                ),
+        prescriptions=fix(
+            "open a file handle or connection per worker, and hold no lock while reading",
+            "minutes",
+            code=(
+                "def open_own_handle(worker_id):\n    get_worker_info().dataset.file = open(path, 'rb')\n\n"
+                "DataLoader(..., worker_init_fn=open_own_handle)  # not more workers"
             ),
         ),
         claims={"data_wait": probed.saved_s(waited)},

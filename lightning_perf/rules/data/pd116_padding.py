@@ -1,11 +1,9 @@
 """PD116: a large share of the tokens is padding that could be left out."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import DOMINANT_PART, PADDING_MIN_SHARE
 from lightning_perf.rules.wording import percent
@@ -28,9 +26,7 @@ BUCKET = fix(
 def check(session: Session) -> Diagnosis | None:
     """Report padding unless a replay on shorter sequences shows no speedup."""
     steady_of(session)
-    padding = session.padding
-    if padding is None:
-        raise Skip(session.missing.get("padding", "padding was not counted"))
+    padding = required(session.padding, session.missing.get("padding", "padding was not counted"))
     n = max(1, padding.n_tokens)
     share = padding.n_padding / n
     trimmed, bucketed = ((n - left) / n for left in (padding.trimmed_tokens, padding.bucketed_tokens))

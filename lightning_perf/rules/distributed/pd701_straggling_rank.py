@@ -1,13 +1,10 @@
 """PD701: one rank works longer per step than the others, which wait for it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
+from lightning_perf.rules.signals import claims_within, is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
     STRAGGLER_MIN_CORE_EXCESS,
     STRAGGLER_MIN_EXCESS,
@@ -15,7 +12,6 @@ from lightning_perf.rules.thresholds import (
     STRAGGLER_MIN_STEP_SHARE,
     STRAGGLER_USUAL_PART,
 )
-from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import duration, percent
 
 _PHASES = {
@@ -92,8 +88,8 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                 if not text.startswith("PD701")
             ),
         ),
-        prescriptions=(_prescription(worst, part, is_traced),),
-        claims=_claims(session, worst, part, lost_s) if not is_traced else _claims_of_a_trace(steady, lost_s),
+        prescriptions=_prescription(worst, part, is_traced),
+        claims=_claims(session, steady, worst, part, lost_s, is_traced),
         low_s=0.0 if measured_s is None else (1 - SPREAD) * min(lost_s, measured_s * steady.n_steps),
         method="modeled" if measured_s is None else "timed",
         basis=(
@@ -120,22 +116,21 @@ def _excess_s(ranks: Ranks, worst: RankSummary, part: str) -> float:
     return worst.parts_s.get(part, 0.0) - usual_of(ranks, lambda one: one.parts_s.get(part, 0.0), worst)
 
 
-def _claims(session: Session, worst: RankSummary, part: str, lost_s: float) -> dict[str, float]:
-    """Return the lost time by phase of this session's rank: its slow part, or backward if another rank is slow."""
-    steady = steady_of(session)
+def _claims(
+    session: Session, steady: StageTimes, worst: RankSummary, part: str, lost_s: float, is_traced: bool
+) -> dict[str, float]:
+    """Return the lost time by phase of this session's rank: its slow part, or backward if another rank is slow.
+
+    In a trace it is distributed over all phases: in which of them ranks wait depends on the strategy.
+    """
+    if is_traced:
+        return claims_within(steady, lost_s, [name for name in steady.phases if name in STEP_PHASES])
     if worst.rank != session.run.rank:
         return {"backward": lost_s}
     claims: dict[str, float] = {}
     for phase in _PHASES[part]:
         claims[phase] = min(phase_s(steady, phase), lost_s - sum(claims.values()))
     return claims
-
-
-def _claims_of_a_trace(span: StageTimes, lost_s: float) -> dict[str, float]:
-    """Return the lost time distributed over all phases: in which of them ranks wait depends on the strategy."""
-    within = {name: phase for name, phase in span.phases.items() if name in STEP_PHASES}
-    total_s = sum(phase.total_s for phase in within.values())
-    return {name: lost_s * phase.total_s / total_s for name, phase in within.items()} if total_s > 0 else {}
 
 
 def _name_of(worst: RankSummary, part: str) -> str:

@@ -1,12 +1,10 @@
 """PD702: exposed communication: collectives not hidden behind compute."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.rules.findings import fact, fix, optional_fact, trainer_fix
 from lightning_perf.rules.memory_signals import bf16_of
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rank_signals import small_part, waited_s
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import COMMUNICATION_MIN_SHARE
@@ -48,13 +46,11 @@ _SHARDED = (
 
 def _less_often(session: Session) -> Prescription:
     n_batches = 4 * (session.settings.trainer.accumulate_grad_batches or 1)
-    return fix(
+    return trainer_fix(
         "exchange gradients less often: accumulate over several batches",
-        "one line",
         "semantics",
-        treatment="accumulate",
-        trainer_flags={"accumulate_grad_batches": n_batches},
-        code=f"Trainer(..., accumulate_grad_batches={n_batches})",
+        "accumulate",
+        accumulate_grad_batches=n_batches,
     )
 
 
@@ -91,7 +87,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             reading.evidence("exposed communication", exposed_s, COMMUNICATION_MIN_SHARE),
             reading.evidence("collectives", communication.total_s),
-            *((fact("waiting for slower ranks", waiting_s, "s"),) if waiting_s > 0 else ()),
+            optional_fact("waiting for slower ranks", waiting_s or None, "s"),
             *(fact(name, seconds, "s") for name, seconds in by_name),
         ),
         prescriptions=(

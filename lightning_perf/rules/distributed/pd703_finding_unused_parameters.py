@@ -1,21 +1,14 @@
 """PD703: DDP searches for unused parameters in every step and finds none."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, timed_finding, trainer_fix, unsigned_finding
 from lightning_perf.rules.rank_signals import ranks_of
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import UNUSED_MAX_FRACTION
 
-_RECOMMENDATION = fix(
-    'set strategy="ddp": no parameter was unused',
-    "one line",
-    treatment="ddp-find-unused-off",
-    trainer_flags={"strategy": "ddp"},
-    code='Trainer(..., strategy="ddp")',
+_RECOMMENDATION = trainer_fix(
+    'set strategy="ddp": no parameter was unused', treatment="ddp-find-unused-off", strategy="ddp"
 )
 
 
@@ -26,8 +19,8 @@ def preflight(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
-        evidence=(fact("find_unused_parameters", True),),
-        prescriptions=(_RECOMMENDATION,),
+        evidence=fact("find_unused_parameters", True),
+        prescriptions=_RECOMMENDATION,
     )
 
 
@@ -35,9 +28,7 @@ def preflight(session: Session) -> Finding | None:
 def check(session: Session) -> Finding | None:
     """Report the search if every parameter gets a gradient in all sampled steps."""
     ranks = ranks_of(session)
-    is_on = session.settings.trainer.find_unused_parameters
-    if is_on is None:
-        raise Skip("the strategy is not DDP")
+    is_on = required(session.settings.trainer.find_unused_parameters, "the strategy is not DDP")
     if not is_on:
         return None
     sampled = [one for one in ranks.summaries if one.n_unused is not None]
@@ -55,7 +46,7 @@ def check(session: Session) -> Finding | None:
             f"{n_steps} sampled steps on {len(sampled)} ranks every parameter got a gradient."
         ),
         evidence=(fact("find_unused_parameters", True), fact("parameters without a gradient", 0, "count", n=n_steps)),
-        prescriptions=(_RECOMMENDATION,),
+        prescriptions=_RECOMMENDATION,
         claims={"backward": UNUSED_MAX_FRACTION * backward_s},
         basis="assumed: at most a fifth of backward",
         confidence="medium",

@@ -1,10 +1,7 @@
 """PD704: ranks get different amounts of data."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -46,14 +43,12 @@ def check(session: Session) -> Finding | None:
             fact(f"{unit} of rank {most}", counted[most], "count"),
             fact(f"{unit} of rank {least}", counted[least], "count"),
         ),
-        prescriptions=(
-            fix(
-                "distribute data evenly: a DistributedSampler, drop_last=True, files of equal size",
-                "minutes",
-                "semantics",
-                loader_args={"drop_last": True},
-                code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
-            ),
+        prescriptions=fix(
+            "distribute data evenly: a DistributedSampler, drop_last=True, files of equal size",
+            "minutes",
+            "semantics",
+            loader_args={"drop_last": True},
+            code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
         ),
         claims={
             phase: unevenness * phase_s(steady, phase) for phase in ("forward", "backward", "data_wait", "transfer")

@@ -1,14 +1,10 @@
 """PD705: metrics are reduced over all ranks in every step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, RankSummary, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import claims_of, phase_s, share_of, steady_of
+from lightning_perf.rules.signals import claims_of, own_summary, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
-from lightning_perf.rules.timed import SPREAD
 from lightning_perf.rules.wording import percent
 
 
@@ -45,12 +41,10 @@ def check(session: Session) -> Finding | None:
             ),
             fact("sync_dist in each step", True),
         ),
-        prescriptions=(
-            fix(
-                "reduce metrics once per epoch: on_step=False, on_epoch=True; log without sync_dist in steps",
-                "one line",
-                code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
-            ),
+        prescriptions=fix(
+            "reduce metrics once per epoch: on_step=False, on_epoch=True; log without sync_dist in steps",
+            "one line",
+            code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
         ),
         claims=claims_of(reducing, steady.span_s),
         low_s=0.0 if waited_s is None else (1 - SPREAD) * share * steady.span_s - waited_s * steady.n_steps,
@@ -60,8 +54,7 @@ def check(session: Session) -> Finding | None:
 
 def _waited_s(session: Session) -> float | None:
     """Return the most seconds per step that this rank waits for the slowest one; None if not known."""
-    summaries = session.ranks.summaries if session.ranks is not None else ()
-    own = next((one for one in summaries if one.rank == session.run.rank), None)
+    summaries, own = session.ranks.summaries if session.ranks is not None else (), own_summary(session)
     if own is None or len(summaries) < session.run.world_size or any("compute" not in one.parts_s for one in summaries):
         return None
     return max(_work_s(one) for one in summaries) - _work_s(own)

@@ -1,11 +1,9 @@
 """PD706: DDP stores every gradient twice while memory is nearly full."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.memory_signals import is_tight
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.wording import size_text
 
 
@@ -14,9 +12,7 @@ def check(session: Session) -> Finding | None:
     """Report gradients copied to DDP's buckets if memory is nearly full."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
-    is_view = session.settings.trainer.gradient_as_bucket_view
-    if is_view is None:
-        raise Skip("the strategy is not DDP")
+    is_view = required(session.settings.trainer.gradient_as_bucket_view, "the strategy is not DDP")
     if not session.memory.devices:
         raise Skip(session.missing.get("memory.devices", "no device memory was read"))
     if is_view or not is_tight(session):
@@ -27,13 +23,11 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="medium",
         summary=f"Memory is nearly full, and {saved} stored twice: DDP copies them into its buckets.",
-        evidence=(fact("gradient_as_bucket_view", False), *((fact("gradients", n_bytes, "bytes"),) if n_bytes else ())),
-        prescriptions=(
-            fix(
-                "set gradient_as_bucket_view=True on DDP",
-                "one line",
-                treatment="ddp-bucket-view",
-                code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
-            ),
+        evidence=(fact("gradient_as_bucket_view", False), optional_fact("gradients", n_bytes or None, "bytes")),
+        prescriptions=fix(
+            "set gradient_as_bucket_view=True on DDP",
+            "one line",
+            treatment="ddp-bucket-view",
+            code="Trainer(..., strategy=DDPStrategy(gradient_as_bucket_view=True))",
         ),
     )

@@ -1,9 +1,7 @@
 """PD707: the Trainer makes the host wait for the device in every step of a run on several ranks."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_ITEMS_PER_STEP
 from lightning_perf.rules.trace_reading import reading_of
@@ -36,7 +34,7 @@ def check(session: Session) -> Finding | None:
             fact("numbers read from the device per step", syncs.item_n / n_steps, "count", MIN_ITEMS_PER_STEP, n_steps),
             fact("share of the time waiting for the device", share, "fraction", n=n_steps),
         ),
-        prescriptions=(*((_NO_MAX_TIME,) if syncs.item_n >= 2 * n_steps else ()), _LONGER_STEPS),
+        prescriptions=(_NO_MAX_TIME if syncs.item_n >= 2 * n_steps else None, _LONGER_STEPS),
     )
 
 

@@ -1,9 +1,7 @@
 """PD708: gradients are exchanged one by one instead of in buckets."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rank_signals import small_part
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import COLLECTIVES_MIN_SMALL, LOW_SHARE
@@ -33,12 +31,10 @@ def check(session: Session) -> Finding | None:
             fact("small collectives per step", small, "count", COLLECTIVES_MIN_SMALL),
             reading.evidence("exposed time of small collectives", exposed_s, LOW_SHARE),
         ),
-        prescriptions=(
-            fix(
-                "exchange gradients in buckets, as DDP does (bucket_cap_mb=25)",
-                "minutes",
-                code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
-            ),
+        prescriptions=fix(
+            "exchange gradients in buckets, as DDP does (bucket_cap_mb=25)",
+            "minutes",
+            code="Trainer(..., strategy=DDPStrategy(bucket_cap_mb=25))",
         ),
         high_s=most_s,
         basis="at most the time of these collectives; their bytes are still exchanged",

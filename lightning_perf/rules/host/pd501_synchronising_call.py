@@ -1,18 +1,16 @@
 """PD501: the host waits for the device inside the step, and the device then waits for the host."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.host_signals import claims_within, looked_at, steps_s, trace_or_live, users_waits
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within
+from lightning_perf.rules.step_signals import looked_at, steps_s, trace_or_live, users_waits
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.user_lines import whole_lines_of
-from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
+from lightning_perf.rules.wording import duration, number_of, percent, place, place_of
 
 
 @rule("PD501", "synchronising-call")
@@ -30,8 +28,8 @@ def _live(session: Session) -> Finding | None:
     share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
     is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
-    computing = ("forward", "backward", "optimizer")
-    lines = whole_lines_of(session, computing, lambda line: any(_is_at(call, line) for call in waits))
+    often = "every step" if waits[0].per_step >= 1 else "some steps"
+    lines = whole_lines_of(session, COMPUTE_PHASES, lambda line: any(_is_at(call, line) for call in waits))
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
     cost = (
         f"On this CPU these calls take {percent(share)} of the step; on a GPU the host would wait there "
@@ -44,18 +42,17 @@ def _live(session: Session) -> Finding | None:
     finding = timed_finding(
         steady,
         summary=(
-            f"{_line(waits[0])} reads a result on the host in {_often(waits[0])} ({waits[0].operator}{_more(waits)}). "
-            f"{cost}."
+            f"{place_of(waits[0])} reads a result on the host in {often} ({waits[0].operator}{_more(waits)}). {cost}."
         ),
         evidence=(
             *(
-                fact(f"{_line(call)}: {call.operator}", call.per_step, "per step", n=calls.n_steps)
+                fact(f"{place_of(call)}: {call.operator}", call.per_step, "per step", n=calls.n_steps)
                 for call in waits[:5]
             ),
             fact("synchronizing calls per step", n, "count", n=calls.n_steps),
         ),
-        prescriptions=(_prescription(f" at {_line(waits[0])}"),),
-        claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, computing),
+        prescriptions=_prescription(f" at {place_of(waits[0])}"),
+        claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, COMPUTE_PHASES),
         low_s=sampled_s,
         basis=(
             f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls, timed in sampled steps"
@@ -70,14 +67,6 @@ def _live(session: Session) -> Finding | None:
 
 def _is_at(call: SyncCall, line: HostLine) -> bool:
     return call.line == line.line and call.file.replace("\\", "/").endswith(line.file)
-
-
-def _often(call: SyncCall) -> str:
-    return "every step" if call.per_step >= 1 else "some steps"
-
-
-def _line(call: SyncCall) -> str:
-    return place(call.function, site_of(call.file, call.line))
 
 
 def _more(waits: list[SyncCall]) -> str:
@@ -111,11 +100,7 @@ def _from_trace(session: Session) -> Finding | None:
         ),
         evidence=(
             reading.evidence("device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
-            *(
-                (reading.evidence("device running only collectives while the host waited", delayed_s),)
-                if delayed_s
-                else ()
-            ),
+            reading.evidence("device running only collectives while the host waited", delayed_s) if delayed_s else None,
             *(
                 fact(f"idle after {place(s.function, s.site)} ({s.call})", s.idle_after_s or 0.0, "s", n=s.n)
                 for s in sites[:3]
@@ -123,7 +108,7 @@ def _from_trace(session: Session) -> Finding | None:
             fact("host wait in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
             fact("calls of aten::item", syncs.item_n, "count"),
         ),
-        prescriptions=(_prescription(_at(sites)),),
+        prescriptions=_prescription(_at(sites)),
         low_s=least_s,
         high_s=most_s,
         basis="at most the device's idle time; no gain if another wait follows",

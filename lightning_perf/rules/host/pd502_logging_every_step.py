@@ -1,16 +1,13 @@
 """PD502: logging takes too much of each step because it is done too often."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
+from lightning_perf.records import Evidence, Finding, Session, StageTimes
+from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
 from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_calls
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_of
 from lightning_perf.rules.wording import percent
 
@@ -28,8 +25,8 @@ def preflight(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=(fact("log_every_n_steps", trainer.log_every_n_steps, threshold=LOG_FREQUENT_STEPS),),
-        prescriptions=(log_every(LOG_EVERY_STEPS),),
+        evidence=fact("log_every_n_steps", trainer.log_every_n_steps, threshold=LOG_FREQUENT_STEPS),
+        prescriptions=log_every(LOG_EVERY_STEPS),
     )
 
 
@@ -53,8 +50,8 @@ def check(session: Session) -> Finding | None:
     part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
     can_wait = interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)
-    longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else ()
-    off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
+    longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
+    off_bar = _OFF_BAR if session.settings.trainer.prog_bar_metrics else None
     saved_s = share * steady.span_s
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
@@ -62,8 +59,8 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{percent(share)} of training time is spent logging{_how(interval, share_of(others) > writing_share)}."
         ),
-        evidence=tuple(_evidence(session, steady, share)),
-        prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
+        evidence=_evidence(session, steady, share),
+        prescriptions=(longer, _BY_HAND, off_bar) if is_writing else (_BY_HAND, longer, off_bar),
         timed={"logging": saved_s} if is_writing else {"logging": saved_s, "forward": checking_s},
         left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / LOG_EVERY_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
@@ -91,18 +88,15 @@ _OFF_BAR = fix(
     treatment="prog-bar-off",
     code='self.log("train_loss", loss, prog_bar=False)',
 )
-
-
-def _by_hand() -> Prescription:
-    return fix(
-        f"pass values to the logger every {LOG_EVERY_STEPS} steps instead of calling self.log in every step",
-        "minutes",
-        code=(
-            f"if self.global_step % {LOG_EVERY_STEPS} == 0:\n"
-            '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
-            '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
-        ),
-    )
+_BY_HAND = fix(
+    f"pass values to the logger every {LOG_EVERY_STEPS} steps instead of calling self.log in every step",
+    "minutes",
+    code=(
+        f"if self.global_step % {LOG_EVERY_STEPS} == 0:\n"
+        '    self.logger.log_metrics({"train_loss": loss.item()}, self.global_step)\n'
+        '# for the mean of an epoch: self.log("train_loss", loss, on_step=False, on_epoch=True)'
+    ),
+)
 
 
 def _how(interval: int | None, is_collecting: bool) -> str:

@@ -1,36 +1,29 @@
 """PD503: autograd's anomaly detection is on."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import gain_from
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import computing_s, steady_of
+from lightning_perf.rules.findings import fact, gain_from, trainer_fix, unsigned_finding
+from lightning_perf.rules.rule import required, rule
+from lightning_perf.rules.signals import CODE_PHASES, steady_of
 from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_FRACTION
+from lightning_perf.rules.user_lines import computing_s
 
 
 def preflight(session: Session) -> Finding | None:
     """Report the setting."""
-    is_on = session.settings.trainer.is_anomaly_detection_on
-    if is_on is None:
-        raise Skip("whether anomaly detection is on is not known")
+    is_on = required(session.settings.trainer.is_anomaly_detection_on, "whether anomaly detection is on is not known")
     if not is_on:
         return None
     return unsigned_finding(
         severity="low",  # the cost is not measured
         summary="Anomaly detection is on and will likely slow down every step.",
-        evidence=(fact("detect_anomaly", True),),
-        prescriptions=(
-            fix(
-                "set detect_anomaly=False (now on)",
-                "one line",
-                treatment="anomaly-off",
-                trainer_flags={"detect_anomaly": False},
-                code="Trainer(..., detect_anomaly=False)  # and no torch.autograd.set_detect_anomaly(True)",
-            ),
+        evidence=fact("detect_anomaly", True),
+        prescriptions=trainer_fix(
+            "set detect_anomaly=False (now on)",
+            treatment="anomaly-off",
+            note="and no torch.autograd.set_detect_anomaly(True)",
+            detect_anomaly=False,
         ),
     )
 
@@ -42,7 +35,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if finding is None:
         return None
-    phases = {name: computing_s(session, steady, name) for name in ("forward", "backward")}
+    phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
     seconds = sum(phases.values())
     return msgspec.structs.replace(
         finding,

@@ -1,15 +1,10 @@
 """PD504: a callback, or a hook of the module, takes a share of the time."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 from lightning_perf.records import Finding, NamedTime, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import called, duration, percent
 
 
@@ -17,10 +12,7 @@ from lightning_perf.rules.wording import called, duration, percent
 def check(session: Session) -> Finding | None:
     """Find the callback that takes most of the time."""
     steady = steady_of(session)
-    names = named_by_kind(steady, "callback", "module_hook")
-    if not names:
-        return None
-    name, times = next(iter(names.items()))
+    name, times = next(iter(named_by_kind(steady, "callback", "module_hook").items()), ("", []))
     share = share_of(times)
     if share < HOOK_MIN_SHARE:
         return None
@@ -28,33 +20,29 @@ def check(session: Session) -> Finding | None:
     each_s = worst.total_s / max(1, worst.n_calls)
     is_in_steps = "batch" in worst.hook or not worst.hook.endswith(("_start", "_end"))
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
-    it = "It" if len(times) == 1 else worst.hook
+    where, it = f"{len(times)} hooks of {name}", worst.hook
+    if len(times) == 1:
+        where, it = f"{name}.{worst.hook}", "It"
     return removal_finding(
         steady,
         summary=(
-            f"{percent(share)} of training time is spent in {_where(name, times)}. {it} was called "
+            f"{percent(share)} of training time is spent in {where}. {it} was called "
             f"{called(worst.n_calls)} and took {duration(each_s)}{' each' if worst.n_calls > 1 else ''}."
         ),
         evidence=(
             fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
-        prescriptions=(
-            fix(
-                f"run {name}.{worst.hook} every {often}, or make it faster",
-                "minutes",
-                code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
-            ),
+        prescriptions=fix(
+            f"run {name}.{worst.hook} every {often}, or make it faster",
+            "minutes",
+            code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
         ),
         timed=claims_of(times, steady.span_s),
         # The hook may already skip its work in most calls; calling it less often then saves less.
         left=1 / min(MANY, max(1, worst.n_calls)),
         left_least=0.0,
     )
-
-
-def _where(name: str, times: Sequence[NamedTime]) -> str:
-    return f"{name}.{times[0].hook}" if len(times) == 1 else f"{len(times)} hooks of {name}"
 
 
 def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:

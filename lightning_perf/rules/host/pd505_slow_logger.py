@@ -1,14 +1,11 @@
 """PD505: single calls of a logger are slow."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_call_s, slow_calls
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOGGER_ROWS_PER_EPOCH
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, percent
 
 

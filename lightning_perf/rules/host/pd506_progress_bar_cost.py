@@ -1,16 +1,13 @@
 """PD506: refreshing the progress bar takes a share of the time."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.logging_cost import call_s
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRESS_LEFT_S, PROGRESS_MAX_STEPS
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
 
 
@@ -18,10 +15,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the progress bar's time with the threshold."""
     steady = steady_of(session)
-    bars = named_by_kind(steady, "progress_bar")
-    if not bars:
-        return None
-    name, times = next(iter(bars.items()))
+    name, times = next(iter(named_by_kind(steady, "progress_bar").items()), ("", []))
     share = share_of(times)
     if share < LOW_SHARE:
         return None
@@ -39,12 +33,7 @@ def check(session: Session) -> Finding | None:
             value=wanted,
         )
     else:
-        advice = fix(
-            "set enable_progress_bar=False",
-            "one line",
-            trainer_flags={"enable_progress_bar": False},
-            code="Trainer(..., enable_progress_bar=False)",
-        )
+        advice = trainer_fix("set enable_progress_bar=False", enable_progress_bar=False)
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in the progress bar: {name} refreshes {often}.",
@@ -53,7 +42,7 @@ def check(session: Session) -> Finding | None:
             fact("steps between refreshes", rate, "count"),
             *(fact(f"time per call of {name}.{time.hook}", call_s(time), "s", n=time.n_calls) for time in times[:2]),
         ),
-        prescriptions=(advice,),
+        prescriptions=advice,
         timed=claims_of(times, steady.span_s),
         left=min(1.0, rate / wanted + counted) if can_refresh_less else 0.0,
         left_least=rate / wanted if can_refresh_less else 0.0,

@@ -1,10 +1,7 @@
 """PD507: clipping gradients takes a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import USER_LINE_MIN_SHARE
@@ -35,22 +32,18 @@ def check(session: Session) -> Finding | None:
             f"{percent(share)} of training time is spent clipping gradients, {duration(each_s)} per call, in "
             f"{own.where}."
         ),
-        evidence=(
-            fact(
-                "share of the time clipping gradients",
-                share,
-                "fraction",
-                USER_LINE_MIN_SHARE,
-                sum(time.n_calls for time in times),
-            ),
+        evidence=fact(
+            "share of the time clipping gradients",
+            share,
+            "fraction",
+            USER_LINE_MIN_SHARE,
+            sum(time.n_calls for time in times),
         ),
-        prescriptions=(
-            fix(
-                "clip all gradients with one call, and use the norm that it returns",
-                "minutes",
-                "numerics",
-                code=f"norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm{foreach})",
-            ),
+        prescriptions=fix(
+            "clip all gradients with one call, and use the norm that it returns",
+            "minutes",
+            "numerics",
+            code=f"norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm{foreach})",
         ),
         claims=claims_of(times, steady.span_s),
         basis="at most the time of clipping; no gain if it is one call already",

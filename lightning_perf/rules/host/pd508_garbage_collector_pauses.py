@@ -1,15 +1,12 @@
 """PD508: Python's garbage collector takes a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS
-from lightning_perf.rules.wording import called, duration, number_of, percent, place, site_of
+from lightning_perf.rules.wording import called, duration, number_of, percent, place_of
 
 
 @rule("PD508", "garbage-collector-pauses")
@@ -46,13 +43,9 @@ def check(session: Session) -> Finding | None:
                 sum(each.n for each in found.generations),
             ),
             *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
-            *(
-                (fact("objects visited by a full collection", found.n_objects, "count"),)
-                if found.n_objects is not None
-                else ()
-            ),
+            optional_fact("objects visited by a full collection", found.n_objects, "count"),
         ),
-        prescriptions=(_prescription(found, asked[0] if is_asked else None),),
+        prescriptions=_prescription(found, asked[0] if is_asked else None),
         timed=timed,
         left=_left_without_calls(found, asked) if is_asked else _left_with_raised_thresholds(found),
         left_least=0.0,
@@ -103,8 +96,7 @@ def _left_with_raised_thresholds(found: Collections) -> float:
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:
     if asked and asked[0].total_s > sum(found.automatic_by_phase_s.values()):
         one = asked[0]
-        where = place(one.function, site_of(one.file, one.line))
-        return f"{where} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
+        return f"{place_of(one)} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""
     what = f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation}"

@@ -1,11 +1,8 @@
 """PD509: torchmetrics metrics take a share of the step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import STEP_PHASES, Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
@@ -35,7 +32,7 @@ def check(session: Session) -> Finding | None:
             f"{percent(seconds / steps_s)} of step time is spent in metrics; {worst.where} spends "
             f"{percent(worst.seconds / steps_s)} of it{worst.doing}."
         ),
-        evidence=tuple(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
+        evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=(
             fix(
                 f"call the metric every {METRIC_EVERY_STEPS} steps: it then covers one batch in {METRIC_EVERY_STEPS}",

@@ -1,9 +1,7 @@
 """PD510: gradients are not cleared between optimizer steps."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import UNCLEARED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
@@ -28,16 +26,14 @@ def check(session: Session) -> Finding | None:
             f"{worst.class_name} used gradients that were not cleared in {percent(fraction)} of its steps: "
             "they accumulate from step to step."
         ),
-        evidence=(
-            fact(
-                "steps with gradients that were not cleared",
-                fraction,
-                "fraction",
-                UNCLEARED_MIN_FRACTION,
-                worst.n_steps_watched,
-            ),
+        evidence=fact(
+            "steps with gradients that were not cleared",
+            fraction,
+            "fraction",
+            UNCLEARED_MIN_FRACTION,
+            worst.n_steps_watched,
         ),
-        prescriptions=(
-            fix("call zero_grad before each backward pass", "one line", "semantics", code="optimizer.zero_grad()"),
+        prescriptions=fix(
+            "call zero_grad before each backward pass", "one line", "semantics", code="optimizer.zero_grad()"
         ),
     )

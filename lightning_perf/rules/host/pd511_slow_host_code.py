@@ -1,14 +1,11 @@
 """PD511: a line of the user's takes a share of the step outside torch operators."""
 
-from __future__ import annotations
-
 from lightning_perf.records import STEP_PHASES, Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.host_signals import loops_of
+from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.parts import fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.step_signals import loops_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import LineTime, is_anomaly_trace, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
@@ -35,13 +32,11 @@ def check(session: Session) -> Finding | None:
             f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of step time{worst.doing}: "
             f"{duration(each_s)} per step outside torch operators, in {worst.phase}{_called_by(worst)}."
         ),
-        evidence=tuple(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
-        prescriptions=(
-            fix(
-                f"move {worst.line.call or 'the work of this line'} out of the step, or do it less often",
-                "minutes",
-                code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
-            ),
+        evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
+        prescriptions=fix(
+            f"move {worst.line.call or 'the work of this line'} out of the step, or do it less often",
+            "minutes",
+            code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),
         claims={worst.phase: worst.high_s},
         low_s=worst.low_s,

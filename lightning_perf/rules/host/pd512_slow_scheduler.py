@@ -1,13 +1,10 @@
 """PD512: learning-rate schedulers take a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent
 
@@ -25,13 +22,11 @@ def check(session: Session) -> Finding | None:
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent in learning-rate schedulers, {duration(each_s)} per step.",
-        evidence=(fact("share of the time in learning-rate schedulers", share, "fraction", LOW_SHARE, steady.n_steps),),
-        prescriptions=(
-            fix(
-                "compute all learning rates once, and look them up",
-                "minutes",
-                code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
-            ),
+        evidence=fact("share of the time in learning-rate schedulers", share, "fraction", LOW_SHARE, steady.n_steps),
+        prescriptions=fix(
+            "compute all learning rates once, and look them up",
+            "minutes",
+            code="rates = [rate(step) for step in range(n_steps + 1)]\nLambdaLR(optimizer, rates.__getitem__)",
         ),
         timed={"scheduler": seconds},
         left=max(0.0, 1.0 - sum(line.low_s for line in lines) / seconds),

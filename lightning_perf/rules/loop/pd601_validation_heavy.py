@@ -1,16 +1,13 @@
 """PD601: validation takes a large share of training time."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 from lightning_perf.records import Finding, Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import VALIDATION_MAX_EPOCHS, VALIDATION_MIN_SHARE, VALIDATION_TARGET_RATIO
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
 
 
@@ -28,8 +25,6 @@ def check(session: Session) -> Finding | None:
     trainer = session.settings.trainer
     flags, saved_fraction = _less_often(session, ratio)
     fewer = _fewer_batches(session, 1 - saved_fraction)
-    prescriptions = [_less_often_fix(flags)] if flags else []
-    prescriptions += [_fewer_batches_fix(fewer[0], is_first=not flags)] if fewer is not None else []
     if not flags:
         saved_fraction = 1 - fewer[1] if fewer is not None else 0.0
     return removal_finding(
@@ -40,7 +35,10 @@ def check(session: Session) -> Finding | None:
             fact("val_check_interval", _shown(trainer.val_check_interval)),
             fact("check_val_every_n_epoch", _shown(trainer.check_val_every_n_epoch)),
         ),
-        prescriptions=tuple(prescriptions),
+        prescriptions=(
+            _less_often_fix(flags) if flags else None,
+            _fewer_batches_fix(fewer[0], is_first=not flags) if fewer is not None else None,
+        ),
         timed={"validation": validation_s},
         left=1 - saved_fraction,
     )
@@ -48,13 +46,11 @@ def check(session: Session) -> Finding | None:
 
 def _less_often_fix(flags: dict[str, Any]) -> Prescription:
     setting = ", ".join(f"{key}={value}" for key, value in flags.items())
-    return fix(
+    return trainer_fix(
         f"set {setting}: checkpoints and early stopping that monitor validation are then updated less often",
-        "one line",
         "semantics",
-        treatment="val-less-often",
-        trainer_flags=flags,
-        code=f"Trainer(..., {setting})",
+        "val-less-often",
+        **flags,
     )
 
 

@@ -1,16 +1,13 @@
 """PD602: saving checkpoints takes a share of training time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, NamedTime, Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
 from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import duration, number_of, percent
 
 
@@ -34,11 +31,11 @@ def check(session: Session) -> Finding | None:
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
         evidence=(
             fact("share of the time saving checkpoints", share, "fraction", LOOP_MIN_SHARE),
-            *(fact("time per checkpoint", _each_s(saves), "s", n=n_saves) for _ in saves[:1]),
+            fact("time per checkpoint", _each_s(saves), "s", n=n_saves) if saves else None,
             fact("checkpoints saved by", name or "trainer.save_checkpoint"),
         ),
         prescriptions=(
-            *((_less_often(session, name, n_saves, times),) if times > 1 else ()),
+            _less_often(session, name, n_saves, times) if times > 1 else None,
             fix(
                 "write checkpoints in the background: plugins=[AsyncCheckpointIO()]",
                 "one line",

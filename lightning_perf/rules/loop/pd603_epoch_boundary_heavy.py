@@ -1,15 +1,12 @@
 """PD603: much time is spent between the last step of an epoch and the first of the next."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session, StageTimes
+from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_s
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.user_lines import collecting_s, lines_of
 from lightning_perf.rules.wording import duration, percent
 
@@ -38,14 +35,12 @@ def check(session: Session) -> Finding | None:
             f"{percent(share)} of training time is spent between epochs, {duration(seconds / n)} per epoch"
             + (f" of {max(n_steps)} steps." if n_steps else ".")
         ),
-        evidence=(fact("share of the time between epochs", share, "fraction", LOOP_MIN_SHARE, n),),
-        prescriptions=(
-            fix(
-                f"use fewer, longer epochs: repeat the dataset {times} times within one",
-                "minutes",
-                "semantics",
-                code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
-            ),
+        evidence=fact("share of the time between epochs", share, "fraction", LOOP_MIN_SHARE, n),
+        prescriptions=fix(
+            f"use fewer, longer epochs: repeat the dataset {times} times within one",
+            "minutes",
+            "semantics",
+            code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
         ),
         timed={"epoch_boundary": seconds},
         left=1 / times,
@@ -68,15 +63,11 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
             f"{percent(boundary_s / steady.span_s)} of training time is spent between epochs, most of it in {HOOK}, "
             f"which creates the loader again {often}: {line.where}{line.doing}."
         ),
-        evidence=(evidence_of(line, steady),),
-        prescriptions=(
-            fix(
-                f"set reload_dataloaders_every_n_epochs=0 (now {every})",
-                "one line",
-                "semantics",
-                trainer_flags={"reload_dataloaders_every_n_epochs": 0},
-                code="Trainer(..., reload_dataloaders_every_n_epochs=0)",
-            ),
+        evidence=evidence_of(line, steady),
+        prescriptions=trainer_fix(
+            f"set reload_dataloaders_every_n_epochs=0 (now {every})",
+            "semantics",
+            reload_dataloaders_every_n_epochs=0,
         ),
         timed={"epoch_boundary": boundary_s},
         left=1 - line.low_s / boundary_s,

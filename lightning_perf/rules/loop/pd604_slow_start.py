@@ -1,9 +1,7 @@
 """PD604: the first step ends late."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Prescription, Session, Severity
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import (
     LONG_START_S,
@@ -51,10 +49,10 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("time to the end of the first step", start_s, "s", LONG_START_S),
-            *((fact("share of the fit", share, "fraction", START_MIN_FIT_SHARE),) if share else ()),
+            optional_fact("share of the fit", share or None, "fraction", START_MIN_FIT_SHARE),
             *(fact(f"of which {name.replace('_', ' ')}", seconds, "s") for name, seconds in parts),
         ),
-        prescriptions=(_prescription(parts[0][0] if parts else ""),),
+        prescriptions=_prescription(parts[0][0] if parts else ""),
     )
 
 

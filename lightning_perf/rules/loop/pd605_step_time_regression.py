@@ -1,25 +1,20 @@
 """PD605: steps take longer from some point of the run on."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from lightning_perf.records import Block, Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import changes_at, has_lost_cores
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.signals import COMPUTE_PHASES, is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import GROWTH_ALIKE_PART, GROWTH_MIN, GROWTH_MIN_OWN, GROWTH_MIN_WEIGHT
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 
 LOOP = "other"
-# If these phases take longer on a CPU while the training gets fewer cores, other programs are the cause.
-COMPUTING = ("forward", "backward", "optimizer")
 
 
 @rule("PD605", "step-time-regression")
@@ -38,7 +33,8 @@ def check(session: Session) -> Finding | None:
     phase = max(names, key=lambda name: growth[name], default="")
     n_after = sum(block.n_steps for block in after)
     is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
-    is_machine = phase in COMPUTING and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
+    # If computing takes longer on a CPU while the training gets fewer cores, other programs are the cause.
+    is_machine = phase in COMPUTE_PHASES and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
     grew = "all phases grew" if is_uniform else f"{phase.replace('_', ' ') or 'no phase'} grew most"
     finding = timed_finding(
         steady,
@@ -55,18 +51,16 @@ def check(session: Session) -> Finding | None:
                 n_after,
             ),
             fact("first slow step", after[0].first_step),
-            *((fact(f"growth of {phase} per step", growth[phase], "s"),) if phase else ()),
+            fact(f"growth of {phase} per step", growth[phase], "s") if phase else None,
             *changes_at(session, after[0].start_s),
         ),
-        prescriptions=(
-            fix(
-                (
-                    "check what else ran on the machine from then on, and whether batches grew"
-                    if is_uniform or is_machine
-                    else f"find what grows or starts at that step in {phase.replace('_', ' ') or 'the step'}"
-                ),
-                "hours",
+        prescriptions=fix(
+            (
+                "check what else ran on the machine from then on, and whether batches grew"
+                if is_uniform or is_machine
+                else f"find what grows or starts at that step in {phase.replace('_', ' ') or 'the step'}"
             ),
+            "hours",
         ),
         claims={name: seconds * n_after for name, seconds in growth.items()},
         basis=f"at most the earlier step time in all later steps ({percent(1 - change.before / change.after)} less)",

@@ -1,25 +1,19 @@
 """PD606: single steps that take several times the median take a share of the time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import optional_evidence
-from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
-from lightning_perf.rules.wording import duration, number_of, percent, place, site_of
+from lightning_perf.rules.wording import duration, number_of, percent, place_of
 
 
 @rule("PD606", "step-outliers", yields_its_time=True)
 def check(session: Session) -> Finding | None:
     """Compare the cost of outliers with the threshold."""
     steady = steady_of(session)
-    outliers = steady.outliers
-    if outliers is None:
-        raise Skip("fewer than 20 steps: too few to find outliers")
+    outliers = required(steady.outliers, "fewer than 20 steps: too few to find outliers")
     if outliers.share < LOW_SHARE or outliers.n == 0:
         return None
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
@@ -40,15 +34,13 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("extra time of slow steps, share of the time", outliers.share, "fraction", LOW_SHARE, outliers.n),
             fact("threshold for slow steps", outliers.threshold_s, "s"),
-            *optional_evidence("training thread waiting for a core, share of its time", queueing or None, "fraction"),
-            *((fact(f"slowest: step {worst.step}", worst.duration_s, "s"),) if worst else ()),
+            optional_fact("training thread waiting for a core, share of its time", queueing or None, "fraction"),
+            fact(f"slowest: step {worst.step}", worst.duration_s, "s") if worst else None,
         ),
-        prescriptions=(
-            fix(
-                ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
-                "hours",
-                treatment="gc-freeze" if advice == RARER_COLLECTIONS and not is_disturbed else "",
-            ),
+        prescriptions=fix(
+            ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
+            "hours",
+            treatment="gc-freeze" if advice == RARER_COLLECTIONS and not is_disturbed else "",
         ),
         claims=claims,
         low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
@@ -76,7 +68,7 @@ def _in_common(session: Session, phase: str) -> tuple[str, str, float]:
     if line is None:
         text = f" {percent(share)} of their extra time is automatic garbage collection."
         return text, RARER_COLLECTIONS, least
-    where = place(line.function, site_of(line.file, line.line))
+    where = place_of(line)
     text = f" {percent(share)} of their extra time is spent in {where}{f', in {line.call}' if line.call else ''}."
     return text, f"run {where} in every tenth of these steps, or in the background", least
 

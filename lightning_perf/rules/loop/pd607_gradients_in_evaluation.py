@@ -1,10 +1,7 @@
 """PD607: validation builds autograd graphs."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import WHY_NOT_MEASURED, how_to_measure
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import WHY_NOT_MEASURED, fact, fix, how_to_measure, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
@@ -39,6 +36,6 @@ def check(session: Session) -> Finding | None:
             fact("validation, share of the time", share, "fraction", LOW_SHARE),
             fact(WHY_NOT_MEASURED, "validation was not timed without graphs"),
         ),
-        prescriptions=(prescription,),
+        prescriptions=prescription,
         confidence="medium",
     )

@@ -1,25 +1,24 @@
 """PD608: the Trainer's profiler records a run that is too long to be made for its profile, or takes its time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import WHY_NOT_MEASURED, how_to_measure
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import (
+    WHY_NOT_MEASURED,
+    fact,
+    how_to_measure,
+    removal_finding,
+    trainer_fix,
+    unsigned_finding,
+)
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, share_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, PROFILED_MIN_STEPS
-from lightning_perf.rules.timed import removal_finding
 from lightning_perf.rules.wording import percent
 
 CHEAP = ("SimpleProfiler",)
 """Profilers that take time only where an action begins and ends, which is timed."""
 
-_FIX = fix(
-    "remove profiler=... from the Trainer once you have the profile",
-    "one line",
-    treatment="profiler-off",
-    trainer_flags={"profiler": None},
-    code="Trainer(..., profiler=None)",
+_FIX = trainer_fix(
+    "remove profiler=... from the Trainer once you have the profile", treatment="profiler-off", profiler=None
 )
 
 
@@ -46,7 +45,7 @@ def check(session: Session) -> Finding | None:
                 f"action{slows_more}."
             ),
             evidence=evidence,
-            prescriptions=(_FIX,),
+            prescriptions=_FIX,
             timed=claims_of(own, steady.span_s),
             left=0.0,
         )
@@ -56,6 +55,6 @@ def check(session: Session) -> Finding | None:
         severity="low",
         summary=f"{name} has recorded all {n_steps:,} steps and slows the code in them. {how_to_measure([_FIX])}",
         evidence=(*evidence, fact(WHY_NOT_MEASURED, "no step was timed without the profiler")),
-        prescriptions=(_FIX,),
+        prescriptions=_FIX,
         confidence="medium",
     )

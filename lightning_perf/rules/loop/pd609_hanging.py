@@ -1,12 +1,8 @@
 """PD609: nothing in the training moved for a long time."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
-from lightning_perf.rules.machine_signals import optional_evidence
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, severity_of, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.severity import severity_of
 from lightning_perf.rules.thresholds import HANG_BUSY_MIN, HANG_MIN_STEPS
 from lightning_perf.rules.wording import duration, number_of
 
@@ -33,12 +29,12 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("nothing moved for", lasted_s, "s", worst.limit_s),
             fact("hangs", len(hangs), "count"),
-            *optional_evidence("training thread, of a core", worst.cpu_fraction, "fraction"),
+            optional_fact("training thread, of a core", worst.cpu_fraction, "fraction"),
             *(fact(f"process {one.pid}", f"{one.state} {one.where}".strip()) for one in worst.workers if one.where),
             *(fact(f"rank {one.rank}", _rank_text(one)) for one in elsewhere),
             *([fact("stacks of all threads", worst.file)] if worst.file else []),
         ),
-        prescriptions=(_fix(worst, bool(elsewhere)),),
+        prescriptions=_fix(worst, bool(elsewhere)),
         confidence="medium" if is_over else "high",
     )
 

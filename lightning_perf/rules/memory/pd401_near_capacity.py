@@ -1,8 +1,7 @@
 """PD401: peak memory is close to the device's capacity."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
     bf16_of,
@@ -10,7 +9,6 @@ from lightning_perf.rules.memory_signals import (
     device_memory_of,
     smaller_batch,
 )
-from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import FULL_FRACTION, NEAR_CAPACITY_FRACTION
 from lightning_perf.rules.wording import percent

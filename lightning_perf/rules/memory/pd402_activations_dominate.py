@@ -1,10 +1,8 @@
 """PD402: activations are most of the memory in use, and memory is nearly full."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import CHECKPOINTING, bf16_of, breakdown_of, is_tight, whole_of
-from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import percent, size_text

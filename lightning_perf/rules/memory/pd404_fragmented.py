@@ -1,10 +1,8 @@
 """PD404: the allocator reserves far more memory than tensors use."""
 
-from __future__ import annotations
-
-from lightning_perf.records import Evidence, Finding, Session
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, is_tight
-from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import FRAGMENTED_MIN_BYTES, FRAGMENTED_RATIO, SPLIT_MIN_FRACTION
 from lightning_perf.rules.wording import size_text
@@ -31,12 +29,10 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("peak reserved ÷ peak allocated", ratio, "ratio", FRAGMENTED_RATIO),
-            *((_split_evidence(split_fraction),) if is_known else ()),
+            fact("free parts of used blocks ÷ reserved memory", split_fraction, "fraction", SPLIT_MIN_FRACTION)
+            if is_known
+            else None,
         ),
-        prescriptions=(EXPANDABLE_SEGMENTS,),
+        prescriptions=EXPANDABLE_SEGMENTS,
         confidence="medium",
     )
-
-
-def _split_evidence(fraction: float) -> Evidence:
-    return fact("free parts of used blocks ÷ reserved memory", fraction, "fraction", SPLIT_MIN_FRACTION)

@@ -1,10 +1,8 @@
 """PD405: memory grows from step to step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import HELD_MIN_TENSORS
 from lightning_perf.rules.wording import size_text
@@ -31,9 +29,17 @@ def check(session: Session) -> Finding | None:
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
-            *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
+            *(
+                fact(
+                    f"growth of {s.name} per step",
+                    s.items_per_step,
+                    _unit(s),
+                    n=s.n_items,
+                )
+                for s in suspects[:3]
+            ),
         ),
-        prescriptions=(_prescription(suspects),),
+        prescriptions=_prescription(suspects),
         confidence="high" if suspects else "medium",
     )
 

@@ -1,12 +1,10 @@
 """PD406: most of the device's memory is not used."""
 
-from __future__ import annotations
-
 import statistics
 
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, UNDERUSED_MAX_BUSY
 from lightning_perf.rules.wording import percent
@@ -21,19 +19,17 @@ def check(session: Session) -> Finding | None:
     fraction = capacity_fraction(device)
     steps = [step for window in session.windows if window.trace is not None for step in window.trace.steps]
     busy = [step.busy_fraction for step in steps if step.busy_fraction is not None]
-    is_idle = bool(busy) and statistics.median(busy) < UNDERUSED_MAX_BUSY
+    median = statistics.median(busy) if busy else None
+    is_idle = median is not None and median < UNDERUSED_MAX_BUSY
     if fraction >= HEADROOM_MAX_FRACTION or (busy and not is_idle):
         return None
-    fits = larger_batch(session)
-    evidence = [fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION)]
-    if busy:
-        evidence.append(
-            fact("device busy in profiled steps", statistics.median(busy), "fraction", UNDERUSED_MAX_BUSY, len(busy))
-        )
     return unsigned_finding(
         severity="low" if is_idle else "info",
         summary=f"{device.device} uses {percent(fraction)} of its memory at its peak.",
-        evidence=tuple(evidence),
-        prescriptions=(fix(f"use a larger batch{fits}", "minutes", "semantics", treatment="batch-size"),),
+        evidence=(
+            fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION),
+            optional_fact("device busy in profiled steps", median, "fraction", UNDERUSED_MAX_BUSY, len(busy)),
+        ),
+        prescriptions=fix(f"use a larger batch{larger_batch(session)}", "minutes", "semantics", treatment="batch-size"),
         confidence="medium" if is_idle else "low",
     )

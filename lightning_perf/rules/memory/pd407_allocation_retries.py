@@ -1,10 +1,8 @@
 """PD407: the allocator flushed its cache to satisfy requests."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
-from lightning_perf.rules.parts import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.wording import called
 

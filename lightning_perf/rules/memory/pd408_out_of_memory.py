@@ -1,12 +1,11 @@
 """PD408: the run ended because memory ran out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec
 
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
+from lightning_perf.rules.findings import Advice, fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import (
     CHECKPOINTING,
     EXPANDABLE_SEGMENTS,
@@ -17,7 +16,6 @@ from lightning_perf.rules.memory_signals import (
     smaller_optimizer,
     whole_of,
 )
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import number_of, size_text
@@ -38,25 +36,26 @@ def check(session: Session) -> Finding | None:
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
     request = f" The failed request was {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
-    evidence = [fact("completed steps", oom.step, "count")]
-    for tensor in oom.largest_tensors[:3]:
-        name = tensor.name or "an unnamed tensor"
-        evidence.append(fact(f"live tensor: {name}", tensor.n_bytes, "bytes"))
     return unsigned_finding(
         severity="high",
         summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{request}",
-        evidence=tuple(evidence),
+        evidence=(
+            fact("completed steps", oom.step, "count"),
+            *(
+                fact(f"live tensor: {one.name or 'an unnamed tensor'}", one.n_bytes, "bytes")
+                for one in oom.largest_tensors[:3]
+            ),
+        ),
         prescriptions=_prescriptions(session, oom),
     )
 
 
-def _prescriptions(session: Session, oom: OutOfMemory) -> tuple[Prescription, ...]:
-    fewer = fewer_batches_ahead(session)
+def _prescriptions(session: Session, oom: OutOfMemory) -> Advice:
     if oom.where in ("worker", "host"):
-        return (fewer, _STREAM) if fewer is not None else (_STREAM,)
+        return fewer_batches_ahead(session), _STREAM
     if oom.where == "shm":
-        return (_MORE_SHARED_MEMORY, fewer) if fewer is not None else (_MORE_SHARED_MEMORY,)
-    return (*(msgspec.structs.replace(one, frees_bytes=n) for one, n in _for_device(session, oom)),)
+        return _MORE_SHARED_MEMORY, fewer_batches_ahead(session)
+    return (msgspec.structs.replace(one, frees_bytes=n) for one, n in _for_device(session, oom))
 
 
 def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescription, int | None]]:

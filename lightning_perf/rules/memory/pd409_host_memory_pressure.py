@@ -1,11 +1,9 @@
 """PD409: the host is close to its memory limit, or swaps."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import fewer_batches_ahead
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.thresholds import FULL_FRACTION, HOST_MEMORY_FRACTION, SWAPPED_MIN_BYTES
 from lightning_perf.rules.wording import percent, size_text
 
@@ -13,9 +11,7 @@ from lightning_perf.rules.wording import percent, size_text
 @rule("PD409", "host-memory-pressure")
 def check(session: Session) -> Finding | None:
     """Compare host memory in use with its limit, and check for swapped memory."""
-    host = session.memory.host
-    if host is None:
-        raise Skip(session.missing.get("memory", "the host's memory was not read"))
+    host = required(session.memory.host, session.missing.get("memory", "the host's memory was not read"))
     if not host.limit_bytes:
         raise Skip("neither a memory limit nor the size of the machine's memory is known")
     own_bytes = host.peak_rss_bytes or host.rss_bytes
@@ -29,7 +25,6 @@ def check(session: Session) -> Finding | None:
         sentences.append(f"{percent(fraction)} of {limit} ({size_text(host.limit_bytes)}) was in use.")
     if swapped_bytes >= SWAPPED_MIN_BYTES:
         sentences.append(f"{size_text(swapped_bytes)} of this training is swapped out.")
-    fewer = fewer_batches_ahead(session)
     return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=" ".join(sentences),
@@ -40,7 +35,7 @@ def check(session: Session) -> Finding | None:
             fact("swapped out", swapped_bytes, "bytes", SWAPPED_MIN_BYTES),
         ),
         prescriptions=(
-            *((fewer,) if fewer is not None else ()),
+            fewer_batches_ahead(session),
             fix("stream data instead of keeping it in memory, or keep less", "hours"),
         ),
     )

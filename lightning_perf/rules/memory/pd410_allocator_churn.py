@@ -1,10 +1,8 @@
 """PD410: the driver allocates and frees memory in steady steps."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
@@ -14,9 +12,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the idle time of the device during these calls with the threshold."""
     reading, device = device_reading_of(session)
-    allocator = reading.trace.allocator
-    if allocator is None:
-        raise Skip("the trace has no memory calls of the driver")
+    allocator = required(reading.trace.allocator, "the trace has no memory calls of the driver")
     exposed_s = reading.path_s("allocator")
     if reading.share(exposed_s) < LOW_SHARE:
         return None
@@ -31,13 +27,11 @@ def check(session: Session) -> Finding | None:
             reading.evidence("device idle while the driver allocates or frees memory", exposed_s, LOW_SHARE),
             *(fact(call.name, call.total_s, "s", n=call.n) for call in allocator.calls[:3]),
         ),
-        prescriptions=(
-            fix(
-                "keep freed memory cached: no torch.cuda.empty_cache() in the step, and expandable_segments:True",
-                "minutes",
-                treatment="expandable-segments",
-                code=_setting(device.kind),
-            ),
+        prescriptions=fix(
+            "keep freed memory cached: no torch.cuda.empty_cache() in the step, and expandable_segments:True",
+            "minutes",
+            treatment="expandable-segments",
+            code=_setting(device.kind),
         ),
         low_s=least_s,
         high_s=most_s,

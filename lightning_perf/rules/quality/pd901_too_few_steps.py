@@ -1,18 +1,12 @@
 """PD901: too few steps for reliable averages."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import claims_time, fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
 
-def _depends_on_steps(finding: Finding) -> bool:
-    return bool(finding.claims) or finding.gain is not None
-
-
-@rule("PD901", "too-few-steps", weakens=_depends_on_steps)
+@rule("PD901", "too-few-steps", weakens=claims_time)
 def check(session: Session) -> Finding | None:
     """Compare the number of steady steps with the minimum."""
     if session.steady is None and session.run.n_steps == 0:
@@ -26,6 +20,6 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=summary,
-        evidence=(fact("steps in the steady state", n_steps, "count", MIN_RELIABLE_STEPS, n_steps),),
-        prescriptions=(fix(f"run at least {MIN_RELIABLE_STEPS} steps after the warm-up", "one line"),),
+        evidence=fact("steps in the steady state", n_steps, "count", MIN_RELIABLE_STEPS, n_steps),
+        prescriptions=fix(f"run at least {MIN_RELIABLE_STEPS} steps after the warm-up", "one line"),
     )

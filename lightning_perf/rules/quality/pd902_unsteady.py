@@ -1,18 +1,12 @@
 """PD902: step time differs between the halves of the run."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import claims_time, fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 
 
-def _depends_on_steps(finding: Finding) -> bool:
-    return bool(finding.claims) or finding.gain is not None
-
-
-@rule("PD902", "unsteady", weakens=_depends_on_steps)
+@rule("PD902", "unsteady", weakens=claims_time)
 def check(session: Session) -> Finding | None:
     """Report a run whose halves have different step times."""
     steady = steady_of(session)
@@ -23,6 +17,6 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary="Step time changed by over 10 % between the halves of the run; averages are unreliable.",
-        evidence=(fact("the halves agree within 10 %", False, n=steady.n_steps),),
-        prescriptions=(fix("measure longer, on a machine without other load", "minutes"),),
+        evidence=fact("the halves agree within 10 %", False, n=steady.n_steps),
+        prescriptions=fix("measure longer, on a machine without other load", "minutes"),
     )

@@ -1,10 +1,8 @@
 """PD903: PerfDoctor's overhead exceeds its budget."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import OVERHEAD_MIN_STEP_SHARE
 from lightning_perf.rules.wording import duration, percent
 
@@ -12,9 +10,7 @@ from lightning_perf.rules.wording import duration, percent
 @rule("PD903", "own-overhead-above-budget")
 def check(session: Session) -> Finding | None:
     """Compare the overhead per step with the budget."""
-    overhead = session.overhead
-    if overhead is None:
-        raise Skip(session.missing.get("overhead", "the overhead was not measured"))
+    overhead = required(session.overhead, session.missing.get("overhead", "the overhead was not measured"))
     step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
     is_noticeable = overhead.per_step_us * 1e-6 >= OVERHEAD_MIN_STEP_SHARE * step_s
     if not (overhead.per_step_us > overhead.budget_us and is_noticeable) and not overhead.backed_off:
@@ -31,11 +27,9 @@ def check(session: Session) -> Finding | None:
             fact("overhead per step", overhead.per_step_us, "us", overhead.budget_us),
             fact("overhead ÷ run", overhead.share, "fraction"),
         ),
-        prescriptions=(
-            fix(
-                "measure less, or remove PerfDoctor once the diagnosis is known",
-                "one line",
-                code="PerfDoctor(options=DoctorOptions(memory=False, device_stats=False))",
-            ),
+        prescriptions=fix(
+            "measure less, or remove PerfDoctor once the diagnosis is known",
+            "one line",
+            code="PerfDoctor(options=DoctorOptions(memory=False, device_stats=False))",
         ),
     )

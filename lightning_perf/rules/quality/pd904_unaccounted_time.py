@@ -1,11 +1,9 @@
 """PD904: much of the time is in no known phase."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import UNACCOUNTED_MAX_SHARE
@@ -39,15 +37,11 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=f"{percent(share)} of training time is in no known phase.{where}",
-        evidence=(
-            fact("share of the time in no known phase", share, "fraction", UNACCOUNTED_MAX_SHARE, steady.n_steps),
-        ),
-        prescriptions=(
-            fix(
-                f"check {line.where}" if line else "profile the code that runs between Lightning's hooks",
-                "minutes",
-                code="" if line else 'Trainer(..., profiler="simple")',
-            ),
+        evidence=fact("share of the time in no known phase", share, "fraction", UNACCOUNTED_MAX_SHARE, steady.n_steps),
+        prescriptions=fix(
+            f"check {line.where}" if line else "profile the code that runs between Lightning's hooks",
+            "minutes",
+            code="" if line else 'Trainer(..., profiler="simple")',
         ),
     )
 
@@ -75,11 +69,9 @@ def _in_a_trace(session: Session) -> Finding | None:
             reading.evidence("unexplained", unexplained_s, UNACCOUNTED_MAX_SHARE),
             *(reading.evidence(words, seconds) for words, seconds in parts.items() if seconds),
         ),
-        prescriptions=(
-            fix(
-                "record the trace with Python stacks, which show the lines that the host runs",
-                "minutes",
-                code="torch.profiler.profile(..., with_stack=True)",
-            ),
+        prescriptions=fix(
+            "record the trace with Python stacks, which show the lines that the host runs",
+            "minutes",
+            code="torch.profiler.profile(..., with_stack=True)",
         ),
     )

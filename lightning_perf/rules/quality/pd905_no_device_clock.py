@@ -1,9 +1,7 @@
 """PD905: an accelerator is in use, but steps were not timed by device events."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 
@@ -24,5 +22,5 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=f"Device times were not measured: {reason}.",
-        evidence=(fact("device", ", ".join(d.name for d in session.machine.devices) or "unknown"),),
+        evidence=fact("device", ", ".join(d.name for d in session.machine.devices) or "unknown"),
     )

@@ -1,9 +1,7 @@
 """PD906: a probe or a report failed and was switched off."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import rule
 
 
@@ -16,8 +14,6 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="info",
         summary=f"Switched off after an error: {names}. Their measurements are missing from then on.",
-        evidence=tuple(
-            fact(f"{failure.probe} at step {failure.step}", failure.error) for failure in session.probes_off
-        ),
-        prescriptions=(fix("report the error to the developers of lightning-perf", "minutes"),),
+        evidence=(fact(f"{one.probe} at step {one.step}", one.error) for one in session.probes_off),
+        prescriptions=fix("report the error to the developers of lightning-perf", "minutes"),
     )

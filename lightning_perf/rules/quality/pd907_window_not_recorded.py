@@ -1,9 +1,7 @@
 """PD907: a profiler window recorded no events, or failed."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 
 
@@ -13,16 +11,15 @@ def check(session: Session) -> Finding | None:
     if not session.windows:
         raise Skip("no profiler window was opened")
     lost = [window for window in session.windows if window.status != "recorded"]
+    n = len(session.windows)
     if not lost:
         return None
     return unsigned_finding(
         severity="info",
-        summary=_summary(len(lost), len(session.windows)),
-        evidence=tuple(fact(f"window at step {window.first_step}: {window.status}", window.reason) for window in lost),
+        summary=(
+            f"{len(lost)} of {n} profiler windows {'is' if len(lost) == 1 else 'are'} empty."
+            if n > 1
+            else "The profiler window is empty."
+        ),
+        evidence=(fact(f"window at step {window.first_step}: {window.status}", window.reason) for window in lost),
     )
-
-
-def _summary(n_lost: int, n: int) -> str:
-    if n == 1:
-        return "The profiler window is empty."
-    return f"{n_lost} of {n} profiler windows {'is' if n_lost == 1 else 'are'} empty."

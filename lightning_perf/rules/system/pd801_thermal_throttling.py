@@ -1,11 +1,8 @@
 """PD801: the device lowers its clock because it is hot."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, optional_evidence, sampled
-from lightning_perf.rules.parts import fix, unsigned_finding
+from lightning_perf.rules.findings import fix, optional_fact, timed_finding, unsigned_finding
+from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import CLOCK_MIN_LOSS, HOT_C, THROTTLED_MIN_FRACTION
@@ -39,24 +36,24 @@ def check(session: Session) -> Finding | None:
         else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
     )
     evidence = (
-        *optional_evidence(
+        optional_fact(
             "time thermally throttled",
             min(1.0, throttled) if reasons is not None else None,
             "fraction",
             THROTTLED_MIN_FRACTION,
             device.n_samples,
         ),
-        *sampled("temperature", hot, "°C", HOT_C, "p95"),
-        *sampled("clock", clock, "MHz"),
-        *optional_evidence("highest clock", device.max_sm_clock_mhz, "MHz"),
+        sampled("temperature", hot, "°C", HOT_C, "p95"),
+        sampled("clock", clock, "MHz"),
+        optional_fact("highest clock", device.max_sm_clock_mhz, "MHz"),
     )
     if lost is None:  # the cost is not known
-        return unsigned_finding(severity="low", summary=summary, evidence=evidence, prescriptions=(_COOLER,))
+        return unsigned_finding(severity="low", summary=summary, evidence=evidence, prescriptions=_COOLER)
     return timed_finding(
         steady,
         summary=summary,
         evidence=evidence,
-        prescriptions=(_COOLER,),
+        prescriptions=_COOLER,
         claims=compute_claims(steady, max(0.0, lost if is_hot_and_slow else min(lost, throttled))),
         basis=("at most compute at the highest clock" + ("" if is_hot_and_slow else " while throttled")),
         confidence="medium" if is_hot_and_slow else "high",

@@ -1,10 +1,8 @@
 """PD802: the power limit lowers the device's clock."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.machine_signals import device_telemetry_of, optional_evidence, sampled
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import POWER_CAPPED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
@@ -33,19 +31,15 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("time at the power limit", capped, "fraction", POWER_CAPPED_MIN_FRACTION, device.n_samples),
-            *sampled("power", device.power_w, "W", limit_w),
-            *optional_evidence("default limit", default_w, "W"),
-            *sampled("clock", device.sm_clock_mhz, "MHz"),
+            sampled("power", device.power_w, "W", limit_w),
+            optional_fact("default limit", default_w, "W"),
+            sampled("clock", device.sm_clock_mhz, "MHz"),
         ),
-        prescriptions=(
-            (
-                fix(
-                    f"raise the power limit to {default_w:.0f} W, if power supply and cooling allow",
-                    "one line",
-                    code=f"sudo nvidia-smi -pl {default_w:.0f}",
-                ),
-            )
-            if is_lowered
-            else ()
-        ),
+        prescriptions=fix(
+            f"raise the power limit to {default_w:.0f} W, if power supply and cooling allow",
+            "one line",
+            code=f"sudo nvidia-smi -pl {default_w:.0f}",
+        )
+        if is_lowered
+        else (),
     )

@@ -1,15 +1,13 @@
 """PD803: more compute threads than cores."""
 
-from __future__ import annotations
-
 import math
 
 from lightning_perf.records import HostTelemetry, Session
-from lightning_perf.rules.machine_signals import COMPUTE_PHASES, host_of, optional_evidence, sampled
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact
+from lightning_perf.rules.machine_signals import host_of, sampled
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import cores_per_rank
+from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank
 from lightning_perf.rules.thresholds import MIN_SWITCHES_PER_S, THREAD_QUEUEING_MIN
 from lightning_perf.rules.wording import number_of, percent
 
@@ -33,17 +31,17 @@ def check(session: Session) -> Diagnosis | None:
         "cores" + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),
         (
             fact("compute threads on this node", n_threads * n_processes, "count", usable),
-            *optional_evidence(
+            optional_fact(
                 "training thread queueing for a core, share of its time",
                 host.process_queueing_fraction,
                 "fraction",
                 THREAD_QUEUEING_MIN,
             ),
-            *sampled(
+            sampled(
                 "involuntary context switches per second", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S
             ),
-            *optional_evidence("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
-            *optional_evidence("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
+            optional_fact("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
+            optional_fact("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
         ),
         fix(
             f"use {fewer} per process (now {n_threads})",

@@ -1,11 +1,8 @@
 """PD804: the CPU quota of the container throttles training."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import host_of, optional_evidence
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.machine_signals import host_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import THROTTLED_MIN_FRACTION
@@ -38,14 +35,12 @@ def check(session: Session) -> Finding | None:
                 THROTTLED_MIN_FRACTION,
                 host.throttle_periods,
             ),
-            *optional_evidence("time throttled, summed over cores", host.throttled_s, "s"),
-            *optional_evidence("quota", quota, "cores"),
+            optional_fact("time throttled, summed over cores", host.throttled_s, "s"),
+            optional_fact("quota", quota, "cores"),
         ),
-        prescriptions=(
-            fix(
-                "raise the quota (Kubernetes: limits.cpu), or use no more workers and threads than it allows",
-                "minutes",
-            ),
+        prescriptions=fix(
+            "raise the quota (Kubernetes: limits.cpu), or use no more workers and threads than it allows",
+            "minutes",
         ),
         claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
         basis="at most the throttled time",

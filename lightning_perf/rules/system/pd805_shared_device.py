@@ -1,10 +1,8 @@
 """PD805: another process uses the same device."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.machine_signals import device_telemetry_of, optional_evidence, sampled
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.rule import Skip, rule
 
 
@@ -27,9 +25,9 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("other processes on the device", n_others, "count", n=device.n_samples),
-            *optional_evidence("memory of other processes", device.other_memory_bytes, "bytes"),
-            *sampled("utilization by all processes", device.utilisation_fraction, "fraction"),
+            optional_fact("memory of other processes", device.other_memory_bytes, "bytes"),
+            sampled("utilization by all processes", device.utilisation_fraction, "fraction"),
         ),
-        prescriptions=(fix("find the processes with nvidia-smi; use a free device", "minutes"),),
+        prescriptions=fix("find the processes with nvidia-smi; use a free device", "minutes"),
         confidence="medium",
     )

@@ -1,11 +1,8 @@
 """PD806: the PCIe link of the device is slower than device and slot support."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
-from lightning_perf.rules.parts import fact, fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 
@@ -33,10 +30,10 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("PCIe generation", now[0], "count", most[0], device.n_samples),
             fact("PCIe lanes", now[1], "count", most[1], device.n_samples),
-            *sampled("to the device per second", device.pcie_receive_bytes_per_s, "bytes"),
-            *sampled("from the device per second", device.pcie_send_bytes_per_s, "bytes"),
+            sampled("to the device per second", device.pcie_receive_bytes_per_s, "bytes"),
+            sampled("from the device per second", device.pcie_send_bytes_per_s, "bytes"),
         ),
-        prescriptions=(fix("reseat the card, or try another slot, riser or BIOS setting for the link speed", "hours"),),
+        prescriptions=fix("reseat the card, or try another slot, riser or BIOS setting for the link speed", "hours"),
         claims={"transfer": lost * phase_s(steady, "transfer")},
         basis="at most all copies at the full rate; no gain if they overlap with compute",
         confidence="medium",

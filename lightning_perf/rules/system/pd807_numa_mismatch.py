@@ -1,11 +1,8 @@
 """PD807: training runs on cores of another NUMA node than its device."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import device_telemetry_of, host_of, optional_evidence
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.machine_signals import device_telemetry_of, host_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import FAR_NODE_MAX_GAIN, FAR_NODE_MIN_FRACTION
@@ -33,14 +30,12 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("NUMA node of the device", node),
             fact("NUMA nodes of the process", ", ".join(map(str, nodes))),
-            *optional_evidence("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
+            optional_fact("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
         ),
-        prescriptions=(
-            fix(
-                f"bind the training to NUMA node {node}",
-                "one line",
-                code=f"numactl --cpunodebind={node} --membind={node} python train.py",
-            ),
+        prescriptions=fix(
+            f"bind the training to NUMA node {node}",
+            "one line",
+            code=f"numactl --cpunodebind={node} --membind={node} python train.py",
         ),
         claims={"transfer": FAR_NODE_MAX_GAIN * far * phase_s(steady, "transfer")},
         basis="assumed: copies at most a third faster",

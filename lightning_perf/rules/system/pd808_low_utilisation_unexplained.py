@@ -1,11 +1,9 @@
 """PD808: the device's utilization is low or uneven, and no other rule explains it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.machine_signals import device_spread_of, device_telemetry_of
-from lightning_perf.rules.parts import fact, fix, unsigned_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.machine_signals import device_telemetry_of
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import UTILIZATION_LOW_P95, UTILIZATION_UNEVEN_P5
 from lightning_perf.rules.wording import percent
@@ -16,7 +14,8 @@ def check(session: Session) -> Finding | None:
     """Compare the device's utilization with the thresholds; the engine drops this finding if another explains it."""
     steady_of(session)
     device = device_telemetry_of(session)
-    use = device_spread_of(session, device, "utilisation_fraction")
+    reason = session.missing.get(f"telemetry.devices.{device.device}.utilisation_fraction")
+    use = required(device.utilisation_fraction, reason or "utilisation_fraction was not reported")
     is_low = use.p95 < UTILIZATION_LOW_P95
     is_uneven = not is_low and use.p5 < UTILIZATION_UNEVEN_P5
     if not is_low and not is_uneven:
@@ -33,12 +32,10 @@ def check(session: Session) -> Finding | None:
             fact("utilization, p95", use.p95, "fraction", UTILIZATION_LOW_P95, use.n),
             fact("utilization, p5", use.p5, "fraction", UTILIZATION_UNEVEN_P5, use.n),
         ),
-        prescriptions=(
-            fix(
-                "record a profiler window, which shows when the device is idle",
-                "one line",
-                code="PerfDoctor(schedule=(5, 2, 3, 1))",
-            ),
+        prescriptions=fix(
+            "record a profiler window, which shows when the device is idle",
+            "one line",
+            code="PerfDoctor(schedule=(5, 2, 3, 1))",
         ),
         confidence="low",
     )

@@ -1,11 +1,8 @@
 """PD809: the CPU runs below its base clock while training needs it."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.gain import timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, host_of, optional_evidence, sampled, wait_share
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART, WAIT_MIN_SHARE
@@ -39,19 +36,15 @@ def check(session: Session) -> Finding | None:
             f"load" + (f"; its governor is {host.cpu_governor}." if is_governed else ".")
         ),
         evidence=(
-            *sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
-            *optional_evidence("base clock", host.base_cpu_mhz, "MHz"),
-            *optional_evidence("maximum clock", host.max_cpu_mhz, "MHz"),
+            sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
+            optional_fact("base clock", host.base_cpu_mhz, "MHz"),
+            optional_fact("maximum clock", host.max_cpu_mhz, "MHz"),
             fact("governor", host.cpu_governor or "unknown"),
         ),
-        prescriptions=(
-            fix(
-                "set the CPU governor to performance"
-                if is_governed
-                else "check for thermal throttling or a power limit",
-                "one line" if is_governed else "hours",
-                code="sudo cpupower frequency-set -g performance" if is_governed else "",
-            ),
+        prescriptions=fix(
+            "set the CPU governor to performance" if is_governed else "check for thermal throttling or a power limit",
+            "one line" if is_governed else "hours",
+            code="sudo cpupower frequency-set -g performance" if is_governed else "",
         ),
         claims={**phases, "data_wait": lost * phase_s(steady, "data_wait")},
         basis=f"at most compute at {level}",

@@ -1,9 +1,7 @@
 """PD201: batches are copied to the device from pageable memory."""
 
-from __future__ import annotations
-
-from lightning_perf.records import Copies, Finding, Prescription, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.records import Copies, Finding, Session
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import PAGEABLE_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
@@ -30,7 +28,7 @@ def check(session: Session) -> Finding | None:
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
-        prescriptions=(_create_on_device(),) if is_pinned else (_pin(),),
+        prescriptions=_CREATE_ON_DEVICE if is_pinned else _PIN,
         low_s=least_s,
         high_s=most_s,
         basis="at most the copies, if they overlapped with kernels",
@@ -42,19 +40,15 @@ def _where(copies: Copies) -> str:
     return f", most by {place(sites[0].function, sites[0].site)}" if sites else ""
 
 
-def _pin() -> Prescription:
-    return fix(
-        "set pin_memory=True (now False) on the training loader",
-        "one line",
-        treatment="loader-pin-memory",
-        loader_args={"pin_memory": True},
-        code="DataLoader(..., pin_memory=True)",
-    )
-
-
-def _create_on_device() -> Prescription:
-    return fix(
-        "create these tensors on the device: the loader already pins its batches",
-        "minutes",
-        code="torch.zeros(n, device=self.device)  # instead of torch.zeros(n).to(self.device)",
-    )
+_PIN = fix(
+    "set pin_memory=True (now False) on the training loader",
+    "one line",
+    treatment="loader-pin-memory",
+    loader_args={"pin_memory": True},
+    code="DataLoader(..., pin_memory=True)",
+)
+_CREATE_ON_DEVICE = fix(
+    "create these tensors on the device: the loader already pins its batches",
+    "minutes",
+    code="torch.zeros(n, device=self.device)  # instead of torch.zeros(n).to(self.device)",
+)

@@ -1,9 +1,7 @@
 """PD202: the device waits while its next batch is copied, although copies could overlap with kernels."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fix, optional_fact
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import NARROWING_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
@@ -42,7 +40,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             reading.evidence("copies from pinned memory while no kernel ran", exposed_s, TRACE_MIN_SHARE),
             reading.evidence("kernels that copies could overlap with", device.compute_s),
-            *((fact("copy rate", speed, "bytes/s", n=copies.h2d_n),) if speed else ()),
+            optional_fact("copy rate", speed, "bytes/s", n=copies.h2d_n),
         ),
         prescriptions=(prefetch, smaller) if can_hide else (smaller, prefetch),
         high_s=max(overlap_s, smaller_s),

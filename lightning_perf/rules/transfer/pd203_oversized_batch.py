@@ -1,11 +1,8 @@
 """PD203: batches are at least twice as large as their values need."""
 
-from __future__ import annotations
-
-from lightning_perf.records import Finding, LoaderProbe, Prescription, Session
-from lightning_perf.rules.gain import timed_finding
+from lightning_perf.records import Finding, LoaderProbe, Session
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
-from lightning_perf.rules.parts import fact
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.thresholds import OVERSIZED_MIN_BYTES, OVERSIZED_MIN_RATIO
@@ -35,22 +32,19 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("bytes per batch", probe.batch_bytes, "bytes", OVERSIZED_MIN_BYTES),
             fact("bytes ÷ bytes that its values need", ratio, "ratio", OVERSIZED_MIN_RATIO),
-            *((fact("float64", wide, "bytes"),) if wide else ()),
-            *((fact("float values that fit one byte", probe.narrow_bytes, "bytes"),) if probe.narrow_bytes else ()),
+            optional_fact("float64", wide or None, "bytes"),
+            optional_fact("float values that fit one byte", probe.narrow_bytes or None, "bytes"),
         ),
-        prescriptions=(
-            Prescription(
-                treatment="",
-                summary=f"return uint8{' (or float32)' if wide else ''} and convert on the device"
-                if probe.narrow_bytes
-                else "return float32 instead of float64",
-                # Rounding float64 to float32 changes results; converting bytes later does not.
-                safety="exact" if probe.narrow_bytes and not wide - probe.narrow_bytes > 0 else "numerics",
-                effort="minutes",
-                code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255"
-                if probe.narrow_bytes
-                else "torch.as_tensor(values, dtype=torch.float32)",
-            ),
+        prescriptions=fix(
+            f"return uint8{' (or float32)' if wide else ''} and convert on the device"
+            if probe.narrow_bytes
+            else "return float32 instead of float64",
+            "minutes",
+            # Rounding float64 to float32 changes results; converting bytes later does not.
+            "exact" if probe.narrow_bytes and not wide - probe.narrow_bytes > 0 else "numerics",
+            code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255"
+            if probe.narrow_bytes
+            else "torch.as_tensor(values, dtype=torch.float32)",
         ),
         claims={
             "transfer": part * phase_s(stage, "transfer"),

@@ -1,9 +1,7 @@
 """PD204: results are copied to the host within the step."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.parts import fact, fix
+from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
@@ -30,12 +28,10 @@ def check(session: Session) -> Finding | None:
             reading.evidence("copies to the host while no kernel ran", exposed_s, LOW_SHARE),
             fact("copies to the host", copies.d2h_n, "count"),
         ),
-        prescriptions=(
-            fix(
-                "keep results on the device: reduce there, and copy once at the end of the epoch",
-                "minutes",
-                code="self.total += loss.detach()  # .cpu() once, in on_train_epoch_end",
-            ),
+        prescriptions=fix(
+            "keep results on the device: reduce there, and copy once at the end of the epoch",
+            "minutes",
+            code="self.total += loss.detach()  # .cpu() once, in on_train_epoch_end",
         ),
         low_s=least_s,
         high_s=most_s,

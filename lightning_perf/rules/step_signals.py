@@ -1,15 +1,14 @@
-"""Sampled steps, whose single operators were recorded, for rules that use them."""
+"""Sampled steps for rules that use them: their operators, and the model profile of one of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from lightning_perf.records import (
     STEP_PHASES,
+    Bound,
     Evidence,
     Finding,
-    Prescription,
+    ModelProfile,
     Session,
     StageTimes,
     SyncCall,
@@ -17,10 +16,9 @@ from lightning_perf.records import (
     TensorLoop,
 )
 
-from .gain import timed_finding
-from .machine_signals import COMPUTE_PHASES
-from .rule import Skip
-from .signals import CODE_PHASES, phase_s, steady_of
+from .findings import Advice, Shown, fact, timed_finding
+from .rule import Skip, required
+from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s, steady_of
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 
 Answer = TypeVar("Answer")
@@ -32,16 +30,9 @@ def trace_or_live(
     live: Callable[[Session], Answer],
     field: str = "sync_calls",
 ) -> Answer:
-    """Return the result from a profiler window, or else from the sampled steps.
+    """Return the result from a profiler window, or else from the sampled steps, of which ``live`` uses ``field``.
 
-    Args:
-        session: The session.
-        from_trace: Function of the session that uses the window; raises Skip if the window lacks what it needs.
-        live: Function of the session that uses ``field``.
-        field: ``"sync_calls"`` or ``"model_profile"``.
-
-    Raises:
-        Skip: Both functions raise Skip.
+    If both functions raise Skip, so does this one, with both reasons.
     """
     try:
         return from_trace(session)
@@ -56,14 +47,9 @@ def trace_or_live(
 
 
 def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
-    """Return the sampled steps, and the steady steps that their shares apply to.
-
-    Raises:
-        Skip: Either is missing.
-    """
-    if session.sync_calls is None:
-        raise Skip(session.missing.get("sync_calls", "no step was sampled"))
-    return session.sync_calls, steady_of(session)
+    """Return the sampled steps, and the steady steps that their shares apply to; raise Skip if either is missing."""
+    calls = required(session.sync_calls, session.missing.get("sync_calls", "no step was sampled"))
+    return calls, steady_of(session)
 
 
 def users_waits(calls: SyncCalls) -> list[SyncCall]:
@@ -85,13 +71,7 @@ def is_computing(loop: TensorLoop) -> bool:
 
 def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
     """Return the share of step time in a loop as evidence."""
-    return Evidence(
-        metric="loop ÷ step time",
-        value=loop.share,
-        unit="fraction",
-        threshold=LOW_SHARE,
-        n=calls.n_steps,
-    )
+    return fact("loop ÷ step time", loop.share, "fraction", LOW_SHARE, calls.n_steps)
 
 
 def loop_finding(
@@ -99,8 +79,8 @@ def loop_finding(
     loop: TensorLoop,
     *,
     summary: str,
-    evidence: tuple[Evidence, ...],
-    prescriptions: tuple[Prescription, ...],
+    evidence: Shown,
+    prescriptions: Advice,
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 
@@ -131,8 +111,15 @@ def steps_s(steady: StageTimes) -> float:
     return phase_s(steady, *STEP_PHASES)
 
 
-def claims_within(steady: StageTimes, seconds: float, phases: tuple[str, ...]) -> Mapping[str, float]:
-    """Return seconds distributed over phases in proportion to their time, limited to that time."""
-    within_s = phase_s(steady, *phases)
-    part = min(1.0, seconds / within_s) if within_s > 0 else 0.0
-    return {name: part * phase_s(steady, name) for name in phases if phase_s(steady, name) > 0}
+def counted(session: Session) -> ModelProfile:
+    """Return the profile of a step whose FLOPs were counted; raise Skip if those of no step were."""
+    profile = session.model_profile
+    if profile is None or profile.forward_flops is None:
+        raise Skip(session.missing.get("model_profile", "the model's FLOPs were not counted"))
+    return profile
+
+
+def bound_of(session: Session) -> Bound:
+    """Return the bound of the profiled step, e.g. ``"launch"``; raise Skip if it is not known."""
+    reason = session.missing.get("model_profile.ceilings", "the bound of the step is not known")
+    return required(counted(session).bound, reason)

@@ -1,0 +1,324 @@
+"""Build findings: evidence, recommendations, and the severity and speedup that follow from saved seconds."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from lightning_perf.records import (
+    Confidence,
+    Effort,
+    Evidence,
+    Finding,
+    Gain,
+    LoaderSettings,
+    Method,
+    Prescription,
+    Safety,
+    Severity,
+    StageTimes,
+)
+from lightning_perf.stats.estimates import mean_interval
+from lightning_perf.stats.steady import AGREEMENT
+
+from .signals import phase_s
+from .thresholds import HIGH_SHARE, LOW_SHARE, MAX_RECOVERABLE_SHARE, MEDIUM_SHARE, NARROW_RATIO
+from .wording import duration, percent
+
+WHY_NOT_MEASURED = "why the speedup was not measured"
+"""Metric of the evidence that gives the reason, in a finding without a gain."""
+
+AT_STAKE = "share of the time that the fix acts on"
+"""The metric of the evidence by which findings without a gain are compared."""
+
+SPREAD = AGREEMENT
+"""Uncertainty of a time: halves of a run that differ by less count as equally fast."""
+
+Shown: TypeAlias = Evidence | Iterable[Evidence | None]
+"""Evidence of a finding; None is left out."""
+
+Advice: TypeAlias = Prescription | Iterable[Prescription | None]
+"""Recommendations of a finding, best first; None is left out."""
+
+One = TypeVar("One", bound=msgspec.Struct)
+
+
+def fact(
+    metric: str, value: float | int | str | bool, unit: str = "", threshold: float | None = None, n: int | None = None
+) -> Evidence:
+    """Return evidence of a finding; the arguments are those of ``Evidence``."""
+    return Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n)
+
+
+def optional_fact(
+    metric: str, value: float | str | None, unit: str = "", threshold: float | None = None, n: int | None = None
+) -> Evidence | None:
+    """Return evidence of a finding; None if the value is None."""
+    return None if value is None else fact(metric, value, unit, threshold, n)
+
+
+def fix(
+    summary: str,
+    effort: Effort,
+    safety: Safety = "exact",
+    *,
+    treatment: str = "",
+    code: str = "",
+    trainer_flags: dict[str, Any] | None = None,
+    loader_args: dict[str, Any] | None = None,
+    value: int | str | None = None,
+) -> Prescription:
+    """Return a recommendation; the arguments are those of ``Prescription``."""
+    return Prescription(
+        treatment=treatment,
+        summary=summary,
+        safety=safety,
+        effort=effort,
+        trainer_flags=trainer_flags or {},
+        loader_args=loader_args or {},
+        code=code,
+        value=value,
+    )
+
+
+def trainer_fix(
+    summary: str, safety: Safety = "exact", treatment: str = "", note: str = "", **flags: Any
+) -> Prescription:
+    """Return a recommendation of Trainer arguments; ``note`` is a comment behind the example."""
+    shown = ", ".join(
+        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in flags.items()
+    )
+    code = f"Trainer(..., {shown})" + (f"  # {note}" if note else "")
+    return fix(summary, "one line", safety, treatment=treatment, trainer_flags=flags, code=code)
+
+
+def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str = "", **arguments: Any) -> Prescription:
+    """Return a recommendation of loader arguments, which is applied only to a plain ``DataLoader``.
+
+    ``code`` are the arguments in the example, if different from ``arguments``.
+    """
+    shown = code or ", ".join(f"{key}={value}" for key, value in arguments.items())
+    return fix(
+        summary,
+        "one line",
+        treatment=treatment if loader.is_plain else "",
+        loader_args=arguments if loader.is_plain else {},
+        code=f"DataLoader(..., {shown})",
+    )
+
+
+def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
+    """Recommend no workers; ``persistent_workers`` is then reset, because ``DataLoader`` requires workers for it."""
+    return loader_fix(loader, summary, "loader-workers", "num_workers=0", num_workers=0, persistent_workers=False)
+
+
+def compile_prescription(what: str) -> Prescription:
+    """Recommend ``torch.compile``, which fuses small operators and launches them together in CUDA graphs."""
+    return fix(
+        f"torch.compile the model{what}",
+        "minutes",
+        "numerics",
+        treatment="compile",
+        code='model = torch.compile(model, mode="reduce-overhead")  # before trainer.fit(model)',
+        value="reduce-overhead",
+    )
+
+
+def unsigned_finding(
+    severity: Severity,
+    summary: str,
+    evidence: Shown,
+    prescriptions: Advice = (),
+    confidence: Confidence = "high",
+    claims: Mapping[str, float] | None = None,
+    gain: Gain | None = None,
+) -> Finding:
+    """Return a finding; the arguments are those of ``Finding``. The engine adds code, name and category of the rule."""
+    return Finding(
+        code="",
+        name="",
+        category="",
+        severity=severity,
+        summary=summary,
+        evidence=_listed(evidence),
+        prescriptions=_listed(prescriptions),
+        gain=gain,
+        confidence=confidence,
+        claims=dict(claims or {}),
+    )
+
+
+def severity_of(share: float) -> Severity:
+    """Return the severity of a fix that saves this share of the steady span, from 0 to 1."""
+    if share >= HIGH_SHARE:
+        return "high"
+    if share >= MEDIUM_SHARE:
+        return "medium"
+    return "low" if share >= LOW_SHARE else "info"
+
+
+def certain_speedup(gain: Gain) -> float:
+    """Return the speedup that is certain: the lower end, or the middle of a narrow interval; 1 if only modeled.
+
+    An interval whose lower end is negligible does not count as narrow.
+    """
+    if gain.method == "modeled":
+        return 1.0
+    certain = 1 - 1 / gain.low
+    is_narrow = possible_share(gain) <= NARROW_RATIO * certain and severity_of(certain) != "info"
+    return (gain.low + gain.high) / 2 if is_narrow else gain.low
+
+
+def possible_share(gain: Gain) -> float:
+    """Return the largest share of the steady span that the fix may save."""
+    return 1 - 1 / gain.high
+
+
+def severity_of_gain(gain: Gain) -> Severity:
+    """Return the severity by the certain speedup; ``low`` if only the upper end is worth acting on."""
+    certain = severity_of(1 - 1 / certain_speedup(gain))
+    is_possible = severity_of(possible_share(gain)) != "info"
+    return "low" if certain == "info" and is_possible else certain
+
+
+def gain_from(
+    steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str, method: Method = "modeled"
+) -> Gain:
+    """Return the speedup of the steady span if part of its wall time is saved.
+
+    Args:
+        steady: The span that the seconds refer to.
+        recoverable_low_s: Seconds saved at least; negative values count as 0.
+        recoverable_high_s: Seconds saved at most, without time that overlaps with other work.
+        basis: Source of both values.
+        method: How both values were obtained.
+
+    Returns:
+        Old wall time ÷ new wall time, an interval with 1 ≤ low ≤ high.
+    """
+    high = min(max(recoverable_high_s, 0.0) / steady.span_s, MAX_RECOVERABLE_SHARE)
+    low = min(max(recoverable_low_s, 0.0) / steady.span_s, high)
+    return Gain(low=1 / (1 - low), high=1 / (1 - high), basis=basis, method=method)
+
+
+def timed_finding(
+    steady: StageTimes,
+    *,
+    summary: str,
+    evidence: Shown,
+    prescriptions: Advice,
+    claims: Mapping[str, float],
+    basis: str,
+    low_s: float = 0.0,
+    confidence: Confidence = "high",
+    method: Method = "timed",
+) -> Finding:
+    """Return a finding whose gain and severity follow from the seconds that a fix saves.
+
+    Args:
+        steady: The span that the seconds refer to.
+        summary: Text of the finding; its first sentence is the headline of a verdict.
+        evidence: Evidence of the finding.
+        prescriptions: Recommendations, best first.
+        claims: Seconds saved at most, by phase; limited to the time of the phase.
+        low_s: Seconds saved at least; they determine the severity.
+        basis: Source of both values.
+        confidence: Confidence in the diagnosis.
+        method: How both values were obtained; ``modeled`` if the effect of the fix was neither timed nor tried.
+    """
+    bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
+    high_s = sum(bounded.values())
+    gain = gain_from(steady, low_s, high_s, basis, method)
+    return unsigned_finding(severity_of_gain(gain), summary, evidence, prescriptions, confidence, bounded, gain)
+
+
+def removal_finding(
+    steady: StageTimes,
+    *,
+    summary: str,
+    evidence: Shown,
+    prescriptions: Advice,
+    timed: Mapping[str, float],
+    left: float,
+    left_least: float | None = None,
+    confidence: Confidence = "high",
+) -> Finding:
+    """Return a finding whose first recommendation removes a known part of timed work.
+
+    ``timed`` is the work that the change affects, in seconds of the steady span by phase. At most the fraction ``left``
+    of it remains, and at least ``left_least`` (None for ``left``). For the other arguments see ``timed_finding``.
+    """
+    least = left if left_least is None else left_least
+    total_s = sum(timed.values())
+    return timed_finding(
+        steady,
+        summary=summary,
+        evidence=evidence,
+        prescriptions=prescriptions,
+        claims={phase: (1 - least) * seconds for phase, seconds in timed.items()},
+        low_s=(1 - SPREAD) * (1 - left) * total_s,
+        basis=f"{duration(total_s)} timed; {_remains(left, least)}",
+        confidence=confidence,
+    )
+
+
+def least_mean(values: Sequence[float]) -> float:
+    """Return the lower end of the 95 % interval of the mean; 0 for fewer than two values."""
+    found = mean_interval(values)
+    return 0.0 if found is None else max(0.0, found.low)
+
+
+def with_measurement(finding: Finding) -> Finding:
+    """Return a finding with the command that measures its gain, if the gain is not certain; else the finding unchanged.
+
+    Recommendations that may change results are then not applied by ``Session.trainer_flags`` and ``loader_args``.
+    """
+    if finding.gain is None or is_measured(finding):
+        return finding
+    return msgspec.structs.replace(
+        finding,
+        summary=f"{finding.summary} {how_to_measure(finding.prescriptions)}",
+        prescriptions=tuple(unapplied(one) if one.safety != "exact" else one for one in finding.prescriptions),
+    )
+
+
+def claims_time(finding: Finding) -> bool:
+    """Return whether a finding rests on the time of steps."""
+    return bool(finding.claims) or finding.gain is not None
+
+
+def is_measured(finding: Finding) -> bool:
+    """Return whether some speedup of a finding is certain; True for severity ``info``, which expects none."""
+    gain = finding.gain
+    if finding.severity == "info":
+        return True
+    if gain is None:
+        return not any(one.metric == WHY_NOT_MEASURED for one in finding.evidence)
+    return gain.method != "modeled" and (gain.low > 1.0 or gain.method not in ("timed", "probed"))
+
+
+def how_to_measure(prescriptions: Sequence[Prescription]) -> str:
+    """Return a sentence stating that the speedup was not measured, with the command that measures it."""
+    treatment = prescriptions[0].treatment if prescriptions else ""
+    if treatment:
+        command = f"lightning-perf trial --try {treatment} -- python train.py"
+    else:
+        command = "lightning-perf compare BEFORE AFTER (sessions of a run without and with the change)"
+    return f"The speedup was not measured; measure it: {command}."
+
+
+def unapplied(prescription: Prescription) -> Prescription:
+    """Return a recommendation without the arguments that would be applied automatically."""
+    return msgspec.structs.replace(prescription, trainer_flags={}, loader_args={})
+
+
+def _listed(items: One | Iterable[One | None]) -> tuple[One, ...]:
+    return (items,) if isinstance(items, msgspec.Struct) else tuple(one for one in items if one is not None)
+
+
+def _remains(left: float, least: float) -> str:
+    if left <= 0:
+        return "none of it remains"
+    if left >= 1:
+        return "how much of it remains is not known"
+    return f"{percent(left)} of it remains" if least == left else f"at most {percent(left)} of it remains"
