@@ -67,15 +67,11 @@ class CompilerProbe(Probe):
         main = run.loop.main
         return cls(run.now_ns, main.leave_out, step=lambda: main.n_steps)
 
-    def start(self) -> None:
-        """Start, if dynamo is imported already."""
-        self.begin()
-
     def loops_ready(self, run: RunContext) -> None:
         """Start, if dynamo was imported meanwhile."""
-        self.begin()
+        self.start()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start, ignoring earlier compilations. Does nothing until dynamo is imported."""
         if self._has_begun:
             return

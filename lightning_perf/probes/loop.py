@@ -125,7 +125,7 @@ class LoopProbe(ActionSpans):
     def freeze(self) -> None:
         """Stop measuring after a failure and keep what was measured."""
         self.timeline.freeze()
-        self.run_ends()
+        self.epoch_ends()
 
     def _keep(self, is_tapped: bool, path: str, reason: str) -> None:
         if not is_tapped:
@@ -204,7 +204,7 @@ class LoopProbe(ActionSpans):
             self.main.batch_ends()
 
     def epoch_ends(self) -> None:
-        """End the epoch of the run's stage. Can be called twice."""
+        """End the epoch of the run's stage, or the run; a step under way does not count. Can be called twice."""
         if self.on_record_end is not None:
             self.on_record_end()
         if self._is_between:
@@ -212,10 +212,6 @@ class LoopProbe(ActionSpans):
         self.main.epoch_ends()
         self.timeline.set_base("epoch_boundary")
         self._is_between = True
-
-    def run_ends(self) -> None:
-        """End the run; a step that is under way does not count."""
-        self.epoch_ends()
 
     def evaluation_begins(self, batch: Any) -> None:
         """Handle the start of a batch of validation, testing or prediction."""

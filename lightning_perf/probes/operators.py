@@ -6,7 +6,6 @@ attention count none. Formulas missing or wrong in torch's own table are in ``_O
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from math import prod
@@ -92,12 +91,8 @@ def traffic_of(operator: Any) -> Traffic:
 
 def unique_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements, each expanded element once."""
-    n = 1
-    base = torch._C.TensorBase
-    for size, stride in zip(field(tensor, "shape"), base.stride(tensor), strict=True):
-        if stride or size == 0:
-            n *= size
-    return n * base.element_size(tensor)
+    sizes = zip(field(tensor, "shape"), _BASE.stride(tensor), strict=True)
+    return prod(size for size, stride in sizes if stride or size == 0) * _BASE.element_size(tensor)
 
 
 def _bytes_in(value: Any) -> int:
@@ -148,7 +143,7 @@ def dtype_of(args: Sequence[Any]) -> torch.dtype | None:
 def rows_of(args: Sequence[Any]) -> int:
     """Return the product of the first tensor's dimensions but the last; 0 without a tensor."""
     first = next((a for a in args if is_readable_tensor(a)), None)
-    return 0 if first is None else math.prod(field(first, "shape")[:-1])
+    return 0 if first is None else prod(field(first, "shape")[:-1])
 
 
 def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:

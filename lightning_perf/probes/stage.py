@@ -108,7 +108,7 @@ class StageProbe:
         if self.is_in_batch:
             self._samples = self._tokens = -1  # the step began with the last step's batch
         elif not (self._is_record_fresh and self._is_first_of_epoch):
-            self._close_record()
+            self.close_record()
             self._is_record_fresh = True
         if self.device_clock is None:
             return False
@@ -125,7 +125,7 @@ class StageProbe:
     def batch_begins(self, batch: Any) -> None:
         """Begin a step, and a row if no fetch came before."""
         if not self._is_record_fresh:
-            self._close_record()
+            self.close_record()
         self._is_record_fresh = False
         self.is_in_batch = True
         self._record_has_step = True
@@ -159,14 +159,14 @@ class StageProbe:
         if self.is_in_batch:  # on_train_batch_start returned -1: this step never ran
             self._record_has_step = False
         self.is_in_batch = self._is_record_fresh = False
-        self._close_record()
+        self.close_record()
         self._is_first_of_epoch = True
         if self.device_clock is not None:
             self.device_clock.forget()
 
     def epoch_begins(self, index: int) -> None:
         """Begin the epoch of this index."""
-        self._close_record()
+        self.close_record()
         self._close_epoch()
         self.epoch = index
 
@@ -184,13 +184,10 @@ class StageProbe:
 
     def reporting(self, is_on: bool) -> None:
         """Begin or end PerfDoctor's own reporting between epochs, which is not training time."""
+        self.close_record()  # time of other callbacks before this is training time
         if is_on:
-            self._close_record()  # time of other callbacks before this is training time
             self._was_profiled = self._is_profiled
-            self._is_profiled = self.is_left_out = True
-        else:
-            self._close_record()
-            self._is_profiled = self.is_left_out = self._was_profiled
+        self._is_profiled = self.is_left_out = is_on or self._was_profiled
 
     def pause(self) -> None:
         """Discard pending device measurements: another stage runs inside this one."""
@@ -201,14 +198,12 @@ class StageProbe:
 
     def stage_times(self) -> StageTimes | None:
         """Return the steps so far; None before the first steady one."""
-        self._close_record()
+        self.close_record()
         if self._aggregator is not None:
             self.aggregate()
-            times = self._aggregator.stage_times(self._n_warmup_steps)
-        else:
-            aggregator, warmup = self._started(self._matrix())
-            times = aggregator.stage_times(warmup)
-        return times
+            return self._aggregator.stage_times(self._n_warmup_steps)
+        aggregator, n_warmup = self._started(self._matrix())
+        return aggregator.stage_times(n_warmup)
 
     def device_times(self) -> DeviceTimes | None:
         """Return the device's times of the resolved steps; None without a device clock or before the first."""
@@ -244,10 +239,6 @@ class StageProbe:
         total_ns = int(usual[:, STEP_COLUMNS].sum())
         return int(usual[:, WAIT].sum()) / total_ns if total_ns else None
 
-    def close_record(self) -> None:
-        """End the row under way; not within a step."""
-        self._close_record()
-
     def mark(self) -> tuple[array[int], int]:
         """Return a place behind the rows closed so far, for `rows_since`."""
         return self._rows, len(self._rows)
@@ -264,14 +255,14 @@ class StageProbe:
 
     def epochs_so_far(self) -> tuple[Epoch, ...]:
         """Return the epochs, including the current one."""
-        self._close_record()
+        self.close_record()
         self._sum_epoch()
         current = self._epoch.record(self.epoch)
         return (*self.epochs, current) if current else tuple(self.epochs)
 
     def n_epochs(self) -> int:
         """Return the number of epochs with a step, including the current one and those no longer kept."""
-        self._close_record()
+        self.close_record()
         self._sum_epoch()
         return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
@@ -292,7 +283,8 @@ class StageProbe:
             self._device.add(self.device_clock.resolved)
             self.device_clock.resolved.clear()
 
-    def _close_record(self) -> None:
+    def close_record(self) -> None:
+        """End the row under way; not within a step."""
         timeline = self.timeline
         now = timeline.now_ns()  # ``charge`` inlined: called at each step
         passed = now - timeline.last_ns
@@ -340,9 +332,8 @@ class StageProbe:
         rows = self._matrix()[self._summed_rows :]
         self._summed_rows += len(rows)
         rows = rows[rows[:, EPOCH] == self.epoch]
-        if len(rows) == 0:
-            return
-        self._epoch.add(rows)
+        if len(rows):
+            self._epoch.add(rows)
 
     def _close_epoch(self) -> None:
         self._sum_epoch()

@@ -68,7 +68,7 @@ class StepsProbe(Probe):
 
     def run_ends(self, error: BaseException | None) -> None:
         """End the run; a step that is under way does not count."""
-        self._loop.run_ends()
+        self._loop.epoch_ends()
 
     def close(self) -> None:
         """Remove spans and hooks."""

@@ -59,8 +59,7 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
     stacks = Stacks(timeline)
     times = OperatorTimes(timeline)
     collectives = find_collectives(timeline)
-    tops = timeline.top_operators
-    tops = steps.on_host(trace, tops)
+    tops = steps.on_host(trace, timeline.top_operators)
     record = TraceRecord(
         source=trace.source,
         rank=trace.origin.rank,

@@ -103,8 +103,7 @@ def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[Operat
 def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> tuple[CodeSite, ...]:
     """Return the user's functions by the operators that they called in the analyzed span, most time first."""
     trace = timeline.trace
-    tops = timeline.top_operators
-    tops = timeline.steps.on_host(trace, tops)
+    tops = timeline.steps.on_host(trace, timeline.top_operators)
     found: dict[tuple[str, str], list[int]] = {}
     repeats: dict[tuple[str, str], Counter[tuple[int, int]]] = {}
     for row, site in zip(tops.tolist(), stacks.sites(tops), strict=True):

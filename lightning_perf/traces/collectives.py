@@ -308,7 +308,7 @@ def _shard_traffic(
         return ()
     durations = timeline.trace.durations[collectives.rows]
     masks: dict[str, npt.NDArray[np.bool_]] = {
-        name: phases.spans[name].contains(collectives.asked_at) for name in ("forward", "backward")
+        name: phases[name].contains(collectives.asked_at) for name in ("forward", "backward")
     }
     masks["other"] = ~(masks["forward"] | masks["backward"])
     traffic = []

@@ -74,7 +74,7 @@ def _by_phase(timeline: Timeline, phases: Phases) -> dict[str, float]:
     waiting = timeline.loader.covered(starts, np.minimum(launched, ends))
     rest = (ends - starts) - waiting
     names: dict[str, int] = {"data_loading": int(waiting.sum())}
-    for name, moments in phases.spans.items():
+    for name, moments in phases.items():
         if name != "data_loading":
             inside = moments.contains(launched)
             names[name] = int(rest[inside].sum())

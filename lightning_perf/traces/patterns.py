@@ -129,8 +129,7 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     names = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
     if not any(_has_bias(trace.details.get(row)) for row in _named(timeline, *names).tolist()):
         return np.empty(0, dtype=np.int64)
-    tops = timeline.top_operators
-    tops = timeline.steps.on_host(trace, tops)
+    tops = timeline.steps.on_host(trace, timeline.top_operators)
     tops = tops[trace.thread_ids[tops] == timeline.main_thread]
     # A normalization layer first counts its batches, in a tensor of one number.
     additions = trace.rows_named(tops, lambda name: name == "aten::add_")

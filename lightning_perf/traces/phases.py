@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Final
 
@@ -20,14 +19,8 @@ BACKWARD_NAME: Final = re.compile(
 )
 """Autograd functions; torch 1.8 gives them no common prefix."""
 
-_PHASES = ("data_loading", "optimizer", "backward", "forward")
-
-
-@dataclasses.dataclass(frozen=True)
-class Phases:
-    """Times of the host's phases, exclusive, by name; all other time is ``other``."""
-
-    spans: dict[str, Intervals]
+Phases = dict[str, Intervals]
+"""Times of the host's phases, exclusive, by name; all other time is ``other``."""
 
 
 def find_phases(timeline: Timeline) -> Phases:
@@ -49,7 +42,7 @@ def find_phases(timeline: Timeline) -> Phases:
     optimizer = trace.intervals(trace.rows_named(notes, _is_optimizer)) - loader - backward - noted
     updates = trace.intervals(trace.rows_named(notes, _is_update))
     forward = (noted if len(noted) else _forward(timeline, backward, updates)) - loader - optimizer - backward
-    return Phases(dict(zip(_PHASES, (loader, optimizer, backward, forward), strict=True)))
+    return {"data_loading": loader, "optimizer": optimizer, "backward": backward, "forward": forward}
 
 
 def _is_optimizer(name: str) -> bool:
@@ -119,7 +112,7 @@ def describe_phases(timeline: Timeline, phases: Phases) -> tuple[PhaseWork, ...]
     found = []
     free = counted.copy()
     remaining = hosts
-    for name, moments in phases.spans.items():
+    for name, moments in phases.items():
         own = free & known & moments.contains(launched)
         free &= ~own
         found.append(_phase(timeline, name, moments & hosts, work[own]))

@@ -78,9 +78,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepTimes:
         return _host_steps(trace, launches, rows)
     rows = trace.rows_named(trace.rows(DEVICE_ANNOTATION), lambda name: name.startswith(STEP_PREFIX))
     if len(rows):
-        starts, ends = trace.starts[rows], trace.ends[rows]
-        starts = np.maximum(starts, np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1])))
-        ends = np.maximum(ends, starts)
+        starts, ends = _one_after_another(trace, rows)
         return StepTimes(tuple(map(trace.name, rows.tolist())), starts, ends, starts, ends)
     lo, hi = trace.span
     whole = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
@@ -91,12 +89,17 @@ def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> StepTimes:
     threads, counts = np.unique(trace.thread_ids[rows], return_counts=True)
     thread = int(threads[np.argmax(counts)])
     rows = rows[trace.thread_ids[rows] == thread]
-    host_starts, host_ends = trace.starts[rows], trace.ends[rows]
-    host_starts = np.maximum(host_starts, np.concatenate((host_starts[:1], np.maximum.accumulate(host_ends)[:-1])))
-    host_ends = np.maximum(host_ends, host_starts)
+    host_starts, host_ends = _one_after_another(trace, rows)
     names = tuple(map(trace.name, rows.tolist()))
     starts, ends = _until_the_device_is_done(trace, launches, host_starts, host_ends)
     return StepTimes(names, host_starts, host_ends, starts, ends, thread)
+
+
+def _one_after_another(trace: Trace, rows: Rows) -> tuple[Times, Times]:
+    """Return starts and ends of the rows; each begins no earlier than those before it end."""
+    starts, ends = trace.starts[rows], trace.ends[rows]
+    starts = np.maximum(starts, np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1])))
+    return starts, np.maximum(ends, starts)
 
 
 def _until_the_device_is_done(

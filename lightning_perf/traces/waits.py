@@ -29,12 +29,13 @@ ONE_OFF: Final = re.compile(
 ONE_OFF_NS: Final = 10_000_000
 """In the steady state each of these calls takes microseconds; those of 10 ms create a context, handle or module."""
 
+MAX_ONE_OFF_CALLS: Final = 16
+
 
 def describe_loader(timeline: Timeline) -> LoaderWait | None:
     """Describe the fetches of the analyzed span; None without any."""
     trace, steps = timeline.trace, timeline.steps
-    rows = timeline.loader_rows
-    rows = steps.on_host(trace, rows)
+    rows = steps.on_host(trace, timeline.loader_rows)
     if not len(rows):
         return None
     starts, ends = trace.starts[rows], trace.ends[rows]
@@ -68,8 +69,7 @@ def describe_allocator(timeline: Timeline) -> Allocator | None:
     calls = trace.rows(RUNTIME)
     if not len(calls):
         return None
-    rows = trace.rows_named(calls, lambda name: bool(ALLOCATION.match(name)))
-    rows = steps.on_host(trace, rows)
+    rows = steps.on_host(trace, trace.rows_named(calls, lambda name: bool(ALLOCATION.match(name))))
     moments = trace.intervals(rows)
     return Allocator(
         n=len(rows),
@@ -93,20 +93,12 @@ def describe_startup(timeline: Timeline) -> Startup | None:
 
 
 def startup_rows(timeline: Timeline) -> Rows:
-    """Return calls of one-off startup."""
+    """Return calls of one-off startup, without those that are repeated all the time, such as freeing memory."""
     trace = timeline.trace
     rows = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ONE_OFF.search(name)))
-    return _not_repeated(timeline, rows[trace.durations[rows] >= ONE_OFF_NS])
-
-
-def _not_repeated(timeline: Timeline, rows: Rows) -> Rows:
-    """Return the rows without calls that are repeated all the time, such as freeing memory."""
-    ids = timeline.trace.name_ids[rows]
-    counts = np.bincount(ids, minlength=1)
-    return rows[counts[ids] <= MAX_ONE_OFF_CALLS]
-
-
-MAX_ONE_OFF_CALLS: Final = 16
+    rows = rows[trace.durations[rows] >= ONE_OFF_NS]
+    ids = trace.name_ids[rows]
+    return rows[np.bincount(ids, minlength=1)[ids] <= MAX_ONE_OFF_CALLS]
 
 
 def _by_name(timeline: Timeline, rows: Rows) -> tuple[CallTime, ...]:

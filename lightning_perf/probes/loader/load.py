@@ -28,7 +28,7 @@ class Load:
         self._n_rounds = 0
         self._threads = threads if seconds > _MIN_STEP_S else 1
         self._begin, self._end = threading.Barrier(self._threads), threading.Barrier(self._threads)
-        self._size, self._is_over = len(_CHUNK), False
+        self._size = len(_CHUNK)
         for _ in range(self._threads - 1):
             threading.Thread(target=self._follow, daemon=True).start()
         self.seconds = 0.0
@@ -42,11 +42,6 @@ class Load:
         """Compute for one step."""
         for _ in range(self._n_rounds):
             self._round()
-
-    def close(self) -> None:
-        """End the threads."""
-        self._is_over = True
-        self._begin.wait()
 
     def _calibrate(self, seconds: float, budget_s: float) -> None:
         begin_s = time.perf_counter()
@@ -77,8 +72,6 @@ class Load:
     def _follow(self) -> None:
         while True:
             self._begin.wait()
-            if self._is_over:
-                return
             hashlib.sha256(memoryview(_CHUNK)[: self._size])
             self._end.wait()
 

@@ -24,7 +24,6 @@ def test_load_computes_on_all_its_threads_in_every_round(monkeypatch: pytest.Mon
     made.step()
     assert len(seen) == 4 * threads
     assert len(set(seen)) == threads
-    made.close()
 
 
 def test_load_takes_about_as_long_as_asked_by_its_own_measure(monkeypatch: pytest.MonkeyPatch) -> None:
