@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Prescription, Session, StageTimes
-from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_calls
+from lightning_perf.rules.logging_cost import call_s, log_every, log_once, loggers_of, longer_interval, slow_calls
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
@@ -50,19 +50,20 @@ def check(session: Session) -> Finding | None:
     interval = session.settings.trainer.log_every_n_steps
     wanted = longer_interval(interval or 1, share)
     part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
-    can_wait = interval is not None and interval < LOG_EVERY_STEPS
+    once = log_once(session)
+    can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)
     longer = (log_every(wanted),) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else ()
     off_bar = (_OFF_BAR,) if session.settings.trainer.prog_bar_metrics else ()
+    by_hand = once or _by_hand()
+    how = _how(interval if once is None else None, share_of(others) > writing_share)
     logging_s = share * steady.span_s
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
         steady,
-        summary=(
-            f"{percent(share)} of training time is spent logging{_how(interval, share_of(others) > writing_share)}."
-        ),
+        summary=f"{percent(share)} of training time is spent logging{how}.",
         evidence=tuple(_evidence(session, steady, share)),
-        prescriptions=(*longer, _by_hand(), *off_bar) if is_writing else (_by_hand(), *longer, *off_bar),
+        prescriptions=(*longer, by_hand, *off_bar) if is_writing else (by_hand, *longer, *off_bar),
         timed={"logging": logging_s} if is_writing else {"logging": logging_s, "forward": checking_s},
         left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / LOG_EVERY_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
