@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
     initialized.
     """
     return Machine(
-        os=platform.platform(),
+        os=_read_os(),
         python=platform.python_version(),
         hostname=socket.gethostname(),
-        cpu_model=_read_cpuinfo(root, "model name") or _read_cpuinfo(root, "Hardware") or platform.processor() or None,
+        cpu_model=_read_cpuinfo(root, "model name") or _read_cpuinfo(root, "Hardware") or _read_processor(),
         n_logical_cores=psutil.cpu_count(logical=True),
         n_physical_cores=psutil.cpu_count(logical=False),
         usable_cores=read_usable_cores(root),
@@ -51,6 +52,22 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
         devices=() if device is None or device.type == "cpu" else (read_device(device),),
         versions=read_versions(),
     )
+
+
+def _read_os() -> str:
+    """Return what ``platform.platform()`` does, on Linux without its child process, ``uname -p``.
+
+    A child that is found on PATH makes ``os.get_exec_path`` change the warning filters. Python then shows again what it
+    showed once: warnings of the user's code would be repeated.
+    """
+    if sys.platform != "linux":
+        return platform.platform()
+    name = os.uname()
+    return f"{name.sysname}-{name.release}-{name.machine}-with-{''.join(platform.libc_ver())}"
+
+
+def _read_processor() -> str | None:
+    return None if sys.platform == "linux" else platform.processor() or None  # there another `uname -p`
 
 
 def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:

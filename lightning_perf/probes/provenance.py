@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from .telemetry import dataset_path
 
 _MAX_TENSORS = 8
 _READ_BYTES = 65_536
-_STATUS = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch",
+_STATUS = ("--no-optional-locks", "-c", "core.fsmonitor=false", "status", "--porcelain=v2", "--branch",
            "--untracked-files=no", "--ignore-submodules=dirty")  # fmt: skip
 _CI_BRANCHES = ("GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BITBUCKET_BRANCH", "BUILDKITE_BRANCH")
 """Variables in which CI services, which check out a commit, name its branch."""
@@ -48,10 +49,12 @@ class ProvenanceProbe(Probe):
 
     def start(self) -> None:
         """Start git if the project is a repository."""
-        if os.path.exists(self._project / ".git"):
-            with suppress(OSError):  # no git on this machine
+        git = shutil.which("git")
+        if git is not None and os.path.exists(self._project / ".git"):
+            with suppress(OSError):
+                # By its path: to search PATH, Popen changes the warning filters, and warnings are shown twice.
                 self._git = subprocess.Popen(
-                    _STATUS, cwd=self._project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    (git, *_STATUS), cwd=self._project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )  # fmt: skip
 

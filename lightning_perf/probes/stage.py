@@ -317,14 +317,19 @@ class StageProbe:
     def _started(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
         """Return an aggregator of the rows after the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
-        is_usual = rows[:, KIND] == USUAL_STEP
+        has_single_batches = int((rows[:, KIND] == FIRST_STEP).sum()) > 1 and not (rows[:, KIND] == USUAL_STEP).any()
+        is_usual = rows[:, KIND] == (FIRST_STEP if has_single_batches else USUAL_STEP)
         steps_ns = rows[:, STEP_COLUMNS].sum(axis=1)
         positions = np.flatnonzero(is_usual)
-        # The very first step is the first of its epoch and so no usual one: it is always part of the warm-up.
-        n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)
+        if has_single_batches:
+            n_left_out = warmup_length(steps_ns[is_usual])
+        else:  # the very first step is the first of its epoch and so no usual one: it is always part of the warm-up
+            n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)
         start = int(positions[n_left_out]) if n_left_out < len(positions) else len(rows)
         n_warmup = int(is_step[:start].sum())
-        aggregator = StepAggregator(first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()))
+        aggregator = StepAggregator(
+            first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()), has_single_batches=has_single_batches
+        )
         aggregator.add(rows[start:])
         return aggregator, n_warmup
 

@@ -50,6 +50,12 @@ _FIRST_BLOCK_STEPS = 4
 _RECENT_FETCHES = 2048
 
 
+def are_usual(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which rows hold a step that statistics describe: usual ones, or if each epoch has one batch, its steps."""
+    usual = np.asarray(kinds == USUAL_STEP)
+    return usual if usual.any() else np.asarray(kinds == FIRST_STEP)
+
+
 def are_steps(kinds: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which rows hold a step of any kind."""
     return np.asarray((kinds != NOT_A_STEP) & (kinds != LEFT_OUT_TIME))
@@ -59,10 +65,12 @@ class StepAggregator:
     """Sums, quantiles, outliers and timeline of the steps of one stage.
 
     ``first_step`` is the index of the first step to be added, ``start_ns`` its start; both count from the start of the
-    run.
+    run. With ``has_single_batches``, each epoch had one batch so far: its step is a usual one, after a fetch that is
+    epoch boundary, since no batch can be prefetched.
     """
 
-    def __init__(self, first_step: int = 0, start_ns: int = 0) -> None:
+    def __init__(self, first_step: int = 0, start_ns: int = 0, has_single_batches: bool = False) -> None:
+        self._has_single_batches = has_single_batches
         self.n_steps = 0
         self.span_ns = 0
         self.units = UnitTotals()
@@ -88,6 +96,8 @@ class StepAggregator:
             return
         kinds = rows[:, KIND]
         usual = kinds == USUAL_STEP
+        if self._has_single_batches:
+            usual |= kinds == FIRST_STEP
         counted = kinds < LEFT_OUT_STEP
         phases = self._with_first_fetches_moved(rows[:, :N_PHASES].copy(), kinds, usual)
         row_ns = phases.sum(axis=1)
@@ -149,7 +159,9 @@ class StepAggregator:
         """Count what an epoch's first fetch takes beyond a usual one (starting workers) as epoch boundary."""
         first = (kinds == FIRST_STEP) | ((kinds == NOT_A_STEP) & (phases[:, _BOUNDARY] > 0))
         if first.any():
-            if usual.any():
+            if self._has_single_batches:
+                typical = 0
+            elif usual.any():
                 typical = int(np.median(phases[usual, WAIT]))
             else:
                 typical = int(self._median(_SERIES[WAIT])) if self._histograms.n else 0
@@ -340,7 +352,7 @@ class EpochAggregator:
 def usual_steps_s(rows: NDArray[np.int64], n_left_out: int) -> list[float]:
     """Return the seconds of each usual step, without the first ``n_left_out`` steps."""
     steps = rows[are_steps(rows[:, KIND])][n_left_out:]
-    usual = steps[steps[:, KIND] == USUAL_STEP]
+    usual = steps[are_usual(steps[:, KIND])]
     return [float(each) for each in usual[:, STEP_COLUMNS].sum(axis=1) / 1e9]
 
 

@@ -107,7 +107,8 @@ class StepsProbe(Probe):
         main = self._loop.main
         steady, self.missing = main.stage_times(), {}
         if steady is None:
-            self.missing["steady"] = f"{main.n_steps} steps: too few to separate warm-up from steady state"
+            n = "1 step" if main.n_steps == 1 else f"{main.n_steps} steps"
+            self.missing["steady"] = f"{n}: too few to separate warm-up from steady state"
             return None
         device = main.device_times()
         if device is None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from lightning_perf.records import NamedTime, Prescription, Session, StageTimes
 
-from .findings import trainer_fix
+from .findings import fix, trainer_fix
 from .signals import named_by_kind
 from .thresholds import (
     LOG_EVERY_STEPS,
@@ -42,6 +42,26 @@ def slow_calls(times: Iterable[NamedTime], session: Session) -> list[NamedTime]:
 def longer_interval(n_steps: int, share: float) -> int:
     """Return the interval to recommend if logging every ``n_steps`` steps takes this share of the time."""
     return min(max(LOG_EVERY_STEPS, 10 * math.ceil(n_steps * share / LOG_TARGET_SHARE / 10)), LOG_MAX_STEPS)
+
+
+def log_once(session: Session) -> Prescription | None:
+    """Recommend to log once per run of an evaluation; None in fit.
+
+    Lightning's evaluation loops pass a row to the loggers in each batch, whatever ``log_every_n_steps`` is, and
+    ``global_step`` does not move in them.
+    """
+    stage = session.run.stage
+    if stage == "fit":
+        return None
+    name = {"validate": "validation"}.get(stage, stage)
+    return fix(
+        f"call self.log once, in on_{name}_epoch_end, instead of in every batch",
+        "minutes",
+        code=(
+            f"self.losses.append(loss)  # in {name}_step\n"
+            f'self.log("{name}_loss", torch.stack(self.losses).mean())  # in on_{name}_epoch_end'
+        ),
+    )
 
 
 def log_every(n_steps: int) -> Prescription:

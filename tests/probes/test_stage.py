@@ -81,6 +81,24 @@ def test_step_is_the_time_from_one_fetch_to_the_next() -> None:
     assert times.samples_per_s == pytest.approx(4 / 0.45)
 
 
+@pytest.mark.parametrize("n_epochs", [40, 300])  # before and after the first aggregation
+def test_steps_are_measured_when_each_epoch_has_one_batch(n_epochs: int) -> None:
+    loop = Loop()
+    for epoch in range(n_epochs):
+        loop.epoch(epoch)
+        loop.step(forward_s=3.0 if epoch == 0 else 0.3)
+        loop.end_epoch()
+    times = loop.times()
+    n = n_epochs - 1
+    assert (times.n_steps, times.n_warmup_steps) == (n, 1)
+    assert times.step_s.mean == pytest.approx(0.35)  # no batch can be prefetched: fetching is between the steps
+    assert {name: phase.total_s for name, phase in times.phases.items()} == pytest.approx(
+        {"forward": 0.3 * n, "other": 0.05 * n, "epoch_boundary": 0.1 * n + 0.5 * (n - 1)}, rel=0.01
+    )
+    assert times.fetch is not None
+    assert times.fetch.first_s[-1] == pytest.approx(0.1)
+
+
 def test_warmup_is_left_out_when_the_first_steps_are_slow() -> None:
     loop = Loop()
     loop.epoch(0)

@@ -7,7 +7,9 @@ import copy
 import gc
 import os
 import pickle
+import platform
 import threading
+import warnings
 import weakref
 from typing import Any
 
@@ -262,3 +264,21 @@ def test_every_undo_runs_when_one_raises_and_another_is_interrupted() -> None:
     assert done == ["interrupted", "interrupted", "first"]
     undos.close()
     assert len(done) == 3
+
+
+def _warn() -> None:
+    warnings.warn("of the user's code", stacklevel=1)
+
+
+def test_warning_is_shown_once_when_a_measured_run_lies_between(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "_uname_cache", None)  # as in a process that has not asked yet
+    shown = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_, **__: shown.append(str(message))
+        _warn()
+        make_trainer(PerfDoctor()).fit(Tiny(), loader())
+        _warn()
+    assert shown.count("of the user's code") == 1

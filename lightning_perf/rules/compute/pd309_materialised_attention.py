@@ -82,8 +82,8 @@ def _prescription(call: AttentionCall | None = None) -> Prescription:
     elif call is not None and "scaled_dot_product_attention" in call.code:
         code = ""
         summary = (
-            "use inputs for which scaled_dot_product_attention has a fused kernel: four dimensions and a mask that it "
-            "supports; here it falls back to matrix multiplications"
+            "use inputs for which scaled_dot_product_attention has a fused kernel: four dimensions, a mask that it "
+            "supports, and on a CPU dropout_p=0; here it falls back to matrix multiplications"
         )
     return fix(summary, "minutes", "numerics", code=code)
 

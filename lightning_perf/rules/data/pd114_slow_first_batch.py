@@ -30,24 +30,38 @@ def check(session: Session) -> Finding | None:
     if first_s < FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50 or share < FIRST_BATCH_MIN_SHARE:
         return None
     times, seconds = n_epochs_in_one(session), first_waits_s(session, steady)
+    typical_s, low_s, basis = fetch.wait_s.p50, 0.0, "at best nothing of it remains"
+    if loader.is_iterable:  # longer epochs save nothing: each repetition runs ``__iter__`` again
+        advice = fix("do once what the dataset's __iter__ does before its first sample, or make it faster", "hours")
+    elif typical_s == 0:
+        advice = fix(
+            "make the batch once, if its samples never change",
+            "minutes",
+            "semantics",
+            code="trainer.fit(model, [next(iter(train_loader))])",
+        )
+    else:
+        advice = fix(
+            f"do the dataset's start-up work once, in its constructor, or put {times} epochs into one",
+            "minutes",
+            "semantics",
+            code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
+        )
+        low_s = (1 - 1 / times) * min(seconds, n_boundaries(session) * least_mean(waits))
+        basis = f"at most one in {times} remains"
     return timed_finding(
         steady,
         summary=(
             f"The first batch of an epoch takes {duration(first_s)}, {percent(share)} of the epoch. "
-            f"A typical batch takes {duration(fetch.wait_s.p50)}."
+            + (f"A typical batch takes {duration(typical_s)}." if typical_s > 0 else "An epoch has one batch.")
         ),
         evidence=(
             fact("first batch of an epoch", first_s, "s", FIRST_BATCH_MIN_RATIO * fetch.wait_s.p50, len(waits)),
             fact("share of the epoch", share, "fraction", FIRST_BATCH_MIN_SHARE),
         ),
-        prescriptions=fix(
-            f"do the dataset's start-up work once, in its constructor, or put {times} epochs into one",
-            "minutes",
-            "semantics",
-            code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
-        ),
+        prescriptions=advice,
         claims={"epoch_boundary": seconds},
-        low_s=(1 - 1 / times) * min(seconds, n_boundaries(session) * least_mean(waits)),
-        basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; at most one in {times} remains",
+        low_s=low_s,
+        basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; {basis}",
         confidence="medium",
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
-from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_calls
+from lightning_perf.rules.logging_cost import call_s, log_every, log_once, loggers_of, longer_interval, slow_calls
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
@@ -48,19 +48,20 @@ def check(session: Session) -> Finding | None:
     interval = session.settings.trainer.log_every_n_steps
     wanted = longer_interval(interval or 1, share)
     part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
-    can_wait = interval is not None and interval < LOG_EVERY_STEPS
+    once = log_once(session)
+    can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)
     longer = log_every(wanted) if is_writing or (can_wait and writing_share >= HOOK_MIN_SHARE) else None
     off_bar = _OFF_BAR if session.settings.trainer.prog_bar_metrics else None
+    by_hand = once or _BY_HAND
+    how = _how(interval if once is None else None, share_of(others) > writing_share)
     saved_s = share * steady.span_s
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
         steady,
-        summary=(
-            f"{percent(share)} of training time is spent logging{_how(interval, share_of(others) > writing_share)}."
-        ),
+        summary=f"{percent(share)} of training time is spent logging{how}.",
         evidence=_evidence(session, steady, share),
-        prescriptions=(longer, _BY_HAND, off_bar) if is_writing else (_BY_HAND, longer, off_bar),
+        prescriptions=(longer, by_hand, off_bar) if is_writing else (by_hand, longer, off_bar),
         timed={"logging": saved_s} if is_writing else {"logging": saved_s, "forward": checking_s},
         left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / LOG_EVERY_STEPS,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,

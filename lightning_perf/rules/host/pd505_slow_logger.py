@@ -2,7 +2,15 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
-from lightning_perf.rules.logging_cost import call_s, log_every, loggers_of, longer_interval, slow_call_s, slow_calls
+from lightning_perf.rules.logging_cost import (
+    call_s,
+    log_every,
+    log_once,
+    loggers_of,
+    longer_interval,
+    slow_call_s,
+    slow_calls,
+)
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOGGER_ROWS_PER_EPOCH
@@ -22,6 +30,12 @@ def check(session: Session) -> Finding | None:
     interval = session.settings.trainer.log_every_n_steps or 1
     wanted = longer_interval(interval, share)
     in_steps = max(0.0, 1 - LOGGER_ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
+    first = log_once(session)
+    if first is not None:
+        left, left_least = 1 / max(1, worst.n_calls), 0.0
+    else:
+        first = log_every(wanted) if in_steps > 0 and wanted > interval else None
+        left, left_least = 1 - in_steps * (1 - interval / wanted), interval / wanted if wanted > interval else 0.0
     slower = fix(
         f"make {name} flush less often, and log to a local disk",
         "minutes",
@@ -36,8 +50,8 @@ def check(session: Session) -> Finding | None:
             fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", call_s(worst), "s", slow_call_s(session), worst.n_calls),
         ),
-        prescriptions=(log_every(wanted), slower) if in_steps > 0 and wanted > interval else (slower,),
+        prescriptions=(first, slower),
         timed={"logging": share * steady.span_s},
-        left=1 - in_steps * (1 - interval / wanted),
-        left_least=interval / wanted if wanted > interval else 0.0,
+        left=left,
+        left_least=left_least,
     )
