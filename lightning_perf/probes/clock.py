@@ -38,6 +38,7 @@ class DeviceClock:
     resolved some steps later, once ``query`` says they were reached, and reused.
 
     ``make_event`` makes an event that measures time. ``on_fail`` gets the first error; nothing is marked from then on.
+    ``is_capturing`` returns whether work goes into a CUDA graph now: events must then be neither recorded nor queried.
     """
 
     MAX_PENDING = 1024
@@ -48,8 +49,10 @@ class DeviceClock:
         make_event: Callable[[], DeviceEvent],
         backend: str,
         on_fail: Callable[[Exception], None],
+        is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
         self.backend = backend
+        self.is_capturing = is_capturing
         self._on_fail = on_fail
         self._has_failed = False
         self.make_event = make_event
@@ -137,4 +140,5 @@ def device_clock(device: Any, on_fail: Callable[[Exception], None]) -> tuple[Dev
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
         raise_if_from_signal(error)
         return None, f"{device.type} has no timed events in torch {torch.__version__}: {error}"
-    return DeviceClock(make_event, device.type, on_fail), ""
+    is_capturing = torch.cuda.is_current_stream_capturing if device.type == "cuda" else lambda: False
+    return DeviceClock(make_event, device.type, on_fail, is_capturing), ""

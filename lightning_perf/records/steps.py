@@ -195,6 +195,9 @@ class DeviceTimes(Record, frozen=True, kw_only=True):
         busy_s: Seconds from the first to the last piece of work of each step, in total, without ``starved_s``.
         step_s: Device seconds from the start of one step's work to the start of the next.
         backend: ``"cuda"``, ``"mps"``, ``"xpu"`` or the fake's name.
+        phases: Median device seconds per step from the begin of a phase to its end, idle time included, by phase:
+            ``forward``, ``backward``, ``optimizer``. Empty if no sampled step was resolved, and outside fit.
+        n_phases_sampled: Steps that ``phases`` rests on, at most 64.
     """
 
     n: int
@@ -203,6 +206,8 @@ class DeviceTimes(Record, frozen=True, kw_only=True):
     busy_s: float
     step_s: Distribution
     backend: str
+    phases: dict[str, float] = {}
+    n_phases_sampled: int = 0
 
 
 class StageTimes(Record, frozen=True, kw_only=True):

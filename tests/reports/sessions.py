@@ -287,7 +287,16 @@ def ddp() -> Session:
     steady = stage(
         62.0, 800, {"forward": 0.31, "backward": 0.47, "data_wait": 0.12, "transfer": 0.06, "optimizer": 0.04}, 8210.0
     )
-    device = DeviceTimes(n=790, starved_s=5.9, starved_share=0.095, busy_s=55.8, step_s=times(0.0771), backend="cuda")
+    device = DeviceTimes(
+        n=790,
+        starved_s=5.9,
+        starved_share=0.095,
+        busy_s=55.8,
+        step_s=times(0.0771),
+        backend="cuda",
+        phases={"forward": 0.0225, "backward": 0.0451, "optimizer": 0.0021},
+        n_phases_sampled=24,
+    )
     return msgspec.structs.replace(
         base,
         run=msgspec.structs.replace(base.run, rank=0, world_size=4, wall_s=3912.0, n_steps=48_000, n_epochs=12),

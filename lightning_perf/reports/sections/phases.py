@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from lightning_perf.records import PHASES, Session, StageTimes
@@ -16,6 +16,9 @@ from .verdict import step_word
 
 FOLDED_BELOW_SHARE = 0.005
 """Phases below half a percent are folded into one row."""
+
+_ROOM_FOR_SIX = 80
+"""Columns of text that a line must have for all columns of a breakdown with the device's times."""
 
 
 class PhaseRow(NamedTuple):
@@ -40,7 +43,8 @@ def stage_rows(stage: StageTimes, folded_below: float = FOLDED_BELOW_SHARE) -> l
     """Return the phases of a stage, largest first."""
     totals = {name: phase.total_s for name, phase in stage.phases.items()}
     p50s = {name: phase.p50_s for name, phase in stage.phases.items()}
-    return phase_rows(totals, stage.span_s, p50s, folded_below)
+    on_device = stage.device.phases if stage.device is not None else {}
+    return phase_rows(totals, stage.span_s, p50s, folded_below, on_device)
 
 
 def phase_rows(
@@ -48,6 +52,7 @@ def phase_rows(
     span_s: float,
     p50s: Mapping[str, float | None] = {},
     folded_below: float = FOLDED_BELOW_SHARE,
+    kept: Collection[str] = (),
 ) -> list[PhaseRow]:
     """Return phases largest first, with the small ones folded into one row; empty without a span.
 
@@ -56,12 +61,14 @@ def phase_rows(
         span_s: Wall seconds that they describe. The remainder becomes a row of its own.
         p50s: Median seconds per step by phase.
         folded_below: Share of the span below which phases are folded.
+        kept: Phases that are never folded.
     """
     if not span_s > 0:
         return []
     ordered = sorted(totals.items(), key=lambda item: -item[1])
-    shown = [(name, total) for name, total in ordered if total / span_s >= folded_below]
-    small = [(name, total) for name, total in ordered if 0 < total / span_s < folded_below]
+    small = [(name, total) for name, total in ordered if total / span_s < folded_below and name not in kept]
+    shown = [each for each in ordered if each not in small]
+    small = [(name, total) for name, total in small if total > 0]
     if len(small) == 1:
         shown += small
     rows = [PhaseRow(phase_name(name), name, total, total / span_s, p50s.get(name)) for name, total in shown]
@@ -128,18 +135,26 @@ def stage_parts(stage: StageTimes, word: str, key: str) -> Iterator[AnyPart]:
     yield facts(rate_facts(stage, word), "Speed")
     yield facts([device_fact(stage)], "Device")
     p95_s = {name: phase.p95_s for name, phase in stage.phases.items()}
-    yield breakdown(stage_rows(stage), word, key, p95_s)
+    yield breakdown(stage_rows(stage), word, key, p95_s, stage.device.phases if stage.device is not None else {})
 
 
-def breakdown(rows: list[PhaseRow], word: str = "step", key: str = "", p95_s: Mapping[str, float | None] = {}) -> Table:
-    """Return phases as a table with bars."""
-    cells = [
+def breakdown(
+    rows: list[PhaseRow],
+    word: str = "step",
+    key: str = "",
+    p95_s: Mapping[str, float | None] = {},
+    device_s: Mapping[str, float] = {},
+) -> Table:
+    """Return phases as a table with bars; ``device_s``, by the device's clock, is a column if there is any."""
+    cells: Rows = [
         (row.name, Value(share_text(row.share, decimals=1), row.share), Value(total, row.total_s),
-         Value(p50, row.p50_s), seconds(p95_s.get(row.phase)))
+         Value(p50, row.p50_s), *((seconds(device_s.get(row.phase)),) if device_s else ()),
+         seconds(p95_s.get(row.phase)))
         for row, total, p50 in zip(rows, seconds_column([row.total_s for row in rows]),
                                    seconds_column([row.p50_s for row in rows]), strict=True)
     ]  # fmt: skip
-    heads: Heads = ("phase", "share", "total", f"p50 per {word}", Column(f"p95 per {word}", PAGE))
+    heads: Heads = ("phase", "share", Column("total", _ROOM_FOR_SIX if device_s else 0), f"p50 per {word}",
+                    *(("p50 on device",) if device_s else ()), Column(f"p95 per {word}", PAGE))  # fmt: skip
     return table(heads, cells, key=key, bars="share", full=1.0)
 
 
