@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any
@@ -31,7 +31,7 @@ from . import module_walk, plain
 from .call_watch import CallWatch
 from .code_lines import USER, owner_of
 from .compiler import is_any_compiled
-from .fake_copy import Copier, RefusedError
+from .fake_copy import MAX_ITEMS, Copier, RefusedError
 from .flops import ArithmeticCounter
 from .machine import device_name
 from .replay.probe import MOST_S, SHARE
@@ -185,24 +185,25 @@ class _Outside:
             self._keep(type(frame.f_locals.get("self")))
 
     def _keep(self, value: Any) -> None:
-        """Remember a container, or the attributes of an object or class and the containers among them."""
-        kind = type(value)
-        if kind in _CONTAINERS:
-            if id(value) not in self._kept and len(value) <= MAX_KEPT:
-                self._kept[id(value)] = value, copy(value)
-        elif issubclass(kind, type):
+        """Remember a container, or the attributes of an object or class, and the containers in it."""
+        if isinstance(value, type):
             for base in value.__mro__:
-                if id(base) not in self._kept and not plain.is_library(base):
-                    self._kept[id(base)] = base, dict(vars(base))
-                    self._keep_containers(vars(base).values())
-        elif not issubclass(kind, (types.ModuleType, types.FunctionType, torch.Tensor)):
+                if not plain.is_library(base):
+                    self._keep_state(base, dict(vars(base)))
+        elif type(value) in _CONTAINERS:
+            self._keep_state(value, value)
+        elif not isinstance(value, (types.ModuleType, types.FunctionType, torch.Tensor)):
             state = plain.attributes(value)
-            self._keep_containers((state, *state.values()))
+            self._keep_state(state, state)
 
-    def _keep_containers(self, values: Iterable[Any]) -> None:
-        for value in values:
-            if type(value) in _CONTAINERS:
-                self._keep(value)
+    def _keep_state(self, owner: Any, state: Any) -> None:
+        if id(owner) in self._kept or len(state) > MAX_KEPT:
+            return
+        self._kept[id(owner)] = owner, copy(state)
+        if len(state) <= MAX_ITEMS:
+            for each in state.values() if isinstance(state, dict) else state:
+                if type(each) in _CONTAINERS:
+                    self._keep_state(each, each)
 
 
 def _check(code: types.CodeType) -> None:
