@@ -19,7 +19,7 @@ from .tracing import StepTracer
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 """Strategies under which all operations of a step can be counted in it: others shard or move tensors themselves."""
 
-_CALL = nn.Module._wrapped_call_impl.__code__  # type: ignore[attr-defined]
+_CALL = nn.Module._wrapped_call_impl.__code__
 _COMPILED_CALLS = ("compile_wrapper", "_fn")  # of dynamo, in different versions
 
 
@@ -83,12 +83,12 @@ class CallWatch(StepTracer):
 
     def _called(self, frame: types.FrameType, is_module: bool) -> None:
         variables = frame.f_locals
-        owner, function = variables.get("self"), variables.get("self" if is_module else "fn")
+        function: Any = variables.get("self" if is_module else "fn")
         if is_module:
             is_redirected = "_ForwardRedirection" in getattr(plain.stored(function, "forward"), "__qualname__", "")
             if is_redirected or wrapper_of(function) not in ("", "OptimizedModule"):
                 return  # what it wraps is called next
-        elif function is None or type(owner).__name__ == "DisableContext":
+        elif function is None or type(variables.get("self")).__name__ == "DisableContext":
             return
         self._outer = frame
         of_batch = Copier(self.mode, self.device, copies_modules=False)

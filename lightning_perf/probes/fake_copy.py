@@ -204,7 +204,7 @@ class Copier:
         if not state or isinstance(value, (type, types.ModuleType, types.FunctionType, Enum)):
             return value
         try:
-            copy = object.__new__(kind)
+            copy: Any = object.__new__(kind)
         except TypeError:  # its state is not in Python
             return value
         self._keep(value, copy)

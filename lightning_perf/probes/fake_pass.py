@@ -242,8 +242,8 @@ def _signals_wait() -> Iterator[None]:
                     undo.callback(signal.signal, number, handler)
                     signal.signal(number, lambda number, _: arrived.append(number))
         yield
-    for number in arrived:
-        signal.raise_signal(number)
+    for each in arrived:
+        signal.raise_signal(each)
 
 
 @contextmanager
