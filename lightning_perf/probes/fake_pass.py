@@ -67,13 +67,15 @@ def fake_profile(
     device = watch.device
 
     def clock() -> int:
+        if arrived:
+            raise InterruptedError("a signal arrived")
         now = now_ns()
         if now > until_ns:
             raise TimeoutError("it takes longer than a pause of the training may")
         return now
 
     with ExitStack() as undo:
-        undo.enter_context(_undisturbed(device))
+        arrived = undo.enter_context(_undisturbed(device))
         copier = Copier(watch.mode, device)
         model = copier(root)
         calls = [call._replace(function=copier(call.function), args=copier(call.args), kwargs=copier(call.kwargs))
@@ -232,8 +234,8 @@ def _is_same(value: Any, before: Any) -> bool:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Call Python's signal handlers afterwards: C++ ends the process if one raises while it asks for a device."""
+def _signals_wait() -> Iterator[list[int]]:
+    """Call Python's signal handlers afterwards, for the signals listed: C++ ends the process if one raises while it asks for a device."""
     arrived: list[int] = []
     with ExitStack() as undo:
         if threading.current_thread() is threading.main_thread():
@@ -241,20 +243,20 @@ def _signals_wait() -> Iterator[None]:
                 if callable(handler := signal.getsignal(number)):
                     undo.callback(signal.signal, number, handler)
                     signal.signal(number, lambda number, _: arrived.append(number))
-        yield
+        yield arrived
     for each in arrived:
         signal.raise_signal(each)
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Keep random streams and hooks on all modules as they are, and compiled code uncompiled meanwhile."""
+def _undisturbed(device: torch.device) -> Iterator[list[int]]:
+    """Keep random streams and hooks on all modules as they are, compiled code uncompiled, and signals waiting."""
     if reason := refusal(device):
         raise RefusedError(reason)
     registries = [each for name, each in vars(torch_module).items()
                   if name.startswith("_global_") and isinstance(each, dict)]  # fmt: skip
     with ExitStack() as undo:
-        undo.enter_context(_signals_wait())
+        arrived = undo.enter_context(_signals_wait())
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())
         undo.enter_context(unchanged(device))
@@ -263,4 +265,4 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
         for registry in registries:
             undo.callback(registry.update, dict(registry))
             registry.clear()
-        yield
+        yield arrived

@@ -411,18 +411,21 @@ def test_step_is_not_watched_below_a_profiler_of_the_script() -> None:
     assert "profiler of the script" in watch.failure
 
 
-def test_signal_that_arrives_within_a_pass_is_handled_after_it() -> None:
+def test_signal_that_arrives_within_a_pass_ends_it_and_is_handled_then() -> None:
     seen: list[Any] = []
     before = signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(current_mode()))
 
     def raises(x: torch.Tensor) -> torch.Tensor:
         if current_mode() is not None:
             signal.raise_signal(signal.SIGUSR1)
-        return x
+        return x + 1
 
     try:
         handler = signal.getsignal(signal.SIGUSR1)
-        faked(Does(raises), torch.randn(N, SIZE))
+        model, batch = Does(raises), torch.randn(N, SIZE)
+        found, text = try_profile(watched(model, batch), model, 1, time.perf_counter_ns, 0)
+        assert found is None
+        assert "a signal arrived" in text
         assert seen == [None]
         assert signal.getsignal(signal.SIGUSR1) is handler
     finally:
