@@ -235,7 +235,7 @@ def _is_same(value: Any, before: Any) -> bool:
 
 @contextmanager
 def _signals_wait() -> Iterator[list[int]]:
-    """Call Python's signal handlers afterwards, for the signals listed: C++ ends the process if one raises while it asks for a device."""
+    """Call Python's signal handlers afterwards: C++ ends the process if one raises while it asks for a device."""
     arrived: list[int] = []
     with ExitStack() as undo:
         if threading.current_thread() is threading.main_thread():
