@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from lightning_perf.probes.machine import device_name, read_device
 from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from lightning_perf.probes.plain import batch_size, tensors_in
 from lightning_perf.probes.saved_tensors import SavedTensors
-from lightning_perf.probes.tracing import StepTracer
+from lightning_perf.probes.tracing import StepTracer, eager
 from lightning_perf.quick import as_it_was, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
 from lightning_perf.reports.console import model_report
@@ -165,7 +165,7 @@ def quick_profile(
         counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=device.type == "cpu")
         run = _Run(model, batch, train, loss, device)
         run.once()  # lazy parameters and libraries come alive outside the count
-        with _eager():
+        with eager():
             run.once(counter)
         if counter.failure:
             raise ConfigError(f"the arithmetic of {type(model).__name__} could not be counted: {counter.failure}")
@@ -223,7 +223,7 @@ class _Run:
         passes = []
         for _ in range(_TIMED_BY_MODULE):
             timed = ModuleTimes(self._model, depth, time.perf_counter_ns, make_event)
-            with _eager():
+            with eager():
                 timed.open()
                 try:
                     self.once(timed)
@@ -294,7 +294,7 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
     if not run.train:
         return memory.record()
     saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
-    with _eager(), torch.enable_grad(), saved:
+    with eager(), torch.enable_grad(), saved:
         run._forward()
     return msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch))
 
@@ -319,12 +319,6 @@ def _added_up(output: Any) -> torch.Tensor:
             "the model's output holds no floating-point tensor that needs a gradient: give loss=, or train=False"
         )
     return torch.stack([t.float().sum() for t in tensors]).sum()
-
-
-def _eager() -> Any:
-    """Run compiled models uncompiled, so that their operators are visible (torch 2.6 and newer)."""
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    return set_stance("force_eager") if set_stance is not None else nullcontext()
 
 
 def _device_of(model: nn.Module, batch: Any) -> torch.device:

@@ -16,6 +16,7 @@ from lightning_perf.records import CompilerWatch, GraphBreak, Recompile
 
 from .base import Probe, RunContext
 from .code_lines import USER, Place, owner_of
+from .model import is_compiled
 
 WARMUP_STEPS = 10
 """Steps in which compiling is expected: the first batches, and the first one of another size."""
@@ -35,6 +36,11 @@ def has_compiled() -> bool:
     """Return whether dynamo has compiled anything in this process."""
     utils = dynamo("utils")
     return utils is not None and bool(getattr(utils, "counters", {}).get("frames"))
+
+
+def is_any_compiled(module: Any) -> bool:
+    """Return whether operators may be hidden in compiled code, of a module or of what it calls."""
+    return has_compiled() or is_compiled(module)
 
 
 class CompilerProbe(Probe):

@@ -61,7 +61,7 @@ class ArithmeticCounter(StepTracer):
     """Counts within forward and backward of a step, or while it is entered.
 
     ``depth`` is 1 for the top-level modules. Timing operators by the host's clock is meaningful on a CPU only. ``log``
-    also collects the calls for replays.
+    also collects the calls for replays. ``below`` is a dispatch mode of our own that is in place already.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class ArithmeticCounter(StepTracer):
         now_ns: Callable[[], int] = host_now_ns,
         times_operators: bool = False,
         log: CallLog | None = None,
+        below: Any = None,
     ) -> None:
         self.direction: Direction = "forward"
         self.failure = ""
@@ -81,7 +82,7 @@ class ArithmeticCounter(StepTracer):
         self.uncounted: set[str] = set()
         self.has_backward = False
         self.log = log
-        self._root = module
+        self._root, self._below = module, below
         self._depth = depth
         self._now_ns = now_ns
         self._times = times_operators
@@ -134,7 +135,7 @@ class ArithmeticCounter(StepTracer):
             # In manual optimization this is entered inside a module; no listed module is running then.
             self._running.clear()
             if not self.failure:
-                self.failure = _refusal()
+                self.failure = _refusal(self._below)
             if self.failure:
                 return self
             self._watch.put()
@@ -343,13 +344,15 @@ class _Mode(PassiveMode):
         self._counter = counter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "namespace", "") == "prim":  # the device of a fake tensor: an error here ends the process
+            return func(*args, **(kwargs or {}))
         return self._counter.see(func, args, kwargs or {})
 
 
-def _refusal() -> str:
+def _refusal(below: Any) -> str:
     """Return why operators cannot be counted now; empty if they can."""
     mode = current_mode()
-    if mode is None:
+    if mode is below:
         return ""
     return f"the script's own dispatch mode {type(mode).__name__} is in place and would see what counting does"
 

@@ -26,13 +26,12 @@ from lightning_perf.records import (
 from . import oom, plain
 from .base import Probe, RunContext
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
-from .compiler import has_compiled
+from .compiler import is_any_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
 from .history import AllocationHistory, history_of, read_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
 from .loop import LoopProbe
-from .model import is_compiled
 from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
 
@@ -185,7 +184,7 @@ class MemoryProbe(Probe):
         memory = self._count(batch)
         self._model_memory, self._gradients = memory, {}
         # Hooks on all modules make torch warn about compiled ones, and compile again whatever calls modules.
-        if has_compiled() or is_compiled(self._module):
+        if is_any_compiled(self._module):
             self.missing["memory.breakdown.activations"] = "tensors saved by compiled modules are not visible"
             return
         self._saved = SavedTensors(memory.count, memory.modules, self._now_ns)

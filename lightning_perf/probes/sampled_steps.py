@@ -15,14 +15,16 @@ import torch
 from lightning_perf import interrupts
 from lightning_perf.records import ModelProfile, Session, SyncCalls
 
+from . import call_watch
 from .base import Probe, RunContext
+from .call_watch import CallWatch
 from .clock import NEVER, DeviceEvent
 from .code_lines import CodeLines, Place
-from .compiler import has_compiled
+from .compiler import is_any_compiled
+from .fake_pass import try_profile
 from .flops import ArithmeticCounter
 from .loop import LoopProbe
 from .machine import device_name
-from .model import is_compiled
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
@@ -35,8 +37,6 @@ COUNTED_STEP = 10
 slowed down."""
 
 _COUNTING_ATTEMPTS = 3
-_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
-"""Strategies under which all operations of a step can be counted: others shard or move tensors themselves."""
 
 ROUNDS = (20, 220, 2020)
 """Steps before each round: the first after the batches that allocate and tune, then ten times less often."""
@@ -150,7 +150,8 @@ class SampledSteps(Probe):
         """Profile of the step whose operations were counted; None before it."""
         self.call_log: CallLog | None = None
         """Operators of that step."""
-        self._strategy = type(trainer.strategy).__name__
+        self._trainer = trainer
+        self._watch: CallWatch | None = None  # of a step that is counted later
         self._device: torch.device = trainer.strategy.root_device
         self._module, self._loop, self._now_ns, self._on_fail = pl_module, loop, now_ns, on_fail
         self._depth, self._make_event = depth, make_event
@@ -268,6 +269,8 @@ class SampledSteps(Probe):
         if kind == "arithmetic":
             self._attempts_left -= 1
             self._n_samples = batch_size(batch)
+            if call_watch.is_hidden(self._trainer, self._module):
+                return CallWatch(self._device, self._now_ns, self._n_samples, self._step)
             log, is_cpu = CallLog(self._n_samples or 0), self._device.type == "cpu"
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, times_operators=is_cpu, log=log)
         if kind == "modules":
@@ -280,18 +283,15 @@ class SampledSteps(Probe):
 
     def _refusal(self, kind: str) -> str:
         """Return why no step can be traced; empty if one can."""
-        is_any_compiled = kind != "device" and (has_compiled() or is_compiled(self._module))
         if kind == "arithmetic":
-            if is_any_compiled:
-                return "operators of a compiled model cannot be counted here; use quick_profile"
-            if self._strategy not in _STRATEGIES:
-                return f"{self._strategy} shards or moves tensors by itself: only some operations would be counted"
-            return ""
+            is_hidden = call_watch.is_hidden(self._trainer, self._module)
+            return call_watch.refusal(self._trainer, self._module) if is_hidden else ""
+        is_compiled = kind != "device" and is_any_compiled(self._module)
         if current_mode() is not None:  # it would see what ours does
             return "a dispatch mode of the script is in place"
-        if is_any_compiled and kind == "modules":
+        if is_compiled and kind == "modules":
             return "hooks on modules would make torch recompile them"
-        if is_any_compiled and not can_trace_compiled():
+        if is_compiled and not can_trace_compiled():
             return "compiled code would run uncompiled while this version of torch traces operators"
         return ""
 
@@ -304,6 +304,10 @@ class SampledSteps(Probe):
             self.missing[field] = f"{problem}{tracer.failure}"
         if isinstance(tracer, ArithmeticCounter):
             self._counted(tracer)
+        elif isinstance(tracer, CallWatch):
+            self._attempts_left = 0
+            if not tracer.failure:
+                self._watch, self.missing[field] = tracer, "it is counted in the next pause of the training"
         else:
             self._rounds_cost_ns += tracer.cost_ns
         if isinstance(tracer, ModuleTimes):
@@ -321,6 +325,17 @@ class SampledSteps(Probe):
             self._attempts_left = 0
             self.profile = counter.profile(device_name(self._device), self._n_samples, self._step)
             self.call_log = counter.log
+
+    def before_report(self, is_last: bool) -> None:
+        """Count the watched step from its shapes."""
+        watch, self._watch = self._watch, None
+        if watch is not None and not self._trainer.received_sigterm:
+            begin, depth, trained_ns = self._now_ns(), max(1, self._depth), self._loop.wall_ns()
+            self.profile, reason = try_profile(watch, self._module, depth, self._now_ns, trained_ns)
+            self.missing["model_profile"] = reason
+            if self.profile is not None:
+                del self.missing["model_profile"]
+            self.cost_ns += self._now_ns() - begin
 
     def close(self) -> None:
         """Restore everything. Can be called twice."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -96,6 +97,12 @@ def current_mode() -> Any:
 def can_trace_compiled() -> bool:
     """Return whether compiled regions stay compiled below a dispatch mode; older torch falls back to eager."""
     return hasattr(_Base, "ignore_compile_internals")
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Run compiled functions uncompiled, so that their operators are visible (torch 2.6 and newer)."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    return set_stance("force_eager") if set_stance is not None else nullcontext()
 
 
 def leave_mode(mode: Any) -> bool:

@@ -9,6 +9,9 @@ from .steps import Distribution
 Bound = Literal["compute", "bandwidth", "launch", "latency"]
 """Bottleneck of an operation: arithmetic, memory traffic, launching its operators, or none of these."""
 
+Basis = Literal["step", "shapes", "uncompiled"]
+"""What operations were counted in: a step, or its shapes, without the compiler or only without sharding."""
+
 
 class Ceilings(Record, frozen=True, kw_only=True):
     """Peak rates of a device, measured on it with torch's own operators.
@@ -152,6 +155,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         n_trainable: Of these, those that require a gradient.
         n_samples: In the batch; None if unknown.
         step: Batches before the step that was counted; None outside a run.
+        basis: ``"step"`` if the operators of a step were counted; ``"shapes"`` if its modules were counted on fake
+            tensors of the shapes seen, without sharding; ``"uncompiled"`` if without the compiler too.
         precision: Of most of the arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype's name.
         forward_flops: Operations of matrix multiplications, convolutions and attention, a multiplication and an
             addition counted as two; None if not counted.
@@ -160,6 +165,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         forward_bytes: Read and written by all operators, as if nothing stayed in a cache.
         backward_bytes: The same of the backward pass.
         uncounted: Operators whose arithmetic is not known and counted as none, though they are known to do some.
+        saved_bytes: Activations that the forward pass saves for the backward pass; None if ``basis`` is ``"step"``: the
+            breakdown of memory has them.
         forward_s: Of the forward pass alone; None if not timed.
         step_s: Of a training step: forward, backward and the optimizer's step where there is one.
         is_optimizer_timed: Whether ``step_s`` holds an optimizer's step.
@@ -183,6 +190,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     parameters_bytes: int
     n_samples: int | None = None
     step: int | None = None
+    basis: Basis = "step"
     precision: str = ""
     forward_flops: int | None = None
     backward_flops: int | None = None
@@ -190,6 +198,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     forward_bytes: int | None = None
     backward_bytes: int | None = None
     uncounted: tuple[str, ...] = ()
+    saved_bytes: int | None = None
     forward_s: Distribution | None = None
     step_s: Distribution | None = None
     is_optimizer_timed: bool = False

@@ -202,6 +202,9 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
     if seconds <= 0 or profile.forward_flops is None:
         return None
     totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
+    if profile.basis == "uncompiled":  # fused operators move fewer bytes, and are fewer
+        needed_s = least_of_step(profile, ceilings).compute_s or 0.0
+        return "compute" if needed_s >= EXPLAINED_FRACTION * seconds else None
     for module in profile.modules:
         work = _least_of(module, ceilings, profile.precision)
         found = work.largest()

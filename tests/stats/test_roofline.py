@@ -126,6 +126,16 @@ def test_step_is_bound_by_latency_when_its_modules_explain_little_of_it(n_operat
     assert assessed(profile(modules=(module,)), CEILINGS, None, times(1.0)).bound == bound
 
 
+@pytest.mark.parametrize(
+    ("seconds", "n_bytes", "bound"), [(0.045, 10**9, "compute"), (0.06, 10**9, None), (0.045, 10, "compute")]
+)
+def test_only_a_compute_bound_is_known_when_a_compiled_model_is_counted_uncompiled(
+    seconds: float, n_bytes: int, bound: str | None
+) -> None:
+    counted = profile(basis="uncompiled", forward_bytes=n_bytes, modules=(module(forward_bytes=n_bytes),))
+    assert assessed(counted, CEILINGS, None, times(seconds)).bound == bound
+
+
 def test_bound_of_the_step_leaves_the_optimizer_out_when_modules_were_timed() -> None:
     module = ModuleProfile(path="a", class_name="Linear", n_parameters=1, forward_flops=10**9, backward_flops=0,
                            forward_bytes=10**6, backward_bytes=0, n_operators=1, forward_s=0.011)  # fmt: skip

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
@@ -65,6 +66,8 @@ def fitted(make: Make, model: Net, doctor: PerfDoctor | None, **arguments: Any) 
     seed_everything(3, verbose=False)
     fresh = type(model)()
     data = DataLoader(TensorDataset(torch.randn(N_BATCHES * BATCH, 8)), BATCH, shuffle=True)
+    if isinstance(arguments.get("strategy"), type):
+        arguments["strategy"] = arguments["strategy"]()
     make(*([doctor] if doctor is not None else []), **arguments).fit(fresh, data)
     return fresh
 
@@ -134,10 +137,88 @@ def test_nothing_is_counted_when_switched_off(make_trainer: Make) -> None:
         PerfDoctor(ceilings=3)  # type: ignore[arg-type]
 
 
-def test_compiled_model_is_left_alone_with_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampled_steps, "is_compiled", lambda module: True)
-    _, session = diagnosed(make_trainer, Net())
-    assert "compiled" in session.missing["model_profile"]
+class CompiledBody(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.compile(self.body, backend="eager")  # type: ignore[assignment]
+
+
+class CompiledInPlace(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.compile(backend="eager")
+
+
+class CompiledStep(Net):
+    @torch.compile(backend="eager")
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = self.memory(self.body(batch[0]))[0].square().mean()
+        self.losses.append(loss.detach())  # type: ignore[arg-type]
+        return loss
+
+
+class Sharded(Net):
+    def configure_model(self) -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(self.body, mesh=self.device_mesh["data_parallel"])
+
+
+class OneRank(ModelParallelStrategy):
+    def __init__(self) -> None:
+        super().__init__(data_parallel_size=1, tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        (CompiledBody(), {}),
+        (CompiledInPlace(), {"precision": "bf16-mixed"}),
+        (CompiledStep(), {}),
+        (CompiledBody(), {"strategy": "ddp"}),
+        (Sharded(), {"strategy": OneRank}),
+    ],
+    ids=["compiled", "compiled-in-place", "compiled-step", "compiled-ddp", "sharded"],
+)
+def test_hidden_step_is_counted_from_its_shapes_and_the_training_is_the_same_bit_for_bit(
+    make_trainer: Make, model: Net, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "measure", fake_ceilings)
+    ceilings.measured(torch.device("cpu"))
+    plain = fitted(make_trainer, model, None, **arguments)
+    watched, session = diagnosed(make_trainer, model, **arguments)
+    assert watched.losses == plain.losses
+    for a, b in zip((*plain.parameters(), *plain.buffers()), (*watched.parameters(), *watched.buffers()), strict=True):
+        assert torch.equal(getattr(a, "_local_tensor", a), getattr(b, "_local_tensor", b))
+    assert session.probes_off == ()
+    assert "model_profile" not in session.missing
+    profile = session.model_profile
+    assert profile is not None
+    assert profile.forward_flops == ONCE
+    fused = 2 * ONCE - 2 * BATCH * 8 * 16
+    assert profile.backward_flops in (fused, fused - FIRST_STATE)
+    assert profile.basis == ("shapes" if type(model) is Sharded else "uncompiled")
+    assert (profile.step, profile.n_samples) == (sampled_steps.COUNTED_STEP, BATCH)
+    assert profile.precision == ("bf16" if "precision" in arguments else "fp32")
+    assert profile.utilisation is not None
+    assert profile.utilisation.measured_fraction is not None
+
+
+def test_reason_is_recorded_when_a_hidden_step_depends_on_values(make_trainer: Make) -> None:
+    class Branches(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = super().forward(x)
+            return x if x.sum() > 0 else -x
+
+    class Model(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.compile(Branches(*self.body), backend="eager")  # type: ignore[assignment]
+
+    plain = fitted(make_trainer, Model(), None)
+    watched, session = diagnosed(make_trainer, Model())
+    assert watched.losses == plain.losses
+    assert "depends on values of tensors" in session.missing["model_profile"]
     assert session.model_profile is None or session.model_profile.forward_flops is None
 
 

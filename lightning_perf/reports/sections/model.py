@@ -84,6 +84,10 @@ def model_facts(profile: ModelProfile) -> list[str]:
     if profile.recomputed_flops:
         told.append(f"{flops_in(profile.recomputed_flops)} of these recompute activations")
     n_flops, n_bytes = work_of(profile)
+    if profile.basis != "step":
+        told.append("counted from shapes" + (", as if not compiled" if profile.basis == "uncompiled" else ""))
+    if profile.saved_bytes is not None:
+        told.append(f"{size(profile.saved_bytes)} saved for backward")
     if n_bytes:
         told.append(f"{size(n_bytes)} read and written, {number_text(intensity(n_flops, n_bytes))} FLOP/byte")
     if profile.precision:
