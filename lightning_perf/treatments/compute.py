@@ -86,9 +86,10 @@ class CudnnBenchmark(Treatment):
     summary = "lets cuDNN benchmark its convolution algorithms for each input shape and keep the fastest"
     when = (
         "Helps convolutions on inputs of one shape. If shapes keep changing, each new one is benchmarked, which is "
-        "slower."
+        "slower. A running training does not change: cuDNN keeps its first choice for a shape."
     )
-    is_live = True
+    # Not live: torch looks a shape up in its cache of choices before it asks whether to benchmark, and no function
+    # empties the cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, run_single_conv).
     trainer_flag = "benchmark"
     setting = True
 
