@@ -38,7 +38,7 @@ IDLE_S = 10.0
 FIRST_MEETING = 100  # steps
 
 SLOW_FACTOR = 2.0
-"""A treatment whose first steps take longer than usual ones by this factor is undone at once."""
+"""A treatment whose first steps take longer by this factor than usual ones, before and after, is undone at once."""
 
 _SCOUTED_STEPS = 2
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
@@ -75,7 +75,21 @@ class _Try:
         self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
         self.is_scouting = not is_epoch
         self.scouting_lost_s = 0.0
+        self.slow_s: float | None = None  # the least of its first steps, if that is long
         self.n_blocks = self.steps_per_block = 0
+
+    def scouted(self, least_s: float | None) -> float:
+        """Return how many times as long the first steps took; where that is long, only once usual steps follow them.
+
+        Another program may have slowed them down, and then slows those that follow, too.
+        """
+        if self.slow_s is None and least_s is not None:
+            self.scouting_lost_s = (least_s - self.usual_s) * (self.discarded + _SCOUTED_STEPS)
+            if least_s > SLOW_FACTOR * self.usual_s:
+                self.slow_s = least_s
+                return 0.0
+        self.is_scouting = False
+        return self.slow_s / max(self.usual_s, least_s or 0.0) if self.slow_s is not None else 0.0
 
     def lost_s(self) -> float:
         return max(0.0, self.scouting_lost_s + self.blocks.lost * self.steps_per_block)
@@ -261,12 +275,9 @@ class Autopilot:
         else:
             mean_s = self._times.step_mean(1 + trial.discarded, trial.period, is_least=trial.is_scouting)
         if trial.is_scouting:
-            trial.is_scouting = False
-            if mean_s is not None:
-                trial.scouting_lost_s = (mean_s - trial.usual_s) * (trial.discarded + _SCOUTED_STEPS)
-                if mean_s > SLOW_FACTOR * trial.usual_s:
-                    slower = mean_s / trial.usual_s
-                    return self._close("undone", f"its first steps took {slower:.1f} times as long")
+            slower = trial.scouted(mean_s)
+            if slower > SLOW_FACTOR:
+                return self._close("undone", f"its first steps took {slower:.1f} times as long")
         else:
             trial.blocks.add(mean_s)
             trial.one = msgspec.structs.replace(
@@ -320,7 +331,7 @@ class Autopilot:
         return order
 
     def _block(self, trial: _Try) -> Order:
-        is_on = trial.is_scouting or trial.blocks.is_next_treated
+        is_on = trial.slow_s is None if trial.is_scouting else trial.blocks.is_next_treated
         trial.one = msgspec.structs.replace(trial.one, is_treated=is_on)
         n_steps = _NEVER
         if trial.one.unit == "step":

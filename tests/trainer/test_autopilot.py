@@ -446,6 +446,27 @@ def test_slow_treatment_is_undone_after_its_first_steps(
     assert one.session.autopilot.tries[0].n_pairs == 0
 
 
+def test_first_steps_do_not_decide_when_those_after_them_are_as_slow(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowness: dict[tuple[str, bool], float] = {("threads=2", True): 9.0, ("threads=2", False): 5.0}
+    slowness |= {("fused-optimizer", True): 9.0, ("fused-optimizer", False): 4.0}
+
+    def least_s(self: Any, *_: Any, is_least: bool) -> float:
+        one = pilots[0]._try.one
+        return slowness[one.treatment, one.is_treated] * pilots[0]._try.usual_s if is_least else 1.0
+
+    pilots = plant("threads=2", "fused-optimizer")
+    monkeypatch.setattr(autopilot, "SLOW_FACTOR", 2.0)
+    monkeypatch.setattr(autopilot.BlockTimes, "step_mean", least_s)
+    one = doctor("numerics")
+    train(make_trainer, [one])
+    first, second = one.session.autopilot.tries
+    assert (first.status, first.reason, first.n_pairs) == ("undone", "", 3)
+    assert (second.status, second.n_pairs) == ("undone", 0)
+    assert "took 2.2 times as long" in second.reason
+
+
 def test_treatment_is_undone_when_memory_passes_the_headroom(
     make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
