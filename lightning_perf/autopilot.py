@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from lightning_perf import records, seams
+from lightning_perf.block_times import BlockTimes, Unit
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments, Switch
 from lightning_perf.probes.gpu import peak_share
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.probes.step_aggregator import time_with_boundaries_s, usual_steps_s
 from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryStatus
 from lightning_perf.reports.sections.autopilot import decision_line
 from lightning_perf.safe_loaders import RandomWatch, require_safe_workers
@@ -39,7 +38,7 @@ IDLE_S = 10.0
 FIRST_MEETING = 100  # steps
 
 SLOW_FACTOR = 2.0
-"""A treatment whose first steps take longer than usual ones by this factor is undone at once."""
+"""A treatment whose first steps take longer by this factor than usual ones, before and after, is undone at once."""
 
 _SCOUTED_STEPS = 2
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
@@ -47,8 +46,7 @@ _LEAST_DISCARDED = 2
 _HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
 _MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
-
-Unit = Literal["step", "epoch"]
+_OTHER_RANK = "another rank refused it"
 
 
 class Order(NamedTuple):
@@ -69,15 +67,29 @@ class Order(NamedTuple):
 
 
 class _Try:
-    """The treatment under way, on rank 0. ``usual_s`` is a step before it."""
+    """The treatment under way, on rank 0. ``usual_s``: a step before it; ``period``: batches per optimizer step."""
 
-    def __init__(self, one: AutopilotTry, chance: random.Random, usual_s: float, discarded: int) -> None:
-        self.one, self.usual_s, self.discarded = one, usual_s, discarded
+    def __init__(self, one: AutopilotTry, chance: random.Random, usual_s: float, discarded: int, period: int) -> None:
+        self.one, self.usual_s, self.discarded, self.period = one, usual_s, discarded, period
         is_epoch = one.unit == "epoch"
         self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
         self.is_scouting = not is_epoch
         self.scouting_lost_s = 0.0
+        self.slow_s: float | None = None  # the least of its first steps, if that is long
         self.n_blocks = self.steps_per_block = 0
+
+    def scouted(self, least_s: float | None) -> float:
+        """Return how many times as long the first steps took; where that is long, only once usual steps follow them.
+
+        Another program may have slowed them down, and then slows those that follow, too.
+        """
+        if self.slow_s is None and least_s is not None:
+            self.scouting_lost_s = (least_s - self.usual_s) * (self.discarded + _SCOUTED_STEPS)
+            if least_s > SLOW_FACTOR * self.usual_s:
+                self.slow_s = least_s
+                return 0.0
+        self.is_scouting = False
+        return self.slow_s / max(self.usual_s, least_s or 0.0) if self.slow_s is not None else 0.0
 
     def lost_s(self) -> float:
         return max(0.0, self.scouting_lost_s + self.blocks.lost * self.steps_per_block)
@@ -113,16 +125,14 @@ class Autopilot:
         self._n_steps, self._meeting = 0, FIRST_MEETING if self._has_ranks else _NEVER
         self._unit: Unit | None = None  # of what is being tried
         self._switch: tuple[str, Switch] | None = None
-        self._failure, self._peak_before = "", 0.0
+        self._failure, self._can_switch, self._peak_before = "", True, 0.0
         # On rank 0:
         self._chance = random.Random()  # not the global generator, which is the training's
-        self._known = set(taken)
+        self._taken, self._known = taken, set(taken)
         self._waiting: list[tuple[str, str, Unit]] = []
         self._try: _Try | None = None
         self._tries: list[AutopilotTry] = []
-        self._mark: Any = None
-        self._rows: list[Any] = []
-        self._epoch_s, self._n_epoch_steps = 0.0, 0
+        self._times = BlockTimes(probes)
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
@@ -131,7 +141,7 @@ class Autopilot:
         self._n_steps += 1
         if self._n_steps >= self._meeting:
             self._meet(module, is_epoch_start=False)
-        elif self._n_steps % 1024 == 0 and self._mark is not None:  # before rows are aggregated twice
+        elif self._n_steps % 1024 == 0 and self._times.is_on:  # before rows are aggregated twice
             self.collect()
 
     @property
@@ -145,52 +155,66 @@ class Autopilot:
             self._meet(module, is_epoch_start=True)
 
     def _meet(self, module: Any, is_epoch_start: bool) -> None:
-        trainer, call = self._trainer, self._probes.call
-        is_fine = bool(call("autopilot", self._is_fine))
-        if self._has_ranks:  # collectives are outside of any isolation
-            is_fine = trainer.strategy.reduce_boolean_decision(is_fine, all=True)
-        order = Order("undo", _NEVER)
+        trainer, probes = self._trainer, self._probes
+        is_fine = self._on_all_ranks(bool(probes.call("autopilot", self._is_fine)))
+        order, is_done = Order("undo", _NEVER), True
         if trainer.is_global_zero:
-            order = call("autopilot", self._decide, is_fine, is_epoch_start) or order
-        if self._has_ranks:
+            order = probes.call("autopilot", self._decide, is_fine, is_epoch_start) or order
+        if self._has_ranks:  # collectives are outside of any isolation
             order = trainer.strategy.broadcast(order)
-        self._meeting = order.meeting
-        self._unit = order.unit if order.action in ("on", "off") else None
         if order.action != "wait":
-            call("switching treatments", self._obey, order, module)
+            # Also after a failure: what is on must be switched off.
+            obeyed = probes.tried("switching treatments", self._obey, order, module)
+            self._can_switch &= obeyed is not None
+            is_done = self._on_all_ranks(bool(obeyed))
+            if not is_done:
+                probes.tried("switching treatments", self._obey, order._replace(action="undo"), module)
+            elif order.action == "keep":
+                self._switch = None
+                self._live.note(order.text, order.finding, trainer.current_epoch)
             if trainer.is_global_zero:
-                call("autopilot", self._begin_block)
+                probes.call("autopilot", self._obeyed, order.action, is_done)
+        self._meeting = order.meeting if is_done else self._n_steps + 1
+        self._unit = order.unit if is_done and order.action in ("on", "off") else None
+
+    def _on_all_ranks(self, is_true: bool) -> bool:
+        return bool(self._trainer.strategy.reduce_boolean_decision(is_true, all=True)) if self._has_ranks else is_true
 
     def _is_fine(self) -> bool:
         """Return whether this rank could apply the treatment, and its memory allows it."""
-        if not self._failure and self._switch is not None and self._peak() > max(self._peak_before, _HEADROOM):
+        if self._switch is None:
+            return self._can_switch
+        if not self._failure and self._peak() > max(self._peak_before, _HEADROOM):
             self._failure = "device memory passed the headroom"
-        return not self._failure
+        return self._can_switch and not self._failure
 
     def _peak(self) -> float:
         return peak_share(self._trainer.strategy.root_device)
 
-    def _obey(self, order: Order, module: Any) -> None:
+    def _obey(self, order: Order, module: Any) -> bool:
+        """Switch the treatment; return whether that is possible."""
         if not order.text:  # deciding failed
             if self._switch is not None:
                 self._switch[1].off()
-            return
+            return True
         if self._switch is None or self._switch[0] != order.text:
-            spec = parse(order.text)
-            applier = Applier([spec], self._refuse, check_loader=self._check_loader, without=self._without)
+            spec, self._failure = parse(order.text), ""
+            refuse = partial(self._refuse, order.text)
+            applier = Applier([spec], refuse, check_loader=self._check_loader, without=self._without)
             self._switch, self._peak_before = (order.text, self._live.switch(applier)), self._peak()
         switch = self._switch[1]
         if order.action in ("on", "keep"):
             self._failure = switch.on(self._trainer, module)
         else:
             switch.off()
-        if order.action == "keep":
-            self._live.note(order.text, order.finding, self._trainer.current_epoch, self._failure)
-        if order.action in ("keep", "undo"):
-            self._switch, self._failure = None, ""
+        if order.action == "undo":
+            self._switch = None
+        return order.action in ("off", "undo") or not self._failure
 
-    def _refuse(self, error: TreatmentError) -> None:
-        self._failure = str(error)  # a loader that the Trainer made meanwhile stays as it is
+    def _refuse(self, text: str, error: TreatmentError) -> None:
+        """Leave a loader as it is that the Trainer made meanwhile."""
+        if self._switch is not None and self._switch[0] == text:
+            self._failure = str(error)
 
     def _check_loader(self, loader: Any, arguments: dict[str, Any]) -> None:
         require_safe_workers(loader, arguments)
@@ -209,7 +233,7 @@ class Autopilot:
                     continue
                 spec = with_default(parse(fix.treatment), session)
                 unit = self._unit_of(spec)
-                if unit is not None and spec.treatment.applies_to(session) is None and self._fits(spec):
+                if unit is not None and spec.treatment.applies_to(session) is None:
                     self._known.add(fix.treatment)
                     self._waiting.append((spec.text, finding.code, unit))
         if self._waiting and not self._has_ranks and self._try is None:
@@ -224,29 +248,36 @@ class Autopilot:
             return "step" if treatment.acts_on == "step" else None
         return "epoch" if set(loader_args([spec])) - set(self._without) else None
 
-    def _fits(self, spec: TreatmentSpec) -> bool:
-        kept = [parse(one.treatment).treatment for one in self._tries if one.status == "kept"]
-        return not any(one.id in spec.treatment.conflicts or spec.treatment.id in one.conflicts for one in kept)
+    def _refusal(self, text: str, unit: Unit) -> str:
+        """Return why a treatment cannot be tried in this run, as it is now."""
+        treatment, kept = parse(text).treatment, [one.treatment for one in self._tries if one.status == "kept"]
+        for other in (parse(one).treatment for one in (*self._taken, *kept)):
+            if other.id in treatment.conflicts or treatment.id in other.conflicts:
+                return f"it excludes {other.id}"
+        loop, per_epoch = self._probes.loop, self._trainer.num_training_batches
+        if unit == "step" or loop is None or loop.batches_left() > 2 * MIN_LOOKS * per_epoch:
+            return ""
+        return f"loaders are exchanged between epochs, and no more than {2 * MIN_LOOKS} are left"
 
     def _decide(self, is_fine: bool, is_epoch_start: bool) -> Order:
         trial = self._try
         if trial is None:
-            return self._next_try(is_epoch_start)
+            return self._next_try(is_epoch_start) if is_fine else Order("wait", _NEVER)
         trial.one = msgspec.structs.replace(trial.one, last_step=self._n_steps)
         if not is_fine:
-            return self._close("refused", self._failure or "another rank refused it")
+            return self._close("refused", self._failure or _OTHER_RANK)
         trial.n_blocks += 1
-        if self._main is None or trial.n_blocks > _MOST_BLOCKS:
+        if self._times.main is None or trial.n_blocks > _MOST_BLOCKS:
             return self._close("undone", "its steps could not be measured")
-        self._collect()
-        mean_s = self._step_mean(trial) if trial.one.unit == "step" else self._epoch_mean(trial)
+        self._times.collect()
+        if trial.one.unit == "epoch":
+            mean_s, trial.steps_per_block = self._times.epoch_mean()
+        else:
+            mean_s = self._times.step_mean(1 + trial.discarded, trial.period, is_least=trial.is_scouting)
         if trial.is_scouting:
-            trial.is_scouting = False
-            if mean_s is not None:
-                trial.scouting_lost_s = (mean_s - trial.usual_s) * (trial.discarded + _SCOUTED_STEPS)
-                if mean_s > SLOW_FACTOR * trial.usual_s:
-                    slower = mean_s / trial.usual_s
-                    return self._close("undone", f"its first steps took {slower:.1f} times as long")
+            slower = trial.scouted(mean_s)
+            if slower > SLOW_FACTOR:
+                return self._close("undone", f"its first steps took {slower:.1f} times as long")
         else:
             trial.blocks.add(mean_s)
             trial.one = msgspec.structs.replace(
@@ -257,13 +288,13 @@ class Autopilot:
             )
             verdict = trial.blocks.verdict()
             if verdict is not None:
-                return self._close(verdict)
+                return self._close(verdict) if verdict == "undone" else self._order("keep", trial.one)
         if self._lost_s() > self._budget_s():
             return self._close("undone", "the time that may be lost is used up")
         return self._block(trial)
 
     def _next_try(self, is_epoch_start: bool) -> Order:
-        main = self._main
+        main = self._times.main
         median_ns = main.recent_median_ns() if main is not None else None
         usual_s = 0.0 if median_ns is None else median_ns / 1e9
         steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else FIRST_MEETING
@@ -272,13 +303,16 @@ class Autopilot:
             return wait
         waiting = sorted(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
         found = waiting[0] if waiting else None
-        if found is None or (found[2] == "epoch") != is_epoch_start:
+        refusal = self._refusal(found[0], found[2]) if found is not None else ""
+        if found is None or ((found[2] == "epoch") != is_epoch_start and not refusal):
             return wait._replace(meeting=self._n_steps + 1) if found is not None and is_epoch_start else wait
         text, code, unit = found
         self._waiting.remove(found)
-        steps = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / usual_s)))
         accumulated = max(1, int(self._trainer.accumulate_grad_batches))
-        steps = math.ceil(steps / accumulated) * accumulated  # whole optimizer steps
+        steps = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / usual_s)))
+        steps = math.ceil(steps / accumulated) * accumulated  # as many optimizer steps in each block
+        discarded = max(_LEAST_DISCARDED, round(_DISCARDED_SHARE * steps))
+        discarded += -(1 + discarded) % accumulated
         one = AutopilotTry(
             treatment=text,
             setting=setting_text(parse(text), self._without),
@@ -289,27 +323,24 @@ class Autopilot:
             last_step=self._n_steps,
             block_steps=steps if unit == "step" else None,
         )
-        self._try = _Try(one, self._chance, usual_s, max(_LEAST_DISCARDED, round(_DISCARDED_SHARE * steps)))
-        if unit == "epoch" and not self._has_epochs():
-            return self._close("refused", "too few epochs are left to measure it")
+        self._try = _Try(one, self._chance, usual_s, discarded, accumulated)
+        if refusal:
+            return self._close("refused", refusal)
         order = self._block(self._try)
         self._tell(None)
         return order
 
-    def _has_epochs(self) -> bool:
-        last = self._trainer.max_epochs
-        return last is None or last < 0 or last - self._trainer.current_epoch > 2 * MIN_LOOKS
-
     def _block(self, trial: _Try) -> Order:
-        is_on = trial.is_scouting or trial.blocks.is_next_treated
+        is_on = trial.slow_s is None if trial.is_scouting else trial.blocks.is_next_treated
         trial.one = msgspec.structs.replace(trial.one, is_treated=is_on)
-        meeting = _NEVER
+        n_steps = _NEVER
         if trial.one.unit == "step":
             measured = _SCOUTED_STEPS if trial.is_scouting else trial.one.block_steps or 1
-            trial.steps_per_block = 1 + trial.discarded + measured
-            meeting = self._n_steps + trial.steps_per_block
-        one = trial.one
-        return Order("on" if is_on else "off", meeting, one.treatment, one.finding, one.unit)
+            trial.steps_per_block = n_steps = 1 + trial.discarded + measured
+        return self._order("on" if is_on else "off", trial.one, n_steps)
+
+    def _order(self, action: Literal["on", "off", "keep", "undo"], one: AutopilotTry, n_steps: int = 1) -> Order:
+        return Order(action, self._n_steps + n_steps, one.treatment, one.finding, one.unit)
 
     def _close(self, status: TryStatus, reason: str = "") -> Order:
         trial = self._try
@@ -318,55 +349,19 @@ class Autopilot:
         self._try = None
         self._tries.append(one)
         self._tell(decision_line(one))
-        soon = self._n_steps + 1
-        return Order("keep" if status == "kept" else "undo", soon, one.treatment, one.finding, one.unit)
+        return self._order("undo", one)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def _main(self) -> Any:
-        return self._probes.loop.main if self._probes.loop is not None else None
-
-    def _begin_block(self) -> None:
-        self._collect()  # closes the row before an epoch
-        self._mark = self._main.mark() if self._main is not None and self._try is not None else None
-        self._rows, self._epoch_s, self._n_epoch_steps = [], 0.0, 0
+    def _obeyed(self, action: str, is_done: bool) -> None:
+        """Begin the block that was ordered; close the try where the treatment is kept, or cannot be applied."""
+        if self._try is not None and (action == "keep" or not is_done):
+            self._close(*("kept",) if is_done else ("refused", self._failure or _OTHER_RANK))
+        self._times.begin(self._try.one.unit if self._try is not None else None)
 
     def collect(self) -> None:
         """Keep the steps measured so far in the block under way, before others aggregate them."""
-        self._probes.call("autopilot", self._collect)
-
-    def _collect(self) -> None:
-        main, trial = self._main, self._try
-        if main is None or trial is None:
-            return
-        is_epoch = trial.one.unit == "epoch"
-        if is_epoch and not main.is_in_batch:
-            main.close_record()  # what came before this moment, between two epochs, is of the block before
-        if self._mark is None:
-            return
-        rows, self._mark = main.rows_since(self._mark), main.mark()
-        if not is_epoch:
-            self._rows.append(rows)
-            return
-        taken_s, n_steps = time_with_boundaries_s(rows)
-        self._epoch_s += taken_s
-        self._n_epoch_steps += n_steps
-
-    def _step_mean(self, trial: _Try) -> float | None:
-        """Return the mean step of the block in seconds, the least one of two scouted steps; None without a usual one.
-
-        The step that switched and those after it do not count.
-        """
-        steps_s = usual_steps_s(np.concatenate(self._rows), 1 + trial.discarded) if self._rows else []
-        if not steps_s:
-            return None
-        return min(steps_s) if trial.is_scouting else statistics.fmean(steps_s)
-
-    def _epoch_mean(self, trial: _Try) -> float | None:
-        """Return the time per step of the epoch, with its boundary and without validation and checkpoints."""
-        trial.steps_per_block = self._n_epoch_steps
-        return self._epoch_s / self._n_epoch_steps if self._n_epoch_steps else None
+        self._probes.call("autopilot", self._times.collect)
 
     def _lost_s(self) -> float:
         return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)

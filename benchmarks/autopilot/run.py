@@ -8,7 +8,8 @@
   decision is known, and the realized gain is compared with runs that had the setting from the start.
 
 Run: ``python benchmarks/autopilot/run.py [--rounds N] [--real N] [--write]``: half a minute for 200 simulated rounds,
-six minutes for each real round.
+six minutes for each real round. ``--clinic FILE [--real N] [--write]`` makes the runs of ``in_clinic`` instead, those
+that the file lacks: a quarter of an hour per round, and as much for the healthy trainings.
 """
 
 from __future__ import annotations
@@ -215,12 +216,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--real", type=int, default=1)
+    parser.add_argument("--clinic", type=Path, metavar="FILE", help="JSON lines, one per run in the clinic's trainings")
+    parser.add_argument("--cases", default="", metavar="NAME,…", help="only these of the clinic's")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--from-start", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
         train(*arguments.train, arguments.from_start)
+        return
+    if arguments.clinic:
+        import in_clinic
+
+        in_clinic.add_to(arguments.clinic, arguments.real, {name for name in arguments.cases.split(",") if name})
+        text = in_clinic.section(in_clinic.lines_of(arguments.clinic))
+        print(text)
+        if arguments.write:
+            PAGE.write_text(PAGE.read_text().partition(in_clinic.HEADING)[0] + text)
         return
     heads = ["steps", *(f"{gain:.2f}x" for gain in GAINS)]
     text = table(heads, simulated_rows(arguments.rounds))
@@ -231,10 +243,11 @@ def main() -> None:
         date = datetime.now(timezone.utc).date()
         about = (__doc__ or "").partition("\n\nRun:")[0]
         command = f"python benchmarks/autopilot/run.py --rounds {arguments.rounds} --real {arguments.real} --write"
+        in_clinics = "".join(PAGE.read_text().partition("\n## In the clinic's trainings")[1:])
         PAGE.write_text(
             f"# Autopilot\n\n{about}\n\nWritten by `{command}`: {os.cpu_count()} cores, {date}.\n\n## Simulated\n\n"
             "Share of rounds in which the treatment was kept, and the median number of blocks without and with it, by "
-            f"its true speedup.\n\n{text}\n\n## Real\n\n{real}\n"
+            f"its true speedup.\n\n{text}\n\n## Real\n\n{real}\n{in_clinics}"
         )
 
 

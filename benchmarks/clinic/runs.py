@@ -62,6 +62,7 @@ class Order(NamedTuple):
         code: The finding whose fix is timed; empty where the case's own fix is.
         treatments: That fix; the script stays as it is. Empty for the case's own fix.
         with_fabric: Whether a Fabric loop trains in place of the Trainer.
+        doctor: Further arguments of PerfDoctor.
     """
 
     case: Case
@@ -70,6 +71,7 @@ class Order(NamedTuple):
     code: str = ""
     treatments: tuple[str, ...] = ()
     with_fabric: bool = False
+    doctor: dict[str, Any] = {}
 
 
 class Ended(NamedTuple):
@@ -192,7 +194,7 @@ class _Running:
 def _job(order: Order, folder: Path) -> Job:
     specs = (order.treatments or order.case.treatments) if order.is_fixed else ()
     if order.mode == "run":
-        doctor: dict[str, Any] = {**DOCTOR, "out_dir": str(folder.parent / "out")}
+        doctor: dict[str, Any] = {**DOCTOR, **order.doctor, "out_dir": str(folder.parent / "out")}
         return Job(mode="run", folder=str(folder), specs=specs, doctor=doctor)
     return Job(mode="trial", folder=str(folder), specs=specs, with_doctor=False, steps=ENDLESS, seed=0)
 

@@ -299,8 +299,12 @@ class LoopProbe(ActionSpans):
 
     def expected_wall_s(self, step_ns: float) -> float:
         """Estimate the run's whole length at ``step_ns`` per step; the time so far if the Trainer has no limit."""
-        trainer, elapsed_s = self.trainer, self.wall_ns() / 1e9
-        lengths: list[float] = []
+        elapsed_s, left = self.wall_ns() / 1e9, self.batches_left()
+        return elapsed_s + left * step_ns / 1e9 if self.stage == "fit" and math.isfinite(left) else elapsed_s
+
+    def batches_left(self) -> float:
+        """Estimate how many batches are still to be trained; infinity if the Trainer has no limit."""
+        trainer, lengths = self.trainer, [math.inf]
         if trainer.max_epochs is not None and trainer.max_epochs >= 0:
             lengths.append((trainer.max_epochs - self._done_before[0]) * trainer.num_training_batches)
         if trainer.max_steps is not None and trainer.max_steps >= 0:
@@ -310,10 +314,7 @@ class LoopProbe(ActionSpans):
             lengths.append(
                 (trainer.max_steps - self._done_before[1]) * min(per_step, float(trainer.accumulate_grad_batches))
             )
-        total = min(lengths, default=math.inf)
-        if self.stage != "fit" or not math.isfinite(total):
-            return elapsed_s
-        return elapsed_s + max(0.0, total - self.main.n_steps) * step_ns / 1e9
+        return max(0.0, min(lengths) - self.main.n_steps)
 
     def make_event(self) -> Callable[[], DeviceEvent] | None:
         """Return a function that makes an event of the device's clock; None without such a clock."""

@@ -349,11 +349,11 @@ class EpochAggregator:
         )
 
 
-def usual_steps_s(rows: NDArray[np.int64], n_left_out: int) -> list[float]:
-    """Return the seconds of each usual step, without the first ``n_left_out`` steps."""
+def usual_steps_s(rows: NDArray[np.int64], n_left_out: int) -> dict[int, float]:
+    """Return the seconds of each usual step by its place after the first ``n_left_out`` steps."""
     steps = rows[are_steps(rows[:, KIND])][n_left_out:]
-    usual = steps[are_usual(steps[:, KIND])]
-    return [float(each) for each in usual[:, STEP_COLUMNS].sum(axis=1) / 1e9]
+    taken_s = steps[:, STEP_COLUMNS].sum(axis=1) / 1e9
+    return {int(place): float(taken_s[place]) for place in np.flatnonzero(are_usual(steps[:, KIND]))}
 
 
 def time_with_boundaries_s(rows: NDArray[np.int64]) -> tuple[float, int]:

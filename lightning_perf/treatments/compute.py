@@ -86,9 +86,10 @@ class CudnnBenchmark(Treatment):
     summary = "lets cuDNN benchmark its convolution algorithms for each input shape and keep the fastest"
     when = (
         "Helps convolutions on inputs of one shape. If shapes keep changing, each new one is benchmarked, which is "
-        "slower."
+        "slower. A running training does not change: cuDNN keeps its first choice for a shape."
     )
-    is_live = True
+    # Not live: torch looks a shape up in its cache of choices before it asks whether to benchmark, and no function
+    # empties the cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, run_single_conv).
     trainer_flag = "benchmark"
     setting = True
 
@@ -277,40 +278,64 @@ def _has_one_layout(optimizer: Any) -> bool:
     return True
 
 
+Places = dict[Any, tuple[Any, Any]]
+"""Device and dtype of the step count of each parameter that has one."""
+
+
 def _fuse(optimizer: Any, undos: seams.Undos) -> None:
     import torch
 
+    groups = [group for group in optimizer.param_groups if not group.get("fused")]
+    places = {parameter: (step.device, step.dtype) for _, parameter, step in _steps(optimizer, groups)}
     # A checkpoint would make a later training fused too, without the treatment.
     before = [{name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups]
-    steps = (state.get("step") for state in optimizer.state.values())
-    device = next((step.device for step in steps if isinstance(step, torch.Tensor)), torch.device("cpu"))
-    hook, hooks = partial(_unfused, before, device), optimizer._optimizer_state_dict_post_hooks
+    hook, hooks = partial(_unfused, groups, before, places), optimizer._optimizer_state_dict_post_hooks
     undos.note(partial(seams.remove_hook, [hooks], hook))
     optimizer.register_state_dict_post_hook(hook)
-    for group in optimizer.param_groups:
+    undos.note(partial(_unfuse_steps, optimizer, groups, places))
+    for group in groups:
         undos.note(partial(group.update, fused=group.get("fused"), foreach=group.get("foreach")))
         group.update(fused=True, foreach=False)
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            if isinstance(state.get("step"), torch.Tensor):  # restored from a checkpoint, maybe on another device
-                undos.note(partial(_move_step, state, state["step"].device, state["step"].dtype))
-                state["step"] = state["step"].to(device=parameter.device, dtype=torch.float32)
+    for _, parameter, step in _steps(optimizer, groups):  # restored from a checkpoint, maybe on another device
+        optimizer.state[parameter]["step"] = step.to(device=parameter.device, dtype=torch.float32)
     # The constructor sets this for fused=True: the step itself applies the loss scale.
     seams.change_attribute(optimizer, "_step_supports_amp_scaling", True, undos)
 
 
-def _unfused(before: list[dict[str, Any]], device: Any, optimizer: Any, content: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's ``state_dict`` as it would be without the treatment."""
-    state = {
-        key: {**each, "step": each["step"].to(device)} if hasattr(each.get("step"), "to") else each
-        for key, each in content["state"].items()
+def _steps(optimizer: Any, groups: list[Any]) -> list[tuple[Any, Any, Any]]:
+    """Return the group, the parameter and the step count of each parameter that has one as a tensor."""
+    of_each = ((group, one, optimizer.state.get(one, {}).get("step")) for group in groups for one in group["params"])
+    return [found for found in of_each if hasattr(found[2], "to")]
+
+
+def _unfused_steps(optimizer: Any, groups: list[Any], places: Places) -> dict[Any, Any]:
+    """Return step counts as they would be without the treatment, also those that were created with it."""
+    import torch
+
+    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+    return {
+        parameter: step.to(*places.get(parameter, (step.device if group.get("capturable") else "cpu", dtype)))
+        for group, parameter, step in _steps(optimizer, groups)
     }
-    groups = [{**group, **old} for group, old in zip(content["param_groups"], before, strict=False)]
-    return {**content, "state": state, "param_groups": [*groups, *content["param_groups"][len(groups) :]]}
 
 
-def _move_step(state: dict[str, Any], device: Any, dtype: Any) -> None:
-    state["step"] = state["step"].to(device=device, dtype=dtype)
+def _unfuse_steps(optimizer: Any, groups: list[Any], places: Places) -> None:
+    for parameter, step in _unfused_steps(optimizer, groups, places).items():
+        optimizer.state[parameter]["step"] = step
+
+
+def _unfused(
+    groups: list[Any], before: list[dict[str, Any]], places: Places, optimizer: Any, content: dict[str, Any]
+) -> dict[str, Any]:
+    """Return an optimizer's ``state_dict`` as it would be without the treatment."""
+    steps = _unfused_steps(optimizer, groups, places)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]  # torch counts so
+    state = dict(content["state"])
+    for key, parameter in enumerate(parameters):
+        if key in state and parameter in steps:
+            state[key] = {**state[key], "step": steps[parameter]}
+    old = [{**group, **flags} for group, flags in zip(content["param_groups"], before, strict=False)]
+    return {**content, "state": state, "param_groups": [*old, *content["param_groups"][len(old) :]]}
 
 
 TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), DeterministicOff(), FlushDenormal(), FusedOptimizer())

@@ -36,9 +36,9 @@ BLOCK = rows(
 
 
 def test_usual_steps_are_read_after_those_left_out() -> None:
-    assert usual_steps_s(BLOCK, 1) == pytest.approx([1.0, 2.0])
-    assert usual_steps_s(BLOCK, 3) == pytest.approx([2.0])
-    assert usual_steps_s(BLOCK, 5) == []
+    assert usual_steps_s(BLOCK, 1) == pytest.approx({1: 1.0, 3: 2.0})
+    assert usual_steps_s(BLOCK, 3) == pytest.approx({1: 2.0})
+    assert usual_steps_s(BLOCK, 5) == {}
 
 
 def test_time_of_an_epoch_has_its_boundary_and_neither_validation_nor_what_is_left_out() -> None:

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, autopilot, load
 from lightning_perf.errors import ConfigError
+from lightning_perf.probes.spans import PHASE_INDEX
+from lightning_perf.probes.step_aggregator import KIND, LEFT_OUT_STEP, RECORD_WIDTH, USUAL_STEP
 from lightning_perf.safe_loaders import RandomWatch
 from lightning_perf.stats import sequential
 from tests.forkserver import Forkserver
@@ -193,14 +195,21 @@ def test_numerics_are_not_tried_when_results_must_be_exact(make_trainer: Make) -
             pilot = next(each for each in trainer.callbacks if isinstance(each, PerfDoctor))._run.autopilot
             self.units = [
                 pilot._unit_of(autopilot.parse(text))
-                for text in ("threads=2", "anomaly-off", "loader-workers=2", "loader-persistent", "compile")
+                for text in (
+                    "threads=2",
+                    "anomaly-off",
+                    "loader-workers=2",
+                    "loader-persistent",
+                    "compile",
+                    "cudnn-benchmark",
+                )
             ]
 
     exact, numerics = Finds(), Finds()
     train(make_trainer, [doctor(), exact], n_epochs=1)
     train(make_trainer, [doctor("numerics"), numerics], n_epochs=1)
-    assert exact.units == [None, "step", "epoch", None, None]
-    assert numerics.units == ["step", "step", "epoch", "epoch", None]
+    assert exact.units == [None, "step", "epoch", None, None, None]
+    assert numerics.units == ["step", "step", "epoch", "epoch", None, None]
 
 
 @pytest.mark.parametrize(("data", "reason"), [(Augmented(), "draws random"), (OwnGenerator(), "generator of its own")])
@@ -330,14 +339,87 @@ def test_treatment_is_refused_and_training_goes_on_when_it_cannot_be_applied(mak
     assert decisions(one) == {"progress-refresh=20": "refused", "threads=2": "undone"}
 
 
+def test_treatment_is_refused_when_it_excludes_one_that_apply_names(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(autopilot.parse("threads=2").treatment)
+    plant("threads=2")
+    one = doctor("numerics", apply=("flush-denormal",))
+    monkeypatch.setattr(kind, "conflicts", frozenset({"flush-denormal"}))
+    seen, _ = train(make_trainer, [one])
+    assert decisions(one) == {"threads=2": "refused"}
+    assert one.session.autopilot.tries[0].reason == "it excludes flush-denormal"
+    assert {setting[1] for setting in seen.settings} == {1}
+
+
+def test_treatment_is_refused_when_it_excludes_one_that_was_kept(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant("fused-optimizer", "threads=2", verdicts={"fused-optimizer": "kept"})
+    one = doctor("numerics")
+    monkeypatch.setattr(type(autopilot.parse("fused-optimizer").treatment), "conflicts", frozenset({"threads"}))
+    train(make_trainer, [one])
+    assert decisions(one) == {"fused-optimizer": "kept", "threads=2": "refused"}
+
+
+@pytest.mark.parametrize("arguments", [{"n_epochs": 1}, {"n_epochs": -1, "max_steps": 40}, {"n_epochs": 6}])
+def test_loader_arguments_are_refused_within_an_epoch_when_too_few_epochs_follow(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    arguments: dict[str, Any],
+) -> None:  # fmt: skip
+    plant("loader-workers=1")
+    monkeypatch.setattr(autopilot, "FIRST_MEETING", 5)
+    one = doctor(reports=("console",))
+    train(make_trainer, [one], DataLoader(Numbers(), batch_size=1), **arguments)
+    assert decisions(one) == {"loader-workers=1": "refused"}
+    assert one.session.autopilot.waiting == ()
+    tried = one.session.autopilot.tries[0]
+    assert tried.reason == "loaders are exchanged between epochs, and no more than 6 are left"
+    assert tried.first_step < 48
+    assert capsys.readouterr().out.count("loaders are exchanged") == 1
+
+
+@pytest.mark.parametrize("accumulated", [1, 3, 8])
+def test_blocks_begin_at_the_same_place_between_two_optimizer_steps_when_gradients_are_accumulated(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch, accumulated: int
+) -> None:
+    pilots = plant("threads=2")
+    monkeypatch.setattr(autopilot, "FIRST_MEETING", 5)
+    one, begins = doctor("numerics"), []
+    begin = autopilot.BlockTimes.begin
+
+    def begun(self: Any, unit: Any) -> None:
+        begins.append(pilots[0]._n_steps)
+        begin(self, unit)
+
+    monkeypatch.setattr(autopilot.BlockTimes, "begin", begun)
+    train(make_trainer, [one], n_epochs=40, accumulate_grad_batches=accumulated)
+    assert decisions(one) == {"threads=2": "undone"}
+    assert one.session.autopilot.tries[0].block_steps % accumulated == 0
+    assert len({n % accumulated for n in begins[1:-1]}) == 1  # all but the first, in which two steps are looked at
+
+
+def test_steps_with_the_optimizer_count_the_same_when_single_steps_are_left_out() -> None:
+    times = autopilot.BlockTimes(SimpleNamespace(loop=None))
+    rows = np.zeros((9, RECORD_WIDTH), dtype=np.int64)
+    rows[:, KIND] = USUAL_STEP
+    rows[:, PHASE_INDEX["forward"]] = [9e9] + [1e9, 5e9] * 4  # one that is left out, then every second one steps
+    rows[[2, 4], KIND] = LEFT_OUT_STEP
+    times._rows = [rows]
+    assert times.step_mean(1, period=2, is_least=False) == 3.0
+    rows[[6, 8], KIND] = LEFT_OUT_STEP
+    assert times.step_mean(1, period=2, is_least=True) == 1.0
+    assert times.step_mean(9, period=2, is_least=False) is None
+
+
 def test_nothing_is_collected_any_more_when_everything_is_decided(
     make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pilots = plant("threads=2", "loader-workers=1")
     train(make_trainer, [doctor("numerics")], n_epochs=20)
     assert [one.status for one in pilots[0]._tries] == ["undone", "undone"]
-    assert pilots[0]._mark is None
-    assert pilots[0]._rows == []
+    assert not pilots[0]._times.is_on
+    assert pilots[0]._times._rows == []
 
 
 def test_budget_ends_all_tries_when_it_is_used_up(
@@ -364,6 +446,27 @@ def test_slow_treatment_is_undone_after_its_first_steps(
     assert one.session.autopilot.tries[0].n_pairs == 0
 
 
+def test_first_steps_do_not_decide_when_those_after_them_are_as_slow(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowness: dict[tuple[str, bool], float] = {("threads=2", True): 9.0, ("threads=2", False): 5.0}
+    slowness |= {("fused-optimizer", True): 9.0, ("fused-optimizer", False): 4.0}
+
+    def least_s(self: Any, *_: Any, is_least: bool) -> float:
+        one = pilots[0]._try.one
+        return slowness[one.treatment, one.is_treated] * pilots[0]._try.usual_s if is_least else 1.0
+
+    pilots = plant("threads=2", "fused-optimizer")
+    monkeypatch.setattr(autopilot, "SLOW_FACTOR", 2.0)
+    monkeypatch.setattr(autopilot.BlockTimes, "step_mean", least_s)
+    one = doctor("numerics")
+    train(make_trainer, [one])
+    first, second = one.session.autopilot.tries
+    assert (first.status, first.reason, first.n_pairs) == ("undone", "", 3)
+    assert (second.status, second.n_pairs) == ("undone", 0)
+    assert "took 2.2 times as long" in second.reason
+
+
 def test_treatment_is_undone_when_memory_passes_the_headroom(
     make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,19 +479,20 @@ def test_treatment_is_undone_when_memory_passes_the_headroom(
     assert seen.settings[-1][1] == 1
 
 
-@pytest.mark.parametrize("method", ["_decide", "_is_fine", "_begin_block", "_collect"])
+@pytest.mark.parametrize("method", ["_decide", "_is_fine", "_obeyed", "collect"])
 def test_training_goes_on_unchanged_when_the_autopilot_itself_fails_in_a_block(
     make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     plant("anomaly-off")
-    inner = getattr(autopilot.Autopilot, method)
+    owner = autopilot.BlockTimes if method == "collect" else autopilot.Autopilot
+    inner = getattr(owner, method)
 
     def fails(self: Any, *arguments: Any) -> Any:
-        if self._n_steps > 30 and not torch.is_anomaly_enabled():
+        if not torch.is_anomaly_enabled():
             raise ValueError("planted")
         return inner(self, *arguments)
 
-    monkeypatch.setattr(autopilot.Autopilot, method, fails)
+    monkeypatch.setattr(owner, method, fails)
     _, expected = train(make_trainer, [], n_epochs=6, detect_anomaly=True)
     one = doctor()
     seen, results = train(make_trainer, [one], n_epochs=6, detect_anomaly=True)
@@ -480,6 +584,33 @@ trainer = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=20
 trainer.fit(model, DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=2))
 open(f"rank-{trainer.global_rank}", "w").write(repr(model.seen))
 """
+
+
+FAILS = """
+from lightning_perf.live import Switch
+on, off = Switch.on, Switch.off
+def fails_on(self, trainer, module):
+    return on(self, trainer, module) if trainer.is_global_zero else "planted"
+def fails_off(self):
+    off(self)
+    if torch.distributed.get_rank() == 1:
+        raise ValueError("planted")
+"""
+
+
+@pytest.mark.parametrize("name", ["on", "off"])
+def test_all_ranks_undo_it_when_one_cannot_switch(forkserver: Forkserver, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "train.py"
+    planted = f"{FAILS}Switch.{name} = fails_{name}\nclass Model"
+    script.write_text(SCRIPT.replace("class Model", planted).replace("max_epochs=20", "max_epochs=8"))
+    done = forkserver.run(script, n_ranks=2)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second = (eval((tmp_path / f"rank-{rank}").read_text()) for rank in (0, 1))
+    assert first == second
+    n_switched = sum(before != after for before, after in pairwise(first))
+    # Where it cannot be switched on, no step is made with it. Where switching fails, nothing is tried any more.
+    assert n_switched == {"on": 0, "off": 2}[name]
+    assert first[-1] == (1, 0)
 
 
 def test_ranks_change_at_the_same_steps_when_there_are_two(forkserver: Forkserver, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -178,6 +179,33 @@ def test_optimizer_is_fused_when_its_state_comes_from_a_checkpoint(tmp_path: Pat
     assert done.seen == (True, False, torch.float32)
     assert len(done.losses) == 6
     assert done.losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("is_other_fused", [False, True])
+def test_state_that_is_created_while_fused_is_as_without_it_once_undone(is_other_fused: bool) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        early, late, other = (torch.nn.Parameter(torch.ones(3)) for _ in range(3))
+        groups = [{"params": [early, late]}, {"params": [other], "fused": is_other_fused}]
+        optimizer = torch.optim.Adam(groups, foreach=False)
+        early.grad = torch.ones(3)
+        optimizer.step()
+        undos = Undos()
+        trainer = SimpleNamespace(precision="32-true", gradient_clip_val=None, optimizers=[optimizer])
+        parse("fused-optimizer").treatment.configured(None, trainer, None, undos)
+        late.grad = other.grad = torch.ones(3)
+        optimizer.step()
+        steps = [optimizer.state[one]["step"].dtype for one in (early, late, other)]
+        assert steps == [torch.float32] * 3
+        wanted = [torch.float64, torch.float64, torch.float32 if is_other_fused else torch.float64]
+        assert [each["step"].dtype for each in optimizer.state_dict()["state"].values()] == wanted
+        undos.close()
+        assert [optimizer.state[one]["step"].dtype for one in (early, late, other)] == wanted
+        assert [optimizer.state[one]["step"].item() for one in (early, late, other)] == [2, 1, 1]
+        optimizer.step()
+    finally:
+        torch.set_default_dtype(before)
 
 
 def test_fused_is_refused_when_no_optimizer_can_or_fp16_clips() -> None:

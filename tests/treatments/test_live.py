@@ -67,7 +67,6 @@ CHECKS: dict[str, tuple[Any, list[Any]]] = {
         [(False, False), (True, True), (True, True)],
     ),
     "matmul-precision-high": (lambda _: torch.get_float32_matmul_precision(), ["highest", "high", "high"]),
-    "cudnn-benchmark": (lambda _: torch.backends.cudnn.benchmark, [False, True, True]),
     "fused-optimizer": (lambda t: bool(t.optimizers[0].param_groups[0]["fused"]), [False, True, True]),
     "threads=2": (lambda _: torch.get_num_threads(), [1, 2, 2]),
     "flush-denormal": (lambda _: (torch.tensor(1e-38) * 1e-3).item() == 0, [False, True, True]),

@@ -1,0 +1,270 @@
+"""The autopilot in the clinic's trainings: is the right change kept, what does it gain, and does it cost healthy ones?
+
+Each case that a live treatment cures runs longer than in the clinic, with ``PerfDoctor(autopilot="numerics")``, beside
+runs of twice its usual length without PerfDoctor, without the treatment and with it from the start, as `lightning-perf
+trial` times its arms. Runs take turns: A B, then B A, each on as many cores as the clinic gives the case.
+
+- *Offline*: time per step without the treatment ÷ with it, medians of blocks, or of whole epochs for loader arguments.
+- *Decision*: right if kept where the median of the offline speedups is over 1.02, and undone otherwise.
+- *Realized*: the speedup that the autopilot measured in its own run; ÷ offline is its share.
+
+A healthy case runs with the autopilot alone. *Lost* is what all treatments that were tried took longer than the steps
+without them, as a share of the run: what the autopilot cost it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "clinic"))
+
+from case import Case, read_all
+from page import machine_text, versions_text
+from runs import Ended, Order, preload, run_all
+
+from lightning_perf.autopilot import Autopilot
+from lightning_perf.records import LEAST_GAIN
+from lightning_perf.treatments.specs import parse
+
+CURES = {
+    "anomaly_detection": "anomaly-off",
+    "anomaly_detection_small_ops": "anomaly-off",
+    "anomaly_detection_by_torch": "anomaly-off",
+    "adam_tensor_by_tensor": "fused-optimizer",
+    "adamw_of_a_large_table": "fused-optimizer",
+    "one_thread": "threads=2",
+    "too_many_threads": "threads=2",
+    "too_many_threads_small_ops": "threads=1",
+    "progress_bar_every_step": "progress-refresh=20",
+    "many_metrics_logged": "log-every-n=50",
+    "logged_for_step_and_epoch": "log-every-n=50",
+    "logger_behind_a_network": "log-every-n=50",
+    "remote_storage": "loader-workers=2",
+    "files_with_latency": "loader-workers=4",
+    "samples_without_workers": "loader-workers=2",
+    "slow_collate": "loader-workers=1",
+    "slow_transform": "loader-workers=1",
+    "workers_restarted": "loader-persistent",
+    "worker_restarted_slowly": "loader-persistent",
+    "workers_for_tiny_data": "loader-workers=0",
+    "worker_for_cheap_samples": "loader-workers=0",
+}
+"""Cases of the clinic, and the live treatment that is tried in each: one that cures it or a part of its fault, and in
+``slow_*``, which have one core, one that may not."""
+
+BY_FIX = {"anomaly_detection_by_torch"}  # sets it after the Trainer's flag, so only its script can undo that
+
+HEADING = "\n## In the clinic's trainings\n\n"
+
+RUN_S, LEAST_TIMES = 35.0, 4
+"""What a run with the autopilot should take as it starts, and least number of times as many epochs as in the clinic. It
+ends sooner where a treatment is kept."""
+
+OFFLINE_TIMES, HEALTHY_TIMES = 2, 4
+MOST_LOST, N_HEALTHY = 0.01, 40
+
+_offered: list[str] = []  # in forks of this process: offered whether or not a finding recommends it
+
+
+def offer_always() -> None:
+    """Let the autopilot try what is in `_offered` from its first diagnosis on."""
+    inner = Autopilot.offer
+
+    def offer(self: Any, session: Any) -> None:
+        inner(self, session)
+        for text in _offered:
+            spec = parse(text)
+            unit = self._unit_of(spec)
+            if unit is not None and spec.treatment.id not in self._known:
+                self._known.add(spec.treatment.id)
+                self._waiting.append((text, "PD000", unit))
+
+    Autopilot.offer = offer  # type: ignore[method-assign]
+
+
+def longer(case: Case, n_times: float, folder: Path) -> Case:
+    """Return the case with so many times as many epochs."""
+    text, n_found = re.subn(
+        r"max_epochs=(\d+)", lambda found: f"max_epochs={math.ceil(int(found[1]) * n_times)}", case.script.read_text()
+    )
+    if n_found != 1:
+        raise ValueError(f"{case.script} sets max_epochs {n_found} times, expected once")
+    script = folder / case.script.name
+    script.write_text(text)
+    return case._replace(script=script)
+
+
+def run(order: Order) -> Ended:
+    return run_all([order], n_cores=2, n_at_once=1, show=lambda _: None)[0]
+
+
+def timed(case: Case, treatment: str = "") -> Ended:
+    treatments = (treatment,) if treatment and case.name not in BY_FIX else ()
+    with tempfile.TemporaryDirectory() as folder:
+        long_case = longer(case, OFFLINE_TIMES, Path(folder))
+        return run(Order(long_case, "trial", is_fixed=bool(treatment), treatments=treatments))
+
+
+def piloted(case: Case, n_times: float, treatment: str = "") -> dict[str, Any]:
+    """Return what the autopilot did in a run of so many times as many epochs."""
+    _offered[:] = [treatment] if treatment else []
+    with tempfile.TemporaryDirectory() as folder:
+        long_case = longer(case, n_times, Path(folder))
+        ended = run(Order(long_case, "run", doctor={"autopilot": "numerics", "schedule": None, "probe_data": False}))
+    session = ended.session
+    pilot = session.autopilot if session is not None else None
+    if session is None or pilot is None:
+        return {"error": ended.error or "no autopilot"}
+    tries = [
+        {
+            "treatment": one.treatment,
+            "status": one.status,
+            "n_pairs": one.n_pairs,
+            "speedup": one.speedup and [one.speedup.value, one.speedup.low, one.speedup.high],
+            "lost_s": one.lost_s,
+            "steps": [one.first_step, one.last_step],
+            "reason": one.reason,
+        }
+        for one in pilot.tries
+    ]
+    found = {"tries": tries, "waiting": pilot.waiting, "lost_s": pilot.lost_s, "budget_s": pilot.budget_s}
+    epochs = [[one.n_steps, round(one.wall_s, 4), one.step_p50_s] for one in session.epochs]
+    return {**found, "wall_s": ended.wall_s, "epochs": epochs}
+
+
+def step_s(ended: Ended, treatment: str) -> float | None:
+    """Return the time per step of a timed run: of whole epochs where a treatment changes the loader."""
+    result = ended.result
+    if result is None or result.status != "ok":
+        return None
+    if parse(treatment).treatment.id.startswith("loader-"):
+        return statistics.median(result.wall_block_means_s) if result.wall_block_means_s else None
+    return statistics.median(result.block_means_s) if result.block_means_s else result.usual_step_s
+
+
+def cured(case: Case, round_: int) -> dict[str, Any]:
+    """Run a case with the autopilot, between a run without its treatment and one with it."""
+    cure, load = CURES[case.name], os.getloadavg()[0]
+    is_treated_first = round_ % 2 == 1
+    arms = {is_treated_first: timed(case, cure if is_treated_first else "")}
+    result = arms[is_treated_first].result
+    train_s = result.train_s / OFFLINE_TIMES if result is not None else 0.0
+    found = piloted(case, max(LEAST_TIMES, RUN_S / train_s) if train_s else LEAST_TIMES, cure)
+    tries = [one for one in found.get("tries", ()) if one["treatment"].partition("=")[0] == cure.partition("=")[0]]
+    treatment = tries[0]["treatment"] if tries else cure
+    arms[not is_treated_first] = timed(case, "" if is_treated_first else treatment)
+    base_s, treated_s = step_s(arms[False], treatment), step_s(arms[True], treatment)
+    offline = base_s / treated_s if base_s and treated_s else None
+    errors = [ended.error for ended in arms.values() if ended.error]
+    return {"kind": "cure", "cure": treatment, "offline": offline, "load": load, "errors": errors, **found}
+
+
+def healthy(case: Case) -> dict[str, Any]:
+    """Run a healthy case once with the autopilot."""
+    return {"kind": "healthy", "load": os.getloadavg()[0], **piloted(case, HEALTHY_TIMES)}
+
+
+def wanted(n_rounds: int, names: set[str]) -> Iterator[tuple[Case, int]]:
+    """Yield the runs in order: every case once, then again."""
+    cases = [case for case in read_all() if not names or case.name in names]
+    cures = [case for name in CURES for case in cases if case.name == name]
+    healthy_cases = [case for case in cases if case.kind == "healthy"]
+    for round_ in range(n_rounds):
+        yield from ((case, round_) for case in cures)
+    for n in range(N_HEALTHY if healthy_cases else 0):
+        yield healthy_cases[n % len(healthy_cases)], n // len(healthy_cases)
+
+
+def add_to(file: Path, n_rounds: int, names: set[str]) -> None:
+    """Make the runs that the file lacks, and append a line to it after each."""
+    done = {(one["case"], one["round"]) for one in lines_of(file)}
+    preload()
+    offer_always()
+    for case, round_ in wanted(n_rounds, names):
+        if (case.name, round_) in done:
+            continue
+        found = healthy(case) if case.kind == "healthy" else cured(case, round_)
+        line = json.dumps({"case": case.name, "round": round_, **found})
+        with file.open("a") as out:
+            out.write(line + "\n")
+        print(line, flush=True)
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def decided(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what was decided about the cure; None if it was not tried."""
+    return next((one for one in line.get("tries", ()) if one["treatment"] == line["cure"]), None)
+
+
+def section(lines: list[dict[str, Any]]) -> str:
+    """Return the part of the page about these runs."""
+    loads = [line["load"] for line in lines] or [0.0]
+    heads = ["case", "treatment", "decisions", "right", "realized", "offline", "share"]
+    table = [heads, [":--"] * 3 + ["--:"] * 4, *cure_rows(lines)]
+    rows = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    about = (__doc__ or "").partition("\n\n")[2]
+    return (
+        f"{HEADING}{about}\nRun by `python benchmarks/autopilot/run.py --clinic FILE --real 3 --write` on "
+        f"{machine_text()}; {versions_text()}. Load average before a run: {statistics.median(loads):.1f} "
+        f"({min(loads):.1f}–{max(loads):.1f}).\n\n{rows}\n\nHealthy: {healthy_text(lines)}\n"
+    )
+
+
+def cure_rows(lines: list[dict[str, Any]]) -> list[list[str]]:
+    """Return a row per case: decisions, and realized beside offline speedups."""
+    rows, rights, shares = [], [], []
+    every = [line for line in lines if line["kind"] == "cure"]
+    for name in dict.fromkeys(line["case"] for line in every):
+        of_case = [line for line in every if line["case"] == name]
+        offline = [line["offline"] for line in of_case if line["offline"]]
+        should_keep = bool(offline) and statistics.median(offline) > LEAST_GAIN
+        found = [
+            next((one for one in line.get("tries", ()) if one["treatment"] == line["cure"]), {}) for line in of_case
+        ]
+        right = [(one.get("status") == "kept") is should_keep for one in found]
+        realized = [one["speedup"][0] for one in found if one.get("status") == "kept"]
+        share = statistics.median(realized) / statistics.median(offline) if realized and offline else None
+        rights += right
+        shares += [share] if share is not None and should_keep else []
+        told = Counter(one.get("status", "not tried") for one in found)
+        rows.append([
+            f"`{name}`", of_case[-1]["cure"], ", ".join(f"{n} {status}" for status, n in told.items()),
+            f"{sum(right)} of {len(right)}", _spread(realized), _spread(offline), _percent(share),
+        ])  # fmt: skip
+    total = f"{sum(rights)} of {len(rights)} = {_percent(statistics.fmean(rights) if rights else None)}"
+    of_shares = f"{_percent(statistics.median(shares))}, least {_percent(min(shares))}" if shares else ""
+    return [*rows, ["all", "", "", total, "", "", of_shares]]
+
+
+def healthy_text(lines: list[dict[str, Any]]) -> str:
+    """Return what the autopilot did in healthy trainings."""
+    every = [line for line in lines if line["kind"] == "healthy" and "tries" in line]
+    lost = [line["lost_s"] / line["wall_s"] for line in every] or [0.0]
+    kept = [(line["case"], one) for line in every for one in line["tries"] if one["status"] == "kept"]
+    which = ", ".join(f"{one['treatment']} in `{name}` {one['speedup'][0]:.2f}x" for name, one in kept)
+    return (
+        f"{len(every)} runs, {sum(len(line['tries']) for line in every)} treatments tried. Runs that lost more than "
+        f"{MOST_LOST:.0%}: {sum(each > MOST_LOST for each in lost)}; most lost {max(lost):.2%}, median "
+        f"{statistics.median(lost):.2%}. Kept: {len(kept)}{f' ({which})' if kept else ''}."
+    )
+
+
+def _percent(share: float | None) -> str:
+    return f"{100 * share:.0f} %" if share is not None else ""
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f}x ({min(values):.2f}–{max(values):.2f})" if values else ""
