@@ -148,8 +148,9 @@ class CompiledMethod(nn.Sequential):
         (lambda: CompiledForward(deep(), nn.Linear(2, 1)), total),
         (lambda: CompiledMethod(deep(), nn.Linear(2, 1)), lambda model, batch: model.step(batch)),
         (in_module, lambda model, batch: model[1](model[0](batch)).sum()),
+        (in_module, torch.compiler.disable(total)),
     ],
-    ids=["module", "in-place", "forward", "method", "parts"],
+    ids=["module", "in-place", "forward", "method", "parts", "disabled"],
 )
 def test_compiled_model_has_the_operations_of_the_uncompiled_one(make: Callable[[], nn.Module], step: Any) -> None:
     batch, model, stats = torch.randn(N, SIZE), make(), torch._dynamo.utils.counters["stats"]
