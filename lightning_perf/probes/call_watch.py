@@ -88,7 +88,7 @@ class CallWatch(StepTracer):
             is_redirected = "_ForwardRedirection" in getattr(plain.stored(function, "forward"), "__qualname__", "")
             if is_redirected or wrapper_of(function) not in ("", "OptimizedModule"):
                 return  # what it wraps is called next
-        elif function is None or type(variables.get("self")).__name__ == "DisableContext":
+        elif function is None or "callback" not in variables:  # of dynamo's ``disable``
             return
         self._outer = frame
         of_batch = Copier(self.mode, self.device, copies_modules=False)

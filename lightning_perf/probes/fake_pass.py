@@ -238,14 +238,13 @@ def _signals_wait() -> Iterator[list[int]]:
     """Call Python's signal handlers afterwards: C++ ends the process if one raises while it asks for a device."""
     arrived: list[int] = []
     with ExitStack() as undo:
+        undo.callback(lambda: [signal.raise_signal(number) for number in arrived])
         if threading.current_thread() is threading.main_thread():
             for number in signal.valid_signals():
                 if callable(handler := signal.getsignal(number)):
                     undo.callback(signal.signal, number, handler)
                     signal.signal(number, lambda number, _: arrived.append(number))
         yield arrived
-    for each in arrived:
-        signal.raise_signal(each)
 
 
 @contextmanager

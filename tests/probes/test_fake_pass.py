@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import signal
@@ -147,8 +148,9 @@ class CompiledMethod(nn.Sequential):
         (lambda: CompiledForward(deep(), nn.Linear(2, 1)), total),
         (lambda: CompiledMethod(deep(), nn.Linear(2, 1)), lambda model, batch: model.step(batch)),
         (in_module, lambda model, batch: model[1](model[0](batch)).sum()),
+        (in_module, torch.compiler.disable(total)),
     ],
-    ids=["module", "in-place", "forward", "method", "parts"],
+    ids=["module", "in-place", "forward", "method", "parts", "disabled"],
 )
 def test_compiled_model_has_the_operations_of_the_uncompiled_one(make: Callable[[], nn.Module], step: Any) -> None:
     batch, model, stats = torch.randn(N, SIZE), make(), torch._dynamo.utils.counters["stats"]
@@ -225,7 +227,7 @@ def test_saved_bytes_are_the_activations_without_parameters_and_batch() -> None:
 
 # -- nothing changes --------------------------------------------------------------------------------------------------
 
-N_CALLS: list[str] = []
+N_CALLS = itertools.count()  # which a pass could not restore
 LOSSES: list[Any] = []
 
 
@@ -254,8 +256,8 @@ class Stateful(nn.Module):
         self.losses: list[Any] = []
         self.state = {"n": 0, "last": torch.zeros(2), "lock": threading.Lock()}
         self.keep = lambda loss: self.losses.append(loss)
-        self.register_forward_hook(lambda *_: N_CALLS.append("forward"))
-        self.layer[0].weight.register_hook(lambda gradient: N_CALLS.append("gradient"))
+        self.register_forward_hook(lambda *_: (next(N_CALLS), None)[1])
+        self.layer[0].weight.register_hook(lambda gradient: (next(N_CALLS), None)[1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x * self.rng.random() * random.random() * np.random.rand() + torch.rand(1)
@@ -281,7 +283,7 @@ def everything(model: Stateful) -> Any:
         [(m.training, list(m._forward_hooks), list(m._forward_pre_hooks), sorted(vars(m))) for m in model.modules()],
         (list(map(id, model.losses)), id(model.losses), model.state["n"], id(model.state["last"])),
         (str(model.rng.bit_generator.state), list(map(id, model.metric.value))),
-        (random_streams(), list(N_CALLS), torch.is_grad_enabled(), current_mode()),
+        (random_streams(), repr(N_CALLS), torch.is_grad_enabled(), current_mode()),
         (list(torch.nn.modules.module._global_forward_hooks.items()), torch.get_num_threads(), sys.getprofile()),
         ([id(each) for each in (*LOSSES, *Stateful.seen)], Stateful.n_seen),
         (id(TRACKER.last), {name: list(map(id, each)) for name, each in TRACKER.by_name.items()}),
@@ -290,7 +292,7 @@ def everything(model: Stateful) -> Any:
 
 def test_model_and_process_are_the_same_after_a_pass() -> None:
     model, batch = Stateful(), torch.randn(N, SIZE)
-    with_hook = register_module_forward_hook(lambda *_: N_CALLS.append("any"))
+    with_hook = register_module_forward_hook(lambda *_: (next(N_CALLS), None)[1])
     try:
         watch = watched(model, batch)
         total(model, batch).backward()
