@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.gain import timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.parts import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
+from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
+from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, WAIT_MIN_SHARE
 from lightning_perf.rules.traced_loader import starved_in_trace
 from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
 from lightning_perf.rules.worker_bounds import CORES
@@ -58,7 +60,9 @@ def check(session: Session) -> Finding | None:
         return _too_cheap(summary, evidence)
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
     prescriptions: tuple[Prescription, ...] = (_workers(session, loader, len(loaders), plan),) if can_recommend else ()
-    if not can_recommend or plan.n_workers < plan.n_needed:
+    if loader.n_threads is not None:
+        prescriptions = (_dali(session, loader),)
+    elif not can_recommend or plan.n_workers < plan.n_needed:
         prescriptions += (_cheaper(plan),)
     seconds = steady.n_steps * plan.saved_high_s if can_recommend else share * steady.span_s
     return timed_finding(
@@ -120,18 +124,32 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         summary += f" (the slowest of {n_loaders})"
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
-    if loader.is_iterable:
+    refusal = loader.why_unchanged()
+    if refusal and loader.is_iterable:
         summary += "; the IterableDataset must shard itself by torch.utils.data.get_worker_info()"
-    elif not loader.is_plain and n_loaders == 1:
-        summary += f", if {loader.class_name} accepts it"
-    can_apply = loader.is_plain and not loader.is_iterable and n_loaders == 1
+    elif refusal and n_loaders == 1:
+        summary += f", if {loader.class_name} accepts it" if loader.refusal is None else f"; {refusal}"
+    can_apply = not refusal and n_loaders == 1
     return fix(
         summary,
         "one line" if can_apply else "minutes",
         treatment="loader-workers" if can_apply else "",
         loader_args=arguments if can_apply else {},
-        code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
+        code=f"{loader.call}(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
     )
+
+
+def _dali(session: Session, loader: LoaderSettings) -> Prescription:
+    """Recommend more threads for a DALI pipeline; if each core has one, a deeper queue."""
+    n_now, n_cores = loader.n_threads or 0, max(1, math.floor(cores_per_rank(session)))
+    if n_now < n_cores:
+        name, summary, value = "num_threads", f"(now {n_now}), one per core of this rank", n_cores
+    else:
+        depth = loader.prefetch_factor or DEFAULT_PREFETCH
+        name, value = "prefetch_queue_depth", 2 * depth
+        summary = f'(now {depth}), and decode on the GPU (device="mixed"): each core has a thread already'
+    code = f"@pipeline_def(..., {name}={value})"
+    return fix(f"set {name}={value} {summary}, where the DALI pipeline is built", "minutes", code=code)
 
 
 def _cheaper(plan: WorkerPlan) -> Prescription:
