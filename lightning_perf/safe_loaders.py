@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from lightning_perf.errors import TreatmentError
+from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.loader.held import refuses_held
@@ -22,6 +23,7 @@ def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
     Raises:
         TreatmentError: It does, or workers would be started by another method than fork, for which all is pickled.
     """
+    loader = inner_loader(loader)
     if loader.num_workers > 0 or not arguments.get("num_workers"):
         return
     method = multiprocessing.get_start_method()

@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDa
 from torch.utils.data import sampler as torch_samplers
 from torch.utils.data.distributed import DistributedSampler
 
-from lightning_perf import seams
+from lightning_perf import loader_kinds, seams
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LoaderSettings, Settings, TorchSettings, TrainerSettings
 
@@ -241,8 +241,13 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
         "index": index,
         "class_name": f"{kind.__module__}.{kind.__qualname__}",
         "is_plain": kind is DataLoader,
+        "call": loader_kinds.call_of(loader),
     }
+    outer, loader = loader, loader_kinds.inner_loader(loader)
     if not plain.is_a(loader, DataLoader):
+        known["refusal"] = loader_kinds.refuses_change(loader)
+        if known["call"] == loader_kinds.DALI:
+            known |= loader_kinds.dali_settings(loader)
         missing[path] = f"{kind.__qualname__} is not a torch DataLoader: its settings are unknown"
         return LoaderSettings(**known)
     readers: dict[str, Callable[[], Any]] = {
@@ -261,6 +266,8 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
         "collate": lambda: _name_of(_get(loader, "collate_fn")),
         "multiprocessing_context": lambda: _start_method(loader),
         "is_in_memory_tensors": lambda: plain.is_a(_get(loader, "dataset"), TensorDataset),
+        "refusal": lambda: loader_kinds.refuses_change(outer),
+        "n_shards": lambda: loader_kinds.n_shards(_get(loader, "dataset")),
     }
     return LoaderSettings(**known, **_read_fields(missing, path, readers))
 

@@ -9,8 +9,8 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
     Attributes:
         stage: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
         index: Position among the loaders of the stage.
-        class_name: Qualified class name; only a ``torch.utils.data.DataLoader`` or a subclass fills in the
-            rest.
+        class_name: Qualified class name; only a ``torch.utils.data.DataLoader``, a subclass or a ``WebLoader`` fills in
+            the rest.
         is_plain: Whether it is exactly ``torch.utils.data.DataLoader``.
         is_iterable: Whether the dataset is an ``IterableDataset``.
         n_batches: Batches an epoch; None when unsized.
@@ -19,6 +19,10 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
         prefetch_factor: Batches each worker prepares ahead; None without workers.
         sampler_class: Class name of the (batch) sampler in use.
         is_in_memory_tensors: The dataset is a ``TensorDataset``.
+        call: What users write to make the loader, e.g. ``"WebLoader"``; ``"pipeline_def"`` for a DALI pipeline.
+        refusal: Why treatments cannot change its arguments; empty if they can, None in older sessions.
+        n_shards: Parts of an ``IterableDataset`` that are divided among workers; None if unknown.
+        n_threads: Threads of a DALI pipeline; None for other loaders.
     """
 
     stage: str
@@ -40,6 +44,20 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
     collate: str | None = None
     multiprocessing_context: str | None = None
     is_in_memory_tensors: bool | None = None
+    call: str = "DataLoader"
+    refusal: str | None = None
+    n_shards: int | None = None
+    n_threads: int | None = None
+
+    def why_unchanged(self) -> str:
+        """Return why treatments cannot change its arguments; empty if they can."""
+        if self.refusal is not None:
+            return self.refusal
+        if not self.is_plain:
+            return f"the training loader is a {self.class_name}, not exactly a torch.utils.data.DataLoader"
+        return (
+            "the dataset is an IterableDataset, of which each worker would yield everything" if self.is_iterable else ""
+        )
 
 
 class TrainerSettings(Record, frozen=True, kw_only=True):

@@ -93,7 +93,7 @@ def trainer_fix(
 
 
 def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str = "", **arguments: Any) -> Prescription:
-    """Return a recommendation of loader arguments, which is applied only to a plain ``DataLoader``.
+    """Return a recommendation of loader arguments, which is applied only if a treatment can change the loader.
 
     ``code`` are the arguments in the example, if different from ``arguments``.
     """
@@ -101,9 +101,9 @@ def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str =
     return fix(
         summary,
         "one line",
-        treatment=treatment if loader.is_plain else "",
-        loader_args=arguments if loader.is_plain else {},
-        code=f"DataLoader(..., {shown})",
+        treatment="" if loader.why_unchanged() else treatment,
+        loader_args={} if loader.why_unchanged() else arguments,
+        code=f"{loader.call}(..., {shown})",
     )
 
 

@@ -18,6 +18,7 @@ from .thresholds import (
 
 CORES = "the cores of this rank"
 BATCHES = "the batches per epoch"
+SHARDS = "the shards of the dataset"
 SHM = "the size of /dev/shm"
 
 
@@ -77,6 +78,8 @@ def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None) -> 
         caps[CORES] = max(caps[CORES], max((point.num_workers for point in probe.curve), default=0))
     if loader.n_batches is not None:
         caps[BATCHES] = loader.n_batches
+    if loader.n_shards is not None:
+        caps[SHARDS] = loader.n_shards
     shm_bytes = session.machine.shm_bytes
     if probe is not None and shm_bytes is not None and probe.batch_bytes:
         n_batches = shm_bytes / max(1, session.machine.local_world_size) / probe.batch_bytes

@@ -9,7 +9,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.interrupts import raise_if_from_signal
 
-from .rebuild import rebuilt
+from .rebuild import rebuilt, require_stateless
 from .specs import TreatmentSpec, check_together
 
 
@@ -90,8 +90,8 @@ class Applier:
         if arguments:
             seams.exchange_train_loaders(
                 trainer,
-                lambda loader: self._checked(loader, arguments),
-                lambda loader: self._rebuilt(loader, arguments),
+                lambda loader: self._checked(loader, arguments, is_live=True),
+                lambda loader: self._rebuilt(loader, arguments, is_live=True),
                 self._undos,
             )
         for spec in self.specs:
@@ -112,14 +112,16 @@ class Applier:
         self._has_followed = True
         return new
 
-    def _checked(self, loader: Any, arguments: dict[str, Any]) -> Any:
+    def _checked(self, loader: Any, arguments: dict[str, Any], is_live: bool = False) -> Any:
+        if is_live:
+            require_stateless(loader)
         if self._check_loader is not None:
             self._check_loader(loader, arguments)
         return rebuilt(loader, arguments)
 
-    def _rebuilt(self, loader: Any, arguments: dict[str, Any]) -> Any:
+    def _rebuilt(self, loader: Any, arguments: dict[str, Any], is_live: bool = False) -> Any:
         try:
-            return self._checked(loader, arguments)
+            return self._checked(loader, arguments, is_live)
         except TreatmentError as error:
             if self._refused is None:
                 raise

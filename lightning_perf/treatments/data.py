@@ -6,6 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from lightning_perf import seams
+from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.records import LoaderSettings, Session
 
 from .treatment import Treatment, whole_cores_per_rank
@@ -23,14 +24,12 @@ class LoaderTreatment(Treatment):
         if not loaders:
             return "the training loader was not seen"
         for loader in loaders:
-            if not loader.is_plain:
-                return f"the training loader is a {loader.class_name}, not exactly a torch.utils.data.DataLoader"
-            if loader.is_iterable:
-                return "the dataset is an IterableDataset, of which each worker would yield everything"
+            if reason := loader.why_unchanged():
+                return reason
         return self.applies_to_loader(loaders[0], session)
 
     def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
-        """Return why it does not apply to the first training loader, a plain one; None if it applies."""
+        """Return why it does not apply to the first training loader; None if it applies."""
         raise NotImplementedError
 
 
@@ -63,9 +62,10 @@ class LoaderWorkers(LoaderTreatment):
     when = (
         "Helps where the device waits for data. Workers persist across epochs, so that short epochs do not wait for "
         "them to start. They do not see changes to the dataset between epochs: leave out `persistent_workers` if you "
-        "make any. `=0` removes workers where transferring a batch costs more than fetching it. Random augmentation "
-        "in the dataset uses the workers' own seeds: other random numbers with the same distribution. Several loaders "
-        "that shuffle without a generator of their own shuffle in another order."
+        "make any. An `IterableDataset` that shards itself yields its samples in another order, and the last batch of "
+        "each worker may be smaller. `=0` removes workers where transferring a batch costs more than fetching it. "
+        "Random augmentation in the dataset uses the workers' own seeds: other random numbers with the same "
+        "distribution. Several loaders that shuffle without a generator of their own shuffle in another order."
     )
     value_form = "N workers, 0 for none; NxP for P batches ahead each; -pinned behind it for page-locked memory"
     value_pattern = r"(?!0+x)(?P<n>\d+)(x(?P<prefetch>[1-9]\d*))?(?P<pinned>-pinned)?"
@@ -88,7 +88,8 @@ class LoaderWorkers(LoaderTreatment):
             n_workers, prefetch = int(arguments["num_workers"]), arguments.get("prefetch_factor")
             return Workers(n_workers, prefetch, bool(arguments.get("pin_memory")))
         loaders = train_loaders(session)
-        cores = min(whole_cores_per_rank(session), MAX_DEFAULT_WORKERS)
+        shards = [loader.n_shards for loader in loaders if loader.n_shards]
+        cores = min(whole_cores_per_rank(session), MAX_DEFAULT_WORKERS, *shards)
         return Workers(cores - 1 if loaders and loaders[0].num_workers == cores and cores > 1 else cores)
 
     def loader_args(self, value: Workers, session: Session | None = None) -> dict[str, Any]:
@@ -190,11 +191,12 @@ class BatchSize(LoaderTreatment):
 
     def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
         # A loader without a batch size refuses any, and says why.
-        batch_size = getattr(loader, "batch_size", None)
+        batch_size = getattr(inner_loader(loader), "batch_size", None)
         return {"batch_size": _resized(value, batch_size) if batch_size is not None else 1}
 
     def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any, undos: seams.Undos) -> None:
-        kept = _accumulation(trainer.accumulate_grad_batches, before.batch_size, after.batch_size)
+        sizes = (inner_loader(loader).batch_size for loader in (before, after))
+        kept = _accumulation(trainer.accumulate_grad_batches, *sizes)
         if kept is not None:
             seams.change_attribute(trainer, "accumulate_grad_batches", kept, undos)
 

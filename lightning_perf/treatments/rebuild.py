@@ -1,4 +1,4 @@
-"""Copies of a DataLoader with other arguments: same samples, same order."""
+"""Copies of a loader with other arguments: same samples and, unless an IterableDataset shards itself, same order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from itertools import islice
 from typing import Any
 
 from lightning_perf.errors import TreatmentError
+from lightning_perf.loader_kinds import (
+    call_of,
+    inner_loader,
+    is_iterable,
+    keeps_state,
+    n_shards,
+    refuses_change,
+)
 
 _MAX_ITEMS = 64  # of a container; later items are assumed to be like the first
 
@@ -20,16 +28,24 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     the same samples in the same order. Lightning's own re-instantiation does not keep a user's batch sampler.
 
     Args:
-        loader: A ``torch.utils.data.DataLoader``, which is not changed.
+        loader: A ``torch.utils.data.DataLoader`` or a loader of a known library, which is not changed.
         arguments: Those to change of ``num_workers``, ``pin_memory``, ``persistent_workers``, ``prefetch_factor`` and
             ``batch_size``.
 
     Raises:
-        TreatmentError: The loader is a subclass, which may fetch in its own way; its dataset is an
-            ``IterableDataset``, of which each worker would yield everything; its dataset holds tensors on a device; a
-            batch sampler of the user decides the batch size; or arguments need workers that it does not have.
+        TreatmentError: The loader may fetch in its own way; its dataset is an ``IterableDataset``, of which each worker
+            would yield everything, or has fewer shards than workers; its dataset holds tensors on a device; a batch
+            sampler of the user decides the batch size; or arguments need workers that it does not have.
     """
-    _check_copyable(loader)
+    reason = refuses_change(loader)
+    if reason:
+        raise TreatmentError(reason)
+    inner = inner_loader(loader)
+    if inner is not loader:
+        changed = rebuilt(inner, arguments)
+        new = copy.copy(loader)
+        new.pipeline = [changed, *loader.pipeline[1:]]
+        return new
     n_workers = arguments.get("num_workers", loader.num_workers)
     if n_workers == 0:
         asked = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
@@ -42,6 +58,9 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
                 f"the dataset {type(loader.dataset).__qualname__} holds tensors on {device}, which worker processes "
                 "cannot use: expected them on the CPU"
             )
+    shards = n_shards(loader.dataset)
+    if shards is not None and n_workers > max(shards, loader.num_workers):
+        raise TreatmentError(f"the dataset has {shards} shards: at most as many workers get data")
     wanted = {
         "num_workers": n_workers,
         "pin_memory": arguments.get("pin_memory", loader.pin_memory),
@@ -57,24 +76,24 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     # A copy, because DataLoader's constructor takes either a batch sampler, or a batch size and a sampler, and would
     # create those that it is not given.
     new = copy.copy(loader)
+    if call_of(loader) == "StreamingDataLoader":  # its dataset divides chunks by what the loader's constructor tells it
+        wanted["dataset"] = dataset = copy.copy(loader.dataset)
+        wanted["_prefetch_factor"] = wanted["prefetch_factor"]
+        dataset.set_num_workers(n_workers)
+        dataset.set_batch_size(wanted.get("batch_size", loader.batch_size))
     vars(new).update(wanted)  # not setattr, which DataLoader forbids for these
     return new
 
 
-def _check_copyable(loader: Any) -> None:
-    from torch.utils.data import DataLoader, IterableDataset
+def require_stateless(loader: Any) -> None:
+    """Refuse to change a loader between epochs whose state is part of checkpoints.
 
-    kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
-    if type(loader) is not DataLoader:
+    Raises:
+        TreatmentError: It is: a checkpoint could only be resumed with as many workers.
+    """
+    if keeps_state(loader):
         raise TreatmentError(
-            f"the training loader is a {kind}: expected exactly torch.utils.data.DataLoader, since any other may fetch "
-            "in its own way; change its arguments where it is made"
-        )
-    dataset = loader.dataset
-    if isinstance(dataset, IterableDataset) or "DataPipe" in type(dataset).__name__:
-        raise TreatmentError(
-            f"the dataset is the IterableDataset {type(dataset).__qualname__}, of which every worker would yield all "
-            "samples: expected a dataset with __getitem__; shard it by torch.utils.data.get_worker_info() and set "
+            f"checkpoints hold the state of a {call_of(loader)}, which can only be resumed with as many workers: set "
             "num_workers where the loader is made"
         )
 
@@ -93,8 +112,10 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
     from torch.utils import data
 
     samplers = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.DistributedSampler)
-    refused = ""
-    if loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
+    refused, loader = "", inner_loader(loader)
+    if is_iterable(loader.dataset):
+        refused = "workers yield the samples of an IterableDataset in another order"
+    elif loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
         refused = "workers take more random numbers from the loader's generator, which read ahead"
     elif type(loader.batch_sampler) is not data.BatchSampler or type(loader.batch_sampler.sampler) not in samplers:
         refused = "workers run a sampler of your own ahead of the training"

@@ -192,10 +192,61 @@ def test_rebuilding_is_refused_when_workers_are_needed_and_absent(arguments: dic
 class Derived(DataLoader):
     """Fetches elsewhere, for all one knows."""
 
+    def __iter__(self) -> Iterator[Any]:
+        return super().__iter__()
+
+
+class Narrow(DataLoader):
+    """Takes no arguments of DataLoader's constructor."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+
+
+class Named(DataLoader):
+    """Keeps DataLoader's constructor."""
+
+    def __init__(self, dataset: Any, name: str, **kwargs: Any) -> None:
+        super().__init__(dataset, **kwargs)
+        self.name = name
+
 
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.zeros(8) for _ in range(8))
+
+
+class Sharded(IterableDataset):
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        return iter(range(8) if info is None else range(info.id, 8, info.num_workers))
+
+
+class Seeded(IterableDataset):
+    """Asks only for its own number, to draw other random numbers: every worker yields everything."""
+
+    def __iter__(self) -> Iterator[int]:
+        torch.utils.data.get_worker_info().id  # noqa: B018
+        return iter(range(8))
+
+
+class Wrapped(IterableDataset):
+    def __init__(self, inner: IterableDataset) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner)
+
+
+def test_subclass_that_keeps_the_constructor_is_rebuilt_with_its_attributes() -> None:
+    new = rebuilt(Named([0, 1, 2], "own", batch_size=2), {"num_workers": 1})
+    assert (type(new), new.name, [batch.tolist() for batch in new]) == (Named, "own", [[0, 1], [2]])
+
+
+@pytest.mark.parametrize("dataset", [Sharded(), Wrapped(Sharded())], ids=["own", "wrapped"])
+def test_iterable_that_shards_itself_yields_each_sample_once_with_workers(dataset: IterableDataset) -> None:
+    new = rebuilt(DataLoader(dataset, batch_size=2), {"num_workers": 2})
+    assert sorted(torch.cat(list(new)).tolist()) == list(range(8))
 
 
 class OnDevice(Dataset):
@@ -209,14 +260,25 @@ class OnDevice(Dataset):
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (Derived(Items()), "Derived"),
-        (DataLoader(Stream()), "Stream"),
+        (Derived(Items()), "Derived overrides __iter__"),
+        (Narrow(Items()), "Narrow takes no num_workers"),
+        (DataLoader(Stream()), "Stream does not shard itself .* yield all samples"),
+        (DataLoader(Seeded()), "Seeded does not shard itself"),
         ([torch.zeros(8)], "list"),
         (DataLoader(OnDevice()), "meta"),
         (DataLoader(Subset(OnDevice(), [0, 1])), "meta"),
         (DataLoader([torch.zeros(4, device="meta")]), "meta"),
     ],
-    ids=["subclass", "iterable", "no loader", "on device", "wrapped, on device", "list, on device"],
+    ids=[
+        "subclass that fetches",
+        "subclass without arguments",
+        "iterable",
+        "iterable with seeds",
+        "no loader",
+        "on device",
+        "wrapped, on device",
+        "list, on device",
+    ],
 )
 def test_rebuilding_is_refused_with_the_reason_when_it_is_not_safe(data: Any, says: str) -> None:
     with pytest.raises(TreatmentError, match=says):

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from lightning_perf.cgroups import free_bytes
+from lightning_perf.loader_kinds import inner_loader, n_later_stages, refuses_parts
 from lightning_perf.probes import plain
 
 from .guard import landlock_version
@@ -28,8 +29,13 @@ def refuses_copy(loader: Any) -> str | None:
     """Return why a loader cannot be probed on copies; None when it can. Iterates and changes nothing."""
     if not sys.platform.startswith("linux"):
         return f"a process cannot be forked safely on {sys.platform}"
-    if type(loader) is not DataLoader:
-        return f"{type(loader).__qualname__} is not a plain torch DataLoader: it may fetch elsewhere"
+    if type(loader) is not DataLoader and (reason := refuses_parts(loader)):
+        return reason
+    if n_later_stages(loader):
+        return "further stages of the WebLoader run in the training process: a copy without them measures other batches"
+    loader = inner_loader(loader)
+    if getattr(plain.stored(plain.stored(loader.dataset, "input_dir"), "url"), "strip", None):
+        return "chunks of the dataset are downloaded to a cache, from which the training reads as well"
     if plain.length_of(loader.dataset) == 0:  # where only code of the user's could tell, the child asks
         return "the dataset is empty"
     if holds_device_tensors(loader.dataset):
@@ -39,8 +45,9 @@ def refuses_copy(loader: Any) -> str | None:
 
 def refuses_unasked(loader: Any) -> str | None:
     """Return why a loader is probed only on request; None if probing it is safe."""
-    if type(loader) is not DataLoader:
+    if refuses_parts(loader):
         return None
+    loader = inner_loader(loader)
     if plain.is_a(loader.dataset, IterableDataset):
         return "an IterableDataset may read from a stream that a copy of it would read from as well"
     if not landlock_version():

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from torch.utils.data import DataLoader
 
+from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.probes.machine import read_machine
 from lightning_perf.records import LoaderProbe
 
@@ -75,6 +76,7 @@ class LoaderProber:
         """
         if self._child.is_alive:
             raise RuntimeError("start() was called while a probe runs; call close() before starting another")
+        outer, loader = loader, inner_loader(loader)
         is_plain = isinstance(loader, DataLoader)
         cores = read_machine().usable_cores / max(1, self._local_world_size)
         self._first = LoaderProbe(
@@ -87,7 +89,7 @@ class LoaderProber:
             missing={"pin": "pinning needs the device, which a forked process cannot use"},
         )
         self._result = None
-        reason = refuses_copy(loader) or (refuses_batches(loader) if self._extent == "batches" else None)
+        reason = refuses_copy(outer) or (refuses_batches(loader) if self._extent == "batches" else None)
         if reason is None:
             try:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.

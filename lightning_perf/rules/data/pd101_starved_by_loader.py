@@ -1,12 +1,14 @@
 """PD101: training waits for its loader; the number of workers that would hide loading."""
 
+import math
+
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, timed_finding, unsigned_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
-from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
+from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
+from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, WAIT_MIN_SHARE
 from lightning_perf.rules.traced_loader import starved_in_trace
 from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
 from lightning_perf.rules.worker_bounds import CORES
@@ -61,8 +63,12 @@ def check(session: Session) -> Finding | None:
         summary=summary,
         evidence=evidence,
         prescriptions=(
-            _workers(session, loader, len(loaders), plan) if can_recommend else None,
-            None if is_enough else _cheaper(plan),
+            _dali(session, loader)
+            if loader.n_threads is not None
+            else (
+                _workers(session, loader, len(loaders), plan) if can_recommend else None,
+                None if is_enough else _cheaper(plan),
+            )
         ),
         claims={"data_wait": min(seconds, share * steady.span_s)},
         low_s=steady.n_steps * plan.saved_low_s if can_recommend else 0.0,
@@ -118,18 +124,32 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         summary += f" (the slowest of {n_loaders})"
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
-    if loader.is_iterable:
+    refusal = loader.why_unchanged()
+    if refusal and loader.is_iterable:
         summary += "; the IterableDataset must shard itself by torch.utils.data.get_worker_info()"
-    elif not loader.is_plain and n_loaders == 1:
-        summary += f", if {loader.class_name} accepts it"
-    can_apply = loader.is_plain and not loader.is_iterable and n_loaders == 1
+    elif refusal and n_loaders == 1:
+        summary += f", if {loader.class_name} accepts it" if loader.refusal is None else f"; {refusal}"
+    can_apply = not refusal and n_loaders == 1
     return fix(
         summary,
         "one line" if can_apply else "minutes",
         treatment="loader-workers" if can_apply else "",
         loader_args=arguments if can_apply else {},
-        code=f"DataLoader(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
+        code=f"{loader.call}(..., {', '.join(f'{key}={value}' for key, value in arguments.items())})",
     )
+
+
+def _dali(session: Session, loader: LoaderSettings) -> Prescription:
+    """Recommend more threads for a DALI pipeline; if each core has one, a deeper queue."""
+    n_now, n_cores = loader.n_threads or 0, max(1, math.floor(cores_per_rank(session)))
+    if n_now < n_cores:
+        name, summary, value = "num_threads", f"(now {n_now}), one per core of this rank", n_cores
+    else:
+        depth = loader.prefetch_factor or DEFAULT_PREFETCH
+        name, value = "prefetch_queue_depth", 2 * depth
+        summary = f'(now {depth}), and decode on the GPU (device="mixed"): each core has a thread already'
+    code = f"@pipeline_def(..., {name}={value})"
+    return fix(f"set {name}={value} {summary}, where the DALI pipeline is built", "minutes", code=code)
 
 
 def _cheaper(plan: WorkerPlan) -> Prescription:

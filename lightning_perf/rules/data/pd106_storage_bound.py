@@ -37,6 +37,8 @@ def check(session: Session) -> Finding | None:
         if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
             return None  # PD107: it computes; PD105: a few samples are slow; PD115: workers block one another
         return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
+    if any(each.n_threads is not None for each in loaders_of(session)):
+        return None  # the training thread is blocked on the pipeline's own threads
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)
     wait = loading_wait(host, n_workers)

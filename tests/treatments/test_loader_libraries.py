@@ -1,0 +1,190 @@
+"""Loaders of other libraries: recognized, measured, treated or refused, and never changed by being observed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_perf.errors import TreatmentError
+from lightning_perf.loader_kinds import call_of, inner_loader, keeps_state, n_shards, refuses_change
+from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.probes.loader.copying import refuses_copy
+from lightning_perf.treatments.rebuild import rebuilt, require_stateless
+
+from .trainings import train
+
+N_SAMPLES, N_SHARDS = 32, 4
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return N_SAMPLES
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.full(8, index, dtype=np.float32)
+
+
+def in_tar_files(folder: Path) -> Any:
+    wds = pytest.importorskip("webdataset")
+    for shard in range(N_SHARDS):
+        with wds.TarWriter(str(folder / f"{shard}.tar")) as writer:
+            for index in range(shard, N_SAMPLES, N_SHARDS):
+                writer.write({"__key__": str(index), "x.npy": Numbers()[index]})
+    urls = [str(folder / f"{shard}.tar") for shard in range(N_SHARDS)]
+    return wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("x.npy").map(first)
+
+
+def first(items: Any) -> Any:
+    return items[0]
+
+
+def web_loader(folder: Path) -> Any:
+    pytest.importorskip("webdataset")
+    import webdataset
+
+    return webdataset.WebLoader(in_tar_files(folder).batched(4), batch_size=None)
+
+
+def web_dataset(folder: Path) -> Any:
+    return DataLoader(in_tar_files(folder), batch_size=4)
+
+
+def streaming(folder: Path) -> Any:
+    litdata = pytest.importorskip("litdata")
+    from litdata.streaming import Cache
+
+    cache = Cache(str(folder), chunk_size=4)
+    for index in range(N_SAMPLES):
+        cache[index] = torch.from_numpy(Numbers()[index])
+    cache.done()
+    cache.merge()
+    return litdata.StreamingDataLoader(litdata.StreamingDataset(str(folder), shuffle=True), batch_size=4)
+
+
+def stateful(folder: Path) -> Any:
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(
+        Numbers(), batch_size=4, shuffle=True
+    )
+
+
+def by_index(folder: Path) -> Any:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"x": [[float(index)] * 8 for index in range(N_SAMPLES)]}).with_format("torch")
+    return DataLoader(data, batch_size=4, shuffle=True, collate_fn=stacked)
+
+
+def rows(shards: list[int]) -> Iterator[dict[str, list[float]]]:
+    for shard in shards:
+        for index in range(shard, N_SAMPLES, N_SHARDS):
+            yield {"x": [float(index)] * 8}
+
+
+def in_order(folder: Path) -> Any:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.IterableDataset.from_generator(
+        rows, gen_kwargs={"shards": list(range(N_SHARDS))}, cache_dir=str(folder)
+    )
+    return DataLoader(made.with_format("torch"), batch_size=4, collate_fn=stacked)
+
+
+def stacked(samples: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([sample["x"] for sample in samples])
+
+
+def graphs(folder: Path) -> Any:
+    loader = pytest.importorskip("torch_geometric.loader")
+    from torch_geometric.data import Data
+
+    return loader.DataLoader([Data(x=torch.from_numpy(x)[None]) for x in Numbers()], batch_size=4, shuffle=True)  # type: ignore[attr-defined]
+
+
+LOADERS: list[tuple[Callable[[Path], Any], str, int | None]] = [
+    (web_loader, "WebLoader", N_SHARDS),
+    (web_dataset, "DataLoader", N_SHARDS),
+    (streaming, "StreamingDataLoader", None),
+    (stateful, "StatefulDataLoader", None),
+    (by_index, "DataLoader", None),
+    (in_order, "DataLoader", N_SHARDS),
+    (graphs, "torch_geometric.loader.DataLoader", None),
+]
+every_library = pytest.mark.parametrize(
+    ("make", "call", "shards"), LOADERS, ids=[make.__name__ for make, _, _ in LOADERS]
+)
+
+
+def batches(loader: Any) -> list[torch.Tensor]:
+    return [batch.x if hasattr(batch, "x") else torch.as_tensor(batch) for batch in loader]
+
+
+@every_library
+def test_loader_gets_workers_and_yields_each_sample_once(
+    make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path
+) -> None:
+    loader = make(tmp_path)
+    assert (call_of(loader), refuses_change(loader), n_shards(inner_loader(loader).dataset)) == (call, "", shards)
+
+    new = rebuilt(loader, {"num_workers": 2})
+    seen = torch.cat(batches(new))[:, 0]
+    assert inner_loader(new).num_workers == 2
+    assert sorted(seen.tolist()) == list(range(N_SAMPLES))
+    assert inner_loader(loader).num_workers == 0
+    assert sorted(torch.cat(batches(loader))[:, 0].tolist()) == list(range(N_SAMPLES))
+
+    if shards is not None:
+        with pytest.raises(TreatmentError, match=f"has {shards} shards"):
+            rebuilt(loader, {"num_workers": shards + 1})
+
+
+@every_library
+def test_probe_makes_samples_and_changes_nothing(
+    make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path
+) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "probed").mkdir()
+    torch.manual_seed(3)
+    expected = batches(make(tmp_path / "plain"))
+    loader = make(tmp_path / "probed")
+    state = copy.copy(vars(inner_loader(loader)))
+    prober = LoaderProber(2.0)
+    try:
+        probe = prober.start(loader) or prober.wait()
+    finally:
+        prober.close()
+    assert probe is not None
+    assert probe.status in ("measured", "partial"), probe.reason
+    assert probe.getitem is not None
+    assert vars(inner_loader(loader)) == state
+    torch.manual_seed(3)
+    assert all(torch.equal(one, other) for one, other in zip(batches(loader), expected, strict=True))
+
+
+def test_webloader_with_later_stages_is_not_probed_on_a_copy(tmp_path: Path) -> None:
+    assert "further stages" in (refuses_copy(web_loader(tmp_path).unbatched().batched(8)) or "")
+
+
+def test_downloaded_chunks_are_not_probed_on_a_copy(tmp_path: Path) -> None:
+    loader = streaming(tmp_path)
+    loader.dataset.input_dir.url = "s3://bucket/data"
+    assert "downloaded" in (refuses_copy(loader) or "")
+
+
+@pytest.mark.parametrize("make", [streaming, stateful])
+def test_loader_whose_state_is_saved_is_not_changed_between_epochs(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    loader = make(tmp_path)
+    assert keeps_state(loader)
+    with pytest.raises(TreatmentError, match="checkpoints hold the state"):
+        require_stateless(loader)
+
+
+def test_trial_trains_on_all_samples_of_a_webloader(tmp_path: Path) -> None:
+    loader = web_loader(tmp_path)
+    seen = train("loader-workers=2", data=loader, max_epochs=1, look=lambda t, _: inner_loader(t.train_dataloader))
+    assert inner_loader(loader).num_workers == 0
+    assert len(seen.losses) == N_SAMPLES // 4
