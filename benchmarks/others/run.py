@@ -186,7 +186,11 @@ def main() -> None:
             seen[variant] = json.loads((run / "seen.json").read_text()) if code == 0 else None
             bare, found = seen["bare"], seen[variant]
             differs = [key for key in bare if bare[key] != found[key]] if bare and found else [f"exit code {code}"]
-            print(f"{name:12} {variant:10} {len(found['losses']) if found else 0:5} steps", *(differs or ["identical"]))
+            print(
+                f"{name:12} {variant:10} {len(found['losses']) if found else 0:5} steps",
+                *(differs or ["identical"]),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
