@@ -92,7 +92,7 @@ def traffic_of(operator: Any) -> Traffic:
 def unique_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor's elements, each expanded element once."""
     sizes = zip(field(tensor, "shape"), _BASE.stride(tensor), strict=True)
-    return prod(size for size, stride in sizes if stride or size == 0) * _BASE.element_size(tensor)
+    return int(prod(size for size, stride in sizes if stride or size == 0) * _BASE.element_size(tensor))
 
 
 def _bytes_in(value: Any) -> int:
