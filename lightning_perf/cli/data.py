@@ -28,9 +28,7 @@ def data(
     folder = default_folder("data") if out is None else out
     session = probe_command(command, folder.resolve(), limit, lambda text: print(text, file=sys.stderr, flush=True))
     if as_json:
-        from lightning_perf.reports.json import to_json
-
-        write_stdout(to_json(session))
+        write_stdout(session.to_json().decode())
         return
     from lightning_perf.reports.console import brief_report, emit
 

@@ -188,6 +188,7 @@ def _show(document: Document, record: Any, form: str) -> None:
 
         write_stdout(render(document, is_folded=True))
     else:
-        from lightning_perf.reports.console import document_report, emit
+        from lightning_perf.reports.console import emit
+        from lightning_perf.reports.render.console import DocumentReport
 
-        emit(document_report(document))
+        emit(DocumentReport(document))

@@ -71,6 +71,10 @@ class Place(NamedTuple):
         """Return the line itself, shortened; empty if it cannot be read."""
         return linecache.getline(self.file, self.line).strip()[:120] if self.file else ""
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of records that name a line: ``file``, ``line``, ``function`` and ``code``."""
+        return {"file": self.file, "line": self.line, "function": self.function, "code": self.text()}
+
 
 def short_place(file: str, line: Any, function: Any) -> str:
     """Return e.g. ``"model.py:31 in forward"``."""

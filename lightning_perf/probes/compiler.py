@@ -183,14 +183,7 @@ class CompilerProbe(Probe):
         def add(reason: str, place: Place, n: int = 1) -> None:
             key = (place.file, place.line, reason)
             n_before = found[key].n if key in found else 0
-            found[key] = GraphBreak(
-                reason=reason,
-                file=place.file,
-                line=place.line,
-                function=place.function,
-                n=n_before + n,
-                code=place.text(),
-            )
+            found[key] = GraphBreak(reason=reason, n=n_before + n, **place.fields())
 
         for each in self._breaks:
             place = _innermost(getattr(each, "user_stack", ()))

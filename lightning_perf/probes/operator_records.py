@@ -66,13 +66,10 @@ def _calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int])
     calls += [
         SyncCall(
             operator="synchronizes",
-            file=place.file,
-            line=place.line,
-            function=place.function,
             per_step=float(count),
             owner=place.owner,  # type: ignore[arg-type]
-            code=place.text(),
             source="device",
+            **place.fields(),
         )
         for place, count in warned.items()
         if (place.file, place.line) not in known
@@ -146,16 +143,13 @@ def _attentions(tracers: list[OperatorTracer], device: str) -> tuple[AttentionCa
         one = pairs[0][1]
         calls.append(
             AttentionCall(
-                file=place.file,
-                line=place.line,
-                function=place.function,
                 per_step=sum(a.n for _, a in pairs) / n,
                 rows=one.rows,
                 columns=one.columns,
                 cost_s=sum(tracer.attention.seconds(a) for tracer, a in pairs) / n if is_host else None,
                 share=min(1.0, sum(k.attention.seconds(a) / k.step_s() for k, a in pairs) / n) if is_host else None,
                 via=one.via,
-                code=place.text(),
+                **place.fields(),
             )
         )
     return tuple(sorted(calls, key=lambda call: -(call.cost_s or call.per_step))[:_MAX_LOOPS])

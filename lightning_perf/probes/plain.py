@@ -246,12 +246,12 @@ def attribute(value: Any, name: str) -> Any:
     return on_class
 
 
-def stored(value: Any, name: str, default: Any = None) -> Any:
-    """Return an attribute as ``attribute`` does, or ``default`` if there is none or user code computes it."""
+def stored(value: Any, name: str) -> Any:
+    """Return an attribute as ``attribute`` does; None if there is none or user code computes it."""
     try:
         return attribute(value, name)
     except AttributeError:
-        return default
+        return None
 
 
 def size_reader(batch: Any) -> Callable[[Any], int]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf import interrupts
 from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import DatasetDisk, Session, Telemetry
 
 from . import plain
+from .background import BackgroundThread
 from .base import Probe, RunContext
 from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
 from .gpu import GpuReader, open_gpu
@@ -81,9 +81,8 @@ class TelemetryProbe(Probe):
         self._batch_bytes: int | None = None
         self._disk_of: Any = None
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._cpu_s = self._ran_s = 0.0
+        self._background = BackgroundThread("lightning-perf telemetry", self._sample_and_rest, _JOIN_S)
+        self._started_s = self._cpu_s = self._mean_cost_s = self._ran_s = 0.0
         self._is_closed = False
         self._is_aside = self._was_aside = False
         self._loop: LoopProbe | None = None  # samples its fetches with ``fetch_watch``
@@ -106,25 +105,25 @@ class TelemetryProbe(Probe):
     def start(self) -> None:
         """Begin to sample."""
         self.sample()
-        self._thread = threading.Thread(target=self._run, name="lightning-perf telemetry", daemon=True)
-        self._thread.start()
+        self._started_s = time.monotonic()
+        self._background.start(pause_s(self._hz, 0.0, 0.0))
 
     def close(self) -> None:
         """Take a last sample and stop. Can be called twice."""
         if self._loop is not None:
             self._loop.fetch_watch = None
-        self._stopping.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
-                thread.join(_JOIN_S)
-            self._thread = None
-            if thread.is_alive():
-                # A driver call does not return. The thread ends when it does, or with the process.
-                self.missing["telemetry"] = f"the driver did not answer for {_JOIN_S:g} s; sampling was abandoned"
-                return
-            if self.error is None:
-                self._keep_error(self.sample)
+        is_sampling = self._background.thread is not None
+        if not self._background.close():
+            # A driver call does not return. The thread ends when it does, or with the process.
+            self.missing["telemetry"] = f"the driver did not answer for {_JOIN_S:g} s; sampling was abandoned"
+            return
+        if is_sampling and self.error is None:
+            self._ran_s = time.monotonic() - self._started_s
+            try:
+                self.sample()
+            except Exception as error:  # noqa: BLE001 - kept for `ProbeSet`, which reports it
+                raise_if_from_signal(error)
+                self.error = error
         if not self._is_closed:
             self._is_closed = True
             self.fetch_watch.close()
@@ -188,29 +187,15 @@ class TelemetryProbe(Probe):
                 self._course.add(self._last_s, step, values)
             self._last_s = at_s
 
-    def _run(self) -> None:
-        started_s = time.monotonic()
-        begun_cpu_s = time.thread_time()
-        mean_cost_s = 0.0
-        while True:
-            self._ran_s = time.monotonic() - started_s
-            if self._stopping.wait(pause_s(self._hz, self._ran_s, mean_cost_s)):
-                break
-            before_s = time.thread_time()
-            self._keep_error(self.sample)
-            if self.error is not None:
-                break
-            cost_s = time.thread_time() - before_s
-            mean_cost_s = cost_s if mean_cost_s == 0 else 0.8 * mean_cost_s + 0.2 * cost_s
-            self._cpu_s = time.thread_time() - begun_cpu_s
-        self._ran_s = time.monotonic() - started_s
-
-    def _keep_error(self, function: Callable[[], None]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - kept for the training thread, which reports it
-            raise_if_from_signal(error)
-            self.error = error
+    def _sample_and_rest(self) -> float:
+        """Take a sample, as the thread; return the seconds to wait before the next one."""
+        before_s = time.thread_time()
+        self.sample()
+        cost_s = time.thread_time() - before_s
+        self._mean_cost_s = cost_s if self._mean_cost_s == 0 else 0.8 * self._mean_cost_s + 0.2 * cost_s
+        self._cpu_s = time.thread_time()  # all of this thread's
+        self._ran_s = time.monotonic() - self._started_s
+        return pause_s(self._hz, self._ran_s, self._mean_cost_s)
 
     def _elapsed_s(self) -> float:
         return (self._now_ns() - self._start_ns) / 1e9

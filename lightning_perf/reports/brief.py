@@ -21,13 +21,13 @@ from .brief_lines import (
     MORE,
     NEEDED,
     TITLE,
+    bar,
     command,
     fitted,
     joined,
     labelled,
     part_of,
     titled,
-    verdict_finding,
 )
 from .brief_oom import out_of_memory
 from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, fix_text, instruction
@@ -36,7 +36,7 @@ from .render.console import QUIET, SEVERITY_STYLES
 from .sections import about, autopilot, loader, memory, phases
 from .sections.fixes import measured_speedup
 from .sections.machine import other_programs_fact
-from .sections.verdict import machine_text, step_word
+from .sections.verdict import machine_text, step_word, verdict_finding
 
 _MAX_FIXES = 3
 _SIZES = ((_MAX_FIXES, 3), (2, 3), (2, 2), (1, 2))
@@ -48,7 +48,6 @@ _MAX_OVERHEAD_SHARE = 0.02
 """The overhead is shown above this share of the run."""
 _MIN_OVERHEAD_RUN_S = 60.0
 """In a shorter run, the reports at its end are a large share of it."""
-_BAR = 30
 _FIX, _SPEEDUP, _EFFORT = 38, 14, 10
 """Widths of the columns of fixes."""
 _MAX_CURVE = 3
@@ -166,10 +165,7 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     width = max(11, *(len(name) + 2 for name, _, _ in cells)) if cells else 0
     yield BLANK
     for name, share, note in cells:
-        bar = "█" * max(1, round(_BAR * share))
-        yield Line(
-            ((f"  {name:<{width}}{_percent(share):>5}  ", ""), (bar, "cyan"), (f"  {note}" if note else "", QUIET))
-        )
+        yield Line(((f"  {name:<{width}}{_percent(share):>5}  ", ""), bar(share), (f"  {note}" if note else "", QUIET)))
 
 
 def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:
@@ -193,9 +189,8 @@ def _loader(session: Session) -> Iterator[Line]:
     yield from (Line((("  " + each, ""),)) for each in joined(loader.ceiling_facts(session), " · "))
     for row in loader.curve_rows(session)[:_MAX_CURVE]:
         rate = f"{wording.number(round(1 / row.fetch_s, 1))} batches/s" if row.fetch_s > 0 else ""
-        bar = "█" * max(1, round(_BAR * row.fill))
         name = wording.count(row.num_workers, "worker")
-        yield Line(((f"  {name:<11}{rate:>14}  ", ""), (bar, "cyan"), (f"  {row.mark}" if row.mark else "", QUIET)))
+        yield Line(((f"  {name:<11}{rate:>14}  ", ""), bar(row.fill), (f"  {row.mark}" if row.mark else "", QUIET)))
     for text in loader.function_facts(probe)[:2]:
         yield Line(((wording.cut(f"  {text}", MAX_WIDTH), ""),))
 

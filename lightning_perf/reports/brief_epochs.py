@@ -9,10 +9,11 @@ from rich.cells import cell_len
 from lightning_perf.records import Finding, Session
 
 from . import wording
-from .brief_lines import TITLE, right_aligned, room_of, titled, verdict_finding
+from .brief_lines import TITLE, right_aligned, room_of, titled
 from .fixes import clause, fix_text, instruction
 from .render.brief import BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
+from .sections.verdict import verdict_finding
 
 _MAX_PREFLIGHT = 3
 _MIN_WAIT_SHARE = 0.05

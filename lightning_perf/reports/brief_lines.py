@@ -7,19 +7,18 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-from lightning_perf.records import Finding, Session
-
 from . import wording
 from .render.brief import MAX_WIDTH, Line
 from .render.console import QUIET
 
 MAX_LINES = 15
 TITLE = "PerfDoctor  "
+_BAR = 30
 LABEL = 9
 """Width of the words before commands."""
 
 # Where there are too many lines, those of the highest number are dropped first.
-NEEDED, MORE, GAP, NORMAL, LAST_GAP = range(5)
+NEEDED, MORE, GAP, LAST_GAP = range(4)
 
 BLANK = Line((), GAP)
 
@@ -31,11 +30,6 @@ def fitted(lines: Sequence[Line]) -> list[Line]:
         highest = max(line.rank for line in kept)
         del kept[max(i for i, line in enumerate(kept) if line.rank == highest)]
     return kept
-
-
-def verdict_finding(session: Session) -> Finding | None:
-    """Return the finding that the verdict names; None if it names none."""
-    return next((f for f in session.findings if f.code == session.verdict.code), None)
 
 
 def titled(texts: Sequence[str], code: str, style: str) -> list[Line]:
@@ -60,9 +54,9 @@ def right_aligned(label: str, text: str, code: str, style: str = "") -> Line:
     return Line(((label, "bold"), (text, style), (gap, ""), (code, QUIET)))
 
 
-def labelled(label: str, text: str, rank: int = NEEDED) -> Line:
+def labelled(label: str, text: str) -> Line:
     """Return a label followed by a text."""
-    return Line(((f"{label:<{LABEL}}", QUIET), (text, "")), rank)
+    return Line(((f"{label:<{LABEL}}", QUIET), (text, "")))
 
 
 def command(label: str, text: str, purpose: str = "") -> Line:
@@ -71,6 +65,11 @@ def command(label: str, text: str, purpose: str = "") -> Line:
     The purpose is a shell comment, so that a copied line runs.
     """
     return Line(((f"{label:<{LABEL}}", QUIET), (text, ""), (f"  # {purpose}" * bool(purpose), QUIET)), is_command=True)
+
+
+def bar(share: float) -> tuple[str, str]:
+    """Return a bar by its length, 0…1, and its style."""
+    return "█" * max(1, round(_BAR * share)), "cyan"
 
 
 def joined(parts: Sequence[str], separator: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 
 from . import wording
-from .brief_lines import BLANK, GAP, LAST_GAP, MORE, NEEDED, command, joined, part_of, titled
+from .brief_lines import BLANK, GAP, LAST_GAP, MORE, NEEDED, bar, command, joined, part_of, titled
 from .fixes import clause, first_sentence
 from .render.brief import MAX_WIDTH, Line
 from .render.console import QUIET
@@ -19,7 +19,6 @@ from .sections.post_mortem import WHERE, circumstances
 
 _MAX_FIXES = 3
 _MAX_PARTS = 3
-_BAR = 30
 _FIX = 53
 _FREES = 15
 _CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
@@ -68,9 +67,8 @@ def _parts(session: Session, oom: OutOfMemory) -> Iterator[Line]:
     yield BLANK
     yield Line(((f"  {label}", QUIET),))
     for i, row in enumerate(rows[:_MAX_PARTS]):
-        bar = "█" * max(1, round(_BAR * row.share))
         text = f"  {row.name:<19}{wording.size(row.n_bytes):>9}  "
-        yield Line(((text, ""), (bar, "cyan")), GAP if i == _MAX_PARTS - 1 else NEEDED)
+        yield Line(((text, ""), bar(row.share)), GAP if i == _MAX_PARTS - 1 else NEEDED)
 
 
 def _fixes(finding: Finding | None) -> Iterator[Line]:

@@ -38,7 +38,6 @@ __all__ = [
     "brief_news",
     "brief_report",
     "comparison_report",
-    "document_report",
     "emit",
     "epoch_report",
     "model_report",
@@ -76,11 +75,6 @@ def trial_report(trial: Trial) -> DocumentReport:
 def comparison_report(comparison: Comparison) -> DocumentReport:
     """Return two sessions side by side."""
     return DocumentReport(comparison_document(comparison))
-
-
-def document_report(document: Document) -> DocumentReport:
-    """Return any document."""
-    return DocumentReport(document)
 
 
 def trace_report(records: Sequence[TraceRecord]) -> DocumentReport:

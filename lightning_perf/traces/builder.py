@@ -126,7 +126,8 @@ class ColumnBuilder:
         if self._base_us is None:
             usable = starts_us[np.abs(starts_us) < _MAX_TIME_US]
             self._base_us = float(np.floor(np.median(usable))) if len(usable) else None
-        kinds = self._kinds_by_name(kinds, names)
+        # Steps and fetches are annotations; the profiler of torch 1.8 records them as operators.
+        kinds[(kinds == OPERATOR) & self._is_annotation[names]] = ANNOTATION
         offsets = starts_us - (self._base_us or 0.0)  # exact: both are close, so nanoseconds survive what follows
         with np.errstate(invalid="ignore"):
             makes_sense = (np.abs(offsets) < _MAX_US) & (durations_us >= 0) & (durations_us < _MAX_US)
@@ -151,11 +152,6 @@ class ColumnBuilder:
             notes = [name.startswith(STEP_PREFIX) or is_loader_name(name) for name in names]
             self._has_details = np.append(self._has_details, [has_details(name) for name in names])
             self._is_annotation = np.append(self._is_annotation, notes)
-
-    def _kinds_by_name(self, kinds: npt.NDArray[np.uint8], names: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        """Mark steps and fetches as annotations; the profiler of torch 1.8 records them as operators."""
-        kinds[(kinds == OPERATOR) & self._is_annotation[names]] = ANNOTATION
-        return kinds
 
     def _device_columns(
         self,

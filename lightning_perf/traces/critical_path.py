@@ -15,7 +15,7 @@ from .kernels import kernel_kind
 from .kinds import RUNTIME
 from .nesting import Rows
 from .stacks import Stacks
-from .syncs import costly_waits, lost_to_waits, waiting_rows
+from .syncs import costly_waits, lost_to_waits
 from .timeline import Timeline
 from .waits import ALLOCATION, startup_rows
 
@@ -120,7 +120,7 @@ def _gaps(timeline: Timeline, span: Intervals) -> _Gaps:
 def _host_chain(timeline: Timeline, gaps: _Gaps) -> Intervals:
     """Return the time from the host's last wait before each late launch to the launched work."""
     trace, busy = timeline.trace, timeline.device
-    waits = waiting_rows(timeline)
+    waits = timeline.wait_rows
     waits = waits[busy.covered(trace.starts[waits], trace.ends[waits]) > 0]
     block = np.searchsorted(busy.starts, trace.ends[waits], side="left") - 1
     released = np.minimum(trace.ends[waits], busy.ends[block])
@@ -172,7 +172,7 @@ def _late(
 ) -> tuple[dict[str, float], int, tuple[LatePlace, ...]]:
     """Divide the rest of the late gaps: after a wait, inside operators and calls of the runtime, and between them."""
     net = free.covered(gaps.starts, gaps.ends)
-    _, after_waits = lost_to_waits(timeline, waiting_rows(timeline), net, gaps.launched)
+    _, after_waits = lost_to_waits(timeline, timeline.wait_rows, net, gaps.launched)
     rest = net - after_waits
     inside = ((timeline.operators | timeline.runtime) & free).covered(gaps.starts, gaps.ends)
     launch = rest * (inside / np.maximum(net, 1))

@@ -23,7 +23,7 @@ N_SITES: Final = 32
 def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     """Describe the synchronizations of the analyzed span."""
     trace, steps = timeline.trace, timeline.steps
-    calls = steps.on_host(trace, waiting_rows(timeline))
+    calls = steps.on_host(trace, timeline.wait_rows)
     explicit = trace.rows_named(calls, lambda name: bool(SYNC_NAME.match(name)))
     copies = steps.on_host(trace, timeline.blocking_copy_rows)
     items = steps.on_host(trace, trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
@@ -44,14 +44,9 @@ def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     )
 
 
-def waiting_rows(timeline: Timeline) -> Rows:
-    """Return the calls in which a host thread waits for the device, blocking copies among them."""
-    return np.sort(np.concatenate((timeline.wait_rows, timeline.blocking_copy_rows)))
-
-
 def costly_waits(timeline: Timeline) -> Intervals:
     """Return the moments of waits that later left the device idle."""
-    calls = waiting_rows(timeline)
+    calls = timeline.wait_rows
     return timeline.trace.intervals(calls[_costs(timeline, calls) > 0])
 
 

@@ -182,12 +182,13 @@ class Timeline:
     @cached_property
     def waits(self) -> Intervals:
         """When a host thread was blocked until the device was done with something."""
-        return self.trace.intervals(np.concatenate((self.wait_rows, self.blocking_copy_rows)))
+        return self.trace.intervals(self.wait_rows)
 
     @cached_property
     def wait_rows(self) -> Rows:
-        """Calls that return only when the device is done with something."""
-        return self.trace.rows_named(self.trace.rows(RUNTIME), lambda name: bool(WAIT_NAME.match(name)))
+        """Calls that return only when the device is done with something, blocking copies among them."""
+        calls = self.trace.rows_named(self.trace.rows(RUNTIME), lambda name: bool(WAIT_NAME.match(name)))
+        return np.sort(np.concatenate((calls, self.blocking_copy_rows)))
 
     @cached_property
     def blocking_copy_rows(self) -> Rows:

@@ -224,7 +224,7 @@ def test_watch_ends_when_the_training_thread_has_left_lightning(run: Run) -> Non
     run.frame = current()
     run.stays(AFTER_S)
     assert run.shown == []
-    assert run.watch._stopping.is_set()
+    assert run.watch._background.stopping.is_set()
 
 
 def test_hang_did_not_end_when_an_error_ended_the_run(run: Run) -> None:
@@ -239,7 +239,7 @@ def test_thread_ends_when_nothing_references_its_watch() -> None:
     made = Run()
     made.watch.poll_s = 0.01
     made.watch.start()
-    thread = made.watch._thread
+    thread = made.watch._background.thread
     assert thread is not None
     workers.Workers().close()
     del made

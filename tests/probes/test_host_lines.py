@@ -320,21 +320,21 @@ def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
     ident, frame = threading.get_ident(), training_step()
     own = LineSampler(Loop(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
     own.burst()
-    assert not own._stopping.is_set()
+    assert not own._background.stopping.is_set()
     own.burst()
-    assert own._stopping.is_set()
+    assert own._background.stopping.is_set()
 
 
 def test_sampling_ends_when_the_training_thread_is_gone(clock):
     own = LineSampler(Loop(), now_ns=clock, frames=dict, sleep=clock.sleep)
     own.burst()
-    assert own._stopping.is_set()
+    assert own._background.stopping.is_set()
 
 
 def test_thread_ends_when_the_sampler_is_garbage_collected():
     own = LineSampler(Loop())  # type: ignore[arg-type]
     own.start()
-    thread = own._thread
+    thread = own._background.thread
     assert thread is not None
     del own
     gc.collect()
@@ -384,7 +384,7 @@ def test_reason_is_reported_when_the_interpreter_has_no_gil(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     own = LineSampler(Loop())  # type: ignore[arg-type]
     own.start()
-    assert own._thread is None
+    assert own._background.thread is None
     assert "global lock" in own.missing["host_profile"]
 
 
@@ -448,7 +448,7 @@ def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
 def test_thread_is_joined_when_an_interrupt_ended_the_first_attempt(monkeypatch):
     own = LineSampler(Loop())  # type: ignore[arg-type]
     own.start()
-    thread = own._thread
+    thread = own._background.thread
     assert thread is not None
 
     joined: list[int] = []

@@ -10,13 +10,12 @@ import linecache
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 import msgspec
 
-from lightning_perf import interrupts
+from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines import current_phase
 from lightning_perf.probes.host_lines.calls import OwnCode, library_call, shown_file
@@ -38,7 +37,6 @@ SLOW_FACTOR = 5
 
 _POLLS = 12  # in ``hang_after_s``
 _HEARTBEAT_POLLS = 6
-_JOIN_S = 2.0
 _WORKER_PHASES = ("data_wait", "epoch_boundary", "startup")
 _OURS = "lightning-perf"
 
@@ -80,8 +78,7 @@ class HangWatch(Probe):
         self._reader = StackReader()
         self.loops = self._reader.loops
         self._workers = Workers()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._background = BackgroundThread(f"{_OURS} hang watch", self.poll)
         self._last_s = now_s()
         self._seen: tuple[int, int, int] | None = None
         self._longest_s = 0.0
@@ -110,13 +107,11 @@ class HangWatch(Probe):
     def start(self) -> None:
         """Begin to watch."""
         self._workers.open()
-        target = (weakref.ref(self), self._stopping, self.poll_s)
-        self._thread = threading.Thread(target=_run, args=target, name=f"{_OURS} hang watch", daemon=True)
-        self._thread.start()
+        self._background.start(self.poll_s)
 
     def run_ends(self, error: BaseException | None) -> None:
         """Stop. A hang that an error ended did not end by itself, any other did."""
-        self._stop()
+        self._background.close()
         last = self.hangs[-1] if self.hangs else None
         if last is None:
             return
@@ -128,18 +123,10 @@ class HangWatch(Probe):
 
     def close(self) -> None:
         """End the thread, and remove the file of this rank. Can be called twice."""
-        self._stop()
+        self._background.close()
         self._workers.close()
         if self._files is not None:
             self._files.remove()
-
-    def _stop(self) -> None:
-        self._stopping.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
-                thread.join(_JOIN_S)
-        self._thread = None  # not before: an interrupt may have ended the join
 
     def record(self) -> tuple[Hang, ...]:
         """Return the hangs so far."""
@@ -168,7 +155,7 @@ class HangWatch(Probe):
                 if self.loops:
                     self._moves()  # the user's code has left its loop, e.g. at the end of a notebook's cell
                 else:
-                    self._stopping.set()  # the run ended without a call to stop
+                    self._background.stopping.set()  # the run ended without a call to stop
                 return
             busy = busy_reason(own, others)
             if busy:
@@ -249,20 +236,6 @@ class HangWatch(Probe):
         if before is None or now is None or now[0] <= before[0]:
             return None
         return min(1.0, max(0.0, (now[1] - before[1]) / (now[0] - before[0])))
-
-
-def _run(watch: weakref.ref[HangWatch], stopping: threading.Event, poll_s: float) -> None:
-    """Watch until stopped or until nothing else references the watch."""
-    while not stopping.wait(poll_s):
-        own = watch()
-        if own is None:
-            return
-        try:
-            own.poll()
-        except Exception as error:  # noqa: BLE001 - kept for the training thread, which reports it
-            own.error = error
-            return
-        del own
 
 
 def _stack_text(name: str, frames: Sequence[Frame]) -> str:

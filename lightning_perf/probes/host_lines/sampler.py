@@ -21,12 +21,11 @@ import random
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from lightning_perf import interrupts
+from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.spans import OWN
@@ -48,7 +47,6 @@ _LATER_SHARE = 5e-4  # from then on
 _HANDING_OVER_NS = 15_000  # of the interpreter lock, there and back, beside the sampler's own time
 _WARMUP_STEPS = 3
 _REST_S = 0.02  # between bursts at least
-_JOIN_S = 2.0
 _MAX_BURSTS_OUTSIDE = 2
 
 _lowered: list[float] = []
@@ -89,8 +87,7 @@ class LineSampler(Probe):
         self._n = 0
         self._steps: tuple[int, int] | None = None
         self._draw = random.Random(0).random  # leaves all other random streams unchanged
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._background = BackgroundThread("lightning-perf host lines", self.burst)
         self._start_ns = now_ns()
         self._n_bursts_outside = 0
 
@@ -113,18 +110,11 @@ class LineSampler(Probe):
             self.missing["host_profile"] = "this interpreter runs without its global lock: stacks change while read"
             return
         _register_fork()
-        target = (weakref.ref(self), self._stopping)
-        self._thread = threading.Thread(target=_run, args=target, name="lightning-perf host lines", daemon=True)
-        self._thread.start()
+        self._background.start(_REST_S)
 
     def close(self) -> None:
         """Stop. Can be called twice."""
-        self._stopping.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            with interrupts.suppress(RuntimeError):  # an interrupt came before it was started
-                thread.join(_JOIN_S)
-        self._thread = None  # not before: an interrupt may have ended the join
+        self._background.close()
 
     # -- sampling -----------------------------------------------------------------------------------------------------
 
@@ -134,19 +124,19 @@ class LineSampler(Probe):
         n_taken = n_outside = 0
         median_ns = self._loop.main.recent_median_ns()
         self._slow_ns = float("inf") if median_ns is None else SLOW_FACTOR * median_ns
-        while not self._stopping.is_set() and self._now_ns() - begin_ns < BURST_S * 1e9:
+        while not self._background.stopping.is_set() and self._now_ns() - begin_ns < BURST_S * 1e9:
             if not self._is_undisturbed():
                 break
             is_inside = self._sample()
             if is_inside is None:
-                self._stopping.set()  # the training thread has ended
+                self._background.stopping.set()  # the training thread has ended
                 break
             n_taken += 1
             n_outside += not is_inside
         self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _HANDING_OVER_NS
         self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
-            self._stopping.set()  # the run ended without a call to stop
+            self._background.stopping.set()  # the run ended without a call to stop
         return self._rest_s()
 
     def _rest_s(self) -> float:
@@ -212,21 +202,6 @@ def current_phase(loop: LoopProbe) -> str:
     """Return the current phase; always ``"validation"`` within validation inside fit."""
     is_within = loop.timeline.phase_ns is loop.validation.row
     return "validation" if is_within else loop.timeline.phase()
-
-
-def _run(sampler: weakref.ref[LineSampler], stopping: threading.Event) -> None:
-    """Sample until stopped or until nothing else references the sampler."""
-    pause_s = _REST_S
-    while not stopping.wait(pause_s):
-        own = sampler()
-        if own is None:
-            return
-        try:
-            pause_s = own.burst()
-        except Exception as error:  # noqa: BLE001 - kept for the training thread, which reports it
-            own.error = error
-            return
-        del own
 
 
 def _wait(sleep: Callable[[float], None], seconds: float) -> None:

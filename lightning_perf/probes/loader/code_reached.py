@@ -31,6 +31,7 @@ _KNOWN_STANDARD = frozenset(
     )
 )  # fmt: skip
 """Modules of Python whose types in C hold nothing that is shared."""
+_EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 _CONSTRUCTING = frozenset(("__class__", "__init__", "__new__", "type"))
 """Names by which code makes an instance of a class that it does not name."""
 _NO_CONSTRUCTORS = ("abc", "builtins", "torch", "torchaudio", "torchvision", "typing")
@@ -206,7 +207,7 @@ class CodeReached:
             if name.partition(".")[0] != top or not plain.is_a(module, types.ModuleType):
                 continue
             own = plain.attributes(module)
-            if str(own.get("__file__")).endswith(tuple(EXTENSION_SUFFIXES)):
+            if str(own.get("__file__")).endswith(_EXTENSIONS):
                 self._packages[top] = f"code in C of {name}"
                 break
             reason = next(filter(None, map(self._refuses_module, _modules_named(own))), None)
@@ -237,11 +238,7 @@ def _name_of(module: types.ModuleType) -> str:
 def _is_users_module(name: str) -> bool:
     module = sys.modules.get(name)
     file = plain.attributes(module).get("__file__") if module is not None else None
-    return name == "__main__" or (type(file) is str and not _is_extension(file) and owner_of(file) == USER)
-
-
-def _is_extension(file: str) -> bool:
-    return file.endswith(tuple(EXTENSION_SUFFIXES))
+    return name == "__main__" or (type(file) is str and not file.endswith(_EXTENSIONS) and owner_of(file) == USER)
 
 
 def is_interpreters(kind: type) -> bool:

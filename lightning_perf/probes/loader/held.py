@@ -131,7 +131,8 @@ def _inside(value: Any) -> Iterator[Any]:
         return
     items = plain.items_of(value)
     if items is not None:
-        yield from _some([inner for pair in items for inner in pair] if plain.is_a(value, dict) else _seconds(items))
+        first = 0 if plain.is_a(value, dict) else 1  # of other containers the keys are positions and names
+        yield from _some(inner for pair in items for inner in pair[first:])
     for container in (set, frozenset, deque):
         if plain.is_a(value, container):
             yield from _some(container.__iter__(value))
@@ -181,10 +182,6 @@ def _contents(cell: types.CellType) -> Iterator[Any]:
         yield cell.cell_contents
     except ValueError:  # it is empty
         return
-
-
-def _seconds(items: list[tuple[Any, Any]]) -> Iterator[Any]:
-    return (item for _, item in items)
 
 
 def _some(items: Any) -> Iterator[Any]:

@@ -100,7 +100,7 @@ class Item(Protocol):
 class Comparison(NamedTuple):
     """Result of a comparison: seconds per step as it is and treated, and the number of pairs of passes.
 
-    After too few rounds ``speedup`` is None, and ``reason`` says why.
+    These are fields of ``Replayed``. After too few rounds ``speedup`` is None, and ``reason`` says why.
     """
 
     before_s: float | None

@@ -27,12 +27,13 @@ def function_of(call: Call) -> Bound | None:
     """
     schema = call.func._schema
     leaves = flat((call.args, tuple(call.kwargs.values())))
-    has_integers = any(isinstance(leaf, TensorSpec) and not _is_number_or_mask(leaf.dtype) for leaf in leaves)
+    dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
+    has_integers = any(not (d.is_floating_point or d.is_complex or d is torch.bool) for d in dtypes)
     if (
         not schema.name.startswith("aten::")
         or not call.out_dtypes  # an assertion, which fails on random numbers, or a number read from a tensor
         or any(leaf is OPAQUE for leaf in leaves)
-        or not any(isinstance(leaf, TensorSpec) for leaf in leaves)
+        or not dtypes
         or (has_integers and schema.name not in _RECURRENT)
     ):
         return None
@@ -55,10 +56,6 @@ def is_known_to_autocast(function: Any, device: str) -> bool:
         return True
     key = f"Autocast{device.upper()}"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(function._name, key))
-
-
-def _is_number_or_mask(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex or dtype is torch.bool
 
 
 def _convolution(given: dict[str, Any], call: Call) -> Bound | None:

@@ -54,7 +54,7 @@ class Arena:
             numbers = self._blocks[torch.float32, 0.0]
             block = _as(numbers, spec.dtype) if not denormal else _partly_denormal(numbers, denormal)
             self._blocks[spec.dtype, denormal] = block
-        extent = -(-spec.extent // _ALIGNMENT) * _ALIGNMENT
+        extent = _aligned(spec)
         if extent > len(block):  # the gradient of a result that is larger than what went in
             block = block.repeat(-(-extent // len(block)))
         if self._place + extent > len(block):
@@ -87,9 +87,9 @@ def _partly_denormal(numbers: torch.Tensor, share: float) -> torch.Tensor:
     return bits.view(torch.float32)
 
 
-def needed_elements(specs: list[TensorSpec]) -> int:
-    """Return the elements that an arena needs to hold these tensors side by side."""
-    return sum(-(-spec.extent // _ALIGNMENT) * _ALIGNMENT for spec in specs)
+def _aligned(spec: TensorSpec) -> int:
+    """Return the elements that a tensor takes of an arena."""
+    return -(-spec.extent // _ALIGNMENT) * _ALIGNMENT
 
 
 class OperatorItem:
@@ -179,7 +179,7 @@ def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
 
 def elements_for(operators: Sequence[list[TensorSpec]], free_bytes: int) -> int:
     """Return the size of an arena for operators with these tensors; as ``arena_elements``."""
-    sizes = [needed_elements(specs) for specs in operators]
+    sizes = [sum(map(_aligned, specs)) for specs in operators]
     levels = {spec.denormal for specs in operators for spec in specs}
     largest = 2 * max(sizes, default=0) + 1024
     bytes_each = 4 + 2 + 8 + 4 * len(levels - {0.0})

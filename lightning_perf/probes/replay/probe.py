@@ -185,15 +185,7 @@ class ReplayProbe(Probe):
             assert self._watch is not None
             left_s = self._left_s(until_ns)
             comparison = compare(placed, treated.around_pass, self._watch, left_s, self._now_ns, worth or 1.0)
-        return msgspec.structs.replace(
-            found,
-            n_operators=len(items),
-            n_rounds=comparison.n_rounds,
-            before_s=comparison.before_s,
-            after_s=comparison.after_s,
-            speedup=comparison.speedup,
-            reason=comparison.reason,
-        )
+        return msgspec.structs.replace(found, n_operators=len(items), **comparison._asdict())
 
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9

@@ -8,7 +8,7 @@ from lightning_perf.records import PHASES, Session
 from lightning_perf.reports.sections.earlier import changes_text
 
 from .palette import Theme
-from .parts import figure, label, seconds_scale, upright
+from .parts import label, seconds_scale, stacked, upright
 from .steps import stacked_bars
 
 if TYPE_CHECKING:
@@ -30,14 +30,6 @@ def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
          "text": label(changes_text(runs[i], limit=1), 30)}
         for i in changed[-6:]
     ]  # fmt: skip
-    return figure(
-        data,
-        theme,
-        height=320,
-        has_legend=True,
-        barmode="stack",
-        shapes=[upright(i - 0.5) for i in changed],
-        annotations=notes,
-        xaxis={"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs], "showgrid": False},
-        yaxis={"title": {"text": f"time per step ({unit})"}, "rangemode": "tozero"},
-    )
+    ticks = {"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs]}
+    title, marks = f"time per step ({unit})", [upright(i - 0.5) for i in changed]
+    return stacked(data, theme, ticks, title, barmode="stack", shapes=marks, annotations=notes)

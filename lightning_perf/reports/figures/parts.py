@@ -97,6 +97,14 @@ def figure(
     )
 
 
+def stacked(
+    data: Sequence[Mapping[str, Any]], theme: Theme, xaxis: Mapping[str, Any], title: str, **layout: Any
+) -> go.Figure:
+    """Return a figure of times stacked over ``xaxis``, its vertical axis with this title and from zero."""
+    axes = {"xaxis": {"showgrid": False, **xaxis}, "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}
+    return figure(data, theme, height=320, has_legend=True, **axes, **layout)
+
+
 def plain(value: Any) -> Any:
     """Return the value as JSON types; numbers that are not finite become None."""
     if isinstance(value, Mapping):

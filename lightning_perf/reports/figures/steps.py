@@ -11,7 +11,7 @@ from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
 from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
-from .parts import bytes_scale, figure, seconds_scale
+from .parts import bytes_scale, figure, seconds_scale, stacked
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -35,15 +35,8 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
     xs = [(group[0].index + group[-1].index) / 2 for group in groups]
     data = stacked_bars(means_of, xs, names, factor, width)
     ticks = {"dtick": 1} if len(session.epochs) <= 20 else {}
-    return figure(
-        data,
-        theme,
-        height=320,
-        has_legend=True,
-        barmode="stack",
-        xaxis={"title": {"text": "epoch"}, "showgrid": False, **ticks},
-        yaxis={"title": {"text": f"wall time of an epoch ({unit})"}, "rangemode": "tozero"},
-    )
+    axis = {"title": {"text": "epoch"}, **ticks}
+    return stacked(data, theme, axis, f"wall time of an epoch ({unit})", barmode="stack")
 
 
 def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
@@ -115,16 +108,8 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
         }
         for window in recorded[:1]
     ]
-    return figure(
-        data,
-        theme,
-        height=320,
-        has_legend=True,
-        shapes=shapes,
-        annotations=notes,
-        xaxis={"title": {"text": word}, "showgrid": False},
-        yaxis={"title": {"text": f"mean {word} ({unit})"}, "rangemode": "tozero"},
-    )
+    axis = {"title": {"text": word}}
+    return stacked(data, theme, axis, f"mean {word} ({unit})", shapes=shapes, annotations=notes)
 
 
 def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | None:

@@ -8,7 +8,7 @@ from lightning_perf.records import CATEGORIES, Session, TraceRecord
 from lightning_perf.reports.wording import seconds, share
 
 from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
-from .parts import figure, label, seconds_scale
+from .parts import label, seconds_scale, stacked
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -69,12 +69,5 @@ def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:
             }
         )
     ticks = {"tickvals": list(range(len(steps))), "ticktext": [label(step.name, 24) for step in steps]}
-    return figure(
-        data,
-        theme,
-        height=320,
-        has_legend=True,
-        barmode="stack",
-        xaxis={"showgrid": False, **(ticks if len(steps) <= 24 else {"title": {"text": "step of the window"}})},
-        yaxis={"title": {"text": f"time ({unit})"}, "rangemode": "tozero"},
-    )
+    axis = ticks if len(steps) <= 24 else {"title": {"text": "step of the window"}}
+    return stacked(data, theme, axis, f"time ({unit})", barmode="stack")

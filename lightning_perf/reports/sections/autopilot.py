@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lightning_perf.records import Autopilot, AutopilotTry, Interval, Session
+from lightning_perf.records import AutopilotTry, Interval, Session
 from lightning_perf.reports.cells import Column, Rows
 from lightning_perf.reports.document import AnyPart, code, facts, table
 from lightning_perf.reports.wording import block, count, line, seconds
@@ -17,7 +17,13 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
     found = session.autopilot
     if found is None:
         return
-    yield facts([_total(found), _lost(found), _waiting(found)])
+    n_kept = count(sum(one.status == "kept" for one in found.tries), "kept treatment")
+    waiting = ", ".join(line(text, 60) for text in found.waiting)
+    yield facts([
+        f"{interval_text(found.speedup)} from {n_kept}" if found.speedup is not None else "",
+        f"{seconds(found.lost_s)} lost to slower treatments, of {seconds(found.budget_s)} allowed",
+        f"not tried: {waiting}" if waiting else "",
+    ])  # fmt: skip
     rows: Rows = [
         (
             line(one.setting, 60), RESULTS[one.status], *_speedup(one), _blocks(one),
@@ -76,16 +82,3 @@ def _speedup(one: AutopilotTry) -> tuple[str, str]:
 
 def _blocks(one: AutopilotTry) -> str:
     return f"{one.n_pairs} + {one.n_pairs} {'epochs' if one.unit == 'epoch' else 'blocks'}" if one.n_pairs else ""
-
-
-def _total(found: Autopilot) -> str:
-    n_kept = sum(one.status == "kept" for one in found.tries)
-    return f"{interval_text(found.speedup)} from {count(n_kept, 'kept treatment')}" if found.speedup is not None else ""
-
-
-def _lost(found: Autopilot) -> str:
-    return f"{seconds(found.lost_s)} lost to slower treatments, of {seconds(found.budget_s)} allowed"
-
-
-def _waiting(found: Autopilot) -> str:
-    return f"not tried: {', '.join(line(text, 60) for text in found.waiting)}" if found.waiting else ""

@@ -47,7 +47,7 @@ def comparison_document(comparison: Comparison) -> Document:
             section("times", "Time", _times(comparison), is_short=True),
             section("findings", "Findings that appeared (+), disappeared (−) or changed", _findings(comparison),
                     is_short=True),
-            section("figures", "Memory and throughput", [table(_FIGURE_HEADS, figure_rows(comparison), key="figures")]),
+            section("figures", "Memory and throughput", _figures(comparison)),
             *(section(key, f"{title} ({len(each)})",
                       [table(("setting", "base", "new"), difference_rows(each), key=key)])
               for key, title, each in differences),
@@ -57,9 +57,6 @@ def comparison_document(comparison: Comparison) -> Document:
     )  # fmt: skip
 
 
-_FIGURE_HEADS = ("", "base", "new", "change")
-
-
 def _notes(comparison: Comparison) -> Iterator[AnyPart]:
     yield listing((*comparison.cautions, *no_interval(comparison)))
 
@@ -67,6 +64,10 @@ def _notes(comparison: Comparison) -> Iterator[AnyPart]:
 def _times(comparison: Comparison) -> Iterator[AnyPart]:
     heads: Heads = ("", "base", "new", "change", "95 % CI", "verdict")
     yield table(heads, time_rows(comparison), about=_BASIS, key="times", bars="new", bar_room=PAGE)
+
+
+def _figures(comparison: Comparison) -> Iterator[AnyPart]:
+    yield table(("", "base", "new", "change"), [_figure(one) for one in comparison.figures], key="figures")
 
 
 def _findings(comparison: Comparison) -> Iterator[AnyPart]:
@@ -136,11 +137,6 @@ def no_interval(comparison: Comparison) -> list[str]:
         for one in comparison.times
         if one.name in ("step", "wall") and one.ratio is None and one.reason
     ]
-
-
-def figure_rows(comparison: Comparison) -> list[tuple[Cell, ...]]:
-    """Return memory, throughput and other figures without an interval."""
-    return [_figure(one) for one in comparison.figures]
 
 
 def difference_rows(differences: Sequence[Difference]) -> list[tuple[str, str, str]]:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from lightning_perf.records import Session, TraceRecord
+from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.reports.document import Verdict
 from lightning_perf.reports.fixes import is_kept
 from lightning_perf.reports.wording import count, line, seconds
 
 
+def verdict_finding(session: Session) -> Finding | None:
+    """Return the finding that the verdict names; None if it names none."""
+    return next((f for f in session.findings if f.code == session.verdict.code), None)
+
+
 def verdict_text(session: Session) -> str:
     """Return the verdict in one line, with the code of its rule."""
-    text = line(session.verdict.text, 400)
-    code = session.verdict.code
-    fixes = next((f.prescriptions for f in session.findings if f.code == code), ())
-    if fixes and is_kept(fixes[0], session):
+    text, code, finding = line(session.verdict.text, 400), session.verdict.code, verdict_finding(session)
+    if finding is not None and finding.prescriptions and is_kept(finding.prescriptions[0], session):
         text += "; the autopilot did so in this run"
     return f"{text} ({line(code, 16)})" if code and code not in text else text
 
 
 def verdict_of(session: Session) -> Verdict:
     """Return the verdict with the severity of its finding."""
-    code = session.verdict.code
-    severity = next((f.severity for f in session.findings if f.code == code), "")
+    finding = verdict_finding(session)
+    severity = "" if finding is None else finding.severity
     return Verdict(verdict_text(session), line(session.verdict.category, 40), severity)
 
 
