@@ -255,13 +255,13 @@ class Stateful(nn.Module):
         self.metric, self.rng = torchmetrics.CatMetric(), np.random.default_rng(0)
         self.losses: list[Any] = []
         self.state = {"n": 0, "last": torch.zeros(2), "lock": threading.Lock()}
-        self.keep = lambda loss: self.losses.append(loss)
+        self.keep, self.run = (lambda loss: self.losses.append(loss)), (lambda x: self.layer(x))
         self.register_forward_hook(lambda *_: (next(N_CALLS), None)[1])
         self.layer[0].weight.register_hook(lambda gradient: (next(N_CALLS), None)[1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x * self.rng.random() * random.random() * np.random.rand() + torch.rand(1)
-        loss = self.layer(x).square().mean()
+        loss = self.run(x).square().mean()
         self.metric.value.append(loss.detach())
         self.keep(loss.detach())
         self.state["n"] += 1
