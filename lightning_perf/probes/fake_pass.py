@@ -238,7 +238,7 @@ def _signals_wait() -> Iterator[list[int]]:
     """Call Python's signal handlers afterwards: C++ ends the process if one raises while it asks for a device."""
     arrived: list[int] = []
     with ExitStack() as undo:
-        undo.callback(lambda: [signal.raise_signal(number) for number in arrived])
+        undo.callback(lambda: deque(map(signal.raise_signal, arrived), maxlen=0))
         if threading.current_thread() is threading.main_thread():
             for number in signal.valid_signals():
                 if callable(handler := signal.getsignal(number)):

@@ -113,18 +113,38 @@ def test_fake_step_has_the_operations_of_a_real_one(make: Callable[[], nn.Module
     assert (found.n_parameters, found.n_samples, found.step) == (counted.n_parameters, N, 3)
 
 
+N_RUN: list[Any] = []
+
+
+def noting(graph: Any, inputs: Any) -> Any:
+    """Compile nothing, and note each run of the compiled function."""
+
+    def run(*values: Any) -> Any:
+        N_RUN.append(type(values[-1]))
+        return graph.forward(*values)
+
+    return run
+
+
 def in_module() -> nn.Module:
-    return nn.Sequential(torch.compile(deep(), backend="eager"), nn.Linear(2, 1))
+    return nn.Sequential(torch.compile(deep(), backend=noting), nn.Linear(2, 1))
+
+
+class Own(nn.Sequential):
+    """With a function of its own, as torch compiles none of its own modules in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
 
 
 def in_place() -> nn.Module:
-    model = nn.Sequential(deep(), nn.Linear(2, 1))
-    model.compile(backend="eager")
+    model = Own(deep(), nn.Linear(2, 1))
+    model.compile(backend=noting)
     return model
 
 
 class CompiledForward(nn.Sequential):
-    @torch.compile(backend="eager")
+    @torch.compile(backend=noting)
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)
 
@@ -134,7 +154,7 @@ class CompiledMethod(nn.Sequential):
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__(*layers)
-        self.step = torch.compile(self.plain_step, backend="eager")
+        self.step = torch.compile(self.plain_step, backend=noting)
 
     def plain_step(self, x: torch.Tensor) -> torch.Tensor:
         return self[1](self[0](x)).sum()
@@ -155,12 +175,17 @@ class CompiledMethod(nn.Sequential):
 def test_compiled_model_has_the_operations_of_the_uncompiled_one(make: Callable[[], nn.Module], step: Any) -> None:
     batch, model, stats = torch.randn(N, SIZE), make(), torch._dynamo.utils.counters["stats"]
     step(model, batch).backward()
-    n_graphs = stats["unique_graphs"]
-    found, counted = faked(model, batch, step), real(nn.Sequential(deep(), nn.Linear(2, 1)), batch)
+    n_graphs, watch = stats["unique_graphs"], watched(model, batch, step)
+    N_RUN.clear()
+    found, counted = (
+        fake_profile(watch, model, 1, time.perf_counter_ns, 2**62),
+        real(nn.Sequential(deep(), nn.Linear(2, 1)), batch),
+    )
     assert (found.forward_flops, found.backward_flops) == (counted.forward_flops, counted.backward_flops)
-    assert found.basis == "uncompiled"
+    assert (found.basis, N_RUN) == ("uncompiled", [])
     step(model, batch)
     assert stats["unique_graphs"] == n_graphs
+    assert N_RUN
 
 
 def test_forward_without_gradients_has_no_backward_pass() -> None:
@@ -255,13 +280,13 @@ class Stateful(nn.Module):
         self.metric, self.rng = torchmetrics.CatMetric(), np.random.default_rng(0)
         self.losses: list[Any] = []
         self.state = {"n": 0, "last": torch.zeros(2), "lock": threading.Lock()}
-        self.keep = lambda loss: self.losses.append(loss)
+        self.keep, self.run = (lambda loss: self.losses.append(loss)), (lambda x: self.layer(x))
         self.register_forward_hook(lambda *_: (next(N_CALLS), None)[1])
         self.layer[0].weight.register_hook(lambda gradient: (next(N_CALLS), None)[1])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x * self.rng.random() * random.random() * np.random.rand() + torch.rand(1)
-        loss = self.layer(x).square().mean()
+        loss = self.run(x).square().mean()
         self.metric.value.append(loss.detach())
         self.keep(loss.detach())
         self.state["n"] += 1
