@@ -38,11 +38,7 @@ def in_tar_files(folder: Path) -> Any:
             for index in range(shard, N_SAMPLES, N_SHARDS):
                 writer.write({"__key__": str(index), "x.npy": Numbers()[index]})
     urls = [str(folder / f"{shard}.tar") for shard in range(N_SHARDS)]
-    return wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("x.npy").map(first)
-
-
-def first(items: Any) -> Any:
-    return items[0]
+    return wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("x.npy")
 
 
 def web_loader(folder: Path) -> Any:
@@ -88,9 +84,7 @@ def rows(shards: list[int]) -> Iterator[dict[str, list[float]]]:
 
 def in_order(folder: Path) -> Any:
     datasets = pytest.importorskip("datasets")
-    made = datasets.IterableDataset.from_generator(
-        rows, gen_kwargs={"shards": list(range(N_SHARDS))}, cache_dir=str(folder)
-    )
+    made = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": list(range(N_SHARDS))})
     return DataLoader(made.with_format("torch"), batch_size=4, collate_fn=stacked)
 
 
@@ -102,7 +96,8 @@ def graphs(folder: Path) -> Any:
     loader = pytest.importorskip("torch_geometric.loader")
     from torch_geometric.data import Data
 
-    return loader.DataLoader([Data(x=torch.from_numpy(x)[None]) for x in Numbers()], batch_size=4, shuffle=True)  # type: ignore[attr-defined]
+    samples = [Data(x=torch.full((1, 8), float(index))) for index in range(N_SAMPLES)]
+    return loader.DataLoader(samples, batch_size=4, shuffle=True)
 
 
 LOADERS: list[tuple[Callable[[Path], Any], str, int | None]] = [
@@ -120,7 +115,8 @@ every_library = pytest.mark.parametrize(
 
 
 def batches(loader: Any) -> list[torch.Tensor]:
-    return [batch.x if hasattr(batch, "x") else torch.as_tensor(batch) for batch in loader]
+    first = [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in loader]
+    return [batch.x if hasattr(batch, "x") else torch.as_tensor(batch) for batch in first]
 
 
 @every_library
