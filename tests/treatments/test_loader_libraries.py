@@ -149,6 +149,7 @@ def test_probe_makes_samples_and_changes_nothing(
     (tmp_path / "probed").mkdir()
     torch.manual_seed(3)
     expected = batches(make(tmp_path / "plain"))
+    torch.manual_seed(3)
     loader = make(tmp_path / "probed")
     state = copy.copy(vars(inner_loader(loader)))
     prober = LoaderProber(6.0)
@@ -160,7 +161,6 @@ def test_probe_makes_samples_and_changes_nothing(
     assert probe.status in ("measured", "partial"), probe.reason
     assert probe.getitem is not None
     assert vars(inner_loader(loader)) == state
-    torch.manual_seed(3)
     assert all(torch.equal(one, other) for one, other in zip(batches(loader), expected, strict=True))
 
 
