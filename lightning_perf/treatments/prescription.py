@@ -72,7 +72,9 @@ def prescription(
     if written:
         lines.append(f"Trainer(..., {', '.join(f'{name}={text}' for name, text in written.items())})")
     if loader:
-        lines.append(f"DataLoader(..., {_keywords(loader)})")
+        loaders = session.settings.loaders if session is not None else ()
+        call = next((one.call for one in loaders if one.stage == "train"), "DataLoader")
+        lines.append(f"{call}(..., {_keywords(loader)})")
     return Written(flags, loader, "\n".join(lines), _yaml({**flags, **configuration}, loader))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.loader_kinds import call_of, inner_loader, keeps_state, n_shards, refuses_change
-from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.loader_kinds import call_of, dali_settings, inner_loader, keeps_state, n_shards, refuses_change
+from lightning_perf.probes.loader import LoaderProber, stages
 from lightning_perf.probes.loader.copying import refuses_copy
 from lightning_perf.treatments.rebuild import rebuilt, require_stateless
 
@@ -38,11 +39,7 @@ def in_tar_files(folder: Path) -> Any:
             for index in range(shard, N_SAMPLES, N_SHARDS):
                 writer.write({"__key__": str(index), "x.npy": Numbers()[index]})
     urls = [str(folder / f"{shard}.tar") for shard in range(N_SHARDS)]
-    return wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("x.npy").map(first)
-
-
-def first(items: Any) -> Any:
-    return items[0]
+    return wds.WebDataset(urls, shardshuffle=False).decode().to_tuple("x.npy")
 
 
 def web_loader(folder: Path) -> Any:
@@ -88,9 +85,7 @@ def rows(shards: list[int]) -> Iterator[dict[str, list[float]]]:
 
 def in_order(folder: Path) -> Any:
     datasets = pytest.importorskip("datasets")
-    made = datasets.IterableDataset.from_generator(
-        rows, gen_kwargs={"shards": list(range(N_SHARDS))}, cache_dir=str(folder)
-    )
+    made = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": list(range(N_SHARDS))})
     return DataLoader(made.with_format("torch"), batch_size=4, collate_fn=stacked)
 
 
@@ -102,7 +97,8 @@ def graphs(folder: Path) -> Any:
     loader = pytest.importorskip("torch_geometric.loader")
     from torch_geometric.data import Data
 
-    return loader.DataLoader([Data(x=torch.from_numpy(x)[None]) for x in Numbers()], batch_size=4, shuffle=True)  # type: ignore[attr-defined]
+    samples = [Data(x=torch.full((1, 8), float(index))) for index in range(N_SAMPLES)]
+    return loader.DataLoader(samples, batch_size=4, shuffle=True)
 
 
 LOADERS: list[tuple[Callable[[Path], Any], str, int | None]] = [
@@ -120,7 +116,8 @@ every_library = pytest.mark.parametrize(
 
 
 def batches(loader: Any) -> list[torch.Tensor]:
-    return [batch.x if hasattr(batch, "x") else torch.as_tensor(batch) for batch in loader]
+    first = [batch[0] if isinstance(batch, (list, tuple)) else batch for batch in loader]
+    return [batch.x if hasattr(batch, "x") else torch.as_tensor(batch) for batch in first]
 
 
 @every_library
@@ -144,15 +141,18 @@ def test_loader_gets_workers_and_yields_each_sample_once(
 
 @every_library
 def test_probe_makes_samples_and_changes_nothing(
-    make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path
+    make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stages._Stages, "_time_transport", lambda *_: None)
+    monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
     (tmp_path / "plain").mkdir()
     (tmp_path / "probed").mkdir()
     torch.manual_seed(3)
     expected = batches(make(tmp_path / "plain"))
+    torch.manual_seed(3)
     loader = make(tmp_path / "probed")
     state = copy.copy(vars(inner_loader(loader)))
-    prober = LoaderProber(2.0)
+    prober = LoaderProber(6.0)
     try:
         probe = prober.start(loader) or prober.wait()
     finally:
@@ -161,7 +161,6 @@ def test_probe_makes_samples_and_changes_nothing(
     assert probe.status in ("measured", "partial"), probe.reason
     assert probe.getitem is not None
     assert vars(inner_loader(loader)) == state
-    torch.manual_seed(3)
     assert all(torch.equal(one, other) for one, other in zip(batches(loader), expected, strict=True))
 
 
@@ -181,6 +180,25 @@ def test_loader_whose_state_is_saved_is_not_changed_between_epochs(make: Callabl
     assert keeps_state(loader)
     with pytest.raises(TreatmentError, match="checkpoints hold the state"):
         require_stateless(loader)
+
+
+class _DaliBaseIterator:
+    """The interface of DALI's iterators that is read, from DALI's documentation."""
+
+    __module__ = "nvidia.dali.plugin.base_iterator"
+
+    def __init__(self, depth: Any) -> None:
+        self._pipes = [SimpleNamespace(num_threads=2, prefetch_queue_depth=depth, max_batch_size=16)]
+        self.batch_size = 16
+
+
+@pytest.mark.parametrize("depth", [3, {"cpu_size": 3, "gpu_size": 2}])
+def test_dali_pipeline_is_read_and_refused_with_its_own_arguments(depth: Any) -> None:
+    loader = type("DALIGenericIterator", (_DaliBaseIterator,), {"__module__": "nvidia.dali.plugin.pytorch"})(depth)
+    assert call_of(loader) == "pipeline_def"
+    assert dali_settings(loader) == {"n_threads": 2, "prefetch_factor": 3, "batch_size": 16}
+    with pytest.raises(TreatmentError, match="num_threads and prefetch_queue_depth"):
+        rebuilt(loader, {"num_workers": 2})
 
 
 def test_trial_trains_on_all_samples_of_a_webloader(tmp_path: Path) -> None:
