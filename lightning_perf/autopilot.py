@@ -45,7 +45,9 @@ _LEAST_DISCARDED = 2
 _HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
 _MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
+_WATCHED_EVERY = 16  # steps, in which a run of one rank may end a block early
 _OTHER_RANK = "another rank refused it"
+_USED_UP = "the time that may be lost is used up"
 
 
 class Order(NamedTuple):
@@ -111,8 +113,10 @@ class Autopilot:
         self._n_steps += 1
         if self._n_steps >= self._meeting:
             self._meet(module, is_epoch_start=False)
-        elif self._n_steps % 1024 == 0 and self._times.is_on:  # before rows are aggregated twice
-            self.collect()
+        elif self._n_steps % _WATCHED_EVERY == 0 and self._times.is_on:
+            self.collect()  # in time before rows are aggregated twice
+            if not self._has_ranks and self._probes.call("autopilot", self._loses_too_much):
+                self._meet(module, is_epoch_start=False)
 
     @property
     def holds_loaders(self) -> bool:
@@ -244,6 +248,9 @@ class Autopilot:
         trial.one = msgspec.structs.replace(trial.one, last_step=self._n_steps)
         if not is_fine:
             return self._close("refused", self._failure or _OTHER_RANK)
+        if self._n_steps < self._meeting < _NEVER:
+            trial.lose(self._times.overtime_s(trial.usual_s))
+            return self._close("undone", _USED_UP)
         trial.n_blocks += 1
         if self._times.main is None or trial.n_blocks > _MOST_BLOCKS:
             return self._close("undone", "its steps could not be measured")
@@ -271,7 +278,7 @@ class Autopilot:
             if verdict is not None:
                 return self._close(verdict) if verdict == "undone" else self._order("keep", trial.one)
         if self._lost_s() > self._budget_s():
-            return self._close("undone", "the time that may be lost is used up")
+            return self._close("undone", _USED_UP)
         return self._block(trial)
 
     def _next_try(self, is_epoch_start: bool) -> Order:
@@ -348,6 +355,12 @@ class Autopilot:
 
     def _lost_s(self) -> float:
         return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)
+
+    def _loses_too_much(self) -> bool:
+        """Return whether the block under way lost what may still be lost."""
+        if self._try is None or self._try.one.unit == "epoch" or not self._try.one.is_treated:
+            return False
+        return self._times.overtime_s(self._try.usual_s) > self._budget_s() - self._lost_s()
 
     def _budget_s(self) -> float:
         loop = self._probes.loop

@@ -62,6 +62,10 @@ class TreatmentTry:
         self.settling_s = None
         self.blocks.add(mean_s)
 
+    def lose(self, seconds: float) -> None:
+        """Note seconds that were lost in a block that ended early."""
+        self._other_lost_s += seconds
+
     def lost_s(self) -> float:
         """Return the seconds lost so far; 0 if the treatment gained time."""
         return max(0.0, self._other_lost_s + self.blocks.lost * self.steps_per_block)
@@ -125,6 +129,11 @@ class BlockTimes:
             return min(found.values(), default=None)
         alike = [[taken_s for place, taken_s in found.items() if place % period == n] for n in range(period)]
         return statistics.fmean(statistics.fmean(each) for each in alike if each)
+
+    def overtime_s(self, usual_s: float) -> float:
+        """Return the seconds by which the steps of the block exceed so many usual ones."""
+        found = usual_steps_s(np.concatenate(self._rows), 0) if self._rows else {}
+        return sum(found.values()) - len(found) * usual_s
 
     def epoch_mean(self) -> tuple[float | None, int]:
         """Return the time per step of the epoch, with its boundary and without validation and checkpoints, and steps.

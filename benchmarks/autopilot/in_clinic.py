@@ -84,13 +84,13 @@ def offer_always() -> None:
     inner = Autopilot.offer
 
     def offer(self: Any, session: Any) -> None:
-        inner(self, session)
         for text in _offered:
             spec = parse(text)
             unit = self._unit_of(spec)
             if unit is not None and spec.treatment.id not in self._known:
                 self._known.add(spec.treatment.id)
                 self._waiting.append((text, "PD000", unit))
+        inner(self, session)
 
     Autopilot.offer = offer  # type: ignore[method-assign]
 
@@ -257,7 +257,8 @@ def cure_rows(lines: list[dict[str, Any]]) -> list[list[str]]:
         kept = [(one, line) for one, line in zip(found, of_case, strict=True) if one.get("status") == "kept"]
         in_run = [one["speedup"][0] for one, _ in kept]
         realized = [line["realized"] for _, line in kept if line.get("realized")]
-        share = statistics.median(realized) / statistics.median(offline) if realized and offline else None
+        gained = realized or in_run
+        share = statistics.median(gained) / statistics.median(offline) if gained and offline else None
         rights += right
         shares += [share] if share is not None and should_keep else []
         told = Counter(one.get("status", "not tried") for one in found)

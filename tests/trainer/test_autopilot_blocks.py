@@ -98,6 +98,24 @@ def test_steps_with_the_optimizer_count_the_same_when_single_steps_are_left_out(
     assert times.step_mean(9, period=2, is_least=False) is None
 
 
+def test_block_ends_early_when_it_loses_what_may_be_lost(
+    make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pilots = plant("threads=2", "fused-optimizer")
+    monkeypatch.setattr(autopilot, "BLOCK_STEPS", 60)
+    monkeypatch.setattr(autopilot.Autopilot, "_budget_s", lambda _: 50.0)
+    monkeypatch.setattr(
+        autopilot.BlockTimes, "overtime_s", lambda *_: 60.0 if pilots[0]._try.one.treatment == "threads=2" else 1.0
+    )
+    one = doctor("numerics")
+    seen, _ = train(make_trainer, [one], n_epochs=30)
+    tried = one.session.autopilot.tries[0]
+    assert (tried.status, tried.n_pairs, tried.lost_s) == ("undone", 0, 60.0)
+    assert "used up" in tried.reason
+    assert sum(setting[1] == 2 for setting in seen.settings) < 60
+    assert one.session.autopilot.waiting == ("fused-optimizer",)
+
+
 class Epochs(Callback):
     """Notes the workers of each epoch."""
 
