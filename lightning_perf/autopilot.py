@@ -45,7 +45,7 @@ _LEAST_DISCARDED = 2
 _HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
 _MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
-_WATCHED_EVERY = 16  # steps, in which a run of one rank may end a block early
+_WATCHED_EVERY = 4  # steps, in which a run of one rank may end a block early
 _OTHER_RANK = "another rank refused it"
 _USED_UP = "the time that may be lost is used up"
 
@@ -235,7 +235,7 @@ class Autopilot:
         return f"loaders are exchanged between epochs, and no more than {n_epochs} are left"
 
     def _keeps_workers(self, text: str) -> bool:
-        """Return whether workers outlive an epoch, with the treatment or without: to switch it starts them anew."""
+        """Return whether workers outlive an epoch, with the treatment or without: a switch then starts new ones."""
         is_persistent = (
             loader_args([parse(text)]).get("persistent_workers") and "persistent_workers" not in self._without
         )

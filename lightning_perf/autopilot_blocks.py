@@ -27,7 +27,7 @@ class TreatmentTry:
         usual_s: A step before it.
         discarded: Steps of a block that do not count, besides the one that switched.
         period: Batches per optimizer step.
-        keeps_workers: Whether an epoch that follows a switch does not count, because its workers start anew.
+        keeps_workers: Whether an epoch that follows a switch does not count, because it starts new workers.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ trial` times its arms. Runs take turns: A B, then B A, each on as many cores as 
 - *Offline*: time per step without the treatment ÷ with it, medians of blocks, or of whole epochs for loader arguments.
 - *Right*: kept where the median of the offline speedups is over 1.02, and not kept otherwise. *Trying*: the run ended
   before the decision.
-- *Measured in the run*: what the autopilot says of kept treatments. Workers that start again in each block count.
+- *Measured in the run*: what the autopilot says of kept treatments. Where workers do not persist, it has their starts.
 - *Realized*: time per step of the run without PerfDoctor and treatment ÷ that of the run with the autopilot after its
   last decision, medians of whole epochs. *Share*: of the offline speedup.
 

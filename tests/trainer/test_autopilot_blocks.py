@@ -82,7 +82,7 @@ def test_blocks_begin_at_the_same_place_between_two_optimizer_steps_when_gradien
     train(make_trainer, [one], n_epochs=40, accumulate_grad_batches=accumulated)
     assert decisions(one) == {"threads=2": "undone"}
     assert one.session.autopilot.tries[0].block_steps % accumulated == 0
-    assert len({n % accumulated for n in begins[1:-1]}) == 1  # all but the first, in which two steps are looked at
+    assert len({n % accumulated for n in begins[1:-1]}) == 1  # all but the first, which has two steps
 
 
 def test_steps_with_the_optimizer_count_the_same_when_single_steps_are_left_out() -> None:
