@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from lightning_perf import records, seams
-from lightning_perf.block_times import BlockTimes, Unit
+from lightning_perf.autopilot_blocks import SCOUTED_STEPS, BlockTimes, TreatmentTry, Unit
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments, Switch
 from lightning_perf.probes.gpu import peak_share
@@ -23,7 +23,7 @@ from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryS
 from lightning_perf.reports.sections.autopilot import decision_line
 from lightning_perf.safe_loaders import RandomWatch, require_safe_workers
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
-from lightning_perf.stats.sequential import MIN_LOOKS, BlockTrial, product
+from lightning_perf.stats.sequential import MIN_LOOKS, product
 from lightning_perf.treatments.applier import Applier, loader_args
 from lightning_perf.treatments.prescription import prescription, setting_text
 from lightning_perf.treatments.rebuild import require_exact
@@ -40,13 +40,14 @@ FIRST_MEETING = 100  # steps
 SLOW_FACTOR = 2.0
 """A treatment whose first steps take longer by this factor than usual ones, before and after, is undone at once."""
 
-_SCOUTED_STEPS = 2
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
 _LEAST_DISCARDED = 2
 _HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
 _MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
+_WATCHED_EVERY = 4  # steps, in which a run of one rank may end a block early
 _OTHER_RANK = "another rank refused it"
+_USED_UP = "the time that may be lost is used up"
 
 
 class Order(NamedTuple):
@@ -64,35 +65,6 @@ class Order(NamedTuple):
     text: str = ""
     finding: str = ""
     unit: Unit = "step"
-
-
-class _Try:
-    """The treatment under way, on rank 0. ``usual_s``: a step before it; ``period``: batches per optimizer step."""
-
-    def __init__(self, one: AutopilotTry, chance: random.Random, usual_s: float, discarded: int, period: int) -> None:
-        self.one, self.usual_s, self.discarded, self.period = one, usual_s, discarded, period
-        is_epoch = one.unit == "epoch"
-        self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
-        self.is_scouting = not is_epoch
-        self.scouting_lost_s = 0.0
-        self.slow_s: float | None = None  # the least of its first steps, if that is long
-        self.n_blocks = self.steps_per_block = 0
-
-    def scouted(self, least_s: float | None) -> float:
-        """Return how many times as long the first steps took; where that is long, only once usual steps follow them.
-
-        Another program may have slowed them down, and then slows those that follow, too.
-        """
-        if self.slow_s is None and least_s is not None:
-            self.scouting_lost_s = (least_s - self.usual_s) * (self.discarded + _SCOUTED_STEPS)
-            if least_s > SLOW_FACTOR * self.usual_s:
-                self.slow_s = least_s
-                return 0.0
-        self.is_scouting = False
-        return self.slow_s / max(self.usual_s, least_s or 0.0) if self.slow_s is not None else 0.0
-
-    def lost_s(self) -> float:
-        return max(0.0, self.scouting_lost_s + self.blocks.lost * self.steps_per_block)
 
 
 class Autopilot:
@@ -130,7 +102,7 @@ class Autopilot:
         self._chance = random.Random()  # not the global generator, which is the training's
         self._taken, self._known = taken, set(taken)
         self._waiting: list[tuple[str, str, Unit]] = []
-        self._try: _Try | None = None
+        self._try: TreatmentTry | None = None
         self._tries: list[AutopilotTry] = []
         self._times = BlockTimes(probes)
 
@@ -141,8 +113,10 @@ class Autopilot:
         self._n_steps += 1
         if self._n_steps >= self._meeting:
             self._meet(module, is_epoch_start=False)
-        elif self._n_steps % 1024 == 0 and self._times.is_on:  # before rows are aggregated twice
-            self.collect()
+        elif self._n_steps % _WATCHED_EVERY == 0 and self._times.is_on:
+            self.collect()  # in time before rows are aggregated twice
+            if not self._has_ranks and self._probes.call("autopilot", self._loses_too_much):
+                self._meet(module, is_epoch_start=False)
 
     @property
     def holds_loaders(self) -> bool:
@@ -255,9 +229,17 @@ class Autopilot:
             if other.id in treatment.conflicts or treatment.id in other.conflicts:
                 return f"it excludes {other.id}"
         loop, per_epoch = self._probes.loop, self._trainer.num_training_batches
-        if unit == "step" or loop is None or loop.batches_left() > 2 * MIN_LOOKS * per_epoch:
+        n_epochs = 4 * MIN_LOOKS if unit == "epoch" and self._keeps_workers(text) else 2 * MIN_LOOKS
+        if unit == "step" or loop is None or loop.batches_left() > n_epochs * per_epoch:
             return ""
-        return f"loaders are exchanged between epochs, and no more than {2 * MIN_LOOKS} are left"
+        return f"loaders are exchanged between epochs, and no more than {n_epochs} are left"
+
+    def _keeps_workers(self, text: str) -> bool:
+        """Return whether workers outlive an epoch, with the treatment or without: a switch then starts new ones."""
+        is_persistent = (
+            loader_args([parse(text)]).get("persistent_workers") and "persistent_workers" not in self._without
+        )
+        return bool(is_persistent or getattr(self._trainer.train_dataloader, "persistent_workers", False))
 
     def _decide(self, is_fine: bool, is_epoch_start: bool) -> Order:
         trial = self._try
@@ -266,6 +248,9 @@ class Autopilot:
         trial.one = msgspec.structs.replace(trial.one, last_step=self._n_steps)
         if not is_fine:
             return self._close("refused", self._failure or _OTHER_RANK)
+        if self._n_steps < self._meeting < _NEVER:
+            trial.lose(self._times.overtime_s(trial.usual_s))
+            return self._close("undone", _USED_UP)
         trial.n_blocks += 1
         if self._times.main is None or trial.n_blocks > _MOST_BLOCKS:
             return self._close("undone", "its steps could not be measured")
@@ -274,12 +259,15 @@ class Autopilot:
             mean_s, trial.steps_per_block = self._times.epoch_mean()
         else:
             mean_s = self._times.step_mean(1 + trial.discarded, trial.period, is_least=trial.is_scouting)
+        if trial.is_settling:
+            trial.is_settling, trial.settling_s = False, mean_s
+            return self._order("on" if trial.one.is_treated else "off", trial.one, _NEVER)
         if trial.is_scouting:
-            slower = trial.scouted(mean_s)
+            slower = trial.scouted(mean_s, SLOW_FACTOR)
             if slower > SLOW_FACTOR:
                 return self._close("undone", f"its first steps took {slower:.1f} times as long")
         else:
-            trial.blocks.add(mean_s)
+            trial.add(mean_s)
             trial.one = msgspec.structs.replace(
                 trial.one,
                 n_pairs=len(trial.blocks.logs),
@@ -290,7 +278,7 @@ class Autopilot:
             if verdict is not None:
                 return self._close(verdict) if verdict == "undone" else self._order("keep", trial.one)
         if self._lost_s() > self._budget_s():
-            return self._close("undone", "the time that may be lost is used up")
+            return self._close("undone", _USED_UP)
         return self._block(trial)
 
     def _next_try(self, is_epoch_start: bool) -> Order:
@@ -323,19 +311,21 @@ class Autopilot:
             last_step=self._n_steps,
             block_steps=steps if unit == "step" else None,
         )
-        self._try = _Try(one, self._chance, usual_s, discarded, accumulated)
+        keeps_workers = unit == "epoch" and self._keeps_workers(text)
+        self._try = TreatmentTry(one, self._chance, usual_s, discarded, accumulated, keeps_workers)
         if refusal:
             return self._close("refused", refusal)
         order = self._block(self._try)
         self._tell(None)
         return order
 
-    def _block(self, trial: _Try) -> Order:
+    def _block(self, trial: TreatmentTry) -> Order:
         is_on = trial.slow_s is None if trial.is_scouting else trial.blocks.is_next_treated
+        trial.is_settling = trial.keeps_workers and is_on != trial.one.is_treated
         trial.one = msgspec.structs.replace(trial.one, is_treated=is_on)
         n_steps = _NEVER
         if trial.one.unit == "step":
-            measured = _SCOUTED_STEPS if trial.is_scouting else trial.one.block_steps or 1
+            measured = SCOUTED_STEPS if trial.is_scouting else trial.one.block_steps or 1
             trial.steps_per_block = n_steps = 1 + trial.discarded + measured
         return self._order("on" if is_on else "off", trial.one, n_steps)
 
@@ -365,6 +355,12 @@ class Autopilot:
 
     def _lost_s(self) -> float:
         return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)
+
+    def _loses_too_much(self) -> bool:
+        """Return whether the block under way lost what may still be lost."""
+        if self._try is None or self._try.one.unit == "epoch" or not self._try.one.is_treated:
+            return False
+        return self._times.overtime_s(self._try.usual_s) > self._budget_s() - self._lost_s()
 
     def _budget_s(self) -> float:
         loop = self._probes.loop

@@ -5,8 +5,11 @@ runs of twice its usual length without PerfDoctor, without the treatment and wit
 trial` times its arms. Runs take turns: A B, then B A, each on as many cores as the clinic gives the case.
 
 - *Offline*: time per step without the treatment ÷ with it, medians of blocks, or of whole epochs for loader arguments.
-- *Decision*: right if kept where the median of the offline speedups is over 1.02, and undone otherwise.
-- *Realized*: the speedup that the autopilot measured in its own run; ÷ offline is its share.
+- *Right*: kept where the median of the offline speedups is over 1.02, and not kept otherwise. *Trying*: the run ended
+  before the decision.
+- *Measured in the run*: what the autopilot says of kept treatments. Where workers do not persist, it has their starts.
+- *Realized*: time per step of the run without PerfDoctor and treatment ÷ that of the run with the autopilot after its
+  last decision, medians of whole epochs. *Share*: of the offline speedup.
 
 A healthy case runs with the autopilot alone. *Lost* is what all treatments that were tried took longer than the steps
 without them, as a share of the run: what the autopilot cost it.
@@ -81,13 +84,13 @@ def offer_always() -> None:
     inner = Autopilot.offer
 
     def offer(self: Any, session: Any) -> None:
-        inner(self, session)
         for text in _offered:
             spec = parse(text)
             unit = self._unit_of(spec)
             if unit is not None and spec.treatment.id not in self._known:
                 self._known.add(spec.treatment.id)
                 self._waiting.append((text, "PD000", unit))
+        inner(self, session)
 
     Autopilot.offer = offer  # type: ignore[method-assign]
 
@@ -142,14 +145,22 @@ def piloted(case: Case, n_times: float, treatment: str = "") -> dict[str, Any]:
     return {**found, "wall_s": ended.wall_s, "epochs": epochs}
 
 
-def step_s(ended: Ended, treatment: str) -> float | None:
-    """Return the time per step of a timed run: of whole epochs where a treatment changes the loader."""
+def step_s(ended: Ended, is_whole: bool) -> float | None:
+    """Return the time per step of a timed run, the median of blocks, or of whole epochs."""
     result = ended.result
     if result is None or result.status != "ok":
         return None
-    if parse(treatment).treatment.id.startswith("loader-"):
-        return statistics.median(result.wall_block_means_s) if result.wall_block_means_s else None
-    return statistics.median(result.block_means_s) if result.block_means_s else result.usual_step_s
+    blocks = result.wall_block_means_s if is_whole else result.block_means_s
+    return statistics.median(blocks) if blocks else result.usual_step_s
+
+
+def after_decisions_s(found: dict[str, Any]) -> float | None:
+    """Return the time per step of whole epochs after the last decision: the median; None where none follows."""
+    last_step, first, epochs = max((one["steps"][1] for one in found.get("tries", ())), default=0), 0, []
+    for n_steps, wall_s, _ in found.get("epochs", ()):
+        epochs += [wall_s / n_steps] if first > last_step else []
+        first += n_steps
+    return statistics.median(epochs) if epochs else None
 
 
 def cured(case: Case, round_: int) -> dict[str, Any]:
@@ -163,10 +174,18 @@ def cured(case: Case, round_: int) -> dict[str, Any]:
     tries = [one for one in found.get("tries", ()) if one["treatment"].partition("=")[0] == cure.partition("=")[0]]
     treatment = tries[0]["treatment"] if tries else cure
     arms[not is_treated_first] = timed(case, "" if is_treated_first else treatment)
-    base_s, treated_s = step_s(arms[False], treatment), step_s(arms[True], treatment)
-    offline = base_s / treated_s if base_s and treated_s else None
-    errors = [ended.error for ended in arms.values() if ended.error]
-    return {"kind": "cure", "cure": treatment, "offline": offline, "load": load, "errors": errors, **found}
+    is_loader = treatment.startswith("loader-")
+    base_s, treated_s = step_s(arms[False], is_loader), step_s(arms[True], is_loader)
+    whole_s, after_s = step_s(arms[False], True), after_decisions_s(found)
+    return {
+        "kind": "cure",
+        "cure": treatment,
+        "offline": base_s / treated_s if base_s and treated_s else None,
+        "realized": whole_s / after_s if whole_s and after_s else None,
+        "load": load,
+        "errors": [ended.error for ended in arms.values() if ended.error],
+        **found,
+    }
 
 
 def healthy(case: Case) -> dict[str, Any]:
@@ -212,8 +231,8 @@ def decided(line: dict[str, Any]) -> dict[str, Any] | None:
 def section(lines: list[dict[str, Any]]) -> str:
     """Return the part of the page about these runs."""
     loads = [line["load"] for line in lines] or [0.0]
-    heads = ["case", "treatment", "decisions", "right", "realized", "offline", "share"]
-    table = [heads, [":--"] * 3 + ["--:"] * 4, *cure_rows(lines)]
+    heads = ["case", "treatment", "decisions", "right", "measured in the run", "realized", "offline", "share"]
+    table = [heads, [":--"] * 3 + ["--:"] * 5, *cure_rows(lines)]
     rows = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     about = (__doc__ or "").partition("\n\n")[2]
     return (
@@ -235,18 +254,21 @@ def cure_rows(lines: list[dict[str, Any]]) -> list[list[str]]:
             next((one for one in line.get("tries", ()) if one["treatment"] == line["cure"]), {}) for line in of_case
         ]
         right = [(one.get("status") == "kept") is should_keep for one in found]
-        realized = [one["speedup"][0] for one in found if one.get("status") == "kept"]
-        share = statistics.median(realized) / statistics.median(offline) if realized and offline else None
+        kept = [(one, line) for one, line in zip(found, of_case, strict=True) if one.get("status") == "kept"]
+        in_run = [one["speedup"][0] for one, _ in kept]
+        realized = [line["realized"] for _, line in kept if line.get("realized")]
+        gained = realized or in_run
+        share = statistics.median(gained) / statistics.median(offline) if gained and offline else None
         rights += right
         shares += [share] if share is not None and should_keep else []
         told = Counter(one.get("status", "not tried") for one in found)
         rows.append([
             f"`{name}`", of_case[-1]["cure"], ", ".join(f"{n} {status}" for status, n in told.items()),
-            f"{sum(right)} of {len(right)}", _spread(realized), _spread(offline), _percent(share),
+            f"{sum(right)} of {len(right)}", _spread(in_run), _spread(realized), _spread(offline), _percent(share),
         ])  # fmt: skip
     total = f"{sum(rights)} of {len(rights)} = {_percent(statistics.fmean(rights) if rights else None)}"
     of_shares = f"{_percent(statistics.median(shares))}, least {_percent(min(shares))}" if shares else ""
-    return [*rows, ["all", "", "", total, "", "", of_shares]]
+    return [*rows, ["all", "", "", total, "", "", "", of_shares]]
 
 
 def healthy_text(lines: list[dict[str, Any]]) -> str:

@@ -1,7 +1,8 @@
-"""Times the blocks that the autopilot compares: some steps, or one epoch."""
+"""The blocks that the autopilot compares, some steps or one epoch: their times, and what the treatment has lost."""
 
 from __future__ import annotations
 
+import random
 import statistics
 from typing import Any, Literal
 
@@ -9,8 +10,65 @@ import numpy as np
 
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.step_aggregator import time_with_boundaries_s, usual_steps_s
+from lightning_perf.records import AutopilotTry
+from lightning_perf.stats.sequential import BlockTrial
+
+SCOUTED_STEPS = 2
 
 Unit = Literal["step", "epoch"]
+
+
+class TreatmentTry:
+    """The treatment under way.
+
+    Args:
+        one: What is recorded of it.
+        chance: Draws the order of blocks.
+        usual_s: A step before it.
+        discarded: Steps of a block that do not count, besides the one that switched.
+        period: Batches per optimizer step.
+        keeps_workers: Whether an epoch that follows a switch does not count, because it starts new workers.
+    """
+
+    def __init__(
+        self, one: AutopilotTry, chance: random.Random, usual_s: float, discarded: int, period: int, keeps_workers: bool
+    ) -> None:
+        self.one, self.usual_s, self.discarded, self.period = one, usual_s, discarded, period
+        is_epoch = one.unit == "epoch"
+        self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
+        self.keeps_workers, self.is_settling, self.is_scouting = keeps_workers, False, not is_epoch
+        self.slow_s: float | None = None  # the least of its first steps, if that is long
+        self.settling_s: float | None = None  # per step, in the epoch before the block
+        self.n_blocks = self.steps_per_block = 0
+        self._other_lost_s = 0.0
+
+    def scouted(self, least_s: float | None, slow_factor: float) -> float:
+        """Return how many times as long the first steps took; if that is over a factor, once usual steps follow them.
+
+        Another program may have slowed them down, and then slows those that follow, too.
+        """
+        if self.slow_s is None and least_s is not None:
+            self._other_lost_s = max(0.0, least_s - self.usual_s) * (self.discarded + SCOUTED_STEPS)
+            if least_s > slow_factor * self.usual_s:
+                self.slow_s = least_s
+                return 0.0
+        self.is_scouting = False
+        return self.slow_s / max(self.usual_s, least_s or 0.0) if self.slow_s is not None else 0.0
+
+    def add(self, mean_s: float | None) -> None:
+        """Add a block with its time per step; None if nothing was measured in it."""
+        if self.settling_s is not None and mean_s is not None:  # what its workers took to start
+            self._other_lost_s += max(0.0, self.settling_s - mean_s) * self.steps_per_block
+        self.settling_s = None
+        self.blocks.add(mean_s)
+
+    def lose(self, seconds: float) -> None:
+        """Note seconds that were lost in a block that ended early."""
+        self._other_lost_s += seconds
+
+    def lost_s(self) -> float:
+        """Return the seconds lost so far; 0 if the treatment gained time."""
+        return max(0.0, self._other_lost_s + self.blocks.lost * self.steps_per_block)
 
 
 class BlockTimes:
@@ -71,6 +129,11 @@ class BlockTimes:
             return min(found.values(), default=None)
         alike = [[taken_s for place, taken_s in found.items() if place % period == n] for n in range(period)]
         return statistics.fmean(statistics.fmean(each) for each in alike if each)
+
+    def overtime_s(self, usual_s: float) -> float:
+        """Return the seconds by which the steps of the block exceed so many usual ones."""
+        found = usual_steps_s(np.concatenate(self._rows), 0) if self._rows else {}
+        return sum(found.values()) - len(found) * usual_s
 
     def epoch_mean(self) -> tuple[float | None, int]:
         """Return the time per step of the epoch, with its boundary and without validation and checkpoints, and steps.
