@@ -146,11 +146,8 @@ def peak_rss_bytes() -> int | None:
 
 
 def _rss_of(pid: int) -> int | None:
-    memory = ResidentMemory(pid)
-    try:
+    with contextlib.closing(ResidentMemory(pid)) as memory:
         return memory.read()
-    finally:
-        memory.close()
 
 
 def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
