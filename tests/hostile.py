@@ -19,7 +19,8 @@ from lightning_perf.records import PHASES, Record, Session, TraceRecord
 from lightning_perf.reports import figures
 from lightning_perf.reports.console import comparison_report, epoch_report, run_report, to_text, trace_report
 from lightning_perf.reports.render import html
-from lightning_perf.reports.render.markdown import comparison_to_markdown, render, to_markdown
+from lightning_perf.reports.render.markdown import render, to_markdown
+from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.rules.engine import diagnose, diagnose_trace
 from lightning_perf.stats.comparison import compare_sessions
@@ -213,7 +214,7 @@ def session_forms(session: Session, base: Session, is_whole: bool) -> Iterator[t
         comparison = compare_sessions([("base", base)], [("new", session)])
         if is_whole:
             yield "console", to_text(comparison_report(comparison))
-        yield "markdown", comparison_to_markdown(comparison)
+        yield "markdown", render(comparison_document(comparison), is_folded=True)
         yield "tab", msgspec.json.encode(list(diff(Shown("base", base), shown))).decode()
         msgspec.json.encode(compare_sessions([("new", session)], [("base", base)]))
 

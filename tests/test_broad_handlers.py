@@ -30,8 +30,7 @@ ELSEWHERE = (
     "tensorboard_plugin/",
     "probes/loader/child.py",
     "probes/loader/stages.py",
-    "probes/host_lines/sampler.py",
-    "probes/hang/watch.py",
+    "probes/background.py",
     "trials/bootstrap/",
     "trials/reach.py",
 )

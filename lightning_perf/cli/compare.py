@@ -103,9 +103,10 @@ def _show(comparison: Comparison, form: str, out: str | None, is_forced: bool) -
         emit(comparison_report(comparison))
         return
     if form == "markdown":
-        from lightning_perf.reports.render.markdown import comparison_to_markdown
+        from lightning_perf.reports.render.markdown import render
+        from lightning_perf.reports.sections.comparison import comparison_document
 
-        text = comparison_to_markdown(comparison)
+        text = render(comparison_document(comparison), is_folded=True)
     elif form == "json":
         text = msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode()
     else:

@@ -90,7 +90,6 @@ class Probe:
         error: What ended a measurement in another thread, or where it must not be raised; None normally.
         step_cost_ns: Time spent in observed steps, within PerfDoctor's own hooks.
         cost_ns: Time spent outside these hooks.
-        missing: Why figures are None, by their path in the session.
     """
 
     name: ClassVar[str]
@@ -101,7 +100,11 @@ class Probe:
     error: Exception | None = None
     step_cost_ns: int = 0
     cost_ns: int = 0
-    missing: dict[str, str] = {}
+
+    @functools.cached_property
+    def missing(self) -> dict[str, str]:
+        """Why figures are None, by their path in the session."""
+        return {}
 
     @classmethod
     def open(cls, run: RunContext) -> Probe | None:

@@ -73,7 +73,7 @@ class ModelMemory:
             by_module[owner]["gradients_bytes"] = held
             self.held_gradients_bytes += held
         self.buffers_bytes = sum(add("buffers_bytes", name, (b,)) for name, b in module_walk.named_buffers(module))
-        self.optimizer_bytes, self.optimizer_basis = 0, "held"
+        self.optimizer_bytes = 0
         names = {id(p): name for name, p in parameters}
         unwrapped = [plain.attributes(optimizer).get("optimizer", optimizer) for optimizer in optimizers]
         states = [module_walk.states_of(optimizer) for optimizer in unwrapped]
@@ -92,13 +92,11 @@ class ModelMemory:
     def record(self, saved: SavedTensors | None = None) -> Breakdown:
         """Return the breakdown, with the activations that ``saved`` counted if it is not None."""
         held = self.held_gradients_bytes
-        optimizer_bytes, basis = (self.optimizer_bytes, "held")
-        if self.expected_optimizer is not None:
-            optimizer_bytes, basis = self.expected_optimizer  # type: ignore[assignment]
-        has_activations = saved is not None and not saved.failure
+        optimizer_bytes, basis = self.expected_optimizer or (self.optimizer_bytes, "held")
+        counted = saved if saved is not None and not saved.failure else None
         modules = []
         for name, parts in self._by_module.items():
-            activations = saved.by_module.get(name, 0) if has_activations and saved is not None else None
+            activations = None if counted is None else counted.by_module.get(name, 0)
             if any(parts.values()) or activations:
                 modules.append(ModuleMemory(name=name, activations_bytes=activations, **parts))
         modules.sort(key=lambda m: -(m.parameters_bytes + m.optimizer_bytes + (m.activations_bytes or 0)))
@@ -112,7 +110,7 @@ class ModelMemory:
             buffers_bytes=self.buffers_bytes,
             copies_bytes=self.copies_bytes,
             batch_bytes=self.batch_bytes,
-            activations_bytes=saved.n_bytes if has_activations and saved is not None else None,
+            activations_bytes=None if counted is None else counted.n_bytes,
             activations_basis="no forward pass was sampled" if saved is None else saved.failure or "saved tensors",
             modules=tuple(modules[:_MAX_MODULES]),
             elsewhere_bytes=self.count.elsewhere_bytes,

@@ -185,7 +185,6 @@ class CeilingsProbe(Probe):
         may_measure: bool = True,
         sampled: SampledSteps | None = None,
     ) -> None:
-        self.missing = {}
         self._sampled = sampled
         self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
         self._device: torch.device = trainer.strategy.root_device

@@ -174,9 +174,7 @@ class _Names:
                 self._note(f"{name}.{key}", value, _DIRECT_DEPTH)
 
     def _note(self, name: str, value: Any, depth: int) -> None:
-        if type(value) not in _CONTAINERS:
-            return
-        if id(value) in self._direct:
+        if type(value) not in _CONTAINERS or id(value) in self._direct:
             return
         self._direct[id(value)] = name
         self._containers.append(value)

@@ -78,8 +78,8 @@ class WorkerMemory:
         return sum(r for r in readings if r is not None) // len(readings)
 
     def refresh(self) -> None:
-        """Look for workers; call ``on_change`` if they changed."""
-        pids = sorted(children_pids())
+        """Look for processes that multiprocessing started, as DataLoaders do; call ``on_change`` if they changed."""
+        pids = sorted(child.pid for child in multiprocessing.active_children() if child.pid)
         if pids == self.pids:
             return
         self.close()
@@ -92,11 +92,6 @@ class WorkerMemory:
         for file in self._files:
             file.close()
         self._files, self.pids = [], []
-
-
-def children_pids() -> list[int]:
-    """Return the processes that this one started through multiprocessing, as DataLoaders do."""
-    return [child.pid for child in multiprocessing.active_children() if child.pid]
 
 
 def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) -> HostMemory:
@@ -146,11 +141,8 @@ def peak_rss_bytes() -> int | None:
 
 
 def _rss_of(pid: int) -> int | None:
-    memory = ResidentMemory(pid)
-    try:
+    with contextlib.closing(ResidentMemory(pid)) as memory:
         return memory.read()
-    finally:
-        memory.close()
 
 
 def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:

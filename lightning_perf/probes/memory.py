@@ -69,7 +69,6 @@ class MemoryProbe(Probe):
         wants_history: bool = False,
         folder: Path | None = None,
     ) -> None:
-        self.missing = {}
         self._once_ns = 0
         self._is_closed = False
         self.is_off = False

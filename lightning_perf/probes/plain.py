@@ -88,7 +88,6 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
             return tuple(value.shape)
     except RuntimeError as error:  # nested tensors have no shape
         raise_if_from_signal(error)
-        return None
     return None
 
 

@@ -21,7 +21,6 @@ class SettingsProbe(Probe):
     after = ("steps",)
 
     def __init__(self, run: RunContext) -> None:
-        self.missing = {}
         self._context = run
         self._saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
 

@@ -347,8 +347,8 @@ def _counted_batches(loader: DataLoader[Any]) -> int | None:
     sampler = _inner_sampler(loader)
     if type(sampler) not in SIZED_SAMPLERS:
         return None
-    source = next((plain.stored(sampler, name) for name in ("data_source", "dataset") if plain.stored(sampler, name)
-                   is not None), None)  # fmt: skip
+    sources = (plain.stored(sampler, name) for name in ("data_source", "dataset"))
+    source = next((each for each in sources if each is not None), None)
     if source is not None and plain.length_of(source) is None:
         return None
     return len(loader)
@@ -356,12 +356,10 @@ def _counted_batches(loader: DataLoader[Any]) -> int | None:
 
 def _name_of(function: Any) -> str:
     """Return the qualified name of a function, or the class name of a callable object."""
-    name = (
-        function.__qualname__ if plain.is_a(function, (types.FunctionType, types.BuiltinFunctionType, type)) else None
-    )
     if plain.is_a(function, types.MethodType):
-        name = function.__func__.__qualname__
-    return str(name or type(function).__qualname__)
+        function = function.__func__
+    is_named = plain.is_a(function, (types.FunctionType, types.BuiltinFunctionType, type))
+    return str(function.__qualname__ if is_named else type(function).__qualname__)
 
 
 def _start_method(loader: DataLoader[Any]) -> str | None:

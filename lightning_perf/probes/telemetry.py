@@ -70,7 +70,6 @@ class TelemetryProbe(Probe):
         step: Callable[[], int],
         hz: float = DEFAULT_HZ,
     ) -> None:
-        self.missing: dict[str, str] = {}
         self.fetch_watch = FetchWatch(now_ns)
         self._host, self._gpu, self._packages = host, gpu, packages
         self._now_ns, self._start_ns, self._step = now_ns, start_ns, step

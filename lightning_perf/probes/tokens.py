@@ -215,7 +215,6 @@ class TokensProbe(Probe):
     after = ("steps", "settings")
 
     def __init__(self, run: RunContext) -> None:
-        self.missing = {}
         self._loop, self._units = run.loop, run.loop.units
         self._every, self._next_step = 1, 0
         self._n_missed = 0  # batches without tokens or padding, one after the other

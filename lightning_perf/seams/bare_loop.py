@@ -103,11 +103,8 @@ class _BareLoop:
         trainer, module, loop = self.trainer, self.module, self.loop
         (optimizer,), transfer = trainer.optimizers, _transfer(trainer, module)
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        every, clip, epoch = (
-            trainer.accumulate_grad_batches,
-            self._clipping(optimizer, parameters),
-            trainer.current_epoch,
-        )
+        every, epoch = trainer.accumulate_grad_batches, trainer.current_epoch
+        clip = self._clipping(optimizer, parameters)
         schedulers = [one for one in trainer.lr_scheduler_configs if one.interval == "step"]
         hooks = {name: getattr(module, name) if is_overridden(module, name) else None for name in _HOOKS}
         batch_start, batch_end = hooks["on_train_batch_start"], hooks["on_train_batch_end"]

@@ -116,7 +116,8 @@ class App:
 
     def _static(self, request: Request, name: str) -> Response:
         if name == PLOTLY:
-            return _respond(request, _plotly(), "text/javascript", expires=PLOTLY_KEPT_S)
+            script = (resources.files("plotly") / "package_data" / PLOTLY).read_bytes()
+            return _respond(request, script, "text/javascript", expires=PLOTLY_KEPT_S)
         if name not in STATIC:
             raise Refused(404, f"the page has no file {name[:80]!r}")
         if name == "index.js":
@@ -193,7 +194,7 @@ class App:
 
     def _trace(self, request: Request) -> Response:
         """Respond with the file of a trace, for Perfetto."""
-        file = self._library.file(self._entry(request, "run"), self._number(request, "trace"))
+        file = self._library.file(self._entry(request, "run"), _number(request, "trace"))
         if file is None:
             raise Refused(404, "the trace is not on this machine")
         try:
@@ -258,19 +259,11 @@ class App:
 
     def _shown(self, request: Request, run: str, trace: str) -> Shown:
         entry = self._entry(request, run)
-        index = self._number(request, trace)
+        index = _number(request, trace)
         try:
             return self._library.show(entry, index, trial_of(entry, self._catalogue.entries(0.0).values()))
         except IndexError as error:
             raise Refused(404, f"{entry.id[:80]!r} has no trace {index}") from error
-
-    def _number(self, request: Request, name: str) -> int | None:
-        text = request.args.get(name)
-        if text is None:
-            return None
-        if not (text.isascii() and text.isdigit() and len(text) < 9):
-            raise Refused(400, f"{name}={text[:40]!r}; expected a number")
-        return int(text)
 
     def _warm_up(self) -> None:
         """Import modules for drawing in the background while the page loads."""
@@ -340,6 +333,15 @@ def _asked(request: Request, name: str) -> str:
     return value
 
 
+def _number(request: Request, name: str) -> int | None:
+    text = request.args.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 9):
+        raise Refused(400, f"{name}={text[:40]!r}; expected a number")
+    return int(text)
+
+
 def _json(request: Request, document: Any, status: int = 200) -> Response:
     # msgspec writes NaN as null; TensorBoard's encoder writes it as a string.
     return _respond(request, msgspec.json.encode(document), "application/json", status)
@@ -359,7 +361,3 @@ def _perfetto(request: Request, name: str) -> Response:
     if kind == "text/html":
         headers.append(("Content-Security-Policy", perfetto.policy(content)))
     return Response(content, content_type=kind, headers=headers)
-
-
-def _plotly() -> bytes:
-    return (resources.files("plotly") / "package_data" / PLOTLY).read_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -48,7 +48,7 @@ class View(NamedTuple):
 
     title: str
     sections: tuple[str, ...]
-    parts: Callable[[Shown], Iterator[AnyPart]]
+    parts: Callable[[Shown], Iterable[AnyPart]]
     lacks: str
     fills: str
     missing: str = ""
@@ -104,10 +104,6 @@ def _overview(shown: Shown) -> Iterator[AnyPart]:
     device = record.device_name or record.missing.get("device", "")
     events = f"{record.n_events:,}, {record.n_kernels:,} of them kernels"
     yield pairs([("Trace", record.source), ("Device", device), ("Rank", rank), ("Events", events)])
-
-
-def _nothing(shown: Shown) -> Iterator[AnyPart]:
-    return iter(())
 
 
 def _operators(shown: Shown) -> Iterator[AnyPart]:
@@ -180,9 +176,9 @@ VIEWS: dict[str, View] = {
     ),
     "data": View("Data and host", ("loader", "host"), _data, "The DataLoader was not measured by itself.",
                  "PerfDoctor(probe_data=True)"),
-    "ranks": View("Ranks", ("ranks",), _nothing, "Only one rank reported.", "Trainer(devices=2)"),
+    "ranks": View("Ranks", ("ranks",), lambda _: (), "Only one rank reported.", "Trainer(devices=2)"),
     "earlier": View(
-        "History", ("earlier",), _nothing, "No earlier run of this training is recorded.",
+        "History", ("earlier",), lambda _: (), "No earlier run of this training is recorded.",
         "lightning-perf history list", "earlier",
     ),
     "trials": View(

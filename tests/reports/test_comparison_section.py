@@ -5,8 +5,9 @@ import pytest
 
 from lightning_perf.records import Difference, Interval, TimeChange
 from lightning_perf.reports.console import comparison_report, to_text
-from lightning_perf.reports.render.markdown import comparison_to_markdown
+from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections import comparison as rows
+from lightning_perf.reports.sections.comparison import comparison_document
 from reports.comparisons import COMPARISONS, alike, hostile, slower
 from tests.golden_files import assert_golden
 
@@ -18,7 +19,7 @@ def test_console_is_as_before(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_markdown_is_as_before(name: str) -> None:
-    assert_golden(f"reports/comparison_{name}.md", comparison_to_markdown(COMPARISONS[name]()))
+    assert_golden(f"reports/comparison_{name}.md", render(comparison_document(COMPARISONS[name]()), is_folded=True))
 
 
 def test_headline_names_the_step_and_the_phase_when_it_is_slower() -> None:
@@ -52,7 +53,7 @@ def test_differences_beyond_the_limit_are_counted() -> None:
 
 
 def test_markdown_shows_foreign_text_unchanged() -> None:
-    text = comparison_to_markdown(hostile())
+    text = render(comparison_document(hostile()), is_folded=True)
     assert "<script>" not in text
     assert "\x1b" not in text
 

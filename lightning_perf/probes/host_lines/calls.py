@@ -92,11 +92,8 @@ def _called(code: CodeType, offset: int, line: int) -> str | None:
     source = _segment(code, offset)
     if source is None:
         source = linecache.getline(code.co_filename, line).strip()
-    calls = [node for node in _nodes(source) if isinstance(node, ast.Call)]
-    if not calls:
-        return None
-    names = [name for name in (_dotted(node.func) for node in calls[:1]) if name]
-    return names[0] if names else None
+    call = next((node for node in _nodes(source) if isinstance(node, ast.Call)), None)
+    return _dotted(call.func) or None if call is not None else None
 
 
 def _nodes(source: str) -> list[ast.AST]:

@@ -72,8 +72,6 @@ class LineSampler(Probe):
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.missing: dict[str, str] = {}
-        self.cost_ns = 0
         self._loop, self._paused_ns = loop, paused_ns
         self._now_ns, self._frames, self._sleep = now_ns, frames, sleep
         self._watched = threading.get_ident()

@@ -93,10 +93,7 @@ def _aligned(spec: TensorSpec) -> int:
 
 
 class OperatorItem:
-    """Operators with their backward passes, as they are and with a treatment.
-
-    ``once_s`` is how long as much work as one run does takes in the sampled step.
-    """
+    """Operators with their backward passes, as they are and with a treatment."""
 
     def __init__(self, work: Work, arena: Arena, treated: Treated) -> None:
         self.work = work
@@ -104,7 +101,6 @@ class OperatorItem:
         self._n_uses = _uses_in_a_run(work, treated)
         self.weight = work.n / self._n_uses
         self.treated_weight = self.weight * work.part / treated.samples
-        self.once_s = work.seconds / self.weight
         self._gradient_denormal = max(call.gradient_denormal for call in work.calls)
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:

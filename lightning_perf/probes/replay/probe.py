@@ -55,7 +55,6 @@ class ReplayProbe(Probe):
         make_event: Callable[[], DeviceEvent] | None = None,
         room: Room | None = None,
     ) -> None:
-        self.missing: dict[str, str] = {}
         self.spent_ns = 0
         self._trainer, self._now_ns = trainer, now_ns
         self._device: torch.device = trainer.strategy.root_device

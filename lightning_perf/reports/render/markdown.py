@@ -6,9 +6,8 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
-from lightning_perf.records import Comparison, Session
+from lightning_perf.records import Session
 from lightning_perf.reports import document as doc
-from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.session_document import session_document
 
 _WIDTH = 79
@@ -31,13 +30,8 @@ def to_markdown(session: Session, show_all: bool = False, is_folded: bool = Fals
     return render(session_document(session, show_all), is_folded)
 
 
-def comparison_to_markdown(comparison: Comparison) -> str:
-    """Return a comparison for a pull request: long sections are folded."""
-    return render(comparison_document(comparison), is_folded=True)
-
-
 def render(document: doc.Document, is_folded: bool = False) -> str:
-    """Return a document as Markdown."""
+    """Return a document as Markdown; for pull requests with long sections folded."""
     parts = [f"## {escape(document.title)}"] if document.title else []
     if document.verdict is not None:
         parts.append(f"**PerfDoctor: {escape(document.verdict.text)}**")
