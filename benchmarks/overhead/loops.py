@@ -1,15 +1,19 @@
 """Compare PerfDoctor's overhead per step in a loop without a Trainer with that under a Trainer.
 
-    python benchmarks/overhead/loops.py
+    python benchmarks/overhead/loops.py --starts 3
 
 The same tiny model trains under a Trainer and in a plain loop, each bare and with PerfDoctor, in turns within one
-process. A figure is the thread's CPU time per step, which other programs disturb less than wall time: the first decile
-of blocks of 20 steps, of which the least of all rounds counts.
+process per start. A figure is the thread's CPU time per step, which other programs disturb less than wall time: the
+first quintile of single steps, of which the least of all rounds counts. Overheads of one start are compared, and the
+median of the starts is printed, with their range.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import logging
+import multiprocessing
 import statistics
 import time
 import warnings
@@ -22,25 +26,22 @@ from torch import nn
 
 from lightning_perf import PerfDoctor
 
-N_STEPS, N_WARMUP, BLOCK, ROUNDS = 1500, 500, 20, 3
+N_STEPS, N_WARMUP, ROUNDS = 1000, 400, 3
 
 
 class Net(LightningModule):
-    """A tiny model that notes the time of each block."""
+    """A tiny model that notes the time of each step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
         self.marks_ns: list[int] = []
-        self.n = 0
 
     def forward(self, batch: Any) -> Any:
         return self.layers(batch)
 
     def training_step(self, batch: Any, _: int) -> Any:
-        self.n += 1
-        if self.n >= N_WARMUP and self.n % BLOCK == 0:
-            self.marks_ns.append(time.thread_time_ns())
+        self.marks_ns.append(time.thread_time_ns())
         return self(batch).square().mean()
 
     def configure_optimizers(self) -> Any:
@@ -73,23 +74,35 @@ def in_loop(model: Net, data: Any, doctors: list[Any]) -> None:
         doctor.close()
 
 
-def main() -> None:
-    """Print the overhead of both."""
+def overheads_us(_: int) -> dict[str, float]:
+    """Return the overhead per step of both in this process."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    best: dict[tuple[Any, bool], float] = {}
+    logging.disable(logging.WARNING)
+    least: dict[tuple[str, bool], float] = {}
     for _ in range(ROUNDS):
         for train in (under_trainer, in_loop):
             for is_measured in (False, True):
                 model, data = Net(), torch.utils.data.DataLoader(Data(), batch_size=None)
                 train(model, data, [PerfDoctor(reports=[], probe_data=False)] if is_measured else [])
-                marks = model.marks_ns
-                blocks = [(after - before) / BLOCK / 1e3 for before, after in itertools.pairwise(marks)]
+                steps_us = [(after - before) / 1e3 for before, after in itertools.pairwise(model.marks_ns[N_WARMUP:])]
                 key = (train.__name__, is_measured)
-                best[key] = min(best.get(key, float("inf")), statistics.quantiles(blocks, n=10)[0])
-    for train in (under_trainer, in_loop):
-        bare, measured = (best[train.__name__, is_measured] for is_measured in (False, True))
-        print(f"{train.__name__}: bare {bare:.1f} us, PerfDoctor {measured:.1f} us: +{measured - bare:.1f} us per step")
+                least[key] = min(least.get(key, float("inf")), statistics.quantiles(steps_us, n=5)[0])
+    return {name: least[name, True] - least[name, False] for name in ("under_trainer", "in_loop")}
+
+
+def main() -> None:
+    """Print the overhead of both, and the difference."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--starts", type=int, default=3, help="fresh processes (default: 3)")
+    n_starts = parser.parse_args().starts
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        starts = pool.map(overheads_us, range(n_starts), chunksize=1)
+    for start in starts:
+        start["in_loop - under_trainer"] = start["in_loop"] - start["under_trainer"]
+    for name in starts[0]:
+        found = [start[name] for start in starts]
+        print(f"{name}: {statistics.median(found):+.1f} us per step ({min(found):+.1f} to {max(found):+.1f})")
 
 
 if __name__ == "__main__":
