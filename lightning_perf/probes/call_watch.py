@@ -109,6 +109,6 @@ def refusal(trainer: Any, module: nn.Module) -> str:
         return "rank 0 counts"
     if is_any_compiled(module) and not hasattr(torch.compiler, "set_stance"):
         return "this version of torch cannot run compiled code uncompiled: use torch 2.6 or newer"
-    if plain.stored(trainer.strategy, "_tensor_parallel_size", 1) != 1:
+    if plain.stored(trainer.strategy, "_tensor_parallel_size") not in (None, 1):
         return "with tensor parallelism, each rank computes only a part of each module"
     return ""
