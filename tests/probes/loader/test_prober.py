@@ -401,8 +401,8 @@ def test_probe_stops_when_samples_take_all_memory(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        ([1, 2], "list is not a plain torch DataLoader"),
-        (type("MyLoader", (DataLoader,), {})(planted.Plain()), "MyLoader is not a plain torch DataLoader"),
+        ([1, 2], "list is not a torch.utils.data.DataLoader"),
+        (type("MyLoader", (DataLoader,), {"__iter__": iter})(planted.Plain()), "MyLoader overrides __iter__"),
         (DataLoader([]), "the dataset is empty"),
         (DataLoader(TensorDataset(torch.zeros(4, device="meta"))), "tensors on a device"),
         (DataLoader([torch.zeros(4, device="meta")]), "tensors on a device"),

@@ -322,8 +322,8 @@ def test_batches_timing_has_a_reason_when_the_dataset_has_no_usable_length() -> 
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        ([1, 2], "list is not a plain torch DataLoader"),
-        (type("MyLoader", (DataLoader,), {})(Items(), num_workers=2), "MyLoader is not a plain"),
+        ([1, 2], "list is not a torch.utils.data.DataLoader"),
+        (type("MyLoader", (DataLoader,), {"__iter__": iter})(Items(), num_workers=2), "MyLoader overrides __iter__"),
         (DataLoader(Items(), batch_size=4), "has no workers"),
         (loader_of(Stream()), "IterableDataset"),
         (loader_of(OnMeta()), "tensors on a device"),
