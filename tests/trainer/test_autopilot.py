@@ -154,7 +154,10 @@ def test_loader_that_the_trainer_makes_later_is_left_as_it_is_when_it_cannot_be_
     make_trainer: Make, plant: Plant
 ) -> None:
     class Own(DataLoader[Any]):
-        """Another class cannot be rebuilt with other arguments."""
+        """A loader that fetches in its own way is not rebuilt."""
+
+        def __iter__(self) -> Any:
+            return super().__iter__()
 
     class Reloads(Model):
         def train_dataloader(self) -> Any:
