@@ -47,6 +47,8 @@ def test_rule_result_matches_the_case_when_checked(code, case):
     prescription = finding.prescriptions[0] if finding.prescriptions else None
     for key in ("severity", "confidence"):
         assert getattr(finding, key) == case.get(key, getattr(finding, key))
+    if "code" in case:
+        assert case["code"] in prescription.code
     for text in case.get("says", []):
         assert text in f"{finding.summary} {[p.summary for p in finding.prescriptions]}"
     evidence = {each.metric: each.value for each in finding.evidence}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, seed_everything
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import nn
+from torch import distributed, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -169,6 +171,18 @@ class OneRank(ModelParallelStrategy):
         super().__init__(data_parallel_size=1, tensor_parallel_size=1)
 
 
+@pytest.fixture
+def no_process_group_left() -> Iterator[None]:
+    """Later tests start ranks of their own, which inherit the address that strategies write into the environment."""
+    before = dict(os.environ)
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("no_process_group_left")
 @pytest.mark.parametrize(
     ("model", "arguments"),
     [
