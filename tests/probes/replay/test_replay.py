@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from lightning_perf.probes.replay import CallLog, threads
 from lightning_perf.probes.replay import compare as watch_module
@@ -334,6 +335,23 @@ def test_optimizer_is_replayed_on_copies_of_a_sample_when_it_is_large():
     assert item._sides[False].param_groups[0]["weight_decay"] == 0.1
     assert not optimizer.state
     assert all(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
+
+
+def test_hooks_on_all_optimizers_see_no_replayed_step():
+    item = OptimizerItem(torch.optim.AdamW([nn.Parameter(torch.rand(2))]), {"fused": True})
+    seen = []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *_: seen.append("before")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("after")),
+    ]
+    try:
+        for is_treated in (False, True):
+            item.run(is_treated, HostWatch(FakeClock()))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert seen == []
+    assert [side.state[side.param_groups[0]["params"][0]]["step"].item() for side in item._sides.values()] == [1, 1]
 
 
 def test_optimizer_is_refused_when_its_step_is_the_users():
