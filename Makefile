@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check fast lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic mutants clean
+.PHONY: demo test static check fast lint typecheck imports pytest docs docs-rules gpu-check torture test-oldest wheel-check bench clinic mutants clean
 
 demo: $(STAMP)
 	$(BIN)/lightning-perf demo
 
-test: lint typecheck imports pytest
+# Static checks run beside the tests, which often wait.
+test: $(STAMP)
+	$(MAKE) --jobs 2 static pytest
+
+static: lint typecheck imports
 
 # For the inner loop, under a minute: static checks, and fast tests without training.
 check: $(STAMP)
@@ -34,11 +38,11 @@ typecheck: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-# One torch thread per pytest worker, so that two workers do not compete for two cores.
+# One torch thread per pytest worker, and three workers for two cores, since many tests wait for processes or clocks.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=12
 
 pytest: $(STAMP)
-	$(PYTEST) -n 2 --dist worksteal
+	$(PYTEST) -n 3 --dist worksteal
 
 # Build the site into build/site; it can be opened from disk. `make test` builds it too.
 # Without --quiet, which would hide the warnings from --strict.
