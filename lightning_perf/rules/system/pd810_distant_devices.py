@@ -36,7 +36,9 @@ def check(session: Session) -> Finding | None:
     device = device_telemetry_of(session)
     missing = f"telemetry.devices.{device.device}.links"
     if device.links is None:
-        raise Skip(session.missing.get(missing, "the ranks of this node use one device"))
+        is_alone = session.machine.local_world_size == 1
+        unknown = "one rank on this node" if is_alone else "how the devices of this node are connected is not known"
+        raise Skip(session.missing.get(missing, unknown))
     groups = _groups(device.links)
     if len(groups) == 1:
         return None
