@@ -14,7 +14,7 @@ from lightning_perf.cgroups import read_number
 from lightning_perf.interrupts import error_text
 from lightning_perf.records import GpuTelemetry
 
-from .nvml import DeviceLostError, Driver, WantedDevice, find_device, text_of, wanted_device
+from .nvml import DeviceLostError, Driver, WantedDevice, device_links, find_device, text_of, wanted_device
 from .series import Series
 
 RARELY = 5
@@ -98,7 +98,9 @@ class GpuReader:
 
 
 class NvmlReader(GpuReader):
-    """Samples one device through NVML. ``family`` returns the ids of this process and its descendants.
+    """Samples one device through NVML.
+
+    ``family`` returns the ids of this process and its descendants. ``node_devices`` are those of all ranks on the node.
 
     Raises:
         LookupError: The device is not found.
@@ -112,6 +114,7 @@ class NvmlReader(GpuReader):
         environ: Mapping[str, str] = os.environ,
         root: Path = Path("/"),
         family: Callable[[], set[int]] = lambda: {os.getpid()},
+        node_devices: Sequence[WantedDevice] = (),
     ) -> None:
         super().__init__(f"cuda:{wanted.index}")
         self.missing = driver.missing
@@ -129,6 +132,8 @@ class NvmlReader(GpuReader):
         self._link = (0, 0)
         self._others: tuple[int, int | None] | None = None
         self._facts = self._read_facts(wanted, root)
+        if len(node_devices) > 1:
+            self._facts["links"] = device_links(driver, node_devices, environ)
 
     def close(self) -> None:
         # NVML counts its users.
@@ -291,10 +296,13 @@ _NOT_SERIES = {
 }  # fmt: skip
 
 
-def open_gpu(device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any = None) -> tuple[GpuReader | None, str]:
+def open_gpu(
+    device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any = None, node_devices: Sequence[Any] = ()
+) -> tuple[GpuReader | None, str]:
     """Return the reader of a device whose backend is initialized; None with the reason if there is none.
 
-    ``torch`` and ``nvml`` can be replaced in tests; ``family`` as for ``NvmlReader``.
+    ``torch`` and ``nvml`` can be replaced in tests; ``family`` as for ``NvmlReader``. ``node_devices`` are the
+    ``torch.device`` of all ranks on this node.
     """
     if device.type == "cpu":
         return None, "the training runs on the CPU"
@@ -315,7 +323,9 @@ def open_gpu(device: Any, family: Callable[[], set[int]], torch: Any, nvml: Any 
         return None, f"NVML could not be started ({type(error).__name__}: {error})"
     driver = Driver(nvml)
     try:
-        return NvmlReader(driver, wanted_device(properties, index), family=family), ""
+        indices = sorted({each.index for each in node_devices if each.type == "cuda" and each.index is not None})
+        wanted = [wanted_device(torch.cuda.get_device_properties(each), each) for each in indices]
+        return NvmlReader(driver, wanted_device(properties, index), family=family, node_devices=wanted), ""
     except (LookupError, DeviceLostError) as error:
         driver.find("nvmlShutdown")
         return None, str(error)

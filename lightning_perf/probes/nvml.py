@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+
+from lightning_perf.records import DeviceLink
 
 TRIES = 3
 """Consecutive transient failures after which a metric is not requested again."""
@@ -135,6 +138,32 @@ def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]
     if len(names) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise LookupError("devices differ and CUDA counts them by speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return handles[index], "visible devices" if entry else "index"
+
+
+def device_links(
+    driver: Driver, devices: Sequence[WantedDevice], environ: Mapping[str, str]
+) -> tuple[DeviceLink, ...] | None:
+    """Return how devices of one node are connected, in pairs; None with the reason in ``driver.missing``."""
+    links = []
+    try:
+        handles = [find_device(driver, wanted, environ)[0] for wanted in devices]
+        for (one, a), (other, b) in itertools.combinations(zip(devices, handles, strict=True), 2):
+            level = driver.ask("links", "nvmlDeviceGetTopologyCommonAncestor", a, b)
+            if level is None:
+                driver.missing.setdefault("links", "the driver did not answer")
+                return None
+            status = driver.ask("links.has_nvlink", "nvmlDeviceGetP2PStatus", a, b, 2)  # NVML_P2P_CAPS_INDEX_NVLINK
+            links.append(
+                DeviceLink(
+                    devices=(f"cuda:{one.index}", f"cuda:{other.index}"),
+                    ancestor_level=level,
+                    has_nvlink=None if status is None else status == 0,  # NVML_P2P_STATUS_OK
+                )
+            )
+    except (DeviceLostError, LookupError) as error:  # perhaps of another rank: this rank's device is still read
+        driver.missing["links"] = str(error)
+        return None
+    return tuple(links)
 
 
 def text_of(value: Any) -> str:

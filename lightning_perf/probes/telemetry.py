@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -94,9 +94,13 @@ class TelemetryProbe(Probe):
         if not run.options.device_stats:
             run.missing["telemetry"] = "device_stats=False"
             return None
-        loop, device = run.loop, run.trainer.strategy.root_device
+        loop, strategy = run.loop, run.trainer.strategy
         probe = open_telemetry(
-            device, now_ns=run.now_ns, start_ns=loop.timeline.start_ns, step=lambda: loop.main.n_steps
+            strategy.root_device,
+            now_ns=run.now_ns,
+            start_ns=loop.timeline.start_ns,
+            step=lambda: loop.main.n_steps,
+            node_devices=getattr(strategy, "parallel_devices", None) or (),
         )
         probe._loop, loop.fetch_watch = loop, probe.fetch_watch
         return probe
@@ -246,13 +250,25 @@ def pause_s(hz: float, ran_s: float, cost_s: float) -> float:
     return max(usual_s, cost_s / (FIRST_CORE_FRACTION if is_first else MAX_CORE_FRACTION))
 
 
-def open_telemetry(device: Any, *, now_ns: Callable[[], int], start_ns: int, step: Callable[[], int]) -> TelemetryProbe:
-    """Return the telemetry for a ``torch.device``; ``missing`` says what cannot be read."""
+def open_telemetry(
+    device: Any,
+    *,
+    now_ns: Callable[[], int],
+    start_ns: int,
+    step: Callable[[], int],
+    node_devices: Sequence[Any] = (),
+) -> TelemetryProbe:
+    """Return the telemetry for a ``torch.device``; ``missing`` says what cannot be read.
+
+    ``node_devices`` are the devices of all ranks on this node.
+    """
     import torch
 
     missing: dict[str, str] = {}
     host: HostReader | None = None
-    gpu, reason = open_gpu(device, lambda: host.workers.pids() if host is not None else set(), torch)
+    gpu, reason = open_gpu(
+        device, lambda: host.workers.pids() if host is not None else set(), torch, node_devices=node_devices
+    )
     if gpu is None and device.type != "cpu":
         missing["telemetry.devices"] = reason
     try:

@@ -15,6 +15,21 @@ class Spread(Record, frozen=True, kw_only=True):
     max: float
 
 
+class DeviceLink(Record, frozen=True, kw_only=True):
+    """The connection of two devices of one node.
+
+    Attributes:
+        devices: torch's names of both, e.g. ``("cuda:0", "cuda:1")``.
+        ancestor_level: What their PCIe paths have in common, as NVML counts: 0 the board, 10 one switch, 20 several
+            switches, 30 the host bridge, 40 the NUMA node, 50 only the system: the path crosses NUMA nodes.
+        has_nvlink: Whether they reach each other through NVLink; None if unknown.
+    """
+
+    devices: tuple[str, str]
+    ancestor_level: int
+    has_nvlink: bool | None = None
+
+
 class GpuTelemetry(Record, frozen=True, kw_only=True):
     """One device that this process trains on, sampled after the first step. Reasons for None in ``Session.missing``.
 
@@ -41,6 +56,7 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
         other_processes: Most processes of others seen computing on it at once; None if unknown.
         other_memory_bytes: What they held then; None if unknown.
         numa_node: Of its slot; None on machines with one, or if unknown.
+        links: Between all devices of the node's ranks, in pairs; None with one device, or if unknown.
     """
 
     device: str
@@ -73,6 +89,7 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
     other_processes: int | None = None
     other_memory_bytes: int | None = None
     numa_node: int | None = None
+    links: tuple[DeviceLink, ...] | None = None
 
 
 class DatasetDisk(Record, frozen=True, kw_only=True):

@@ -70,6 +70,18 @@ def waited_s(session: Session, reading: Reading) -> float:
     return min(communication.exposed_s, share * reading.trace.span_s)
 
 
+def exposed_s_of(session: Session, reading: Reading) -> float:
+    """Return a trace's seconds of exposed communication, without small collectives and waiting for slower ranks."""
+    communication = reading.trace.communication
+    if communication is None:
+        return 0.0
+    exposed_s = reading.path_s("communication")
+    if communication.waiting_s is None and communication.least_exposed_s is not None:
+        exposed_s = min(exposed_s, communication.least_exposed_s * len(reading.trace.steps))
+    # PD708 reports small collectives.
+    return (exposed_s - waited_s(session, reading)) * (1 - small_part(reading))
+
+
 def small_part(reading: Reading) -> float:
     """Return the fraction of a trace's collectives below 1 MiB; 0 if they are few or the trace has no steps."""
     communication = reading.trace.communication

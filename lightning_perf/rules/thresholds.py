@@ -58,6 +58,7 @@ _SAGEMAKER = "https://docs.aws.amazon.com/sagemaker/latest/dg/debugger-built-in-
 _PATTERNS = "https://github.com/pytorch/pytorch/blob/main/torch/profiler/_pattern_matcher.py"
 _CUDA = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities"
 _TURING = "https://developer.nvidia.com/cuda-gpus"
+_NVML_TOPOLOGY = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceStructs.html"
 _MATRICES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html"
 
 # Severity and gain
@@ -278,6 +279,9 @@ THREAD_QUEUEING_MIN = _heuristic(0.10, "of the time", "Training thread waiting f
 FAR_NODE_MIN_FRACTION = _heuristic(0.50, "of the time", "Training thread on another NUMA node than the device.")
 FAR_NODE_MAX_GAIN = _heuristic(
     0.25, "of copies", "Copies from the other socket reach about three quarters of the rate."
+)
+FAR_LEVEL = _published(
+    50, "level", "NVML_TOPOLOGY_SYSTEM: the path between two devices crosses NUMA nodes.", _NVML_TOPOLOGY
 )
 UTILIZATION_LOW_P95 = _published(0.70, "fraction", "SageMaker Debugger, LowGPUUtilization: p95 below 70 %.", _SAGEMAKER)
 UTILIZATION_UNEVEN_P5 = _published(

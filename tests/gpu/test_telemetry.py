@@ -48,3 +48,15 @@ def test_figures_agree_with_nvidia_smi_when_the_device_works() -> None:
     assert record.max_sm_clock_mhz == pytest.approx(float(told[5]))
     assert (record.max_pcie_generation, record.max_pcie_width) == (int(told[6]), int(told[7]))
     assert record.utilisation_fraction is None or record.utilisation_fraction.p50 > 0.5
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
+def test_links_agree_with_nvidia_smi_when_there_are_several_devices() -> None:
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    reader, reason = open_gpu(devices[0], lambda: {os.getpid()}, torch, None, devices)
+    assert reader is not None, reason
+    links = reader.record().links
+    reader.close()
+    assert links is not None, reader.missing
+    told = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True).stdout
+    assert any(link.has_nvlink for link in links) == (" NV" in told.split("Legend")[0].replace("\t", " "))

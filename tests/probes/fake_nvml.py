@@ -22,7 +22,11 @@ ERRORS = {kind: _error(kind) for kind in KINDS}
 
 
 def gpu(index: int, **changes: Any) -> dict[str, Any]:
-    """A healthy device by what each function answers; a list is a script, its last entry stays."""
+    """A healthy device by what each function answers; a list is a script, its last entry stays.
+
+    Answers of functions of two devices are a dictionary by the other's UUID. By default devices share a PCIe switch and
+    have no NVLink.
+    """
     return {
         "UUID": f"GPU-{index}{index}{index}{index}-aaaa",
         "Name": "NVIDIA H100",
@@ -45,6 +49,8 @@ def gpu(index: int, **changes: Any) -> dict[str, Any]:
         "TotalEnergyConsumption": 5_000_000,
         "ComputeRunningProcesses": [],
         "MigMode": [0, 0],
+        "TopologyCommonAncestor": {},
+        "P2PStatus": {},
         **changes,
     }
 
@@ -69,7 +75,16 @@ class FakeNvml:
     def __getattr__(self, name: str) -> Any:
         if name in self._absent or not name.startswith("nvmlDeviceGet"):
             raise AttributeError(name)
+        if name in ("nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus"):
+            return lambda handle, other, *cap: self._of_pair(handle, other, name, cap)
         return lambda handle, *_: self._answer(handle, name)
+
+    def _of_pair(self, device: dict[str, Any], other: dict[str, Any], name: str, cap: tuple[int, ...]) -> Any:
+        answers = self._answer(device, name)
+        if name == "nvmlDeviceGetTopologyCommonAncestor":
+            return answers.get(other["UUID"], 10)
+        # Over PCIe both may read each other's memory: only capability 2 is about NVLink.
+        return answers.get(other["UUID"], 5) if cap == (2,) else 0
 
     def _answer(self, device: dict[str, Any], name: str) -> Any:
         self.calls.append(name)

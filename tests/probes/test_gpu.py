@@ -202,17 +202,75 @@ def test_mig_instance_has_memory_of_its_own_and_no_utilisation_or_energy() -> No
     assert "MIG" in made.missing["utilisation_fraction"]
 
 
+# -- links between the devices of a node ------------------------------------------------------------
+
+WANTED = tuple(WantedDevice(index=i, name="NVIDIA H100", uuid=f"{4 * str(i)}-aaaa") for i in range(3))
+
+
+def links_of(*devices: dict[str, Any], n: int = 2, **nvml: Any) -> tuple[Any, dict[str, str]]:
+    fake = FakeNvml(*devices, **nvml)
+    made = NvmlReader(Driver(fake), WANTED[0], environ={}, root=Path("/nowhere"), node_devices=WANTED[:n])
+    return made.record().links, made.missing
+
+
+def test_links_tell_levels_and_nvlink_of_all_pairs_when_ranks_use_several_devices() -> None:
+    first = gpu(0, TopologyCommonAncestor={"GPU-2222-aaaa": 50}, P2PStatus={"GPU-1111-aaaa": 0})
+    links, missing = links_of(first, gpu(1, TopologyCommonAncestor={"GPU-2222-aaaa": 40}), gpu(2), n=3)
+    assert [(each.devices, each.ancestor_level, each.has_nvlink) for each in links] == [
+        (("cuda:0", "cuda:1"), 10, True),
+        (("cuda:0", "cuda:2"), 50, False),
+        (("cuda:1", "cuda:2"), 40, False),
+    ]
+    assert missing == {}
+
+
+def test_links_are_not_read_when_ranks_use_one_device() -> None:
+    fake = FakeNvml(gpu(0), gpu(1))
+    made, _ = opened(fake, node_devices=[SimpleNamespace(type="cuda", index=0)])
+    assert made.record().links is None
+    assert "links" not in made.missing
+    assert "nvmlDeviceGetTopologyCommonAncestor" not in fake.calls
+
+
+def test_links_are_read_when_the_strategy_has_several_devices() -> None:
+    made, _ = opened(FakeNvml(gpu(0), gpu(1)), node_devices=[SimpleNamespace(type="cuda", index=i) for i in (1, 0)])
+    assert [each.devices for each in made.record().links] == [("cuda:0", "cuda:1")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("NotSupported", "NotSupported"), ("GpuIsLost", "GpuIsLost"), ("Unknown", "did not answer")]
+)
+def test_links_are_missing_with_their_reason_when_the_driver_has_none(kind: str, says: str) -> None:
+    links, missing = links_of(gpu(0, TopologyCommonAncestor=ERRORS[kind]("scripted")), gpu(1))
+    assert links is None
+    assert says in missing["links"]
+
+
+def test_links_are_missing_with_their_reason_when_another_device_is_not_found() -> None:
+    links, missing = links_of(gpu(0))
+    assert links is None
+    assert "shows 1 devices" in missing["links"]
+
+
+def test_nvlink_is_unknown_with_its_reason_when_the_bindings_are_old() -> None:
+    links, missing = links_of(gpu(0), gpu(1), absent=("nvmlDeviceGetP2PStatus",))
+    assert (links[0].ancestor_level, links[0].has_nvlink) == (10, None)
+    assert "nvmlDeviceGetP2PStatus" in missing["links.has_nvlink"]
+
+
 # -- opening ------------------------------------------------------------
 
 
 def torch_with(**properties: Any) -> Any:
-    told = SimpleNamespace(name="NVIDIA H100", total_memory=1, uuid="0000-aaaa", **properties)
-    cuda = SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda index: told)
+    def told(index: int) -> SimpleNamespace:
+        return SimpleNamespace(name="NVIDIA H100", total_memory=1, uuid=f"{4 * str(index)}-aaaa", **properties)
+
+    cuda = SimpleNamespace(current_device=lambda: 0, get_device_properties=told)
     return SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None))
 
 
-def opened(nvml: Any, kind: str = "cuda", torch: Any = None) -> tuple[Any, str]:
-    return open_gpu(SimpleNamespace(type=kind, index=0), set, torch or torch_with(), nvml)
+def opened(nvml: Any, kind: str = "cuda", torch: Any = None, node_devices: Any = ()) -> tuple[Any, str]:
+    return open_gpu(SimpleNamespace(type=kind, index=0), set, torch or torch_with(), nvml, node_devices)
 
 
 @pytest.mark.parametrize("kind", ["LibraryNotFound", "DriverNotLoaded", "NoPermission"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_perf.probes import telemetry
 from lightning_perf.probes.gpu import NvmlReader
 from lightning_perf.probes.nvml import Driver, WantedDevice
 from lightning_perf.probes.telemetry import DEFAULT_HZ, FIRST_S, TelemetryProbe, pause_s
@@ -37,6 +38,33 @@ def device(**changes: Any) -> NvmlReader:
 
 def telemetry_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "telemetry" in thread.name]
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_devices_of_all_ranks_on_the_node_are_handed_on_when_the_strategy_knows_them(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def no_gpu(*_: Any, node_devices: Any) -> tuple[None, str]:
+        asked.append(list(node_devices))
+        return None, "none here"
+
+    monkeypatch.setattr(telemetry, "open_gpu", no_gpu)
+    devices = [torch.device("cuda", i) for i in range(n)]
+    several = {"parallel_devices": devices} if n else {}
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), **several)
+    loop = SimpleNamespace(timeline=SimpleNamespace(start_ns=0), main=SimpleNamespace(n_steps=0), fetch_watch=None)
+    run = SimpleNamespace(
+        options=SimpleNamespace(device_stats=True),
+        loop=loop,
+        trainer=SimpleNamespace(strategy=strategy),
+        now_ns=lambda: 0,
+        missing={},
+    )
+    probe = TelemetryProbe.open(run)
+    probe.close()
+    assert asked == [devices]
 
 
 def test_samples_count_from_the_first_step_on_when_the_run_starts_slowly() -> None:

@@ -5,7 +5,7 @@ import msgspec
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, trainer_fix
 from lightning_perf.rules.memory_signals import bf16_of
-from lightning_perf.rules.rank_signals import small_part, waited_s
+from lightning_perf.rules.rank_signals import exposed_s_of, waited_s
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import COMMUNICATION_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
@@ -62,17 +62,12 @@ def _in_bf16(session: Session) -> tuple[Prescription, ...]:
 def check(session: Session) -> Finding | None:
     """Compare the time of exposed communication with the threshold."""
     reading = complete_reading_of(session)
-    trace = reading.trace
-    communication = trace.communication
+    communication = reading.trace.communication
     if communication is None:
         return None
     waiting_s = waited_s(session, reading)
     is_compared = communication.waiting_s is not None
-    exposed_s = reading.path_s("communication")
-    if not is_compared and communication.least_exposed_s is not None:
-        exposed_s = min(exposed_s, communication.least_exposed_s * len(trace.steps))
-    # PD708 reports small collectives.
-    exposed_s = (exposed_s - waiting_s) * (1 - small_part(reading))
+    exposed_s = exposed_s_of(session, reading)
     if reading.share(exposed_s) < COMMUNICATION_MIN_SHARE:
         return None
     least_s, most_s = reading.saved_s("communication", exposed_s)
