@@ -148,13 +148,20 @@ class Syncs(Record, frozen=True, kw_only=True):
 
 
 class KernelTime(Record, frozen=True, kw_only=True):
-    """A device kernel by name; ``kind`` is matmul, convolution, attention, elementwise, reduction, … or other."""
+    """A device kernel by name; ``kind`` is matmul, convolution, attention, elementwise, reduction, … or other.
+
+    Attributes:
+        occupancy: Estimated achieved occupancy, from 0 to 1, mean weighted by time; None if the trace does not hold it.
+        blocks_per_sm: Thread blocks ÷ multiprocessors of the device, likewise.
+    """
 
     name: str
     kind: str
     total_s: float
     n: int
     share: float
+    occupancy: float | None = None
+    blocks_per_sm: float | None = None
 
 
 class KindTime(Record, frozen=True, kw_only=True):
@@ -177,6 +184,10 @@ class Kernels(Record, frozen=True, kw_only=True):
             ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
         layout_s: Seconds in kernels that only convert between NCHW and NHWC.
         n_per_step: Kernels in the median step (in the trace, where it has no steps).
+        occupancy: Estimated achieved occupancy (warps on a multiprocessor ÷ the most it can hold), from 0 to 1, mean
+            of all kernels weighted by time; None if the trace does not hold it.
+        sm_efficiency: Part of the multiprocessors that had a thread block, from 0 to 1, mean over the analyzed span,
+            idle time included; None if the trace does not hold blocks per multiprocessor.
     """
 
     median_s: float | None
@@ -189,6 +200,8 @@ class Kernels(Record, frozen=True, kw_only=True):
     layout_s: float = 0.0
     layout_n: int = 0
     n_per_step: float = 0.0
+    occupancy: float | None = None
+    sm_efficiency: float | None = None
 
 
 class DeviceActivity(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from lightning_perf.errors import TraceError
-from lightning_perf.records import TraceRecord, Verdict
+from lightning_perf.records import Kernels, TraceRecord, Verdict
 from lightning_perf.records.remote import RemotePath
 from lightning_perf.records.validation import Refused, checked
 
@@ -73,9 +73,9 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         communication=describe_communication(timeline, collectives, phases),
         copies=describe_copies(timeline, stacks),
         syncs=describe_syncs(timeline, stacks),
-        kernels=describe_kernels(trace, steps, launches_in_steps(timeline, steps)),
+        kernels=(kernels := describe_kernels(trace, steps, launches_in_steps(timeline, steps))),
         operators=describe_operators(timeline, times),
-        missing=_missing(timeline),
+        missing=_missing(timeline, kernels),
         span_s=steps.span_ns / SECOND,
         era=_era(trace),
         has_stacks=timeline.has_stacks,
@@ -123,13 +123,17 @@ def _era(trace: Trace) -> str:
     return "kineto-2022" if trace.categories & {"cpu_op", "kernel", "cuda_runtime", "user_annotation"} else "unknown"
 
 
-def _missing(timeline: Timeline) -> dict[str, str]:
+def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
     trace = timeline.trace
     missing: dict[str, str] = {}
     if not timeline.has_device_work:
         missing["device"] = _why_no_device(timeline)
     elif not len(trace.rows(KERNEL)):
         missing["kernels"] = "the device copied or set memory but ran no kernel"
+    if kernels is not None:
+        for name in ("occupancy", "sm_efficiency"):
+            if getattr(kernels, name) is None:
+                missing[name] = "the profiler wrote no occupancy or blocks per SM with the kernels, as on AMD devices"
     if timeline.has_device_work and (timeline.launches.runtime_rows >= 0).mean() < 0.5:
         missing["launches"] = "the trace does not join most device work with the calls that enqueued it"
     if not timeline.steps.n_steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -36,6 +37,9 @@ _MAX_US: Final = 3.2e13
 _MAX_TIME_US: Final = 4.0e15
 """Times beyond the year 2096 are dropped, so that sums in nanoseconds fit 64 bits."""
 
+_MAX_BLOCKS: Final = 1e12
+"""More blocks per multiprocessor are not believed; a grid of so many would run for days."""
+
 
 class DeviceArguments(msgspec.Struct, gc=False):
     """The arguments of a runtime call or a piece of device work."""
@@ -44,6 +48,8 @@ class DeviceArguments(msgspec.Struct, gc=False):
     device: Any = -1
     stream: Any = -1
     bytes: Any = -1
+    occupancy: Any = msgspec.field(default=math.nan, name="est. achieved occupancy %")
+    blocks: Any = msgspec.field(default=math.nan, name="blocks per SM")
 
 
 _decode_all_device_arguments = msgspec.json.Decoder(list[DeviceArguments]).decode
@@ -165,6 +171,8 @@ class ColumnBuilder:
         devices = np.full(n, -1, dtype=np.int32)
         streams = np.full(n, -1, dtype=np.int32)
         sizes = np.full(n, -1, dtype=np.int64)
+        occupancies = np.full(n, np.nan, dtype=np.float32)
+        blocks = np.full(n, np.nan, dtype=np.float32)
         joins = np.flatnonzero((kinds >= RUNTIME) & (kinds <= MEMSET))
         if len(joins):
             arguments = _device_arguments([events[row].args for row in keep[joins].tolist()])
@@ -175,11 +183,15 @@ class ColumnBuilder:
             streams[joins[works]] = _whole([each.stream for each in on_device], 2**31)
             copies = np.flatnonzero(kinds[joins] == MEMCPY)
             sizes[joins[copies]] = _whole([arguments[i].bytes for i in copies.tolist()], 2**63)
+            kernels = np.flatnonzero(kinds[joins] == KERNEL)
+            on_device = [arguments[i] for i in kernels.tolist()]
+            occupancies[joins[kernels]] = _real([each.occupancy for each in on_device], 100.0) / 100
+            blocks[joins[kernels]] = _real([each.blocks for each in on_device], _MAX_BLOCKS)
         may_have = (kinds == OPERATOR) | (kinds == ANNOTATION) | (kinds == KERNEL)
         detailed = np.flatnonzero(self._has_details[names] & may_have)
         for row, index in zip((detailed + self._n_rows).tolist(), keep[detailed].tolist(), strict=True):
             self._details[row] = bytes(events[index].args)  # a copy; the original keeps the whole text
-        return correlations, devices, streams, sizes
+        return correlations, devices, streams, sizes, occupancies, blocks
 
     def build(self, source: str, origin: Origin) -> Trace:
         """Return the trace; raise ``TraceError`` if there was no complete event of a known category."""
@@ -196,7 +208,7 @@ class ColumnBuilder:
         starts -= early_us * 1000
         ends -= early_us * 1000
         order = np.lexsort((-ends, starts))
-        kinds, names, threads, starts, ends, correlations, devices, streams, sizes = (
+        kinds, names, threads, starts, ends, correlations, devices, streams, sizes, occupancies, blocks = (
             column[order] for column in columns
         )
         position = np.empty(len(order), dtype=np.int64)
@@ -208,7 +220,8 @@ class ColumnBuilder:
             source=source, origin=origin, n_events=self._n_events, n_dropped=self._n_dropped,
             categories=frozenset(map(str, self._categories)), names=tuple(self._names),
             threads=thread_keys, kinds=kinds, name_ids=names, thread_ids=thread_ids, starts=starts, ends=ends,
-            correlations=correlations, devices=devices, streams=streams, sizes=sizes, details=details,
+            correlations=correlations, devices=devices, streams=streams, sizes=sizes,
+            occupancies=occupancies, blocks_per_sm=blocks, details=details,
             base_us=(self._base_us or 0.0) + early_us,
         )  # fmt: skip
 
@@ -257,6 +270,16 @@ def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
         plain = (_plain(value) for value in values)
         numbers = np.array([v if type(v) is int and 0 <= v < limit else -1 for v in plain], dtype=np.int64)
     numbers[(numbers < 0) | (numbers >= limit) if limit < 2**63 else numbers < 0] = -1
+    return numbers
+
+
+def _real(values: list[Any], limit: float) -> npt.NDArray[np.float64]:
+    """Return the values as numbers from 0 up to a limit, which is allowed; NaN for others."""
+    try:
+        numbers = np.fromiter(values, np.float64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        numbers = np.array([v if isinstance(v, (int, float)) and 0 <= v <= limit else np.nan for v in values], float)
+    numbers[~((numbers >= 0) & (numbers <= limit))] = np.nan
     return numbers
 
 

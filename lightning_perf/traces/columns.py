@@ -89,6 +89,8 @@ class Trace:
         devices: Device index of device work; -1 elsewhere.
         streams: Stream of device work; -1 elsewhere.
         sizes: Bytes that a copy moved; -1 if unknown.
+        occupancies: Estimated achieved occupancy of a kernel, from 0 to 1; NaN if unknown.
+        blocks_per_sm: Thread blocks of a kernel ÷ multiprocessors of the device; NaN if unknown.
         details: Arguments of operators and kernels that are analyzed.
         base_us: Start of the first event, in the trace's own microseconds.
     """
@@ -109,6 +111,8 @@ class Trace:
     devices: npt.NDArray[np.int32]
     streams: npt.NDArray[np.int32]
     sizes: Times
+    occupancies: npt.NDArray[np.float32]
+    blocks_per_sm: npt.NDArray[np.float32]
     details: DetailsByRow
     base_us: float
 

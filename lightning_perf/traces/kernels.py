@@ -11,11 +11,12 @@ import re
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from lightning_perf.records import Kernels, KernelTime, KindTime
 
 from .columns import Trace
-from .intervals import SECOND
+from .intervals import SECOND, Times
 from .kinds import KERNEL
 from .nesting import Rows
 from .step_times import StepTimes
@@ -166,6 +167,9 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
         if converts_layout(name):
             layout_ns += ns
             layout_n += n
+    occupancies, blocks = trace.occupancies[rows], trace.blocks_per_sm[rows]
+    occupancy_by_name = _means_by_name(occupancies, durations, position, len(ids))
+    blocks_by_name = _means_by_name(blocks, durations, position, len(ids))
     largest = np.argsort(-by_name_ns, kind="stable")[:N_TOP].tolist()
     in_steps = launched_in[launched_in >= 0]
     per_step = np.bincount(in_steps, minlength=steps.n_steps) if steps.n_steps else np.array([len(rows)])
@@ -175,7 +179,8 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
         top=tuple(
             KernelTime(
                 name=names[i], kind=kinds[i], total_s=float(by_name_ns[i]) / SECOND, n=int(counts[i]),
-                share=float(by_name_ns[i]) / total_ns if total_ns else 0.0,
+                share=float(by_name_ns[i]) / total_ns if total_ns else 0.0, occupancy=occupancy_by_name[i],
+                blocks_per_sm=blocks_by_name[i],
             )
             for i in largest
         ),
@@ -189,4 +194,36 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
         layout_s=layout_ns / SECOND,
         layout_n=layout_n,
         n_per_step=float(np.median(per_step)),
+        occupancy=_means_by_name(occupancies, durations, np.zeros_like(rows), 1)[0],
+        sm_efficiency=_sm_efficiency(trace, rows, steps.span_ns),
     )  # fmt: skip
+
+
+def _means_by_name(values: npt.NDArray[np.float32], durations: Times, names: Rows, n_names: int) -> list[float | None]:
+    """Return the mean of the known values by name, weighted by time; None without any."""
+    known = np.flatnonzero(~np.isnan(values))
+    weights = durations[known]
+    sums = np.bincount(names[known], weights=values[known] * weights, minlength=n_names)
+    totals = np.bincount(names[known], weights=weights, minlength=n_names)
+    return [float(each) / total if total else None for each, total in zip(sums, totals.tolist(), strict=True)]
+
+
+def _sm_efficiency(trace: Trace, rows: Rows, span_ns: int) -> float | None:
+    """Return the part of the multiprocessors that had a block, mean over the span and over devices; None if unknown.
+
+    As the PyTorch profiler's TensorBoard plugin estimates it: blocks per multiprocessor, at most 1, those of kernels
+    that run at once added up (https://github.com/pytorch/kineto/blob/main/tb_plugin/docs/gpu_utilization.md).
+    """
+    rows = rows[trace.blocks_per_sm[rows] > 0]
+    devices = np.unique(trace.devices[rows])
+    if not len(rows) or not span_ns:
+        return None
+    covered_ns = 0.0
+    for device in devices.tolist():
+        own = rows[trace.devices[rows] == device]
+        moments = np.concatenate((trace.starts[own], trace.ends[own]))
+        order = np.argsort(moments, kind="stable")
+        blocks = trace.blocks_per_sm[own].astype(np.float64)
+        running = np.cumsum(np.concatenate((blocks, -blocks))[order])[:-1]
+        covered_ns += float((np.clip(running, 0.0, 1.0) * np.diff(moments[order])).sum())
+    return min(1.0, covered_ns / (len(devices) * span_ns))

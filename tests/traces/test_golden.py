@@ -62,6 +62,14 @@ def test_no_tensor_core_is_used_when_the_reference_says_so(file: str) -> None:
     assert max(kernels.matrix_precisions, key=kernels.matrix_precisions.__getitem__) == "fp32"
 
 
+@pytest.mark.parametrize("file", PAIR)
+def test_occupancy_and_sm_efficiency_are_those_of_the_reference(file: str) -> None:
+    kernels, expected = record(file).kernels, golden(file)
+    assert kernels is not None
+    assert kernels.sm_efficiency == pytest.approx(expected["sm_efficiency_pct"] / 100, abs=5e-4)
+    assert kernels.occupancy == pytest.approx(expected["achieved_occupancy_pct"] / 100, abs=1e-4)
+
+
 def test_matrix_kernels_take_two_thirds_when_the_reference_says_so() -> None:
     kernels = record(PAIR[0]).kernels
     assert kernels is not None

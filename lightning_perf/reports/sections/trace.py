@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from lightning_perf.records import CollectiveTime, TraceRank, TraceRanks, TraceRecord
+from lightning_perf.records import CollectiveTime, Kernels, TraceRank, TraceRanks, TraceRecord
 from lightning_perf.reports import wording
 from lightning_perf.reports.cells import PAGE, TAB, Cell, Column, Heads, Rows, Value, number, seconds, share, size
 from lightning_perf.reports.document import AnyPart, Document, Table, pairs, section, table
@@ -198,12 +198,14 @@ def kernel_parts(record: TraceRecord) -> Iterator[AnyPart]:
     if seen is not None:
         rows: Rows = [
             (wording.kernel_name(each.name), each.kind, number(each.n), seconds(each.total_s),
-             seconds(each.total_s / each.n if each.n else None), share(each.share))
+             seconds(each.total_s / each.n if each.n else None), share(each.share), share(each.occupancy),
+             number(each.blocks_per_sm))
             for each in seen.top
         ]  # fmt: skip
-        heads: Heads = ("kernel", "kind", "n", "time", Column("mean", TAB), "share")
-        yield table(heads, rows, title="Kernels", key="kernels", n_brief=_N_ROWS, n_chars=_N_CHARS, bars="time",
-                    bar_room=PAGE)  # fmt: skip
+        heads: Heads = ("kernel", "kind", "n", "time", Column("mean", TAB), "share", Column("occupancy", TAB),
+                 Column("blocks per SM", TAB))  # fmt: skip
+        yield table(heads, rows, title="Kernels", about=_occupancy(seen), key="kernels", n_brief=_N_ROWS,
+                    n_chars=_N_CHARS, bars="time", bar_room=PAGE)  # fmt: skip
         kinds = [(name, number(kind.n), seconds(kind.total_s), share(kind.share))
                  for name, kind in sorted(seen.kinds.items(), key=lambda item: -item[1].total_s)]  # fmt: skip
         yield table(("kind", "n", "time", "share"), kinds, title="Kernels by kind", key="kinds", room=TAB)
@@ -216,6 +218,11 @@ def kernel_parts(record: TraceRecord) -> Iterator[AnyPart]:
         rows = [(what, seconds(spent), share(spent / idle.span_s)) for what, spent in causes]
         title = "Gaps between kernels of the busiest stream"
         yield table(("cause", "time", "share"), rows, title=title, key="gaps", room=TAB)
+
+
+def _occupancy(kernels: Kernels) -> str:
+    told = (("estimated achieved occupancy", kernels.occupancy), ("estimated SM efficiency", kernels.sm_efficiency))
+    return ", ".join(f"{name} {wording.share(value)}" for name, value in told if value is not None)
 
 
 def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
