@@ -68,6 +68,23 @@ class OperatorTime(Record, frozen=True, kw_only=True):
     device_self_s: float = 0.0
 
 
+class OperatorMemory(Record, frozen=True, kw_only=True):
+    """Memory that an operator allocated in the analyzed span, whether it was freed again or not.
+
+    An allocation counts for the innermost operator of its thread that does more than allocate (``aten::empty`` and the
+    like count for their caller).
+
+    Attributes:
+        name: Empty for allocations outside operators.
+        n: Allocations, on the host and on devices.
+    """
+
+    name: str
+    n: int
+    device_bytes: int
+    host_bytes: int
+
+
 class LoaderWait(Record, frozen=True, kw_only=True):
     """Waiting for the loader inside the analyzed span. Medians hide stalls: read totals and tails with them.
 
@@ -292,6 +309,7 @@ class TraceRecord(Record, frozen=True, kw_only=True):
         ranks: The traces of several ranks of this run beside one another; on the first of them only, None elsewhere.
         critical_path: What the analyzed span waits for; None if a device was not recorded, and in records of
             older versions.
+        operator_memory: Most bytes first, at most 64; empty unless the profiler recorded memory.
     """
 
     source: str
@@ -329,6 +347,7 @@ class TraceRecord(Record, frozen=True, kw_only=True):
     what_if: tuple[WhatIf, ...] = ()
     ranks: TraceRanks | None = None
     critical_path: CriticalPath | None = None
+    operator_memory: tuple[OperatorMemory, ...] = ()
 
     @property
     def windows(self) -> tuple[TraceStep, ...]:

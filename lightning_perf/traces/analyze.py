@@ -12,7 +12,7 @@ from lightning_perf.records import Kernels, TraceRecord, Verdict
 from lightning_perf.records.remote import RemotePath
 from lightning_perf.records.validation import Refused, checked
 
-from .attribute import OperatorTimes, describe_code, describe_operators
+from .attribute import OperatorTimes, describe_allocations, describe_code, describe_operators
 from .collectives import describe_communication, find_collectives
 from .columns import Trace
 from .critical_path import describe_critical_path
@@ -92,6 +92,7 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         n_operators=len(tops),
         operator_mean_s=float(np.mean(trace.durations[tops])) / SECOND if len(tops) else None,
         critical_path=describe_critical_path(timeline, stacks, collectives),
+        operator_memory=describe_allocations(timeline),
     )
     whole = msgspec.structs.replace(record, what_if=predict(record), verdict=_verdict(timeline))
     return _checked(whole), log_rank(timeline, collectives)
@@ -142,6 +143,8 @@ def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
         missing["rank"] = "the trace has no distributedInfo"
     if not len(timeline.top_operators):
         missing["operators"] = "the trace has no operators: the host side was not recorded"
+    if not len(trace.allocations.moments):
+        missing["operator_memory"] = "the profiler recorded no allocations (profile_memory=True does)"
     if trace.n_dropped:
         missing["events"] = f"{trace.n_dropped:,} events without usable times were left out"
     return missing

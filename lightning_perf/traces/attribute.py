@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from lightning_perf.records import CodeSite, OperatorTime
+from lightning_perf.records import CodeSite, OperatorMemory, OperatorTime
 
 from .intervals import SECOND, Times
 from .nesting import Rows
@@ -17,6 +17,8 @@ from .timeline import Timeline
 
 N_OPERATORS: Final = 64
 N_SITES: Final = 32
+_MAX_SUM: Final = 2.0**62
+_ALLOCATING: Final = ("aten::empty", "aten::new_empty", "aten::resize_")
 
 
 class OperatorTimes:
@@ -97,6 +99,34 @@ def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[Operat
             device_self_s=float(device_self[i]),
         )
         for i in largest.tolist()
+    )  # fmt: skip
+
+
+def describe_allocations(timeline: Timeline) -> tuple[OperatorMemory, ...]:
+    """Return the operators that allocated in the analyzed span, those with most bytes first."""
+    trace, told = timeline.trace, timeline.trace.allocations
+    inside = timeline.steps.host_step_of(told.moments) >= 0
+    rows = timeline.operators_at(told.thread_ids[inside], told.moments[inside])
+    callers = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of row -1: no operator
+    for host in timeline.threads.values():
+        called = host.tree.parents >= 0
+        callers[host.rows[called]] = host.rows[host.tree.parents[called]]
+    allocates = np.array([name.startswith(_ALLOCATING) for name in trace.names], dtype=np.bool_)
+    while (moved := allocates[trace.name_ids[rows]] & (callers[rows] >= 0)).any():
+        rows[moved] = callers[rows[moved]]
+    ids, position = np.unique(np.where(rows >= 0, trace.name_ids[rows], -1), return_inverse=True)
+    sizes, on_device = told.sizes[inside], told.on_device[inside]
+    n = np.bincount(position, minlength=len(ids))
+    device, host_bytes = (
+        np.minimum(np.bincount(position, weights=sizes * flags, minlength=len(ids)), _MAX_SUM)
+        for flags in (on_device, ~on_device)
+    )
+    return tuple(
+        OperatorMemory(
+            name=trace.names[ids[i]] if ids[i] >= 0 else "", n=int(n[i]), device_bytes=int(device[i]),
+            host_bytes=int(host_bytes[i]),
+        )
+        for i in np.argsort(-(device + host_bytes), kind="stable")[:N_OPERATORS].tolist()
     )  # fmt: skip
 
 

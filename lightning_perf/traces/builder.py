@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from lightning_perf.errors import TraceError
 
-from .columns import DetailsByRow, Origin, Trace
-from .json_stream import Batch, Complete, Event
+from .columns import Allocations, DetailsByRow, Origin, Trace
+from .json_stream import Batch, Complete, Event, Instant
 from .kinds import (
     ANNOTATION,
     IGNORED,
     KERNEL,
     KINDS,
     MEMCPY,
+    MEMORY_NAME,
     MEMSET,
     OPERATOR,
     RUNTIME,
@@ -40,9 +41,14 @@ _MAX_TIME_US: Final = 4.0e15
 _MAX_BLOCKS: Final = 1e12
 """More blocks per multiprocessor are not believed; a grid of so many would run for days."""
 
+_MAX_ALLOCATED: Final = 2**48
+"""Bytes of one allocation: larger ones than an address space are not believed, so that sums fit 64 bits."""
+
+_NO_ALLOCATIONS: Final = tuple(np.empty(0, dtype) for dtype in (np.float64, np.int32, np.int64, np.bool_))
+
 
 class DeviceArguments(msgspec.Struct, gc=False):
-    """The arguments of a runtime call or a piece of device work."""
+    """The arguments of a runtime call, a piece of device work or an allocation."""
 
     correlation: Any = -1
     device: Any = -1
@@ -50,6 +56,8 @@ class DeviceArguments(msgspec.Struct, gc=False):
     bytes: Any = -1
     occupancy: Any = msgspec.field(default=math.nan, name="est. achieved occupancy %")
     blocks: Any = msgspec.field(default=math.nan, name="blocks per SM")
+    allocated: Any = msgspec.field(default=-1, name="Bytes")
+    device_type: Any = msgspec.field(default=0, name="Device Type")
 
 
 _decode_all_device_arguments = msgspec.json.Decoder(list[DeviceArguments]).decode
@@ -89,10 +97,12 @@ class ColumnBuilder:
         self._batches: list[tuple[npt.NDArray[Any], ...]] = []
         self._details: dict[int, bytes] = {}
         self._n_rows = 0
+        self._allocations: list[tuple[npt.NDArray[Any], ...]] = []
 
     def add(self, batch: Batch) -> None:
         """Add events read from a file."""
         self._n_events += batch.n_events
+        self._add_allocations([event for event in batch.memory if event.name == MEMORY_NAME])
         complete = batch.complete
         if not complete:
             return
@@ -107,6 +117,18 @@ class ColumnBuilder:
                 return
             columns = self._columns(complete)
         self._append(complete, *columns)
+
+    def _add_allocations(self, events: Sequence[Event | Instant]) -> None:
+        if not events:
+            return
+        arguments = _device_arguments([event.args for event in events])
+        sizes = _whole([each.allocated for each in arguments], _MAX_ALLOCATED)  # -1 where memory was freed
+        times_us = _real([event.ts for event in events], _MAX_TIME_US)
+        kept = np.flatnonzero((sizes > 0) & ~np.isnan(times_us))
+        on_device = _whole([each.device_type for each in arguments], 2**31)[kept] > 0  # 0 is the host
+        places = [(_place(events[i].pid), _place(events[i].tid)) for i in kept.tolist()]
+        threads = _numbers(self._threads, places)
+        self._allocations.append((times_us[kept], threads, sizes[kept], on_device))
 
     def _columns(self, events: Sequence[Event | Complete]) -> tuple[npt.NDArray[Any], ...]:
         # The fastest way through many small objects; attrgetter takes three times as long.
@@ -215,24 +237,31 @@ class ColumnBuilder:
         position[order] = np.arange(len(order))
         rows = position[np.fromiter(self._details, np.int64, len(self._details))].tolist()
         details = DetailsByRow(dict(zip(rows, self._details.values(), strict=True)))
-        thread_keys, thread_ids = _merged_threads(list(self._threads), threads)
+        times_us, own_threads, own_sizes, on_device = (
+            np.concatenate(parts) for parts in zip(_NO_ALLOCATIONS, *self._allocations, strict=True)
+        )
+        moments = np.rint((times_us - (self._base_us or 0.0) - early_us) * 1000).astype(np.int64)
+        thread_keys, new_ids = _merged_threads(list(self._threads))
         return Trace(
             source=source, origin=origin, n_events=self._n_events, n_dropped=self._n_dropped,
             categories=frozenset(map(str, self._categories)), names=tuple(self._names),
-            threads=thread_keys, kinds=kinds, name_ids=names, thread_ids=thread_ids, starts=starts, ends=ends,
+            threads=thread_keys, kinds=kinds, name_ids=names, thread_ids=new_ids[threads], starts=starts, ends=ends,
             correlations=correlations, devices=devices, streams=streams, sizes=sizes,
             occupancies=occupancies, blocks_per_sm=blocks, details=details,
             base_us=(self._base_us or 0.0) + early_us,
+            allocations=Allocations(moments, new_ids[own_threads], own_sizes, on_device),
         )  # fmt: skip
 
 
-def _merged_threads(
-    keys: list[tuple[Any, Any]], ids: npt.NDArray[np.int32]
-) -> tuple[tuple[tuple[Any, Any], ...], npt.NDArray[np.int32]]:
-    """Merge threads written as 7 and as "7"."""
+def _merged_threads(keys: list[tuple[Any, Any]]) -> tuple[tuple[tuple[Any, Any], ...], npt.NDArray[np.int32]]:
+    """Merge threads written as 7 and as "7"; return them, and the new number of each."""
     merged = _Index()
     new_ids = np.array([merged[_plain(pid), _plain(tid)] for pid, tid in keys], dtype=np.int32)
-    return tuple(merged), new_ids[ids]
+    return tuple(merged), new_ids
+
+
+def _place(value: Any) -> int | str:
+    return value if isinstance(value, (int, str)) else repr(value)
 
 
 def _plain(value: Any) -> Any:
@@ -292,5 +321,4 @@ def _sanitised(event: Event | Complete) -> Event | None:
         except (TypeError, ValueError, OverflowError):
             return None
     texts = [value if isinstance(value, str) else repr(value) for value in (event.cat, event.name)]
-    places = [value if isinstance(value, (int, str)) else repr(value) for value in (event.pid, event.tid)]
-    return Event("X", texts[0], texts[1], places[0], places[1], times[0], times[1], event.args)
+    return Event("X", texts[0], texts[1], _place(event.pid), _place(event.tid), times[0], times[1], event.args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -72,6 +72,15 @@ class Origin:
     """Nanoseconds since 1970 from which the trace's times count; 0 if they count from 1970."""
 
 
+class Allocations(NamedTuple):
+    """Allocations that ``profile_memory=True`` records: when, by which thread, bytes, and whether on a device."""
+
+    moments: Times
+    thread_ids: npt.NDArray[np.int32]
+    sizes: Times
+    on_device: npt.NDArray[np.bool_]
+
+
 @dataclasses.dataclass(frozen=True)
 class Trace:
     """All complete events of a trace, in order of their starts (the longer first where equal).
@@ -93,6 +102,7 @@ class Trace:
         blocks_per_sm: Thread blocks of a kernel ÷ multiprocessors of the device; NaN if unknown.
         details: Arguments of operators and kernels that are analyzed.
         base_us: Start of the first event, in the trace's own microseconds.
+        allocations: Of host and device memory; empty unless the profiler recorded them.
     """
 
     source: str
@@ -115,6 +125,7 @@ class Trace:
     blocks_per_sm: npt.NDArray[np.float32]
     details: DetailsByRow
     base_us: float
+    allocations: Allocations
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -67,17 +67,26 @@ class Complete(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: msgspec.Raw = msgspec.Raw()
 
 
-# Arrows, instants, counters: half of a trace, which costs almost nothing if it is skipped by its tag.
-_SKIPPED = tuple(
-    msgspec.defstruct(f"Skipped_{ph}", [], gc=False, tag_field="ph", tag=ph) for ph in "MifstCBEbenNODvRPS"
-)
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """One unchecked event without a duration, such as an allocation of memory."""
+
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    args: msgspec.Raw = msgspec.Raw()
+
+
+# Arrows, counters: half of a trace, which costs almost nothing if it is skipped by its tag.
+_SKIPPED = tuple(msgspec.defstruct(f"Skipped_{ph}", [], gc=False, tag_field="ph", tag=ph) for ph in "MfstCBEbenNODvRPS")
 
 
 class Batch(NamedTuple):
-    """Events that were decoded together: their number, and those with a category and a duration."""
+    """Events that were decoded together: their number, those with a category and a duration, and those of memory."""
 
     n_events: int
     complete: Sequence[Event | Complete]
+    memory: Sequence[Event | Instant] = ()
 
 
 class Header(msgspec.Struct):
@@ -89,7 +98,7 @@ class Header(msgspec.Struct):
     baseTimeNanoseconds: Any = None
 
 
-_Usual: Any = Union.__getitem__((Complete, *_SKIPPED))
+_Usual: Any = Union.__getitem__((Complete, Instant, *_SKIPPED))
 _decode_usual = msgspec.json.Decoder(list[_Usual]).decode
 _decode_events = msgspec.json.Decoder(_Entries).decode
 _decode_header = msgspec.json.Decoder(Header).decode
@@ -205,7 +214,7 @@ class EventStream:
             del text
             if batch is not None:
                 yield batch
-        yield _batch(self._decoded_tail(b"".join(pieces), is_list))
+        yield as_batch(self._decoded_tail(b"".join(pieces), is_list))
 
     def _skip_to_events(self) -> tuple[bytes, bool]:
         """Read up to the first event; return the rest, and whether the trace is a list."""
@@ -246,13 +255,14 @@ class EventStream:
     def _events(self, piece: memoryview) -> Batch:
         try:
             events: list[Any] = _decode_usual(piece)
-            return Batch(len(events), [event for event in events if type(event) is Complete and event.cat is not None])
+            complete = [event for event in events if type(event) is Complete and event.cat is not None]
+            return Batch(len(events), complete, [event for event in events if type(event) is Instant])
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass  # some entry is unusual, or the text is no JSON
         try:
-            return _batch(_decode_events(piece))
+            return as_batch(_decode_events(piece))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return _batch(_decode_events(_repaired(bytes(piece))))
+            return as_batch(_decode_events(_repaired(bytes(piece))))
 
     def _decoded_tail(self, text: bytes, is_list: bool) -> list[Any]:
         """Decode the last events, and the fields after them."""
@@ -297,9 +307,11 @@ def _cuts(text: bytearray) -> Iterator[re.Match[bytes]]:
             yield cut
 
 
-def _batch(entries: list[Any]) -> Batch:
+def as_batch(entries: Sequence[Any]) -> Batch:
+    """Return a batch of those entries that are events."""
     events = [entry for entry in entries if type(entry) is Event]
-    return Batch(len(events), [event for event in events if event.ph == "X" and event.cat is not None])
+    complete = [event for event in events if event.ph == "X" and event.cat is not None]
+    return Batch(len(events), complete, [event for event in events if event.ph == "i"])
 
 
 def _repaired(text: bytes) -> bytes:

@@ -50,6 +50,7 @@ KINDS: Final[dict[str, int]] = {
 }
 """What a category means, by its name in lower case. Capital letters mark the profiler of torch 1.8 to 1.11."""
 
+MEMORY_NAME: Final = "[memory]"
 STEP_PREFIX: Final = "ProfilerStep"
 LOADER_NAMES: Final = ("enumerate(DataLoader)", "perfdoctor:data_wait")
 _LOADER_SUFFIXES: Final = ("train_dataloader_next", "val_next", "test_next", "predict_next")

@@ -10,13 +10,14 @@ import msgspec
 
 from .builder import ColumnBuilder
 from .columns import Origin, Trace
-from .json_stream import Batch, Event
+from .json_stream import Event, as_batch
 from .kinds import (
     ANNOTATION,
     DEVICE_ANNOTATION,
     KERNEL,
     KINDS,
     MEMCPY,
+    MEMORY_NAME,
     MEMSET,
     OPERATOR,
     RUNTIME,
@@ -33,6 +34,8 @@ class LiveEvent:
         category: As in a trace file, e.g. ``"cpu_op"`` or ``"kernel"``.
         start_ns: By any clock, the same for all events.
         correlation: Joins a runtime call with the device work that it enqueued; -1 for none.
+        device: Of device work; of an allocation 0, or -1 if it is of host memory.
+        size_bytes: That a copy moved or an allocation took; -1 for others and where memory is freed.
         shapes: Input shapes; None if not recorded, as ``types``.
     """
 
@@ -56,14 +59,15 @@ def live_events(kineto_events: Iterable[Any]) -> Iterator[LiveEvent]:
         kind = KINDS.get(category, UNKNOWN_DEVICE)
         is_device = kind in (KERNEL, MEMCPY, MEMSET, DEVICE_ANNOTATION)
         name = _name(event)
+        is_memory = name == MEMORY_NAME
         detailed = kind in (OPERATOR, ANNOTATION) and has_details(name)
         yield LiveEvent(
             category, name, event.start_ns(), event.duration_ns(),
             thread=event.device_resource_id() if not is_device else 0,
             correlation=event.correlation_id() if RUNTIME <= kind <= MEMSET else -1,
-            device=event.device_index() if is_device else -1,
+            device=event.device_index() if is_device else 0 if is_memory and not _is_on_host(event) else -1,
             stream=event.device_resource_id() if is_device else -1,
-            size_bytes=event.nbytes() if kind == MEMCPY and hasattr(event, "nbytes") else -1,
+            size_bytes=event.nbytes() if (kind == MEMCPY or is_memory) and hasattr(event, "nbytes") else -1,
             shapes=event.shapes() if detailed else None,
             types=event.dtypes() if detailed else None,
         )  # fmt: skip
@@ -77,10 +81,14 @@ def _name(event: Any) -> str:
         return "(unreadable name)"
 
 
+def _is_on_host(event: Any) -> bool:
+    return str(event.device_type()).endswith("CPU")
+
+
 def _category(event: Any) -> str:
     """Return the category of an event if torch does not provide it."""
     name = _name(event)
-    if str(event.device_type()).endswith("CPU"):
+    if _is_on_host(event):
         if getattr(event, "is_python_function", bool)():
             return "python_function"
         if name.startswith(("cuda", "hip", "cu")) and "::" not in name:
@@ -102,9 +110,9 @@ def from_events(
     for each in events:
         batch.append(_as_event(each))
         if len(batch) == _LIVE_BATCH:
-            builder.add(Batch(len(batch), batch))
+            builder.add(as_batch(batch))
             batch = []
-    builder.add(Batch(len(batch), batch))
+    builder.add(as_batch(batch))
     return builder.build(source, origin)
 
 
@@ -112,6 +120,10 @@ _LIVE_BATCH: Final = 50_000
 
 
 def _as_event(each: LiveEvent) -> Event:
+    if each.name == MEMORY_NAME:
+        told = {"Bytes": each.size_bytes, "Device Type": int(each.device >= 0)}
+        args = msgspec.Raw(msgspec.json.encode(told))
+        return Event("i", each.category, each.name, 0, each.thread, each.start_ns / 1000, args=args)
     arguments: dict[str, Any] = {}
     if each.correlation >= 0:
         arguments["correlation"] = each.correlation

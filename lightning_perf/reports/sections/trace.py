@@ -244,6 +244,7 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
     about = f"in {wording.seconds(record.span_s)} of the trace"
     yield table(heads, rows, title="Operators", about=about, key="operators", n_brief=_N_ROWS, n_chars=_N_CHARS,
                 bars="device self" if on_device else "host self", bar_room=PAGE)  # fmt: skip
+    yield _operator_memory_table(record)
     rows = [
         (each.operator, each.shapes, each.dtype, number(each.calls), seconds(each.host_s), seconds(each.device_s),
          "" if each.is_aligned is None else "yes" if each.is_aligned else "no")
@@ -258,6 +259,19 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
     ]  # fmt: skip
     heads = ("line", "operators", "host", "device", "most frequent", "calls")
     yield table(heads, rows, title="Your code", key="code-sites", n_brief=_N_ROWS, n_chars=_N_CHARS, is_folded=True)
+
+
+def _operator_memory_table(record: TraceRecord) -> Table:
+    n = max(1, len(record.steps))
+    rows: Rows = [
+        (each.name or "(outside operators)", number(each.n / n), size(each.device_bytes / n or None),
+         size(each.host_bytes / n or None))
+        for each in record.operator_memory
+    ]  # fmt: skip
+    heads: Heads = ("operator", "allocations", "device", "host")
+    about = f"allocated {'per step' if record.steps else 'in the trace'}, freed or not"
+    return table(heads, rows, title="Operators by memory", about=about, key="operator-memory", n_brief=_N_ROWS,
+                 n_chars=_N_CHARS, is_folded=True)  # fmt: skip
 
 
 def copy_parts(record: TraceRecord) -> Iterator[AnyPart]:
