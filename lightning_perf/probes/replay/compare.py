@@ -169,7 +169,9 @@ def _rounds(
         if found is not None and (found.high < worth or found.high / found.low < (1 + HALF_WIDTH) ** 2):
             break
     if found is None:
-        return Comparison(None, None, len(logs), None, f"{len(logs)} rounds within {limit_s:.1f} s: too few to decide")
+        return Comparison(
+            None, None, len(logs), None, f"{len(logs)} rounds within {max(limit_s, 0.0):.1f} s: too few to decide"
+        )
     if after.n_cut > len(logs) // 5:  # more than are trimmed: the passes were longer than what was timed of them
         found = msgspec.structs.replace(found, low=0.0)
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
