@@ -13,7 +13,9 @@ def with_stable_advice(session: Session, previous: Session | None) -> Session:
     """Return a diagnosis that repeats earlier recommended values unless the evidence has changed.
 
     A new value is recommended if the settings have changed, if the speedup was obtained by another method (measured
-    instead of modeled), or if the intervals of the old and the new speedup do not overlap.
+    instead of modeled), or if the intervals of the old and the new speedup do not overlap. An earlier value keeps the
+    speedup that was promised for it. Where the new diagnosis recommends the same value, its own speedup is promised:
+    the first diagnosis rests on few steps.
 
     Args:
         session: The new diagnosis.
@@ -35,7 +37,7 @@ def _stable(finding: Finding, before: Finding | None) -> Finding:
     if before is None or not _is_same_evidence(finding, before):
         return finding
     now, old = finding.prescriptions, before.prescriptions
-    if not now or not old or _without_values(now[0]) != _without_values(old[0]):
+    if not now or not old or now[0] == old[0] or _without_values(now[0]) != _without_values(old[0]):
         return finding
     return msgspec.structs.replace(finding, prescriptions=old, gain=before.gain)
 

@@ -48,6 +48,11 @@ def test_speedup_stays_when_the_recommended_value_stays() -> None:
     assert session.findings[0].gain == finding(1).gain
 
 
+def test_speedup_is_the_newest_if_the_same_is_recommended() -> None:
+    now, before = diagnosed(finding(1, 1.2, 1.9)), diagnosed(finding(1, 1.0, 1.6))
+    assert with_stable_advice(now, before) == now
+
+
 CHEAPER = fix("make samples cheaper", "hours")
 
 
