@@ -75,7 +75,7 @@ class StepAggregator:
         self.span_ns = 0
         self.units = UnitTotals()
         self.phase_ns = np.zeros(N_PHASES, dtype=np.int64)
-        self.outlier_ns = 0
+        self.outlier_ns = self.own_ns = 0
         self._first_step = first_step
         self._n_step_rows = 0
         self._now_ns = start_ns
@@ -119,6 +119,7 @@ class StepAggregator:
         self._n_step_rows += int(are_steps(kinds).sum())
         self._now_ns += int(row_ns.sum())
         self.span_ns += int(row_ns[counted].sum())
+        self.own_ns += int(rows[counted, OWN].sum())
         self.phase_ns += phases[counted].sum(axis=0)
         self.units.add(rows[are_steps(kinds) & counted, SAMPLES:EPOCH])
 
@@ -147,6 +148,7 @@ class StepAggregator:
             fetch=self._fetch(),
             outliers=self._outliers(span_s),
             timeline=self._blocks.records(),
+            own_s=self.own_ns / 1e9,
             is_steady=self._blocks.is_steady(),
         )
 

@@ -226,6 +226,8 @@ class StageTimes(Record, frozen=True, kw_only=True):
         device: The device's own clock; None without one (see ``Session.missing``).
         outliers: None if there are fewer than 20 steps.
         gc_s: Seconds spent in Python's garbage collector during the span; None if not measured.
+        own_s: Seconds of the span in PerfDoctor's own hooks, part of the phase ``callbacks``. A speedup is promised for
+            a training without them.
         is_steady: Whether the two halves of the measured steps agree (median within 10 %); None with
             fewer than 20 steps.
     """
@@ -242,6 +244,7 @@ class StageTimes(Record, frozen=True, kw_only=True):
     outliers: Outliers | None = None
     timeline: tuple[Block, ...] = ()
     gc_s: float | None = None
+    own_s: float = 0.0
     is_steady: bool | None = None
     tokens_per_s: float | None = None
 

@@ -181,10 +181,15 @@ def severity_of_gain(gain: Gain) -> Severity:
     return "low" if certain == "info" and is_possible else certain
 
 
+def promised_span_s(steady: StageTimes) -> float:
+    """Return the seconds that speedups refer to: the steady span without PerfDoctor's own hooks, never 0."""
+    return steady.span_s - min(steady.own_s, steady.span_s / 2)
+
+
 def gain_from(
     steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str, method: Method = "modeled"
 ) -> Gain:
-    """Return the speedup of the steady span if part of its wall time is saved.
+    """Return the speedup of the steady span, without PerfDoctor's own time, if part of its wall time is saved.
 
     Args:
         steady: The span that the seconds refer to.
@@ -196,8 +201,9 @@ def gain_from(
     Returns:
         Old wall time ÷ new wall time, an interval with 1 ≤ low ≤ high.
     """
-    high = min(max(recoverable_high_s, 0.0) / steady.span_s, MAX_RECOVERABLE_SHARE)
-    low = min(max(recoverable_low_s, 0.0) / steady.span_s, high)
+    span_s = promised_span_s(steady)
+    high = min(max(recoverable_high_s, 0.0) / span_s, MAX_RECOVERABLE_SHARE)
+    low = min(max(recoverable_low_s, 0.0) / span_s, high)
     return Gain(low=1 / (1 - low), high=1 / (1 - high), basis=basis, method=method)
 
 

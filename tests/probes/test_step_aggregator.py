@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
+from lightning_perf.probes.spans import N_PHASES, OWN, PHASE_INDEX
 from lightning_perf.probes.step_aggregator import (
     FIRST_STEP,
     KIND,
@@ -51,6 +51,15 @@ def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
     assert times.phases["epoch_boundary"].share == pytest.approx(0.25)
     assert times.phases["epoch_boundary"].p50_s is None
     assert sum(p.share for p in times.phases.values()) == pytest.approx(1.0)
+
+
+def test_time_of_perfdoctors_own_hooks_is_summed_without_rows_that_are_left_out() -> None:
+    usual, left_out = rows(10, forward=10, callbacks=1), rows(3, LEFT_OUT_STEP, forward=10, callbacks=9)
+    usual[:, OWN], left_out[:, OWN] = MS // 2, 8 * MS
+    times = aggregated(usual, left_out).stage_times(0)
+    assert times is not None
+    assert times.own_s == pytest.approx(0.005)
+    assert times.span_s == pytest.approx(0.11)
 
 
 def test_validation_of_a_row_is_no_part_of_its_step() -> None:
