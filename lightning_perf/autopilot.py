@@ -218,6 +218,8 @@ class Autopilot:
         treatment = spec.treatment
         if not treatment.is_live or treatment.safety not in self._allowed:
             return None
+        if treatment.hides_errors and self._safety == "exact":
+            return None
         if not Applier([spec]).changes_loaders:
             return "step" if treatment.acts_on == "step" else None
         return "epoch" if set(loader_args([spec])) - set(self._without) else None

@@ -18,6 +18,7 @@ class AnomalyOff(Treatment):
     summary = "switches off autograd's anomaly detection, which records a stack for every operation"
     when = "Always, once you have found the bug that you switched it on for."
     is_live = True
+    hides_errors = True
     trainer_flag = "detect_anomaly"
     setting = False
 

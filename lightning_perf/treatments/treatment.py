@@ -30,6 +30,8 @@ class Treatment:
         conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
         is_measurement: Whether it only answers a question: a trial measures it alone and never keeps it.
         is_live: Whether it can be applied between two epochs of a running training.
+        hides_errors: Whether the training may go on where it would raise an error: the autopilot then does not try it
+            while results must be exact.
         needs_loader: Whether its loader arguments depend on the loader (see ``loader_args_for``).
         value_form: Values that ``id=`` accepts, for messages and docs; empty if it takes no value.
         value_pattern: Regular expression that values match; unused if ``least`` is set.
@@ -49,6 +51,7 @@ class Treatment:
     conflicts: ClassVar[frozenset[str]] = frozenset()
     is_measurement: ClassVar[bool] = False
     is_live: ClassVar[bool] = False
+    hides_errors: ClassVar[bool] = False
     needs_loader: ClassVar[bool] = False
     value_form: ClassVar[str] = ""
     value_pattern: ClassVar[str] = ""

@@ -72,7 +72,7 @@ _AUTOPILOT_CONSTANTS = {
     "BLOCK_S": 0.0, "BUDGET_SHARE": 1e9, "SLOW_FACTOR": 1e9, "_LEAST_DISCARDED": 0, "FIRST_MEETING": 1,
 }  # fmt: skip
 """Of the autopilot: blocks of one step, however slow they are."""
-_TRIED = ("anomaly-off", "log-every-n=3", "loader-workers=1")
+_TRIED = ("log-every-n=3", "loader-workers=1")
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
