@@ -137,7 +137,7 @@ slower at {MIN_STEPS}, 400 or 800 steps. Then the regressions of 10 % that are f
 steps, and those of 20 % at {MIN_STEPS} steps. *Best possible*: regressions of 10 % that a test finds at {MIN_STEPS}
 steps which knows all standard deviations, has {BEST_ALPHA:.0%} false alarms at this one comparison, and sees no slow
 steps. A run that is 15 % slower because another program disturbs it counts as a false alarm here; nothing in it differs
-from a regression.
+from a regression, so a test that finds these has up to 5 % of false alarms where one run in twenty is disturbed.
 
 | noise | earlier runs | false alarms | 10 % found | by 800 steps | 20 % found | best possible, 10 % |
 |:--|--:|--:|--:|--:|--:|--:|

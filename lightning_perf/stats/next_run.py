@@ -3,7 +3,11 @@
 How much runs differ is measured by what the mean of the runs before would have missed each earlier run by (recursive
 residuals; Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and
 with few earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones. Parts of
-these that are as long as the new run show by how much more its level varies.
+these that are as long as the new run show by how much more its level varies. The sum of both variances has as many
+degrees of freedom as Satterthwaite (Biometrics Bulletin 2, 1946) gives it.
+
+The spread of other trainings is not used (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004): a training that differs more
+from run to run than others do would be called slower too often.
 """
 
 import math
@@ -19,11 +23,15 @@ LAST_RUNS = 5
 
 MIN_RUNS = 3
 
-ALPHA = 0.005
-"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not
-quite normal: simulations have up to 1 % (docs/benchmarks/history.md)."""
+ALPHA = 0.0075
+"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal:
+simulations have up to 1 % (docs/benchmarks/history.md)."""
 
-_TRIM = 0.25
+_FIRST_LOOK = 0.9
+"""Part of ``ALPHA`` for the first comparison. What runs differ by stays the same in later ones, so they find little
+that the first does not."""
+
+_TRIM = 0.35
 
 _MIN_PARTS = 4
 """Parts of a course that one level needs."""
@@ -34,10 +42,14 @@ of the level, then hides little."""
 
 _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 
+_PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
+"""By degrees of freedom between runs. Satterthwaite's t is exceeded too often with few: at ``ALPHA`` up to 2.5 times as
+often as it should be with two, 1.4 times with four, if levels are normal."""
+
 
 def alpha_of(look: int) -> float:
-    """Return the part of ``ALPHA`` for the n-th comparison of a run, from 0 on: three quarters of what is left."""
-    return float(ALPHA * 0.75 * 0.25**look)
+    """Return the part of ``ALPHA`` for the n-th comparison of a run, from 0 on."""
+    return float(ALPHA * _FIRST_LOOK * (1 - _FIRST_LOOK) ** look)
 
 
 class Course(NamedTuple):
@@ -60,13 +72,18 @@ def excess(earlier: Sequence[Course], new: Course) -> float:
 def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
     """Return what ``excess`` exceeds with a probability (one-sided) of about ``alpha`` if nothing changed.
 
-    There are at least two earlier runs, oldest first.
+    There are at least ``MIN_RUNS`` earlier runs, oldest first.
     """
     residuals = _residuals([_level(_logs(one)) for one in earlier])
     between = float((residuals**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
     within, df = _within(earlier, len(new.step_s) * new.part_length)
-    reaches = _t(len(residuals), alpha) * math.sqrt(between), _t(df, alpha) * math.sqrt(within) if df else 0.0
-    return math.hypot(*reaches)
+    variance, n = between + within, len(residuals)
+    if variance == 0:
+        return 0.0
+    if df:
+        alpha *= _PARTS_OF_ALPHA.get(n, 1.0)
+    whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / max(1, df))
+    return float(stdtrit(whole_df, 1 - alpha)) * math.sqrt(variance)
 
 
 def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
@@ -91,13 +108,9 @@ def _logs(one: Course) -> NDArray[np.float64]:
 
 
 def _level(logs: NDArray[np.float64]) -> float:
-    """Return the mean of the middle half: rare slow steps do not count."""
+    """Return the mean of the middle 30 %: rare slow steps do not count."""
     cut = int(_TRIM * len(logs))
     return float(np.sort(logs)[cut : len(logs) - cut].mean())
-
-
-def _t(df: int, alpha: float) -> float:
-    return float(stdtrit(df, 1 - alpha))
 
 
 def _residuals(logs: Sequence[float]) -> NDArray[np.float64]:

@@ -34,15 +34,22 @@ def test_the_rate_of_false_alarms_is_alpha_for_runs_that_differ_normally() -> No
         assert np.mean(found) == pytest.approx(0.05, abs=0.02)
 
 
-def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ() -> None:
+@pytest.mark.parametrize(("n", "part_of_alpha"), [(3, 1 / 3), (4, 2 / 3), (5, 1.0), (6, 1.0)])
+def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ(n: int, part_of_alpha: float) -> None:
     rng = np.random.default_rng(2)
-    noisy = [Course(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(5)]
+    noisy = [Course(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(n)]
     short, long = Course(noisy[0].step_s[:20], 8), noisy[0]
-    base = reach(noisy, long, 0.01)
+    between = (reach(noisy, long, 0.01) / t.ppf(0.99, n - 1)) ** 2
     parts = [np.log(run.step_s).reshape(5, 20) for run in noisy]
-    levels = np.array([[np.sort(part)[5:15].mean() for part in run] for run in parts])
-    within = t.ppf(0.99, 20) * math.sqrt(levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5))
-    assert math.sqrt(reach(noisy, short, 0.01) ** 2 - base**2) == pytest.approx(within, rel=0.3)
+    levels = np.array([[np.sort(part)[7:13].mean() for part in run] for run in parts])
+    within = levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5)
+    df = (between + within) ** 2 / (between**2 / (n - 1) + within**2 / (4 * n))
+    expected = t.ppf(1 - 0.01 * part_of_alpha, df) * math.sqrt(between + within)
+    assert reach(noisy, short, 0.01) == pytest.approx(expected)
+
+
+def test_equal_earlier_runs_have_no_reach() -> None:
+    assert reach(runs(0.5, 0.5, 0.5, n=20), runs(0.5)[0], 0.01) == pytest.approx(0.0)
 
 
 def test_one_disturbed_run_of_many_and_rare_slow_steps_hide_little() -> None:
@@ -58,4 +65,5 @@ def test_one_disturbed_run_of_many_and_rare_slow_steps_hide_little() -> None:
 
 def test_all_comparisons_of_a_run_share_alpha() -> None:
     assert sum(alpha_of(look) for look in range(20)) == pytest.approx(ALPHA)
-    assert alpha_of(0) > alpha_of(1) > alpha_of(2)
+    assert alpha_of(0) == pytest.approx(0.9 * ALPHA)
+    assert alpha_of(0) > alpha_of(1) > alpha_of(2) > 0
