@@ -162,24 +162,25 @@ def _size(work: Work, is_timed: bool) -> float:
 
 
 def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
-    """Return the size of an arena: all tensors side by side, or as much as fits and as caches hold.
+    """Return the size of an arena: the tensors of all calls side by side, or as much as fits and as caches hold.
 
     The block counts in up to three dtypes, and again for results and gradients of the largest operator.
 
     Raises:
         MemoryError: The largest operator does not fit.
     """
-    bounds = [bound for work in works for bound in (*work.as_is, *work.treated)]
-    return elements_for([specs_in(bound) for bound in bounds], free_bytes)
+    operators = [(specs_in(bound), work.n) for work in works for bound in (*work.as_is, *work.treated)]
+    return elements_for(operators, free_bytes)
 
 
-def elements_for(operators: Sequence[list[TensorSpec]], free_bytes: int) -> int:
-    """Return the size of an arena for operators with these tensors; as ``arena_elements``."""
-    sizes = [sum(map(_aligned, specs)) for specs in operators]
-    levels = {spec.denormal for specs in operators for spec in specs}
+def elements_for(operators: Sequence[tuple[list[TensorSpec], int]], free_bytes: int) -> int:
+    """Return the size of an arena for tensors of operators, and how often a step runs each; as ``arena_elements``."""
+    sizes = [sum(map(_aligned, specs)) for specs, _ in operators]
+    in_all = sum(n * size for (_, n), size in zip(operators, sizes, strict=True))
+    levels = {spec.denormal for specs, _ in operators for spec in specs}
     largest = 2 * max(sizes, default=0) + 1024
     bytes_each = 4 + 2 + 8 + 4 * len(levels - {0.0})
     fits = (free_bytes - 8 * 2 * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
-    return int(min(fits, max(largest, min(sum(sizes), CACHED))))
+    return int(min(fits, max(largest, min(in_all, CACHED))))

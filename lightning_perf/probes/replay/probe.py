@@ -198,7 +198,7 @@ class ReplayProbe(Probe):
                 raise TimeoutError("there was no time to run each operator once with the treatment")
             if not arena:
                 largest = max((call.specs for call in log.calls), key=lambda specs: sum(spec.extent for spec in specs))
-                arena.append(Arena(self._device, elements_for([largest], self._room.free_bytes())))
+                arena.append(Arena(self._device, elements_for([(largest, 1)], self._room.free_bytes())))
             return arena[0].filled(value)
 
         return filled

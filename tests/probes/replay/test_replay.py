@@ -16,7 +16,7 @@ from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, arena_elements, chosen
 from lightning_perf.probes.replay.optimizer import OptimizerItem
 from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
@@ -102,6 +102,15 @@ def test_arena_makes_tensors_as_specified_when_asked():
     assert (tuple(made.shape), made.stride(), made.dtype) == ((4, 3), (1, 4), torch.bfloat16)
     assert made.requires_grad
     assert made.is_leaf
+
+
+def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
+    def elements(n_layers):
+        model = nn.Sequential(*(nn.GELU() for _ in range(n_layers)))
+        log = logged(model, torch.rand(8, 512, requires_grad=True))
+        return arena_elements(chosen(treated_by("threads=2", log, CPU, None), is_timed=False), 2**30)
+
+    assert elements(8) - elements(4) == 2 * 4 * 8 * 512  # as it is, and with the treatment
 
 
 @pytest.mark.parametrize("treatment", ["precision-bf16", "threads=2", "channels-last", "matmul-precision-high"])
