@@ -149,6 +149,7 @@ def _rounds(
     found: Interval | None = None
     before.forget()
     after.forget()
+    before.is_warmed = after.is_warmed = 4 * MIN_TRIMMED_ROUNDS * (before.last_s + after.last_s) < limit_s
     while len(logs) < MAX_ROUNDS and now_ns() < until:
         is_whole = True
         for is_treated in (False, True) if len(logs) % 2 == 0 else (True, False):  # A B B A
@@ -204,12 +205,17 @@ class _Passes:
         self._times: list[list[float]] = [[] for _ in items]
         self.last_s = 0.0
         self.n_cut = 0
+        self.is_warmed = False
+        """Whether an untimed pass comes first: caches then hold what they can of this side, and not of the other."""
 
     def run(self, until: int, now_ns: Callable[[], int], most_s: float = math.inf, is_first: bool = False) -> bool:
         """Run all items; in the first pass short ones twice, since the first time allocates and tunes.
 
         Return False if time was up before the last item. A sum above ``most_s`` ends the pass and counts in ``n_cut``.
         """
+        if self.is_warmed:
+            for item in self._items:
+                self._timed(item)
         self.last_s = 0.0
         for place, (item, times) in enumerate(zip(self._items, self._times, strict=True)):
             seconds = self._timed(item)

@@ -12,6 +12,7 @@ from lightning_perf.probes.replay.compare import (
     HOPELESS_ROUNDS,
     MAX_ROUNDS,
     MIN_ROUNDS,
+    MIN_TRIMMED_ROUNDS,
     DeviceWatch,
     HostWatch,
     compare,
@@ -53,8 +54,16 @@ def test_comparison_gives_the_ratio_when_times_do_not_vary():
 def test_comparison_takes_turns_when_it_runs_rounds():
     clock = FakeClock()
     work = Work(clock, [0.02], [0.01])
-    compared([work], clock)
+    compared([work], clock, limit_s=1.0)
     assert work.sides == [False, True, False, True, True, False, False, True, True, False]
+
+
+def test_untimed_pass_of_the_same_side_comes_first_when_there_is_time():
+    clock = FakeClock()
+    work = Work(clock, [0.02, 0.02, 0.03, 0.02], [0.01])
+    found = compared([work], clock, limit_s=4 * MIN_TRIMMED_ROUNDS * 0.03 + 0.01)
+    assert work.sides[:6] == [False, True, False, False, True, True]
+    assert found.before_s == pytest.approx(0.02)
 
 
 def test_comparison_leaves_the_first_run_out_when_it_takes_longer():
@@ -130,7 +139,7 @@ def test_interval_is_absent_when_there_are_too_few_rounds():
 
 def test_comparison_ends_when_the_speedup_is_not_worth_it():
     clock = FakeClock()
-    as_is, treated = [0.0102, 0.0098] * 60, [0.01] * 120
+    as_is, treated = [0.0102, *[0.0098, 0.0098, 0.0102, 0.0102] * 60], [0.01]
     long = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock)
     short = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock, worth=1.2)
     assert short.n_rounds == MIN_ROUNDS < long.n_rounds
