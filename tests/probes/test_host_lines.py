@@ -63,6 +63,14 @@ def test_reader_keeps_the_users_frames_below_lightning_when_a_script_calls_it():
     assert lines(run_by_lightning(training_step)) == ["training_step", "helper"]
 
 
+def test_line_is_the_functions_first_when_an_instruction_has_none():
+    frame = run_by_lightning(training_step)
+    frames = [(code, offset, None, names) for code, offset, _, names in frames_of(1, lambda: {1: frame})]
+    stack = StackReader().read(frames)
+    assert stack is not None
+    assert [line for _, _, line in stack.lines] == [each.__code__.co_firstlineno for each in (training_step, helper)]
+
+
 def test_reader_answers_none_when_lightning_is_not_on_the_stack():
     assert stack_of(training_step()) is None
 
@@ -139,7 +147,8 @@ def test_stack_is_of_one_moment_when_its_thread_runs_on():
     seen: set[tuple[str, int]] = set()
     try:
         thread.start()
-        for _ in range(3000):
+        n, until = 0, time.monotonic() + 60  # until both were seen, however rarely this thread runs
+        while (n := n + 1) < 3000 or (len(seen) < 2 and time.monotonic() < until):
             stack = reader.read(frames_of(thread.ident or 0, sys._current_frames))
             if stack is not None and len(stack.lines) == 2:
                 (_, _, line), (called, _, _) = stack.lines

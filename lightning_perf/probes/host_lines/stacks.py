@@ -93,7 +93,7 @@ class StackReader:
                     below, names_below = inner
                     if below not in self.modules:
                         self.modules[below] = str(names_below.get("__name__", ""))
-                pending.append((code, offset, line or 0))
+                pending.append((code, offset, line or code.co_firstlineno))
                 if code not in self.globals_of:
                     self.globals_of[code] = names
                 if code in self.loops:
