@@ -10,6 +10,7 @@ from .loader_curve import ProbedLoader
 from .signals import loaders_of, phase_s
 from .thresholds import (
     BURST_MIN_SHARE,
+    COLLATE_MIN_SHARE,
     COMPUTES_MIN_FRACTION,
     LINE_MIN_SHARE,
     LOOKUP_MAX_S,
@@ -84,9 +85,14 @@ def is_serialized(probe: LoaderProbe) -> bool:
 
 
 def indexes_rows(probe: LoaderProbe) -> bool:
-    """Return whether samples are unmodified rows of tensors in memory, fetched one by one."""
+    """Return whether samples are unmodified rows of tensors in memory, fetched one by one.
+
+    A collate function of the user's that takes longer than fetching them is another cause.
+    """
     is_lookup = probe.getitem is None or probe.getitem.p50_s <= LOOKUP_MAX_S
-    return bool(probe.indexes_tensors) and not probe.dataset_is_batched and is_lookup
+    collating = costliest(probe, "collate")
+    is_slow_collate = collating is not None and collating.is_users and sample_share(probe) < 1 - COLLATE_MIN_SHARE
+    return bool(probe.indexes_tensors) and not probe.dataset_is_batched and is_lookup and not is_slow_collate
 
 
 def sample_share(probe: LoaderProbe) -> float:

@@ -38,6 +38,9 @@ def check(session: Session) -> Finding | None:
         return None
     function = costliest(probe, "collate")
     who = function_place(function) if function is not None else probed.loader.collate or "the collate function"
+    part = 1.0
+    if function is not None:
+        part = function.share if function.is_users else function_share(function)
     is_own = function.is_users if function is not None else probed.loader.collate != "default_collate"
     return timed_finding(
         probed.stage,
@@ -60,8 +63,8 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
         ),
-        # The fix replaces only this function of the collate time.
-        claims={"data_wait": probed.saved_s(share * (function_share(function) if function is not None else 1.0))},
+        # The fix replaces only this function of the collate time; one of the user's with what it calls.
+        claims={"data_wait": probed.saved_s(share * part)},
         basis=f"at most the time of {who}, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",
         method="modeled",
