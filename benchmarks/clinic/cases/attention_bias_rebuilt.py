@@ -3,12 +3,14 @@
 expect: PD511
 half: score
 fix:
+  'import lightning as L': |-
+    import functools
+
+    import lightning as L
   'def distance_bias(n_heads, length):': |-
     @functools.lru_cache
     def distance_bias(n_heads, length):
 """
-
-import functools
 
 import lightning as L
 import torch
@@ -58,10 +60,10 @@ class Pulse(L.LightningModule):
 if __name__ == "__main__":
     L.seed_everything(1)
     signals = TensorDataset(torch.randn(800, LENGTH, 12))
-    loader = DataLoader(signals, sampler=BatchSampler(RandomSampler(signals), 16, drop_last=True), batch_size=None)
+    loader = DataLoader(signals, sampler=BatchSampler(RandomSampler(signals), 8, drop_last=True), batch_size=None)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=3,
+        max_epochs=2,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -3,7 +3,8 @@
 expect: PD504
 half: score
 fix:
-  'current = copy.deepcopy(pl_module.net).state_dict()  # costs time': 'averages, weights = list(self.average.values()), list(pl_module.net.state_dict().values())'
+  'current = copy.deepcopy(pl_module.net).state_dict()  # costs time': |-
+    averages, weights = list(self.average.values()), list(pl_module.net.state_dict().values())
   'for name, value in current.items():': 'torch._foreach_lerp_(averages, weights, 1 - DECAY)'
   '            self.average[name] = DECAY * self.average[name] + (1 - DECAY) * value  # costs time': ''
 """

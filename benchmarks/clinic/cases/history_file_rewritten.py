@@ -4,7 +4,8 @@ expect: PD505
 half: score
 fix:
   'self.file = None': 'self.file = path.open("w")'
-  'self.path.write_text(json.dumps(self.history, indent=2))  # costs time': 'print(json.dumps(self.history[-1]), file=self.file, flush=True)'
+  'self.path.write_text(json.dumps(self.history, indent=2))  # costs time': |-
+    print(json.dumps(self.history[-1]), file=self.file, flush=True)
 """
 
 import json
@@ -45,7 +46,7 @@ class MultiTask(L.LightningModule):
     def __init__(self):
         super().__init__()
         self.trunk = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
-        self.heads = nn.Linear(512, 6)
+        self.heads = nn.Linear(512, 16)
 
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -59,7 +60,7 @@ class MultiTask(L.LightningModule):
 
 if __name__ == "__main__":
     L.seed_everything(1)
-    data = TensorDataset(torch.randn(4096, 128), torch.randn(4096, 6))
+    data = TensorDataset(torch.randn(4096, 128), torch.randn(4096, 16))
     loader = DataLoader(data, sampler=BatchSampler(RandomSampler(data), 32, drop_last=True), batch_size=None)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(

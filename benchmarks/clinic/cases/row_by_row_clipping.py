@@ -3,8 +3,10 @@
 expect: PD507
 half: score
 fix:
-  'for gradient, weight in zip(parameter.grad, parameter.detach(), strict=True):  # costs time': 'for gradient, weight in [(parameter.grad, parameter.detach())]:'
-  'limit = CLIPPING * weight.norm().clamp(min=1e-3)  # costs time': 'limit = CLIPPING * weight.norm(dim=-1, keepdim=True).clamp(min=1e-3)'
+  'for gradient, weight in zip(parameter.grad, parameter.detach(), strict=True):  # costs time': |-
+    for gradient, weight in [(parameter.grad, parameter.detach())]:
+  'limit = CLIPPING * weight.norm().clamp(min=1e-3)  # costs time': |-
+    limit = CLIPPING * weight.norm(dim=-1, keepdim=True).clamp(min=1e-3)
   'norm = gradient.norm()  # costs time': 'norm = gradient.norm(dim=-1, keepdim=True)'
 """
 

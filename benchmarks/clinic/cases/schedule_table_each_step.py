@@ -3,12 +3,15 @@
 expect: PD512
 half: score
 fix:
+  'import lightning as L': |-
+    import functools
+
+    import lightning as L
   'def warmup_and_cosine(total_steps):': |-
     @functools.lru_cache
     def warmup_and_cosine(total_steps):
 """
 
-import functools
 import math
 
 import lightning as L

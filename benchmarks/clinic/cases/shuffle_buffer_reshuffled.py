@@ -38,9 +38,7 @@ class ShuffledStream(IterableDataset):
 class Classifier(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 20)
-        )
+        self.net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 20))
 
     def training_step(self, batch, batch_idx):
         x, y = batch

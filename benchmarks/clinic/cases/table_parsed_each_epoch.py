@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 
 def make_table():
-    rows = np.random.default_rng(0).normal(size=(1200, 101)).round(4).tolist()
+    rows = np.random.default_rng(0).normal(size=(1800, 101)).round(4).tolist()
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     return text.getvalue()
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     L.seed_everything(1)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=18,
+        max_epochs=16,
         reload_dataloaders_every_n_epochs=1,
         logger=False,
         enable_checkpointing=False,

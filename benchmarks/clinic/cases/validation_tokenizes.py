@@ -63,7 +63,7 @@ if __name__ == "__main__":
     random = np.random.default_rng(0)
     texts = [
         "".join(f"W{word}, " if word % 9 == 0 else f"w{word} " for word in random.integers(0, 5000, LENGTH))
-        for _ in range(256)
+        for _ in range(512)
     ]
     train = TensorDataset(torch.randint(0, 5000, (1024, LENGTH)), torch.randint(0, 2, (1024,)))
     trainer = L.Trainer(
@@ -78,5 +78,5 @@ if __name__ == "__main__":
     trainer.fit(
         Sentiment(),
         DataLoader(train, sampler=BatchSampler(RandomSampler(train), 64, drop_last=True), batch_size=None),
-        DataLoader(ReviewTexts(texts, random.integers(0, 2, 256)), batch_size=64),
+        DataLoader(ReviewTexts(texts, random.integers(0, 2, 512)), batch_size=64),
     )

@@ -14,7 +14,9 @@ WIDTH = 32
 class Coupling(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(WIDTH // 2, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, WIDTH))
+        self.net = nn.Sequential(
+            nn.Linear(WIDTH // 2, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, WIDTH)
+        )
 
     def forward(self, x):
         fixed, moved = x.chunk(2, dim=-1)
@@ -56,4 +58,5 @@ if __name__ == "__main__":
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Flow(), DataLoader(data, sampler=BatchSampler(RandomSampler(data), 256, drop_last=True), batch_size=None))
+    loader = DataLoader(data, sampler=BatchSampler(RandomSampler(data), 256, drop_last=True), batch_size=None)
+    trainer.fit(Flow(), loader)
