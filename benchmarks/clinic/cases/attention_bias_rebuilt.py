@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-N_HEADS = 4
+N_HEADS = 8
 LENGTH = 64
 WIDTH = 96
 
@@ -60,10 +60,10 @@ class Pulse(L.LightningModule):
 if __name__ == "__main__":
     L.seed_everything(1)
     signals = TensorDataset(torch.randn(800, LENGTH, 12))
-    loader = DataLoader(signals, sampler=BatchSampler(RandomSampler(signals), 8, drop_last=True), batch_size=None)
+    loader = DataLoader(signals, sampler=BatchSampler(RandomSampler(signals), 4, drop_last=True), batch_size=None)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

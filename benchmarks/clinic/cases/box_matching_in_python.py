@@ -69,7 +69,7 @@ if __name__ == "__main__":
     loader = DataLoader(images, sampler=BatchSampler(RandomSampler(images), 32, drop_last=True), batch_size=None)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=4,
+        max_epochs=8,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
