@@ -1,4 +1,4 @@
-"""Calls gc.collect() after every fourth backward pass "to free memory", with the manifest of all clips on the heap.
+"""Calls gc.collect() after every tenth backward pass "to free memory", with the manifest of all clips on the heap.
 ---
 expect: PD508
 half: score
@@ -51,7 +51,7 @@ class Speaker(L.LightningModule):
         return nn.functional.cross_entropy(self.net(sound), speaker)
 
     def on_after_backward(self):
-        if self.global_step % 4 == 0:
+        if self.global_step % 10 == 0:
             gc.collect()  # costs time
 
     def configure_optimizers(self):

@@ -59,7 +59,7 @@ if __name__ == "__main__":
     loader = DataLoader(Documents(), batch_size=32, shuffle=True, collate_fn=collate)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=4,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

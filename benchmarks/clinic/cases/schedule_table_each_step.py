@@ -53,7 +53,7 @@ if __name__ == "__main__":
     loader = DataLoader(data, sampler=BatchSampler(RandomSampler(data), 64, drop_last=True), batch_size=None)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=5,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

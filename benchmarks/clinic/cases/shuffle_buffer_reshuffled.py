@@ -53,7 +53,7 @@ if __name__ == "__main__":
     loader = DataLoader(ShuffledStream(), batch_size=32)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=3,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -52,7 +52,7 @@ if __name__ == "__main__":
     L.seed_everything(1)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=16,
+        max_epochs=22,
         reload_dataloaders_every_n_epochs=1,
         logger=False,
         enable_checkpointing=False,

@@ -68,7 +68,7 @@ if __name__ == "__main__":
     train = TensorDataset(torch.randint(0, 5000, (1024, LENGTH)), torch.randint(0, 2, (1024,)))
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=8,
+        max_epochs=18,
         num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=False,

@@ -71,7 +71,7 @@ if __name__ == "__main__":
         loader = DataLoader(Patches(Path(folder) / "patches.zip"), batch_size=16, shuffle=True)
         trainer = L.Trainer(
             accelerator="cpu",
-            max_epochs=6,
+            max_epochs=12,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

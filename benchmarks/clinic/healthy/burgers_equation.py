@@ -13,7 +13,7 @@ N_POINTS = 768
 
 class RandomPoints(IterableDataset):
     def __iter__(self):
-        for _ in range(150):
+        for _ in range(400):
             inside = torch.rand(N_POINTS, 2) * torch.tensor([1.0, 2.0]) - torch.tensor([0.0, 1.0])
             start = torch.stack([torch.zeros(128), torch.rand(128) * 2 - 1], dim=-1)
             yield inside, start

@@ -63,7 +63,7 @@ if __name__ == "__main__":
     L.seed_everything(1)
     trainer = L.Trainer(
         accelerator="cpu",
-        max_epochs=2,
+        max_epochs=4,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

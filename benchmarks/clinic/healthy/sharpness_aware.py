@@ -40,7 +40,7 @@ class SharpnessAware(L.LightningModule):
 
 if __name__ == "__main__":
     L.seed_everything(1)
-    data = TensorDataset(torch.randn(160 * 128, 128), torch.randint(0, 10, (160 * 128,)))
+    data = TensorDataset(torch.randn(400 * 128, 128), torch.randint(0, 10, (400 * 128,)))
     trainer = L.Trainer(
         accelerator="cpu",
         max_epochs=1,
