@@ -23,7 +23,7 @@ LAST_RUNS = 5
 
 MIN_RUNS = 3
 
-ALPHA = 0.0075
+ALPHA = 0.004
 """Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal:
 simulations have up to 1 % (docs/benchmarks/history.md)."""
 
@@ -43,8 +43,8 @@ of the level, then hides little."""
 _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 
 _PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
-"""By degrees of freedom between runs. Satterthwaite's t is exceeded too often with few: at ``ALPHA`` up to 2.5 times as
-often as it should be with two, 1.4 times with four, if levels are normal."""
+"""By degrees of freedom between runs. Satterthwaite's t is exceeded too often with few: more than twice as often as it
+should be with two, if levels are normal."""
 
 
 def alpha_of(look: int) -> float:
