@@ -2,6 +2,10 @@
 
 from .base import Record
 
+MIXED_PRECISIONS = ("16-mixed", "bf16-mixed")
+"""``Trainer(precision=...)`` with which Lightning refuses to clip gradients of fused optimizers
+(``MixedPrecision.clip_gradients``)."""
+
 
 class LoaderSettings(Record, frozen=True, kw_only=True):
     """One DataLoader.
@@ -183,3 +187,9 @@ class Settings(Record, frozen=True, kw_only=True):
     loaders: tuple[LoaderSettings, ...] = ()
     model: ModelSettings | None = None
     torch: TorchSettings = TorchSettings()
+
+    @property
+    def clips_fused(self) -> bool:
+        """Whether Lightning clips gradients of a fused optimizer."""
+        optimizers = self.model.optimizers if self.model is not None else ()
+        return bool(self.trainer.gradient_clip_val) and any(one.implementation == "fused" for one in optimizers)

@@ -9,7 +9,7 @@ from typing import Any
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import Session
+from lightning_perf.records import MIXED_PRECISIONS, Session
 
 from .treatment import Treatment, require_uncompiled
 
@@ -198,15 +198,15 @@ class FusedOptimizer(Treatment):
     safety = "numerics"
     summary = "updates all parameters in one fused kernel instead of one operation at a time"
     when = (
-        "For Adam, AdamW, SGD and Adagrad with many parameters. With fp16 it cannot be combined with gradient "
+        "For Adam, AdamW, SGD and Adagrad with many parameters. In mixed precision it cannot be combined with gradient "
         "clipping: Lightning refuses that."
     )
     is_live = True
 
     def applies_to(self, session: Session) -> str | None:
         trainer, model = session.settings.trainer, session.settings.model
-        if trainer.precision == "16-mixed" and trainer.gradient_clip_val is not None:
-            return "Lightning refuses a fused optimizer beside gradient clipping in fp16"
+        if trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val:
+            return f"Lightning refuses a fused optimizer beside gradient clipping with precision={trainer.precision!r}"
         optimizers = model.optimizers if model is not None else ()
         if optimizers and all(one.implementation == "fused" for one in optimizers):
             return "the optimizer is fused already"
@@ -218,11 +218,10 @@ class FusedOptimizer(Treatment):
         return "torch.optim.AdamW(self.parameters(), ..., fused=True)  # whichever optimizer you have"
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
-        if trainer.precision == "16-mixed" and trainer.gradient_clip_val is not None:
+        if trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val:
             raise TreatmentError(
                 f"fused-optimizer cannot be applied to precision={trainer.precision!r} with "
-                f"gradient_clip_val={trainer.gradient_clip_val!r}: Lightning refuses the three together; "
-                "use precision-bf16"
+                f"gradient_clip_val={trainer.gradient_clip_val!r}: Lightning refuses the three together"
             )
         fusible = [optimizer for optimizer in trainer.optimizers if "fused" in optimizer.defaults]
         if not fusible:

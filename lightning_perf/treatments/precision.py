@@ -20,6 +20,8 @@ class MixedPrecision(Treatment):
 
     def applies_to(self, session: Session) -> str | None:
         precision = session.settings.trainer.precision
+        if session.settings.clips_fused:
+            return f"with precision={self.setting!r}, Lightning does not clip gradients of fused optimizers"
         return None if precision in (None, "32-true", "32") else f"precision is {precision}, not 32-true"
 
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
@@ -31,6 +33,14 @@ class MixedPrecision(Treatment):
                     "exchange the plugin instead"
                 )
         super().change_trainer_arguments(value, arguments, undos)
+
+    def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        fused = [each for each in trainer.optimizers if getattr(each, "_step_supports_amp_scaling", False)]
+        if fused and trainer.gradient_clip_val:
+            raise TreatmentError(
+                f"{self.id} cannot be applied to gradient_clip_val={trainer.gradient_clip_val!r} with a fused "
+                f"{type(fused[0]).__name__}: Lightning refuses the three together; set fused=False"
+            )
 
 
 class PrecisionBf16(MixedPrecision):
@@ -52,8 +62,8 @@ class PrecisionFp16(MixedPrecision):
     id = "precision-fp16"
     summary = "computes matrix multiplications and convolutions in float16 with loss scaling; weights stay in float32"
     when = (
-        "For devices with fast fp16 but no fast bf16 (NVIDIA Volta and Turing). With a fused optimizer it cannot clip "
-        "gradients: Lightning refuses the combination."
+        "For devices with fast fp16 but no fast bf16 (NVIDIA Volta and Turing). In neither format can gradients of a "
+        "fused optimizer be clipped: Lightning refuses that."
     )
     conflicts = frozenset({"precision-bf16"})
     setting = "16-mixed"

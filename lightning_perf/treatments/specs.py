@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from lightning_perf.errors import ConfigError
-from lightning_perf.records import Session
+from lightning_perf.records import MIXED_PRECISIONS, Session
 
 from .registry import find
 from .treatment import Treatment
+
+_MIXED = frozenset({"precision-bf16", "precision-fp16"})
 
 
 class TreatmentSpec(NamedTuple):
@@ -85,10 +87,10 @@ def check_together(specs: Sequence[TreatmentSpec], session: Session | None = Non
 
 def _check_clipping(ids: Sequence[str], session: Session | None) -> None:
     """Refuse what Lightning refuses: a fused optimizer removes the loss scale only after gradients would be clipped."""
-    if session is None or "fused-optimizer" not in ids or session.settings.trainer.gradient_clip_val is None:
+    if session is None or "fused-optimizer" not in ids or not session.settings.trainer.gradient_clip_val:
         return
-    if "precision-fp16" in ids or session.settings.trainer.precision == "16-mixed":
+    if _MIXED.intersection(ids) or session.settings.trainer.precision in MIXED_PRECISIONS:
         raise ConfigError(
-            "fused-optimizer cannot be applied to a training in fp16 that clips gradients: Lightning refuses "
-            "the three together; use precision-bf16, or leave one of them out"
+            "fused-optimizer cannot be applied to a training in mixed precision that clips gradients: Lightning "
+            "refuses the three together; leave one of them out"
         )

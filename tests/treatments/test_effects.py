@@ -208,6 +208,16 @@ def test_state_that_is_created_while_fused_is_as_without_it_once_undone(is_other
         torch.set_default_dtype(before)
 
 
+def test_lower_precision_is_refused_when_gradients_of_a_fused_optimizer_are_clipped() -> None:
+    class Fused(Net):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), fused=True)
+
+    assert train("precision-bf16", module=Fused).losses
+    with pytest.raises(TreatmentError, match="fused Adam"):
+        train("precision-bf16", module=Fused, gradient_clip_val=1.0)
+
+
 def test_fused_is_refused_when_no_optimizer_can_or_fp16_clips() -> None:
     class Lion(Net):
         def configure_optimizers(self) -> Any:

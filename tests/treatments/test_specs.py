@@ -74,11 +74,16 @@ def test_conflicts_name_treatments_that_exist(treatment: object) -> None:
     assert treatment.conflicts <= {other.id for other in all_treatments()} - {treatment.id}
 
 
-def test_check_together_refuses_when_fp16_fused_and_clipping_meet() -> None:
+def test_check_together_refuses_when_mixed_precision_fused_and_clipping_meet() -> None:
     specs = parse_all("precision-fp16,fused-optimizer")
     check_together(specs, with_trainer(gradient_clip_val=None))
     with pytest.raises(ConfigError, match="clips"):
         check_together(specs, with_trainer(gradient_clip_val=1.0))
     with pytest.raises(ConfigError, match="clips"):
         check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="16-mixed"))
-    check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="bf16-mixed"))
+    with pytest.raises(ConfigError, match="clips"):
+        check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="bf16-mixed"))
+    with pytest.raises(ConfigError, match="clips"):
+        check_together(parse_all("precision-bf16,fused-optimizer"), with_trainer(gradient_clip_val=1.0))
+    check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="32-true"))
+    check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=0.0, precision="bf16-mixed"))

@@ -1,7 +1,7 @@
 """PD301: matrix multiplications in full precision where lower precision was measured to be faster."""
 
 from lightning_perf.records import Prescription, Session
-from lightning_perf.rules.findings import fact, trainer_fix
+from lightning_perf.rules.findings import fact, fix, trainer_fix
 from lightning_perf.rules.kernel_signals import full_precision_s, work_share
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
@@ -33,15 +33,17 @@ def check(session: Session) -> Diagnosis | None:
     share, time_share = _matrix_shares(session)
     if share < MATRIX_MIN_SHARE or time_share < LOW_SHARE:
         return None
-    prescription = _prescription(session)
-    if prescription is None:
+    found = _precision(session)
+    if found is None:
         return None
+    treatment, flag = found
     metric = "share of compute time in fp32 matrix multiplications"
     evidence = fact(metric, share, "fraction", MATRIX_MIN_SHARE)
     setting = () if precision is None else (fact("precision", precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
-    effect = f"{prescription.treatment.removeprefix('precision-')} runs these operators"
-    return Diagnosis(symptom, (evidence, *setting), prescription, effect, at_stake=time_share)
+    effect = f"{treatment.removeprefix('precision-')} runs these operators"
+    prescription = _prescription(session, treatment, flag)
+    return Diagnosis(symptom, (evidence, *setting), prescription, effect, replayed_as=treatment, at_stake=time_share)
 
 
 def _matrix_shares(session: Session) -> tuple[float, float]:
@@ -81,8 +83,11 @@ def _sampled_shares(session: Session) -> tuple[float, float]:
     return share, share * computing_s(session, steady, "forward", "backward") / steady.span_s
 
 
-def _prescription(session: Session) -> Prescription | None:
-    """Return the precision to measure: on a CPU bf16, on a device the fastest it may have; None where it has none."""
+def _precision(session: Session) -> tuple[str, str] | None:
+    """Return the treatment to measure, and its Trainer argument: on a CPU bf16, on a device the fastest it may have.
+
+    None where it has none.
+    """
     trace = next((window.trace for window in reversed(session.windows) if window.trace is not None), None)
     is_cpu = is_cpu_run(session) and (trace is None or trace.device is None)
     units = matrix_units(session, trace)
@@ -92,7 +97,20 @@ def _prescription(session: Session) -> Prescription | None:
     if not bf16 and not fp16:
         return None
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
-    return trainer_fix(f'set precision="{flag}"', "numerics", treatment, precision=flag)
+    return treatment, flag
+
+
+def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
+    """Return the recommendation; as advice only where the flag alone would end the training."""
+    if not session.settings.clips_fused:
+        return trainer_fix(f'set precision="{flag}"', "numerics", treatment, precision=flag)
+    return fix(
+        f'set precision="{flag}" and, in the optimizer, fused=False: with mixed precision, Lightning does not clip '
+        "gradients of fused optimizers",
+        "minutes",
+        "numerics",
+        code=f'torch.optim.AdamW(self.parameters(), ..., fused=False)  # whichever you have; then precision="{flag}"',
+    )
 
 
 def _may_compute_in_bf16(session: Session) -> bool:

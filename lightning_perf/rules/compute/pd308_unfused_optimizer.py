@@ -1,6 +1,6 @@
 """PD308: the optimizer updates tensors one by one."""
 
-from lightning_perf.records import OptimizerSettings, Session
+from lightning_perf.records import MIXED_PRECISIONS, OptimizerSettings, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule, replayed
 from lightning_perf.rules.rule import Skip
@@ -51,7 +51,11 @@ def check(session: Session) -> Diagnosis | None:
 
 
 def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:
-    """Return the argument to set; None if there is none, as on a CPU, where foreach also updates tensors one by one."""
-    if optimizer.supports_fused:
+    """Return the argument to set; None if there is none, as on a CPU, where foreach also updates tensors one by one.
+
+    Lightning does not clip gradients of fused optimizers in mixed precision.
+    """
+    trainer = session.settings.trainer
+    if optimizer.supports_fused and not (trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val):
         return "fused"
     return None if is_cpu_run(session) else "foreach"
