@@ -166,6 +166,7 @@ def test_stack_is_of_one_moment_when_its_thread_runs_on():
     [
         ("module.probe()", {"module": json}, "module.probe", False),
         ("module.probe()", {"module": torch}, "module.probe", True),
+        ("module.tensor()", {"module": torch}, "module.tensor", None),  # of a tensor, or of Python's lists
         ("table.probe()", {"table": torch.zeros(1)}, "table.probe", True),
         ("pattern.probe()", {"pattern": SimpleNamespace()}, "pattern.probe", False),
         ("self.items.probe()", {}, "items.probe", False),  # tensors have no such method
@@ -180,7 +181,7 @@ def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_o
         seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
 
     for module in names.values():
-        monkeypatch.setattr(module, "probe", probe, raising=False)
+        monkeypatch.setattr(module, call.rpartition(".")[2], probe, raising=False)
     file = tmp_path / "planted.py"
     file.write_text(f"def planted(self):\n    x = 1; {source}\n")
     space = dict(names)

@@ -25,6 +25,9 @@ thread on one of them runs code that released the lock, as torch's operators do 
 _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
 """The truth value of a tensor; Python 3.10 checks for other threads at each of its jumps."""
 
+_FROM_PYTHON = ("tensor", "as_tensor", "asarray")
+"""Of torch: from Python's numbers and lists they make tensors while they hold the interpreter lock."""
+
 _CONVERSIONS = ("float", "int", "bool")  # of a tensor, for which they wait; of anything else they take no time
 
 
@@ -40,7 +43,7 @@ class OwnCode:
     Attributes:
         call: The function called, as the line writes it; empty if none was.
         is_operator: Whether it was a torch operator; None if only the interpreter lock can tell: a method of an unknown
-            object that tensors and Python's own types both have.
+            object that tensors and Python's own types both have, or a tensor made of what may be a list.
     """
 
     __slots__ = ("call", "is_operator")
@@ -63,7 +66,8 @@ class OwnCode:
             self.is_operator = True
             return
         if isinstance(target, ModuleType) or _module_of(target):
-            self.is_operator = _module_of(target).partition(".")[0] == "torch"
+            is_torch = _module_of(target).partition(".")[0] == "torch"
+            self.is_operator = None if is_torch and function.rpartition(".")[2] in _FROM_PYTHON else is_torch
         elif target is not None and method and "." not in method:  # of a global object
             self.is_operator = type(target).__module__.partition(".")[0] == "torch"
         elif method:
