@@ -72,7 +72,6 @@ _AUTOPILOT_CONSTANTS = {
     "BLOCK_S": 0.0, "BUDGET_SHARE": 1e9, "SLOW_FACTOR": 1e9, "_LEAST_DISCARDED": 0, "FIRST_MEETING": 1,
 }  # fmt: skip
 """Of the autopilot: blocks of one step, however slow they are."""
-_TRIED = ("log-every-n=3", "loader-workers=1")
 _GRACE_S = 5.0  # for processes that are about to end
 _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
@@ -115,7 +114,10 @@ def _try_often() -> None:
 
     def offer(self: Any, session: Any) -> None:
         if not self._tries and self._try is None:
-            specs = [autopilot.parse(text) for text in _TRIED]
+            # The interval that is set already: another one would log other rows.
+            now = self._trainer.log_every_n_steps
+            tried = ([f"log-every-n={now}"] if now else []) + ["loader-workers=1"]
+            specs = [autopilot.parse(text) for text in tried]
             self._waiting = [(spec.text, "PD000", self._unit_of(spec)) for spec in specs]
             self._meeting = 0
 
