@@ -85,10 +85,10 @@ def test_loop_of_tiny_operators_is_named_by_its_line_when_it_calls_item(make_tra
     finding = found(session, "PD304")
     assert place_of(ItemLoop.weight_of) in finding.summary
     assert "weight_of" in finding.summary
-    # PD102 may report, correctly, that other programs use the cores.
-    assert session.verdict.code in ("PD304", "PD102")
+    # Or its .item(), which takes longer where other programs use the cores. PD102 may report these, correctly.
+    assert session.verdict.code == "PD102" or place_of(ItemLoop.weight_of) in session.verdict.text
     waits = [f for f in session.findings if f.code == "PD501"]
-    assert all(f.severity in ("info", "low") for f in waits)  # nothing waits on a CPU: the calls' own time is charged
+    assert all(f.severity != "high" for f in waits)  # nothing waits on a CPU: the calls' own time is charged
     assert "timed steps" in finding.gain.basis
 
 
