@@ -221,8 +221,8 @@ class _LastHookSpan:
     def __exit__(self, *exception: Any) -> None:
         try:
             self._span.__exit__(*exception)
+            if exception and exception[1] is not None:
+                self._actions.is_lost(exception[1], self._is_own)
         except BaseException as error:  # an interrupt
             self._actions.is_lost(error, is_own=True)
             raise
-        if exception and exception[1] is not None:
-            self._actions.is_lost(exception[1], self._is_own)

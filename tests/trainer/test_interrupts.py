@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lightning_perf import PerfDoctor, diagnosis_schedule, run
-from lightning_perf.probes import plain, sampled_steps
+from lightning_perf.probes import action_spans, plain, sampled_steps
 from lightning_perf.probes.profiler_recording import Recording
 from tests.fuzzing import FUZZ, IS_TORTURE
 
@@ -82,6 +83,21 @@ def test_everything_is_restored_when_a_line_of_ours_is_interrupted(make_trainer:
         if differences:
             left[line] = differences
     assert not left, "\n".join(f"{line}: {differences}" for line, differences in left.items())
+
+
+def test_everything_is_restored_when_the_end_of_the_last_hook_is_interrupted(make_trainer: Make) -> None:
+    counted = LineTrace()
+    _train(make_trainer, FailsLate(), counted)
+    source, first = inspect.getsourcelines(action_spans._LastHookSpan.__exit__)
+    lines = [("probes/action_spans.py", first + place) for place in range(2, len(source))]  # behind `try`
+    seen = [line for line in lines if line in counted.seen]
+    assert len(seen) >= 2
+    for line in seen:
+        before = process_state()
+        trace = LineTrace(line, raise_there=preempt)
+        _, error = _train(make_trainer, FailsLate(), trace)
+        assert isinstance(error, Preempted)
+        assert _differences(before, process_state()) == {}, line
 
 
 @pytest.mark.parametrize("make_model", [Tiny, FailsLate])
