@@ -1,7 +1,7 @@
 """Each attention layer builds its constant table of distances (ALiBi) from Python lists in every forward pass.
 ---
 expect: PD511
-half: score
+half: tune
 fix:
   'import lightning as L': |-
     import functools

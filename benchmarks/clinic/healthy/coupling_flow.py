@@ -1,6 +1,6 @@
 """A normalizing flow of affine coupling layers, trained by maximum likelihood, with a cosine schedule per step.
 ---
-half: score
+half: tune
 """
 
 import lightning as L
