@@ -96,8 +96,19 @@ def in_a_thread(run: Run) -> None:
 
 @kind("trainers-in-two-threads", core=True, ignore=(r"^notes", r"^objects", r"^process.random"))
 def in_two_threads(run: Run) -> None:
+    # While it makes loaders, a Trainer replaces DataLoader.__init__ and then restores what it found. Two at once would
+    # leave one replacement behind, also without PerfDoctor (fabric/utilities/data.py, _replace_dunder_methods).
+    making_loaders = threading.Lock()
+
+    class InTurn(Tiny):
+        def setup(self, stage: str) -> None:
+            making_loaders.acquire(timeout=60)
+
+        def on_train_start(self) -> None:
+            making_loaders.release()
+
     torch.manual_seed(0)
-    models, results = [Tiny(), Tiny()], []
+    models, results = [InTurn(), InTurn()], []
 
     def train(index: int) -> None:
         trainer = run.trainer()
