@@ -56,6 +56,19 @@ def change_ddp_arguments(strategy: Any, arguments: dict[str, Any], undos: Undos)
     return True
 
 
+def checkpoint_in_fsdp(strategy: Any, kinds: set[type], undos: Undos) -> bool:
+    """Have Lightning's FSDP keep no activations inside modules of these classes.
+
+    Return False if the strategy is not FSDP, or has a policy of its own.
+    """
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    if getattr(strategy, "_activation_checkpointing_kwargs", None) != {}:
+        return False
+    change_attribute(strategy, "_activation_checkpointing_kwargs", {"auto_wrap_policy": ModuleWrapPolicy(kinds)}, undos)
+    return True
+
+
 def compile_module(trainer: Any, module: Any, options: dict[str, Any], undos: Undos) -> bool:
     """Compile a LightningModule in place, as ``trainer.fit(torch.compile(module))`` does.
 

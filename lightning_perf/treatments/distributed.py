@@ -1,4 +1,4 @@
-"""Treatments of DistributedDataParallel."""
+"""Treatments of training on several ranks: arguments of DDP, and FSDP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
 from lightning_perf.records import Session
 
+from .blocks import repeated_blocks
 from .treatment import Treatment
 
 
@@ -54,4 +55,62 @@ class DdpStaticGraph(DdpTreatment):
     argument = "static_graph"
 
 
-TREATMENTS = (DdpBucketView(), DdpFindUnusedOff(), DdpStaticGraph())
+class Fsdp(Treatment):
+    id = "fsdp"
+    safety = "numerics"
+    effort = "minutes"
+    summary = "divides weights, gradients and optimizer states among the ranks, instead of a copy on each as with DDP"
+    when = (
+        "Helps where weights and optimizer states fill the memory of each GPU. For every layer the ranks then fetch "
+        "weights from one another, which takes longer than DDP where the connection is slow. Lightning refuses "
+        "gradient clipping by norm with it."
+    )
+    trainer_flag = "strategy"
+    setting = "fsdp"
+
+    def applies_to(self, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if trainer.strategy is None or "DDP" not in trainer.strategy:
+            return f"the strategy is {trainer.strategy or 'not known'}, not DDP"
+        if session.run.world_size == 1:
+            return "there is one rank, with nothing to divide among several"
+        if trainer.accelerator != "cuda":
+            return f"Lightning's FSDP needs GPUs, and the accelerator is {trainer.accelerator or 'not known'}"
+        if trainer.gradient_clip_val and trainer.gradient_clip_algorithm != "value":
+            return "Lightning refuses gradient clipping by norm with FSDP"
+        return None
+
+
+class FsdpCheckpointing(Treatment):
+    id = "fsdp-checkpointing"
+    effort = "minutes"
+    summary = "has FSDP keep only the inputs of the model's repeated blocks and recompute the rest in the backward pass"
+    when = (
+        "What `activation-checkpointing` is without FSDP: helps where activations fill the memory, at the price of 20 "
+        "to 30 % longer steps, so that a larger batch, or any batch, fits."
+    )
+    conflicts = frozenset({"activation-checkpointing"})
+
+    def applies_to(self, session: Session) -> str | None:
+        strategy = session.settings.trainer.strategy
+        return None if "FSDP" in (strategy or "") else f"the strategy is {strategy or 'not known'}, not FSDP"
+
+    def trainer_code(self, value: Any) -> dict[str, str]:
+        return {"strategy": "FSDPStrategy(activation_checkpointing_policy={Block})"}
+
+    def imports(self, value: Any) -> str:
+        return "from lightning.pytorch.strategies import FSDPStrategy"
+
+    def statements(self, value: Any) -> str:
+        return "# Block is the class of your repeated blocks"
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        kinds = {type(block) for block in repeated_blocks(module)}
+        if not seams.checkpoint_in_fsdp(trainer.strategy, kinds, undos):
+            raise TreatmentError(
+                f"{self.id} expected FSDPStrategy without activation_checkpointing_policy, "
+                f"found {type(trainer.strategy).__name__}"
+            )
+
+
+TREATMENTS = (DdpBucketView(), DdpFindUnusedOff(), DdpStaticGraph(), Fsdp(), FsdpCheckpointing())

@@ -34,6 +34,7 @@ def session(
     machine: dict[str, Any] | None = None,
     prescription: Prescription | None = None,
     thresholds: tuple[int, ...] = (),
+    world_size: int = 1,
 ) -> Session:
     plain = {"stage": "train", "index": 0, "class_name": "torch.utils.data.DataLoader", "is_plain": True,
              "num_workers": 2, "prefetch_factor": 2, "persistent_workers": False, "pin_memory": False, "batch_size": 8,
@@ -49,6 +50,7 @@ def session(
         )  # fmt: skip
     return msgspec.structs.replace(
         SESSION,
+        run=msgspec.structs.replace(SESSION.run, world_size=world_size),
         machine=Machine(os="", python="", usable_cores=8.0, **(machine or {})),
         settings=Settings(
             trainer=TrainerSettings(**{**gpu, **(trainer or {})}),
@@ -63,8 +65,13 @@ def session(
 
 @pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
 def test_each_applies_when_nothing_speaks_against_it(treatment: Any) -> None:
-    needed = {"flush-denormal": {"accelerator": "cpu"}, "bare-loop": {"strategy": "SingleDeviceStrategy"}}
-    assert treatment.applies_to(session(needed.get(treatment.id))) is None
+    needed: dict[str, dict[str, Any]] = {
+        "flush-denormal": {"trainer": {"accelerator": "cpu"}},
+        "bare-loop": {"trainer": {"strategy": "SingleDeviceStrategy"}},
+        "fsdp": {"world_size": 2},
+        "fsdp-checkpointing": {"trainer": {"strategy": "FSDPStrategy"}},
+    }
+    assert treatment.applies_to(session(**needed.get(treatment.id, {}))) is None
 
 
 SLOW = Device(index=0, name="Tesla V100", kind="cuda", has_fast_bf16=False, has_fast_fp16=True)
@@ -122,6 +129,11 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("ddp-static-graph", {"trainer": {"strategy": "SingleDeviceStrategy"}}, "not DDP"),
         ("ddp-bucket-view", {"trainer": {"gradient_as_bucket_view": True}}, "already"),
         ("ddp-find-unused-off", {"trainer": {"find_unused_parameters": False}}, "already"),
+        ("fsdp", {"trainer": {"strategy": "FSDPStrategy"}}, "FSDPStrategy, not DDP"),
+        ("fsdp", {"trainer": {"strategy": "DDPStrategy"}}, "one rank"),
+        ("fsdp", {"trainer": {"strategy": "DDPStrategy", "accelerator": "cpu"}, "world_size": 2}, "needs GPUs"),
+        ("fsdp", {"trainer": {"strategy": "DDPStrategy", "gradient_clip_val": 1.0}, "world_size": 2}, "by norm"),
+        ("fsdp-checkpointing", {"trainer": {"strategy": "DDPStrategy"}}, "not FSDP"),
         ("expandable-segments", {"trainer": {"accelerator": "cpu"}}, "no such allocator"),
         ("threads", {"torch": {"n_threads": 8}}, "already"),
         ("gc-freeze", {"thresholds": (70_000, 10, 10)}, "70000 already"),

@@ -13,15 +13,17 @@ from unittest import mock
 
 import pytest
 import torch
+from lightning.fabric.strategies.fsdp import _setup_activation_checkpointing
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.seams import Undos
-from lightning_perf.treatments import Applier, parse, parse_all
+from lightning_perf.treatments import Applier, find, parse, parse_all
 from lightning_perf.treatments.blocks import repeated_blocks
 
 from .trainings import N_FEATURES, Block, Net, Treat, loader, train
@@ -441,6 +443,30 @@ def test_ddp_is_given_its_arguments(text: str, expected: dict[str, bool]) -> Non
     assert done.seen == expected
     assert done.trainer.strategy._ddp_kwargs == {"find_unused_parameters": True}
     assert len(done.losses) == 6
+
+
+def test_fsdp_checkpoints_repeated_blocks() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.ModuleList([Block(), Block()]))
+    trainer, undos = SimpleNamespace(strategy=FSDPStrategy()), Undos()
+    find("fsdp-checkpointing").set_up(None, trainer, model, undos)
+    _setup_activation_checkpointing(model, trainer.strategy._activation_checkpointing_kwargs)  # as the strategy does
+    assert [type(block).__name__ for block in model[1]] == ["CheckpointWrapper"] * 2
+    assert type(model[0]) is nn.Linear
+    undos.close()
+    assert trainer.strategy._activation_checkpointing_kwargs == {}
+
+
+def test_fsdp_keeps_its_own_checkpointing_policy() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)))
+    strategy = FSDPStrategy(activation_checkpointing_policy={nn.Linear})
+    for found in (strategy, SimpleNamespace()):
+        with pytest.raises(TreatmentError, match="without activation_checkpointing_policy, found"):
+            find("fsdp-checkpointing").set_up(None, SimpleNamespace(strategy=found), model, Undos())
 
 
 def test_inference_mode_is_refused_with_gloo() -> None:

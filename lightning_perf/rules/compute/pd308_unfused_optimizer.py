@@ -38,7 +38,7 @@ def check(session: Session) -> Diagnosis | None:
             fact("tensors updated", slow.n_tensors, "count"),
         ),
         fix(
-            f"pass {flag}=True to {slow.class_name}",
+            f"pass {flag}=True to {slow.class_name}{_warning(session, flag)}",
             "one line",
             "numerics",
             treatment="fused-optimizer" if flag == "fused" else "",
@@ -48,6 +48,12 @@ def check(session: Session) -> Diagnosis | None:
         replayed_as=treatment,
         phases=("optimizer",),
     )
+
+
+def _warning(session: Session, flag: str | None) -> str:
+    """Return what a user has to know who also takes PD301's advice; empty if that changes nothing."""
+    is_clipping = flag == "fused" and session.settings.trainer.gradient_clip_val
+    return " (not with mixed precision: Lightning then clips no gradients of fused optimizers)" if is_clipping else ""
 
 
 def _flag(session: Session, optimizer: OptimizerSettings) -> str | None:

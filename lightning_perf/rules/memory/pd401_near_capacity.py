@@ -3,9 +3,9 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import (
-    CHECKPOINTING,
     bf16_of,
     capacity_fraction,
+    checkpointing_of,
     device_memory_of,
     smaller_batch,
 )
@@ -33,5 +33,5 @@ def check(session: Session) -> Finding | None:
             fact("peak reserved memory ÷ device memory", fraction, "fraction", NEAR_CAPACITY_FRACTION),
             fact("peak allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
-        prescriptions=(CHECKPOINTING, *bf16_of(session), smaller_batch(session, n_samples)),
+        prescriptions=(checkpointing_of(session), *bf16_of(session), smaller_batch(session, n_samples)),
     )

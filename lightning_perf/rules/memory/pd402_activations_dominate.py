@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
-from lightning_perf.rules.memory_signals import CHECKPOINTING, bf16_of, breakdown_of, is_tight, whole_of
+from lightning_perf.rules.memory_signals import bf16_of, breakdown_of, checkpointing_of, is_tight, whole_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import percent, size_text
@@ -30,5 +30,5 @@ def check(session: Session) -> Finding | None:
             fact("activations ÷ memory in use", fraction, "fraction", DOMINANT_PART),
             fact("activations", breakdown.activations_bytes, "bytes"),
         ),
-        prescriptions=(CHECKPOINTING, *bf16_of(session)),
+        prescriptions=(checkpointing_of(session), *bf16_of(session)),
     )

@@ -7,10 +7,10 @@ import msgspec
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 from lightning_perf.rules.findings import Advice, fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import (
-    CHECKPOINTING,
     EXPANDABLE_SEGMENTS,
     batch_parts,
     bf16_of,
+    checkpointing_of,
     fewer_batches_ahead,
     smaller_batch,
     smaller_optimizer,
@@ -64,7 +64,7 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
     activations = (breakdown.activations_bytes or 0) if breakdown is not None else 0
     states = (breakdown.optimizer_bytes or 0) if breakdown is not None else 0
     if breakdown is not None and activations > DOMINANT_PART * whole_of(breakdown):
-        yield from ((one, activations // 2) for one in (CHECKPOINTING, *bf16_of(session)))
+        yield from ((one, activations // 2) for one in (checkpointing_of(session), *bf16_of(session)))
     elif breakdown is not None and states > DOMINANT_PART * whole_of(breakdown):
         for one in smaller_optimizer(session):
             n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 of 32 bits
