@@ -1,7 +1,5 @@
 """The brief report on a terminal: at most 15 lines of 80 columns at the end of a run, 1 to 3 at the end of an epoch."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

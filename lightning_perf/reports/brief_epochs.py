@@ -1,7 +1,5 @@
 """Brief reports during a run: 1 to 3 lines at the end of an epoch, and what settings alone make likely."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.cells import cell_len

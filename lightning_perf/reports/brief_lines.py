@@ -1,7 +1,5 @@
 """Lines of brief reports: labels, commands, and which lines are left out where there are too many."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Sequence
 

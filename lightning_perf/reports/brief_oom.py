@@ -1,7 +1,5 @@
 """The brief report of a run whose memory ran out: what filled it, what each fix frees, how to resume."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """The cells and columns of tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

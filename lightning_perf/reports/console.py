@@ -1,7 +1,5 @@
 """Reports for the terminal, to be given to `emit` or `to_text`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

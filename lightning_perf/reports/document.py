@@ -4,8 +4,6 @@ All text is cleaned here: one line, no control characters, limited length. Rende
 `msgspec` encodes a part as JSON with its kind in ``type``, which is what the TensorBoard tab draws.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple

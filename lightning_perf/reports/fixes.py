@@ -1,7 +1,5 @@
 """Recommendations as short reports show them: in a few words, with the present value, one row per cause."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

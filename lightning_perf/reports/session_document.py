@@ -1,7 +1,5 @@
 """The document of a session: verdict, where the time goes, ranked fixes, findings, then everything else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Session

@@ -1,7 +1,5 @@
 """The session as scalars for any logger, and as text and as a whole for TensorBoard."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Records as plain text, for ``print`` and the interpreter, and as HTML, for notebooks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import RenderableType

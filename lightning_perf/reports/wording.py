@@ -4,8 +4,6 @@ Figures are written with non-ASCII signs (``µs``, ``–``, ``≤``); ``fit_enco
 output cannot show them.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """The tab's routes. Responses are JSON, except for the page's own files, plotly, Perfetto and traces."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging

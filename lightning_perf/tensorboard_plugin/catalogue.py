@@ -1,7 +1,5 @@
 """The contents of a log directory: sessions on disk, and profiler traces without a session."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """The comparison of two runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from lightning_perf.errors import SessionError

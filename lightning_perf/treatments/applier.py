@@ -1,7 +1,5 @@
 """Apply treatments to a training in the hooks that each needs, and restore what they changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

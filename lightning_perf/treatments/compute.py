@@ -1,7 +1,5 @@
 """Treatments of operators, the optimizer and gradient accumulation."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any

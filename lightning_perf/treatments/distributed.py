@@ -1,7 +1,5 @@
 """Treatments of DistributedDataParallel."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from lightning_perf import seams

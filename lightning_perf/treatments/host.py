@@ -1,7 +1,5 @@
 """Treatments of work on the host: logging, the progress bar, threads, garbage collection, anomaly detection."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from typing import Any

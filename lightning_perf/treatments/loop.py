@@ -1,7 +1,5 @@
 """Treatments of validation, checkpoints and the Trainer's loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning_perf import seams

@@ -1,7 +1,5 @@
 """Treatments written as Trainer flags, loader arguments, Python code and LightningCLI YAML."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple

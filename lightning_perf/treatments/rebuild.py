@@ -1,7 +1,5 @@
 """Copies of a loader with other arguments: same samples and, unless an IterableDataset shards itself, same order."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from functools import partial

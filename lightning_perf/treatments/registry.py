@@ -1,7 +1,5 @@
 """The list of all treatments."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 

@@ -1,7 +1,5 @@
 """Treatments with values, as users write them: ``loader-workers=4,precision-bf16``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The base class of treatments: one change to a training, how a user writes it, and how it is applied."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any, ClassVar, Literal

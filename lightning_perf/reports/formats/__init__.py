@@ -4,8 +4,6 @@
 ``source`` is the path that the user gave. Modules are imported when their format is asked for.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

@@ -1,7 +1,5 @@
 """Short reports on a terminal, given as styled lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Verdict, tables and findings need no script. Figures of the report are drawn by 
 installed wheel. Foreign text is shortened, stripped of control characters and escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Documents as Markdown: for TensorBoard's text tab and for pull requests."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Printing on the terminal without breaking live progress bars."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

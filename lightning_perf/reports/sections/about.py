@@ -1,7 +1,5 @@
 """What a report says about the measurement itself: memory peaks, overhead, rules, what is missing."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What the autopilot tried in the run, what it kept, and the lines for the next run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import AutopilotTry, Interval, Session

@@ -1,7 +1,5 @@
 """The comparison of two runs: headline, times, findings, settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import (

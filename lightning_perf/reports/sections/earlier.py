@@ -1,7 +1,5 @@
 """Earlier runs of the same training: what became slower since, and what changed from run to run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import EarlierRun, Session

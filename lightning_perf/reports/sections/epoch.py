@@ -1,7 +1,5 @@
 """Short documents during a run: before the first step, and at the end of an epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """The ranked fixes: what to change, what it brings, and what it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Arm, Finding, Interval, Prescription, Session

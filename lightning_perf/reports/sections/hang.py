@@ -1,7 +1,5 @@
 """A hang, as a block of text for the screen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Hang, RankState

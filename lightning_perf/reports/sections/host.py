@@ -1,7 +1,5 @@
 """Host code inside steps: lines that take time or synchronize, loops over tensors, the compiler, the loss scaler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import cast
 

@@ -1,7 +1,5 @@
 """The DataLoader, measured by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

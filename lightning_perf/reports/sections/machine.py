@@ -1,7 +1,5 @@
 """The machine during the run: devices, host, energy, cost."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Cost, Energy, Finding, GpuTelemetry, HostTelemetry, Session
 from lightning_perf.reports.wording import count, line, number, share, size
 

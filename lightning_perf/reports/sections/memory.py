@@ -1,7 +1,5 @@
 """What memory holds, when, and how it grows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Compute cost of the model: modules and operators against the limits of the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Breakdown, ModelProfile, Utilisation

@@ -1,7 +1,5 @@
 """Where the time of a run went: steady state, validation, epochs, callbacks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What was known when memory ran out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import OutOfMemory, Session

@@ -1,7 +1,5 @@
 """The ranks of a run side by side, readable for eight ranks and for a thousand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median

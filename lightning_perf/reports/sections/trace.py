@@ -1,7 +1,5 @@
 """What a profiler trace says: time by category, what-if, waits, collectives, kernels, operators, copies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import median
 

@@ -1,7 +1,5 @@
 """What a trial measured: the ladder of treatments, what was left out and why, what to copy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from statistics import fmean, median
 

@@ -1,7 +1,5 @@
 """The verdict and the facts of the run as a whole."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.reports.document import Verdict
 from lightning_perf.reports.fixes import is_kept
