@@ -46,13 +46,13 @@ def trace_or_live(
         raise Skip(f"{reason}; {skip}") from None
 
 
-def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
+def sampled_steps_of(session: Session) -> tuple[SyncCalls, StageTimes]:
     """Return the sampled steps, and the steady steps that their shares apply to; raise Skip if either is missing."""
     calls = required(session.sync_calls, session.missing.get("sync_calls", "no step was sampled"))
     return calls, steady_of(session)
 
 
-def users_waits(calls: SyncCalls) -> list[SyncCall]:
+def user_sync_calls(calls: SyncCalls) -> list[SyncCall]:
     """Return the user's calls that make the host wait for a device (or would on a GPU), costliest first."""
     own = [call for call in calls.calls if call.owner == "user" and call.per_step >= SYNC_MIN_PER_STEP]
     return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
@@ -75,12 +75,7 @@ def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
 
 
 def loop_finding(
-    steady: StageTimes,
-    loop: TensorLoop,
-    *,
-    summary: str,
-    evidence: Shown,
-    prescriptions: Advice,
+    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: Shown, prescriptions: Advice
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 

@@ -7,7 +7,7 @@ from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRec
 from .findings import is_measured
 from .loader_curve import predicted_steps
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
-from .trace_reading import is_blind
+from .trace_reading import lacks_device_events
 from .wording import is_negligible, percent, speedup
 
 QUALITY = "quality"
@@ -34,7 +34,7 @@ def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes:
 
     It is also ``unknown`` if the trace has too few events, or if no rule explains why its device is idle.
     """
-    if is_blind(record):
+    if lacks_device_events(record):
         reason = record.missing.get("device", "the trace has no device events")
         return Verdict(category="unknown", code=None, text=f"unknown: {reason}")
     first = _first_of(findings)

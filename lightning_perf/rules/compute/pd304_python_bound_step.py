@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import CODE_PHASES
-from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
+from lightning_perf.rules.step_signals import loop_evidence, loop_finding, loops_of, sampled_steps_of
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place_of
@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _live(session: Session) -> Finding | None:
-    calls, steady = looked_at(session)
+    calls, steady = sampled_steps_of(session)
     loops = loops_of(calls)
     if not loops:
         return None

@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
         ),
         fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
         fact("step without waiting", plan.compute_s, "s", n=steady.n_steps),
-        fact("num_workers", "unknown" if loader.num_workers is None else loader.num_workers),
+        fact("num_workers", loader.num_workers),
         fact(f"maximum number of workers, limited by {plan.cap_basis}", plan.n_cap, "count"),
         *plan_evidence(plan),
         *_rank_evidence(session),

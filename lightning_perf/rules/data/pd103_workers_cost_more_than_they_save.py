@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import duration
@@ -19,9 +19,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
-    if loader.num_workers is None:
-        raise Skip("the number of workers is not known")
-    if loader.num_workers == 0:
+    if required(loader.num_workers, "the number of workers is not known") == 0:
         return None
     in_process_s, basis = in_process_of(session, steady)
     if fetch is None or in_process_s is None:

@@ -13,7 +13,7 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import COLLATE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, spent_waiting
 
@@ -23,16 +23,11 @@ def check(session: Session) -> Finding | None:
     """Compare the time to collate a batch with the time to make it."""
     probed = probed_loader_of(session)
     probe, plan = probed.probe, probed.plan
-    if (
-        probed.share < WAIT_MIN_SHARE
-        or plan.is_too_cheap
-        or plan.cost_more
-        or indexes_rows(probe)
-        or is_transport_costly(probed)
-    ):
+    if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
-    if probe.collate is None:
-        raise Skip(probe.missing.get("collate", "collate was not timed"))
+    if indexes_rows(probe) or is_transport_costly(probed):
+        return None  # PD110, PD109
+    collate = required(probe.collate, probe.missing.get("collate", "collate was not timed"))
     share = 1.0 - sample_share(probe)
     if share < COLLATE_MIN_SHARE:
         return None
@@ -46,12 +41,12 @@ def check(session: Session) -> Finding | None:
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; collating in {who} takes "
-            f"{percent(share)} of the time to make a batch, {duration(probe.collate.p50_s)} per batch."
+            f"{percent(share)} of the time to make a batch, {duration(collate.p50_s)} per batch."
         ),
         evidence=(
             wait_evidence(probed),
-            fact("collate time ÷ time to make a batch", share, "fraction", COLLATE_MIN_SHARE, probe.collate.n),
-            fact("collate time per batch", probe.collate.p50_s, "s", n=probe.collate.n),
+            fact("collate time ÷ time to make a batch", share, "fraction", COLLATE_MIN_SHARE, collate.n),
+            fact("collate time per batch", collate.p50_s, "s", n=collate.n),
             *function_evidence(probe, "collate"),
         ),
         prescriptions=fix(

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, HostLine, Prescription, Session, Syn
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within
-from lightning_perf.rules.step_signals import looked_at, steps_s, trace_or_live, users_waits
+from lightning_perf.rules.step_signals import sampled_steps_of, steps_s, trace_or_live, user_sync_calls
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.user_lines import whole_lines_of
@@ -20,8 +20,8 @@ def check(session: Session) -> Finding | None:
 
 
 def _live(session: Session) -> Finding | None:
-    calls, steady = looked_at(session)
-    waits = users_waits(calls)
+    calls, steady = sampled_steps_of(session)
+    waits = user_sync_calls(calls)
     if not waits:
         return None
     is_host = calls.device == "cpu"

@@ -71,7 +71,7 @@ def check(session: Session) -> Finding | None:
 def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
     trainer = session.settings.trainer
     yield fact("share of the time in logging", share, "fraction", HOOK_MIN_SHARE, steady.n_steps)
-    yield fact("log_every_n_steps", "unknown" if trainer.log_every_n_steps is None else trainer.log_every_n_steps)
+    yield fact("log_every_n_steps", trainer.log_every_n_steps)
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
     yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
     for name, times in loggers_of(steady).items():

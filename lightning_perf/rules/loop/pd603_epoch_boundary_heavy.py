@@ -65,9 +65,7 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
         ),
         evidence=evidence_of(line, steady),
         prescriptions=trainer_fix(
-            f"set reload_dataloaders_every_n_epochs=0 (now {every})",
-            "semantics",
-            reload_dataloaders_every_n_epochs=0,
+            f"set reload_dataloaders_every_n_epochs=0 (now {every})", "semantics", reload_dataloaders_every_n_epochs=0
         ),
         timed={"epoch_boundary": boundary_s},
         left=1 - line.low_s / boundary_s,

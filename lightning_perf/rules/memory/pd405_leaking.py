@@ -29,15 +29,7 @@ def check(session: Session) -> Finding | None:
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
-            *(
-                fact(
-                    f"growth of {s.name} per step",
-                    s.items_per_step,
-                    _unit(s),
-                    n=s.n_items,
-                )
-                for s in suspects[:3]
-            ),
+            *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
         prescriptions=_prescription(suspects),
         confidence="high" if suspects else "medium",
