@@ -3,18 +3,17 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 import yaml
 
-from lightning_perf.errors import ConfigError
 from lightning_perf.records import SAFETIES, Prescription, Safety, Selection, Session, load_run, select
 from lightning_perf.records.remote import any_path
 from lightning_perf.reports.wording import fit_encoding, line
 from lightning_perf.treatments.prescription import literal, objects_of
 
-from .output import check_file, write
+from .output import check_choice, check_file, write
 
 FORMATS = ("python", "yaml", "cli")
 
@@ -35,13 +34,10 @@ def config(
     Comments name the findings, and what is left out, with the reason. With --format cli they are printed to stderr:
     python train.py fit $(lightning-perf config SESSION --format cli).
     """
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
-    allowed = next((one for one in SAFETIES if one == safety), None)
-    if allowed is None:
-        raise ConfigError(f"--safety {safety} is not known; expected one of {', '.join(SAFETIES)}")
+    check_choice("--format", format_, FORMATS)
+    check_choice("--safety", safety, SAFETIES)
     check_file(out, force)
-    settings, notes = configuration(load_run(any_path(session)), format_, allowed)
+    settings, notes = configuration(load_run(any_path(session)), format_, cast(Safety, safety))
     if format_ == "cli":
         for note in notes:
             print(fit_encoding(note, sys.stderr.encoding), file=sys.stderr)

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lightning_perf.errors import ConfigError
-
-from .output import FOUND, check_folder
+from .output import FOUND, check_choice, check_folder
 
 FAULT_NAMES = (
     "slow-transform",
@@ -31,8 +29,7 @@ def demo(
 
     Exits with 1 if the diagnosis names another fault first.
     """
-    if fault not in FAULT_NAMES:
-        raise ConfigError(f"--fault {fault!r} is not known; expected one of {', '.join(FAULT_NAMES)}")
+    check_choice("--fault", fault, FAULT_NAMES)
     check_folder(out)
     # On shared cores, threads that spin while they wait make a small training many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -3,13 +3,19 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records.files import write_whole
 from lightning_perf.records.remote import RemotePath, any_path, exists, is_dir
+from lightning_perf.reports.document import Document
 from lightning_perf.reports.wording import fit_encoding, line
+
+FORMATS = ("console", "markdown", "json")
 
 FOUND: Final = 1
 """Exit code of a regression, or of another fault than the planted one."""
@@ -37,6 +43,30 @@ def write(text: str, out: str | None, is_forced: bool) -> None:
         write_stdout(text)
     else:
         write_file(out, text, is_forced)
+
+
+def as_json(record: Any) -> str:
+    """Return a record as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
+
+
+def show(document: Document, record: Any, form: str, out: str | None = None, is_forced: bool = False) -> None:
+    """Print a document, or its record as JSON, or write it to the file of ``--out``; ``form`` is one of ``FORMATS``."""
+    from lightning_perf.reports.console import emit, to_text
+    from lightning_perf.reports.render.markdown import render
+
+    if form == "console" and out is None:
+        emit(document)
+    elif form == "console":
+        write(to_text(document), out, is_forced)
+    else:
+        write(as_json(record) if form == "json" else render(document, is_folded=True), out, is_forced)
+
+
+def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ``ConfigError`` unless a value is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{option} {value} is not known; expected one of {', '.join(choices)}")
 
 
 def write_page(page: str) -> None:

@@ -62,13 +62,11 @@ def trial(
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        import msgspec
-
-        write_stdout(msgspec.json.format(msgspec.json.encode(outcome.trial), indent=1).decode())
+        write_stdout(as_json(outcome.trial))
     else:
-        from lightning_perf.reports.console import emit, trial_report
+        from lightning_perf.reports.console import emit, trial_document
 
-        emit(trial_report(outcome.trial))
+        emit(trial_document(outcome.trial))
     _write_hparams(folder, outcome.trial)
     if outcome.trial.status == "interrupted":
         print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)

@@ -6,7 +6,7 @@ All text is cleaned here: one line, no control characters, limited length. Rende
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -94,14 +94,14 @@ class Table(Part, frozen=True):
         title: Above the table; empty if the section's title says it.
         about: What the figures refer to.
         key: Stable name of the table.
-        rooms: Columns of text that a line must have for each column to be shown.
-        room: The same for the whole table.
+        min_widths: For each column, the shortest line that shows it, in characters.
+        min_width: The shortest line that shows the table at all.
         n_brief: Rows to show where the table cannot be scrolled; 0 for all.
         n_chars: Characters of a cell to show there.
         left_out: Rows that were dropped.
         bars: Length of a bar for each row, 0…1; all start at zero.
         bar_head: Head of the column whose values the bars show.
-        bar_room: Columns of text that a line must have for the bars to be shown.
+        bars_min_width: The shortest line that shows the bars.
         is_folded: Whether pages show the table only on request.
     """
 
@@ -111,31 +111,31 @@ class Table(Part, frozen=True):
     title: str = ""
     about: str = ""
     key: str = ""
-    rooms: tuple[int, ...] = ()
-    room: int = 0
+    min_widths: tuple[int, ...] = ()
+    min_width: int = 0
     n_brief: int = 0
     n_chars: int = 1_000
     left_out: int = 0
     bars: tuple[float, ...] = ()
     bar_head: str = ""
-    bar_room: int = 0
+    bars_min_width: int = 0
     is_folded: bool = False
 
     def grid(self, width: int, draw_bar: Callable[[float], str], escape: Callable[[str], str] = str) -> Grid:
         """Return the table as text, with the bars in the second column.
 
         Args:
-            width: Columns of text per line. Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
+            width: Characters per line. Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
             draw_bar: Draws a bar by its length.
             escape: Escapes the text of a cell.
         """
         is_page = width >= PAGE
-        kept = [i for i, room in enumerate(self.rooms) if room <= width]
+        kept = [i for i, min_width in enumerate(self.min_widths) if min_width <= width]
         rows = self.rows[: PAGE_ROWS if is_page else self.n_brief or None]
         n_chars = 1_000 if is_page else self.n_chars
         cells = [[escape(wording.cut(text_of(row[i]), n_chars)) for i in kept] for row in rows]
         heads, numbers = [self.heads[i] for i in kept], [self.numbers[i] for i in kept]
-        if not self.bars or self.bar_room > width:
+        if not self.bars or self.bars_min_width > width:
             return Grid(heads, numbers, cells)
         drawn = [[row[0], draw_bar(length), *row[1:]] for row, length in zip(cells, self.bars, strict=False)]
         return Grid([heads[0], "", *heads[1:]], [numbers[0], False, *numbers[1:]], drawn, bar=1)
@@ -179,9 +179,7 @@ class Verdict(Part, frozen=True):
     severity: str
 
 
-AnyPart = (
-    Heading | Note | Facts | Pairs | Listing | Code | Figure | Perfetto | Table | Diagnosis | Verdict
-)  # fmt: skip
+AnyPart = Heading | Note | Facts | Pairs | Listing | Code | Figure | Perfetto | Table | Diagnosis | Verdict
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -191,14 +189,14 @@ class Section(msgspec.Struct, frozen=True):
         key: Stable name, also the anchor on pages.
         title: Its heading.
         parts: In order.
-        room: Columns that a line must have for the section to be shown.
+        min_width: The shortest line that shows the section, in characters.
         is_short: Whether it stays open where long sections are folded.
     """
 
     key: str
     title: str
     parts: tuple[AnyPart, ...]
-    room: int = 0
+    min_width: int = 0
     is_short: bool = False
 
 
@@ -218,9 +216,9 @@ class Document(msgspec.Struct, frozen=True):
     title: str = ""
 
 
-def section(key: str, title: str, parts: Iterable[AnyPart], room: int = 0, is_short: bool = False) -> Section:
+def section(key: str, title: str, parts: Iterable[AnyPart], min_width: int = 0, is_short: bool = False) -> Section:
     """Return a section without its empty parts."""
-    return Section(key, wording.line(title, 400), tuple(filter(says_something, parts)), room, is_short)
+    return Section(key, wording.line(title, 400), tuple(filter(says_something, parts)), min_width, is_short)
 
 
 def says_something(part: AnyPart) -> bool:
@@ -239,37 +237,38 @@ def visible(document: Document, width: int, figures: Collection[str] = ()) -> It
 
     Args:
         document: The document.
-        width: Columns of text per line.
+        width: Characters per line.
         figures: Names of the figures that can be drawn.
     """
     for each in document.sections:
         parts = tuple(
             part
             for part in each.parts
-            if (part.room <= width if isinstance(part, Table) else not isinstance(part, Figure) or part.name in figures)
+            if not (isinstance(part, Table) and part.min_width > width)
+            and not (isinstance(part, Figure) and part.name not in figures)
         )
-        if parts and each.room <= width:
+        if parts and each.min_width <= width:
             yield msgspec.structs.replace(each, parts=parts)
 
 
 def heading(text: str) -> Heading:
-    """Return a heading of foreign text."""
+    """Return a heading of untrusted text."""
     return Heading(wording.line(text, 400))
 
 
 def note(text: str, kind: Literal["note", "strong", "problem"] = "note") -> Note:
-    """Return a paragraph of foreign text."""
+    """Return a paragraph of untrusted text."""
     return Note(wording.line(text, 2_000), kind)
 
 
 def facts(items: Iterable[str], label: str = "") -> Facts:
     """Return the facts that are not empty."""
-    return Facts(_told(items), label)
+    return Facts(_cleaned(items), label)
 
 
 def listing(items: Iterable[str]) -> Listing:
     """Return the sentences that are not empty."""
-    return Listing(_told(items))
+    return Listing(_cleaned(items))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Pairs:
@@ -287,15 +286,9 @@ def table(
     rows: Sequence[Sequence[Cell]],
     *,
     title: str = "",
-    about: str = "",
-    key: str = "",
-    room: int = 0,
-    n_brief: int = 0,
-    n_chars: int = 1_000,
     bars: str = "",
     full: float | None = None,
-    bar_room: int = 0,
-    is_folded: bool = False,
+    **options: Any,
 ) -> Table:
     """Return a table without the columns that are empty in every row; for other arguments see `Table`.
 
@@ -311,17 +304,11 @@ def table(
         numbers=tuple(any(isinstance(row[i], Value) for row in cells) for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in cells),
         title=wording.line(title, 400),
-        about=about,
-        key=key,
-        rooms=tuple(columns[i].room for i in kept),
-        room=room,
-        n_brief=n_brief,
-        n_chars=n_chars,
+        min_widths=tuple(columns[i].min_width for i in kept),
         left_out=len(rows) - len(cells),
         bars=() if by is None else _lengths([row[by] for row in cells], full),
         bar_head=bars if by is not None else "",
-        bar_room=bar_room,
-        is_folded=is_folded,
+        **options,
     )
 
 
@@ -332,5 +319,5 @@ def _lengths(cells: Sequence[Cell], full: float | None) -> tuple[float, ...]:
     return tuple(min(value / longest, 1.0) for value in known)
 
 
-def _told(items: Iterable[str]) -> tuple[str, ...]:
+def _cleaned(items: Iterable[str]) -> tuple[str, ...]:
     return tuple(wording.line(item, 600) for item in items if item)

@@ -60,7 +60,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     title = model.model_title(session.model_profile) if session.model_profile is not None else "Model"
     yield section("model", title, model.model_parts(session.model_profile, session.run.stage == "fit"))
     yield section("host", "Host and compiler", [*host.host_parts(session), *phases.named_parts(session)])
-    yield section("windows", "Profiler windows", _window_parts(session), room=PAGE)
+    yield section("windows", "Profiler windows", _window_parts(session), min_width=PAGE)
     yield section("about", "About this measurement", about.about_parts(session, show_all))
 
 

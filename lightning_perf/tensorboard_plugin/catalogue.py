@@ -127,8 +127,8 @@ class Catalogue:
     def __init__(self, roots: list[tuple[str, str]]) -> None:
         self._roots = roots
         self._lock = threading.Lock()
-        self._looking: threading.Thread | None = None
-        self._next_look = 0.0
+        self._search: threading.Thread | None = None
+        self._next_search_s = 0.0
         self._entries: dict[str, Entry] = {}
         self._heads: dict[tuple[str, Stamp], tuple[Head | None, str]] = {}
         self.is_complete = False
@@ -141,16 +141,16 @@ class Catalogue:
             patience_s: How long to wait for a running search.
         """
         with self._lock:
-            if self._looking is None and time.monotonic() >= self._next_look:
-                self._looking = threading.Thread(target=self._look, name="perfdoctor-catalogue", daemon=True)
-                self._looking.start()
-            looking = self._looking
-        if looking is not None:
-            looking.join(patience_s)
+            if self._search is None and time.monotonic() >= self._next_search_s:
+                self._search = threading.Thread(target=self._find_entries, name="perfdoctor-catalogue", daemon=True)
+                self._search.start()
+            search = self._search
+        if search is not None:
+            search.join(patience_s)
         return self._entries
 
-    def _look(self) -> None:
-        begin = told = time.monotonic()
+    def _find_entries(self) -> None:
+        started_s = published_s = time.monotonic()
         try:
             found: dict[str, Entry] = {}
             self.is_cut = False
@@ -158,16 +158,16 @@ class Catalogue:
                 for entry in self._found_in(name, root):
                     found[entry.id] = entry
                     # During the first search, publish what has been found so far.
-                    if not self.is_complete and time.monotonic() - told > 0.1:
-                        self._entries, told = dict(found), time.monotonic()
+                    if not self.is_complete and time.monotonic() - published_s > 0.1:
+                        self._entries, published_s = dict(found), time.monotonic()
             self._entries = found
             known = {(entry.path, entry.stamp) for entry in found.values()}
             self._heads = {key: head for key, head in self._heads.items() if (key[0], _text(key[1])) in known}
         finally:
             now = time.monotonic()
             with self._lock:
-                self.is_complete, self._looking = True, None
-                self._next_look = now + max(FRESH_S, _REST * (now - begin))
+                self.is_complete, self._search = True, None
+                self._next_search_s = now + max(FRESH_S, _REST * (now - started_s))
 
     def _found_in(self, name: str, root: str) -> Iterator[Entry]:
         for n, (folder, inner, files) in enumerate(os.walk(root)):
@@ -182,7 +182,7 @@ class Catalogue:
             yield from self._in_folder(folder, label, files, has_ranks)
 
     def _in_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
-        told: set[str] = set()
+        named: set[str] = set()
         sessions = sorted(each for each in files if each.startswith(_STEM) and each.endswith(".json"))
         ranks = sorted(Path(folder, RANKS_FOLDER).glob(f"{_STEM}*.rank*.json")) if has_ranks else []
         if ranks and not sessions:  # rank 0 died before it could save
@@ -191,12 +191,12 @@ class Catalogue:
             path = os.path.join(folder, file)
             stamp = _newest([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
             head, error = self._head(path, stamp)
-            told |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
+            named |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(
                 id=f"{label}/{as_text(file)}", label=_labelled(label, file, head), kind="session", stamp=_text(stamp),
                 path=path, head=head, error=error,
             )  # fmt: skip
-        traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in told)
+        traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in named)
         if traces:
             stamp = _newest([os.path.join(folder, file) for file in traces])
             yield Entry(

@@ -31,8 +31,8 @@ def diff(base: Shown, new: Shown) -> Iterator[Section]:
     if base.trace is not None and new.trace is not None:
         yield section("trace", "Profiler windows", _traces(base.trace, new.trace), is_short=base.is_trace_only)
     elif base.is_trace_only or new.is_trace_only:
-        told = note("One run is only a trace and the other has no profiler window: nothing to compare.")
-        yield section("trace", "", [told], is_short=True)
+        text = "One run is only a trace and the other has no profiler window: nothing to compare."
+        yield section("trace", "", [note(text)], is_short=True)
 
 
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:

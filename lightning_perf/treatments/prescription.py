@@ -9,8 +9,7 @@ import yaml
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Prescription, Session
 
-from .registry import find
-from .specs import TreatmentSpec, with_default
+from .specs import TreatmentSpec, find, with_default
 
 _DDP = "lightning.pytorch.strategies.DDPStrategy"
 

@@ -7,14 +7,7 @@ from itertools import islice
 from typing import Any
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.loader_kinds import (
-    call_of,
-    inner_loader,
-    is_iterable,
-    keeps_state,
-    n_shards,
-    refuses_change,
-)
+from lightning_perf.loader_kinds import call_of, inner_loader, is_iterable, keeps_state, n_shards, refuses_change
 
 _MAX_ITEMS = 64  # of a container; later items are assumed to be like the first
 

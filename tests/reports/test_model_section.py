@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
-from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.console import session_document, to_text
 from lightning_perf.reports.document import says_something
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.sections import model as model_rows
@@ -86,7 +86,7 @@ def test_tables_leave_out_missing_measurements() -> None:
 
 def test_reports_tell_what_the_arithmetic_costs() -> None:
     session = msgspec.structs.replace(build_session(), model_profile=profile())
-    console, markdown = to_text(run_report(session), width=100), to_markdown(session)
+    console, markdown = to_text(session_document(session), width=100), to_markdown(session)
     for text in ("forward 1.01 GFLOPs", "backward 2.01 GFLOPs", "not counted: mine::kernel", "compute", "net.body"):
         assert text in console
         assert text in markdown
@@ -96,5 +96,5 @@ def test_reports_tell_what_the_arithmetic_costs() -> None:
 def test_reports_say_nothing_when_no_arithmetic_was_counted() -> None:
     timed = ModelProfile(class_name="Net", device="cpu", n_parameters=1, n_trainable=1, parameters_bytes=4)
     session = msgspec.structs.replace(build_session(), model_profile=timed)
-    assert "Compute cost" not in to_text(run_report(session), width=100)
+    assert "Compute cost" not in to_text(session_document(session), width=100)
     assert "Compute cost" not in to_markdown(session)

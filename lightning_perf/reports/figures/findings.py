@@ -127,7 +127,7 @@ def _measured(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) 
             [
                 wording.times(s.value),
                 f"{wording.times(s.low)} to {wording.times(s.high)}",
-                wording.times(rung.step_gain.value) if rung.step_gain is not None else wording.NOT_TOLD,
+                wording.times(rung.step_gain.value) if rung.step_gain is not None else wording.UNKNOWN,
                 rung.verdict.replace("_", " "),
             ]
             for _, rung, s in points

@@ -23,7 +23,7 @@ column would hide the one rank that matters."""
 MAX_TEXTS = 12
 """Cells show their value for up to this many ranks."""
 
-MAX_TOLD = 2048
+MAX_HOVER_TEXTS = 2048
 """For more ranks, hovering shows only the own work: the rest would add 150 bytes per rank to the file."""
 
 LEAST_DIFFERENCE = 0.05
@@ -85,8 +85,8 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
     starts = list(range(0, n, columns))
     differences = dict(zip(by_rank, _from_median([one.own_s for one in summaries]), strict=True))
     unit, factor, reach = _scale(list(differences.values()), summaries)
-    is_brief = n > MAX_TOLD
-    told = {rank: _told(one, is_brief) for rank, one in by_rank.items()}
+    is_brief = n > MAX_HOVER_TEXTS
+    texts = {rank: _hover_text(one, is_brief) for rank, one in by_rank.items()}
     at = [[start + i for i in range(columns)] for start in starts]
     cells = {
         **_heat(unit, reach * factor),
@@ -94,7 +94,7 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         "y": list(range(len(starts))),
         "z": [[None if (value := differences.get(rank)) is None else value * factor for rank in row] for row in at],
         "customdata": [
-            [told.get(rank, "" if rank >= n else f"rank {rank} did not report") for rank in row] for row in at
+            [texts.get(rank, "" if rank >= n else f"rank {rank} did not report") for rank in row] for row in at
         ],
         "hoverongaps": False,
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -129,7 +129,7 @@ def _scale(differences: Sequence[float | None], summaries: tuple[RankSummary, ..
     return *seconds_scale([reach]), reach
 
 
-def _told(one: RankSummary, is_brief: bool) -> str:
+def _hover_text(one: RankSummary, is_brief: bool) -> str:
     own = f"rank {one.rank}: own work {seconds(one.own_s)} per step"
     if is_brief:
         return own

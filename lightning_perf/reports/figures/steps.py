@@ -1,4 +1,4 @@
-"""Time and memory over the run: steps, epochs, and memory until it ran out."""
+"""Time and memory over the run: steps, epochs, earlier runs, and memory until it ran out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import PHASES, STEP_PHASES, Session
+from lightning_perf.reports.sections.earlier import changes_text
 from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
 from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
-from .parts import bytes_scale, figure, seconds_scale, stacked
+from .parts import bytes_scale, figure, label, seconds_scale, stacked, upright
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -110,6 +111,26 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     ]
     axis = {"title": {"text": word}}
     return stacked(data, theme, axis, f"mean {word} ({unit})", shapes=shapes, annotations=notes)
+
+
+def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Return the runs of this training, oldest first; None without earlier ones."""
+    if session.earlier is None:
+        return None
+    runs = session.earlier.runs
+    unit, factor = seconds_scale(sum(each.phase_s.values()) for each in runs)
+    xs = list(range(len(runs)))
+    values_of = {name: [each.phase_s.get(name, 0.0) for each in runs] for name in PHASES}
+    data = stacked_bars(values_of, [*xs], [label(each.started_at) for each in runs], factor)
+    changed = [i for i, each in enumerate(runs) if each.changes]
+    notes = [
+        {"x": i - 0.5, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top",
+         "text": label(changes_text(runs[i], limit=1), 30)}
+        for i in changed[-6:]
+    ]  # fmt: skip
+    ticks = {"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs]}
+    title, marks = f"time per step ({unit})", [upright(i - 0.5) for i in changed]
+    return stacked(data, theme, ticks, title, barmode="stack", shapes=marks, annotations=notes)
 
 
 def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | None:

@@ -33,7 +33,7 @@ def bars_of(*keys: str) -> Callable[..., go.Figure | None]:
 
 def _bars(table: Table, theme: Theme) -> go.Figure:
     rows, by = table.rows[:MAX_ROWS], table.heads.index(table.bar_head)
-    told = [[f"{head}: {label(text_of(cell), 100)}" for head, cell in zip(table.heads, row, strict=True)]
+    lines_of = [[f"{head}: {label(text_of(cell), 100)}" for head, cell in zip(table.heads, row, strict=True)]
             for row in rows]  # fmt: skip
     bars = {
         "type": "bar",
@@ -44,7 +44,7 @@ def _bars(table: Table, theme: Theme) -> go.Figure:
         "text": [label(text_of(row[by])) for row in rows],
         "textposition": "outside",
         "cliponaxis": False,
-        "customdata": [["<br>".join(lines)] for lines in told],
+        "customdata": [["<br>".join(lines)] for lines in lines_of],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
     axis = {"title": {"text": label(table.bar_head)}, "range": [0, 1.2], "showticklabels": False}

@@ -1,7 +1,7 @@
 """Documents as HTML: the report in one file, which makes no network requests, and a fragment for notebooks.
 
 Verdict, tables and findings need no script. Figures of the report are drawn by plotly's script from the
-installed wheel. Foreign text is shortened, stripped of control characters and escaped.
+installed wheel. Untrusted text is shortened, stripped of control characters and escaped.
 """
 
 import base64

@@ -49,7 +49,7 @@ def render(document: doc.Document, is_folded: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """Return foreign text such that Markdown and HTML show it unchanged."""
+    """Return untrusted text such that Markdown and HTML show it unchanged."""
     escaped = _SPECIAL.sub(lambda match: "\\" + match[0], text.translate(_ENTITIES))
     return _NUMBERED.sub(r"\1\\\2", escaped)
 

@@ -29,16 +29,7 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
         )
         for one in found.tries
     ]  # fmt: skip
-    heads = (
-        "treatment",
-        "result",
-        "speedup",
-        "95 % CI",
-        "blocks",
-        Column("steps", 100),
-        "finding",
-        "why",
-    )
+    heads = ("treatment", "result", "speedup", "95 % CI", "blocks", Column("steps", 100), "finding", "why")
     yield table(heads, rows, key="autopilot")
     if found.code:
         yield code(block(found.code), "the next run starts as this one ended with")
@@ -47,8 +38,8 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
 def decision_line(one: AutopilotTry) -> str:
     """Return a decision as one line for the console."""
     speedup = interval_text(one.speedup)
-    told = [speedup, _blocks(one) if speedup else "", line(one.reason, 200)]
-    return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, told))}"
+    texts = [speedup, _blocks(one) if speedup else "", line(one.reason, 200)]
+    return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, texts))}"
 
 
 def kept_facts(session: Session) -> list[tuple[str, str]]:

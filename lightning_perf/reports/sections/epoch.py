@@ -25,15 +25,15 @@ def epoch_document(session: Session, epoch_index: int, previous: Session | None 
         previous: The session at the last report; its findings are only named. None at first.
     """
     epoch = next((e for e in session.epochs if e.index == epoch_index), None)
-    told = [f"epoch {epoch_index}"]
+    texts = [f"epoch {epoch_index}"]
     if epoch is not None:
-        told += [count(epoch.n_steps, "step"), seconds(epoch.wall_s)]
+        texts += [count(epoch.n_steps, "step"), seconds(epoch.wall_s)]
         if epoch.step_p50_s is not None:
-            told.append(f"{seconds(epoch.step_p50_s)} per step (p50)")
+            texts.append(f"{seconds(epoch.step_p50_s)} per step (p50)")
         if epoch.samples is not None and epoch.wall_s > 0:
-            told.append(f"{number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
+            texts.append(f"{number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
         if epoch.tokens is not None and epoch.wall_s > 0:
-            told.append(f"{number(round(epoch.tokens / epoch.wall_s, 1))} tokens/s")
+            texts.append(f"{number(round(epoch.tokens / epoch.wall_s, 1))} tokens/s")
     rows = phase_rows(epoch.phases, epoch.wall_s) if epoch is not None else []
     known = {(f.code, f.severity) for f in previous.findings} if previous is not None else set()
     findings = ordered_findings(session)
@@ -41,7 +41,7 @@ def epoch_document(session: Session, epoch_index: int, previous: Session | None 
     as_before = [f for f in findings if (f.code, f.severity) in known]
     return Document(
         verdict_of(session),
-        tuple(told),
+        tuple(texts),
         (section("phases", "", [breakdown(rows)]), section("findings", "", _short(new, as_before))),
     )
 

@@ -65,7 +65,7 @@ def loader_parts(session: Session) -> Iterator[AnyPart]:
         for each in probe.functions
     ]  # fmt: skip
     heads = ("function", "line", "in", "own code", "total", "self")
-    yield table(heads, functions, title="Functions that take the time of a sample", key="functions", room=TAB)
+    yield table(heads, functions, title="Functions that take the time of a sample", key="functions", min_width=TAB)
 
 
 def ceiling_facts(session: Session) -> list[str]:

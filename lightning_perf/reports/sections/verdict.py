@@ -58,8 +58,8 @@ def run_name(session: Session, name: str = "") -> str:
     model = session.settings.model
     started = line(session.run.started_at, 40)[:16].replace("T", " ")
     here = "" if name == "." else line(name, 120)  # a session in the current folder
-    told = (here or (line(model.class_name, 60) if model is not None else ""), started and f"{started} UTC")
-    return " · ".join(filter(None, told))
+    texts = (here or (line(model.class_name, 60) if model is not None else ""), started and f"{started} UTC")
+    return " · ".join(filter(None, texts))
 
 
 def machine_text(session: Session) -> str:
