@@ -45,7 +45,7 @@ def write(text: str, out: str | None, is_forced: bool) -> None:
         write_file(out, text, is_forced)
 
 
-def as_json(record: Any) -> str:
+def json_text(record: Any) -> str:
     """Return a record as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
 
@@ -60,7 +60,7 @@ def show(document: Document, record: Any, form: str, out: str | None = None, is_
     elif form == "console":
         write(to_text(document), out, is_forced)
     else:
-        write(as_json(record) if form == "json" else render(document, is_folded=True), out, is_forced)
+        write(json_text(record) if form == "json" else render(document, is_folded=True), out, is_forced)
 
 
 def check_choice(option: str, value: str, choices: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Which recommendations of a session can be applied together, and why the others cannot."""
+"""Select recommendations of a session that can be applied together; give a reason for the others."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def select(
     Findings are taken by severity, then by speedup. Within a finding, a less safe alternative to a recommendation that
     was taken is left out.
 
-    Args:
-        session: The session.
-        safety: The least safe recommendations to take.
-        objects: Returns further ``Trainer`` arguments of a recommendation: objects, as in a LightningCLI configuration.
+    Recommendations less safe than ``safety`` are left out. ``objects`` returns further ``Trainer`` arguments of a
+    recommendation: objects, as in a LightningCLI configuration.
 
     Raises:
         SessionError: There is no such safety.
@@ -81,7 +79,7 @@ def select(
 
 
 def merged(one: Any, other: Any) -> Any:
-    """Return the argument that is both of two; None if they contradict."""
+    """Return an argument that combines two values; None if they contradict."""
     if one == other:
         return one
     if isinstance(one, list) and isinstance(other, list):

@@ -56,12 +56,7 @@ _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 
 def brief_report(session: Session, place: str | None = None) -> BriefReport:
-    """Return the brief diagnosis of a run.
-
-    Args:
-        session: The session.
-        place: Path of the session for the commands that show more; None if it was not saved.
-    """
+    """Return the brief diagnosis of a run; ``place`` is the path of the session for commands that show more."""
     if session.memory.oom is not None:
         top = [*out_of_memory(session, session.memory.oom, place)]
         return BriefReport(fitted([*top, *_commands(session, place)]))

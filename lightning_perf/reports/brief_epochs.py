@@ -22,13 +22,9 @@ _SAME_STEP = 0.10
 def brief_epoch(
     session: Session, epoch_index: int, previous: Session | None = None, is_within: bool = False
 ) -> BriefReport | None:
-    """Return the report of an epoch, or None if there is nothing new.
+    """Return the report of an epoch, or None if there is nothing new since ``previous``, the session last shown.
 
-    Args:
-        session: With findings and verdict up to now.
-        epoch_index: ``Epoch.index`` of the epoch that ended.
-        previous: The session at the last report that was shown; None at first.
-        is_within: Whether the epoch has not ended: then only other findings are new, no step times.
+    If the epoch has not ended (``is_within``), only other findings count as new, not step times.
     """
     epoch = next((each for each in session.epochs if each.index == epoch_index), None)
     if epoch is None or epoch.wall_s < _MIN_EPOCH_S:

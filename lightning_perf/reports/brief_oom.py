@@ -23,13 +23,7 @@ _CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
 
 
 def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iterator[Line]:
-    """Yield the lines above the commands.
-
-    Args:
-        session: The session.
-        oom: What was known when memory ran out.
-        place: Path of the session; None if it was not saved.
-    """
+    """Yield the lines above the commands; ``place`` is the path of the session, None if it was not saved."""
     finding = next((each for each in session.findings if each.code == "PD408"), None)
     text = first_sentence(finding.summary) if finding is not None else f"{WHERE[oom.where]} after step {oom.step}"
     yield from titled([text], "PD408", "bold red")

@@ -122,12 +122,9 @@ class Table(Part, frozen=True):
     is_folded: bool = False
 
     def grid(self, width: int, draw_bar: Callable[[float], str], escape: Callable[[str], str] = str) -> Grid:
-        """Return the table as text, with the bars in the second column.
+        """Return the table as text for lines of ``width`` characters, with bars in the second column.
 
-        Args:
-            width: Characters per line. Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
-            draw_bar: Draws a bar by its length.
-            escape: Escapes the text of a cell.
+        Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
         """
         is_page = width >= PAGE
         kept = [i for i, min_width in enumerate(self.min_widths) if min_width <= width]
@@ -233,13 +230,7 @@ def says_something(part: AnyPart) -> bool:
 
 
 def visible(document: Document, width: int, figures: Collection[str] = ()) -> Iterator[Section]:
-    """Yield the sections with the parts that a static form shows; empty sections are left out.
-
-    Args:
-        document: The document.
-        width: Characters per line.
-        figures: Names of the figures that can be drawn.
-    """
+    """Yield the sections with the parts that fit into ``width`` characters and the given figures; none is empty."""
     for each in document.sections:
         parts = tuple(
             part

@@ -40,12 +40,9 @@ def fix_groups(session: Session) -> list[list[Finding]]:
 
 
 def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200) -> str:
-    """Return a change in a few words: the arguments it sets, else the start of its summary.
+    """Return a change in a few words: the arguments that it sets, with their present values if a session is given.
 
-    Args:
-        fix: The recommendation.
-        session: Where the present values are read from; None to leave them out.
-        limit: Longest summary; a longer one is replaced by its main clause.
+    A change of something else than arguments is given by its summary, or by the main clause if that exceeds ``limit``.
     """
     values = _arguments(fix)
     if not values:
@@ -60,10 +57,7 @@ def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200
 def code_text(fix: Prescription, session: Session, limit: int) -> str:
     """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if it is no such change.
 
-    Args:
-        fix: The recommendation.
-        session: Where the present values are read from.
-        limit: Greatest length; the present value, then the callee are left out of a longer text.
+    The present value, then the callee are left out of a text longer than ``limit``.
     """
     values = _arguments(fix)
     match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)

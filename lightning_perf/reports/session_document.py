@@ -29,12 +29,10 @@ MAX_WINDOWS = 12
 
 
 def session_document(session: Session, show_all: bool = False, place: str | None = None) -> Document:
-    """Return everything that reports say about a session.
+    """Return the full report of a session.
 
-    Args:
-        session: The session.
-        show_all: Also list the outcome of each rule and what could not be measured.
-        place: Path of the session, for commands to go on with; None leaves them out.
+    With ``show_all``, it lists the outcome of each rule and what could not be measured; with ``place``, the path of the
+    session, it ends with commands for next steps.
     """
     sections = (*_sections(session, show_all), *([about.next_steps(session, place)] if place else []))
     return Document(verdict.verdict_of(session), tuple(verdict.run_facts(session)), sections)

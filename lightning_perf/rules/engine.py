@@ -47,15 +47,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def check_codes(select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> None:
-    """Check a selection of rules.
-
-    Args:
-        select: Codes or prefixes of the rules to run; None for all.
-        ignore: Codes or prefixes of the rules to leave out.
-
-    Raises:
-        ConfigError: One of them matches no rule; the message names similar codes.
-    """
+    """Raise ``ConfigError`` if a code or prefix matches no rule; the message names similar codes."""
     _check_known("select", select)
     _check_known("ignore", ignore)
 

@@ -131,11 +131,8 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
 def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
     """Return the number of workers to recommend for a loader, and the time that it saves.
 
-    Args:
-        session: Provides the cores, threads and the probe.
-        loader: Settings of the loader; ``num_workers`` must be known.
-        stage: The steps that use the loader.
-        wait_s: Seconds of data wait per step, by the device's clock if there is one.
+    ``stage`` are the steps that use the loader, ``wait_s`` their seconds of data wait per step, by the device's clock
+    if there is one.
     """
     probe = session.loader_probe
     if probe is not None and (probe.stage, probe.index) != (loader.stage, loader.index):
@@ -323,14 +320,8 @@ def saved_by(step_s: float, now: Step | None, chosen: Step, spread: float) -> tu
     """Return the least and the most seconds per step that the chosen workers save.
 
     The new step time is estimated as the probed step time and, if the workers in use were probed as well, as the
-    current step time scaled by the probed ratio. The interval includes both, because the probe's compute may differ
-    from that of the training.
-
-    Args:
-        step_s: Mean step time of the training.
-        now: The step with the workers in use; None if it was not probed.
-        chosen: The step with the chosen workers.
-        spread: Variation of step time over the run (``run_spread``).
+    current step time ``step_s`` scaled by the probed ratio. The interval includes both, because the probe's compute may
+    differ from that of the training. ``spread`` is the variation of step time over the run (``run_spread``).
     """
     low_s, high_s = chosen.low_s, chosen.high_s
     if chosen.is_measured:

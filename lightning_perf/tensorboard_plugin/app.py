@@ -39,7 +39,7 @@ STATIC = {
 
 PLOTLY = "plotly.min.js"
 PLOTLY_KEPT_S = 24 * 3600
-FIRST_LOOK_S = 1.0
+FIRST_SEARCH_S = 1.0
 """How long the first response waits for the search of the log directory; later ones do not wait."""
 
 Theme = Literal["light", "dark"]
@@ -80,7 +80,7 @@ class App:
 
     def is_active(self) -> bool:
         """Return whether the log directory holds sessions or traces; the result of the search is cached."""
-        return bool(self._catalogue.entries(patience_s=0.2))
+        return bool(self._catalogue.entries(timeout_s=0.2))
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         request = Request(environ)
@@ -127,7 +127,7 @@ class App:
         """Respond with all runs, newest first."""
         from .views import VIEWS
 
-        entries = self._entries(request, FIRST_LOOK_S)
+        entries = self._entries(request, FIRST_SEARCH_S)
         ordered = sorted(entries.values(), key=lambda entry: (entry.changed_ns, entry.id), reverse=True)
         return _json(
             request,
@@ -209,8 +209,8 @@ class App:
 
     # -- inside ------------------------------------------------------------
 
-    def _entries(self, request: Request, patience_s: float) -> dict[str, Entry]:
-        found = self._catalogue.entries(patience_s if not self._catalogue.is_complete else 0.0)
+    def _entries(self, request: Request, timeout_s: float) -> dict[str, Entry]:
+        found = self._catalogue.entries(timeout_s if not self._catalogue.is_complete else 0.0)
         on_disk = {entry.head.run.id for entry in found.values() if entry.head is not None}
         return {**found, **{one.id: one for one in self._summaries(request) if one.where[1] not in on_disk}}
 
@@ -250,7 +250,7 @@ class App:
 
     def _entry(self, request: Request, run: str) -> Entry:
         name = _asked(request, run)
-        entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_LOOK_S).get(name)
+        entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_SEARCH_S).get(name)
         if entry is None:
             raise Refused(404, f"there is no run {name[:80]!r}")
         return entry

@@ -134,11 +134,10 @@ class Catalogue:
         self.is_complete = False
         self.is_cut = False
 
-    def entries(self, patience_s: float) -> dict[str, Entry]:
-        """Return what the last search found, by id; start a new search if it is too old.
+    def entries(self, timeout_s: float) -> dict[str, Entry]:
+        """Return the entries of the last search by id; start a new search if it is too old.
 
-        Args:
-            patience_s: How long to wait for a running search.
+        Wait for a running search for ``timeout_s``.
         """
         with self._lock:
             if self._search is None and time.monotonic() >= self._next_search_s:
@@ -146,7 +145,7 @@ class Catalogue:
                 self._search.start()
             search = self._search
         if search is not None:
-            search.join(patience_s)
+            search.join(timeout_s)
         return self._entries
 
     def _find_entries(self) -> None:
@@ -226,11 +225,9 @@ def trial_of(entry: Entry, entries: Iterable[Entry]) -> Entry | None:
 
 
 def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[str, str]]:
-    """Return name and folder of each log directory of TensorBoard that is on this machine.
+    """Return name and folder of each log directory on this machine, from the values of TensorBoard's arguments.
 
-    Args:
-        logdir: Value of ``--logdir``.
-        logdir_spec: Value of ``--logdir_spec``: ``name:folder`` or folders, separated by commas.
+    ``--logdir_spec`` is a list of ``name:folder`` or folders, separated by commas.
     """
     given = [("", logdir)] if logdir else []
     for one in (logdir_spec or "").split(","):

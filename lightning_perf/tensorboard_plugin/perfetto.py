@@ -36,11 +36,7 @@ def policy(page: bytes) -> str:
 
 
 def file(name: str) -> tuple[bytes, str] | None:
-    """Return content and type of a file; None if there is no such file.
-
-    Args:
-        name: Path below its folder, from the request.
-    """
+    """Return content and type of a file; None if there is none. The name is a path below `folder`, from a request."""
     inside = folder()
     if inside is None or "\\" in name or "\x00" in name:
         return None

@@ -88,12 +88,8 @@ def with_default(spec: TreatmentSpec, session: Session | None) -> TreatmentSpec:
 def check_together(specs: Sequence[TreatmentSpec], session: Session | None = None) -> None:
     """Check that treatments can be combined.
 
-    Args:
-        specs: The treatments.
-        session: The training they are for; its settings may conflict with a combination.
-
     Raises:
-        ConfigError: A treatment is named twice, or two exclude one another.
+        ConfigError: A treatment is named twice, two exclude one another, or the session's settings exclude both.
     """
     ids = [spec.treatment.id for spec in specs]
     for treatment_id in ids:

@@ -169,7 +169,7 @@ def test_a_look_at_the_disk_is_remembered(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(catalogue.os, "walk", lambda root: looks.append(root) or iter(()))
     one = Catalogue([("", str(tmp_path))])
     for _ in range(5):
-        one.entries(patience_s=5.0)
+        one.entries(timeout_s=5.0)
     assert len(looks) == 1
 
 

@@ -30,12 +30,7 @@ _STATIC = importlib.resources.files(__package__) / "static"
 
 
 def to_page(session: Session, name: str = "") -> str:
-    """Return the whole diagnosis as one self-contained HTML page.
-
-    Args:
-        session: The session.
-        name: Where the session is, shown on top with the date; if empty, the class of the model.
-    """
+    """Return the whole diagnosis as one self-contained HTML page; see `run_name` for its heading."""
     with warnings.catch_warnings():  # importing plotly adds filters, which the training's process must not keep
         return _page(session, name)
 

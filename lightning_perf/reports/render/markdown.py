@@ -20,10 +20,7 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;"
 def to_markdown(session: Session, show_all: bool = False, is_folded: bool = False) -> str:
     """Return the whole diagnosis; the verdict comes first because TensorBoard's card shows about 500 pixels.
 
-    Args:
-        session: The session.
-        show_all: Also list the outcome of each rule.
-        is_folded: Fold long sections in ``<details>``, as pull requests can; TensorBoard would show the tags.
+    Long sections are folded in ``<details>`` if ``is_folded``, for pull requests; TensorBoard would show the tags.
     """
     return render(session_document(session, show_all), is_folded)
 

@@ -22,11 +22,9 @@ Content: TypeAlias = RenderableType | Document | Sequence[Document]
 def emit(content: Content, *, console: Console | None = None, stream: TextIO | None = None) -> None:
     """Print a report, or plain text, above any live progress bar.
 
-    Args:
-        content: What to print.
-        console: The console of a live rich display (Lightning's ``RichProgressBar``), which makes room by itself.
-        stream: Where to write without a console; None for standard output. No colors and no control characters unless
-            it is a terminal; in notebooks, rich's own colors are unreadable on dark backgrounds.
+    ``console`` is that of a live rich display (Lightning's ``RichProgressBar``), which moves aside by itself. Without
+    one, the report goes to ``stream`` or standard output, with colors and control characters only on a terminal; in
+    notebooks, rich's colors are unreadable on dark backgrounds.
     """
     if console is not None and not console.is_jupyter:
         # Uncropped: code to copy may be longer than the line.

@@ -17,13 +17,7 @@ EPOCH_FINDINGS = 3
 
 
 def epoch_document(session: Session, epoch_index: int, previous: Session | None = None) -> Document:
-    """Return the short diagnosis at the end of an epoch.
-
-    Args:
-        session: With findings and verdict up to now.
-        epoch_index: ``Epoch.index`` of the epoch that ended.
-        previous: The session at the last report; its findings are only named. None at first.
-    """
+    """Return the short diagnosis at the end of an epoch; findings of the last report (``previous``) are only named."""
     epoch = next((e for e in session.epochs if e.index == epoch_index), None)
     texts = [f"epoch {epoch_index}"]
     if epoch is not None:

@@ -36,11 +36,9 @@ def model_document(profile: ModelProfile | None, memory: Breakdown | None) -> Do
 
 
 def model_parts(profile: ModelProfile | None, in_run: bool = True) -> Iterator[AnyPart]:
-    """Yield totals, utilization and limits, then modules and operators.
+    """Yield totals, utilization and limits, then modules and operators; nothing unless FLOPs were counted.
 
-    Args:
-        profile: The figures; nothing is yielded unless FLOPs were counted.
-        in_run: Whether step times are shown elsewhere.
+    Step times are left out if ``in_run``, since other sections show them.
     """
     if profile is None or profile.forward_flops is None:
         return

@@ -49,12 +49,7 @@ def run_facts(session: Session) -> list[str]:
 
 
 def run_name(session: Session, name: str = "") -> str:
-    """Return the name of the run and when it started.
-
-    Args:
-        session: The session.
-        name: Where the session is; if empty, the class of the model.
-    """
+    """Return the name of the run, or else the class of its model, and when it started."""
     model = session.settings.model
     started = line(session.run.started_at, 40)[:16].replace("T", " ")
     here = "" if name == "." else line(name, 120)  # a session in the current folder
