@@ -59,11 +59,8 @@ class GcFreeze(Treatment):
         is_set = bool(now) and now[0] >= self.default_value(session)
         return f"the collector's threshold is {now[0]} already" if is_set else None
 
-    def imports(self, value: Any) -> str:
-        return "import gc"
-
     def statements(self, value: Any) -> str:
-        return f"# in on_train_start:\ngc.collect()\ngc.freeze()\ngc.set_threshold{_thresholds(value)}"
+        return f"import gc\n# in on_train_start:\ngc.collect()\ngc.freeze()\ngc.set_threshold{_thresholds(value)}"
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         n_frozen = gc.get_freeze_count()
@@ -205,15 +202,9 @@ class ProgressRefresh(Treatment):
             return f"{trainer.progress_bar} refreshes by time"
         return f"refresh_rate is {rate} already" if rate >= wanted or rate == 0 else None
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        return {"callbacks": f"[TQDMProgressBar(refresh_rate={value})]"}
-
-    def trainer_yaml(self, value: Any) -> dict[str, Any]:
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
         bar = "lightning.pytorch.callbacks.TQDMProgressBar"
         return {"callbacks": [{"class_path": bar, "init_args": {"refresh_rate": value}}]}
-
-    def imports(self, value: Any) -> str:
-        return "from lightning.pytorch.callbacks import TQDMProgressBar"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if not seams.change_refresh_rate(trainer, value, undos):

@@ -18,14 +18,8 @@ class AsyncCheckpoint(Treatment):
     )
     acts_on = "loop"
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        return {"plugins": "[AsyncCheckpointIO()]"}
-
-    def trainer_yaml(self, value: Any) -> dict[str, Any]:
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
         return {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO", "init_args": {}}]}
-
-    def imports(self, value: Any) -> str:
-        return "from lightning.pytorch.plugins.io import AsyncCheckpointIO"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if not seams.write_checkpoints_async(trainer, undos):

@@ -102,16 +102,11 @@ class Treatment:
         """Return keyword arguments for ``Trainer`` that JSON can hold."""
         return {self.trainer_flag: value if self.setting is None else self.setting} if self.trainer_flag else {}
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        """Return keyword arguments for ``Trainer`` that only code can hold, as Python expressions."""
-        return {}
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
+        """Return keyword arguments for ``Trainer`` that are objects, as in a LightningCLI configuration.
 
-    def imports(self, value: Any) -> str:
-        """Return the import that ``trainer_code`` needs, if any."""
-        return ""
-
-    def trainer_yaml(self, value: Any) -> dict[str, Any]:
-        """Return ``trainer_code`` as a LightningCLI configuration, below ``trainer:``."""
+        An object is a dict with ``class_path`` and ``init_args``; an argument is an object or a list of objects.
+        """
         return {}
 
     def strategy_args(self, value: Any) -> dict[str, Any]:
