@@ -34,6 +34,7 @@ class Machine(Record, frozen=True, kw_only=True):
         memory_limit_bytes: The cgroup's limit; None without one.
         shm_bytes: Size of /dev/shm; None if there is none.
         local_world_size: Ranks on this node.
+        has_fast_cpu_bf16: Only in sessions of older versions; replays now measure the speed of bf16.
         cpu_features: Features of the CPU among ``amx_bf16``, ``amx_int8``, ``avx512_bf16``, ``avx512f``, ``avx2``.
     """
 
@@ -49,6 +50,7 @@ class Machine(Record, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None
     shm_bytes: int | None = None
     local_world_size: int = 1
+    has_fast_cpu_bf16: bool | None = None
     cpu_features: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
     versions: dict[str, str] = {}

@@ -92,20 +92,15 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
             if event.kind == kind
         ]
         if shown:
-            bars.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": title,
-                    "y": [row for row, _ in shown],
-                    "base": [event.start_s * factor for _, event in shown],
-                    "x": [event.duration_s * factor for _, event in shown],
-                    "width": 0.9,  # plotly would otherwise fill the gaps between rows
-                    "marker": {"color": color, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
-                    "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
-                    "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
-                }
-            )
+            bars.append({
+                "type": "bar", "orientation": "h", "name": title, "y": [row for row, _ in shown],
+                "base": [event.start_s * factor for _, event in shown],
+                "x": [event.duration_s * factor for _, event in shown],
+                "width": 0.9,  # plotly would otherwise fill the gaps between rows
+                "marker": {"color": color, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
+                "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
+                "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
+            })  # fmt: skip
     n_left_out = sum(lane.n_left_out for lane in lanes)
     rest = f"; {count(n_left_out, 'shorter event')} left out" if n_left_out else ""
     return figure(

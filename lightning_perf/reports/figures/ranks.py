@@ -29,6 +29,8 @@ MAX_HOVER_TEXTS = 2048
 LEAST_DIFFERENCE = 0.05
 """Share of the median step by which a rank must differ to stand out."""
 
+_NO_LINES = {"showgrid": False, "zeroline": False}
+
 
 def ranks(session: Session, theme: Theme = "light") -> go.Figure | None:
     """Return how each rank differs from the median, by part of its work; for many ranks, a grid of their own work."""
@@ -63,19 +65,10 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         cells["texttemplate"] = "%{text}"
     every = max(1, math.ceil(len(summaries) / 16))
     ticks = list(range(0, len(summaries), every))
-    return figure(
-        [cells],
-        theme,
-        height=rows_height(len(rows), 100),
-        xaxis={
-            "title": {"text": "rank"},
-            "tickvals": ticks,
-            "ticktext": [str(summaries[i].rank) for i in ticks],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        yaxis=rows_axis([name for name, _ in rows]),
-    )
+    xaxis = {**_NO_LINES, "title": {"text": "rank"}, "tickvals": ticks,
+             "ticktext": [str(summaries[i].rank) for i in ticks]}  # fmt: skip
+    height = rows_height(len(rows), 100)
+    return figure([cells], theme, height=height, xaxis=xaxis, yaxis=rows_axis([name for name, _ in rows]))
 
 
 def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
@@ -104,16 +97,12 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         [cells],
         theme,
         height=rows_height(0, 110) + 14 * max(len(starts), 8),
-        xaxis={"title": {"text": f"rank within its row of {columns}"}, "showgrid": False, "zeroline": False},
+        xaxis={**_NO_LINES, "title": {"text": f"rank within its row of {columns}"}},
         yaxis={
-            "title": {"text": "first rank of the row"},
-            "tickvals": list(range(0, len(starts), every)),
-            "ticktext": [str(start) for start in starts[::every]],
-            "range": [len(starts) - 0.5, -0.5],
-            "showgrid": False,
-            "zeroline": False,
+            **_NO_LINES, "title": {"text": "first rank of the row"}, "range": [len(starts) - 0.5, -0.5],
+            "tickvals": list(range(0, len(starts), every)), "ticktext": [str(start) for start in starts[::every]],
         },
-    )
+    )  # fmt: skip
 
 
 def _from_median(values: Sequence[float | None]) -> list[float | None]:
@@ -140,12 +129,7 @@ def _hover_text(one: RankSummary, is_brief: bool) -> str:
 
 def _heat(unit: str, reach: float) -> dict[str, Any]:
     return {
-        "type": "heatmap",
-        "xgap": 1,
-        "ygap": 1,
-        "colorscale": LESS_TO_MORE,
-        "zmin": -reach,
-        "zmid": 0,
-        "zmax": reach,
+        "type": "heatmap", "xgap": 1, "ygap": 1, "colorscale": LESS_TO_MORE,
+        "zmin": -reach, "zmid": 0, "zmax": reach,
         "colorbar": {"title": {"text": f"{unit} per step from the median", "side": "right"}, "thickness": 14},
-    }
+    }  # fmt: skip

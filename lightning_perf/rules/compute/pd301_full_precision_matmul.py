@@ -90,9 +90,8 @@ def _precision(session: Session) -> tuple[str, str] | None:
     bf16, fp16 = (_may_compute_in_bf16(session), False) if is_cpu else (units.bf16, units.fp16)
     if bf16 is None and not fp16:
         raise Skip("whether the hardware has fast 16-bit matrix multiplications is not known")
-    if bf16:
-        return "precision-bf16", "bf16-mixed"
-    return ("precision-fp16", "16-mixed") if fp16 else None
+    treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
+    return (treatment, flag) if bf16 or fp16 else None
 
 
 def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
