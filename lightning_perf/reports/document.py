@@ -215,10 +215,10 @@ class Document(msgspec.Struct, frozen=True):
 
 def section(key: str, title: str, parts: Iterable[AnyPart], min_width: int = 0, is_short: bool = False) -> Section:
     """Return a section without its empty parts."""
-    return Section(key, wording.line(title, 400), tuple(filter(says_something, parts)), min_width, is_short)
+    return Section(key, wording.line(title, 400), tuple(filter(has_content, parts)), min_width, is_short)
 
 
-def says_something(part: AnyPart) -> bool:
+def has_content(part: AnyPart) -> bool:
     """Return whether the part has content."""
     if isinstance(part, Note | Heading):
         return bool(part.text)

@@ -148,7 +148,7 @@ def function_place(function: HotFunction) -> str:
     return place(function.name, site_of(function.file, function.line or 0, n_parts=2))
 
 
-def where_from(probe: LoaderProbe) -> str:
+def costliest_function_text(probe: LoaderProbe) -> str:
     """Return the costliest function as a closing sentence; empty if none was profiled or a line is reported instead."""
     function = costliest(probe, "getitem")
     if function is None or probe.host_lines:

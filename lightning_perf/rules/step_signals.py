@@ -24,13 +24,13 @@ from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 Answer = TypeVar("Answer")
 
 
-def trace_or_live(
+def from_trace_or_steps(
     session: Session,
     from_trace: Callable[[Session], Answer],
-    live: Callable[[Session], Answer],
+    from_steps: Callable[[Session], Answer],
     field: str = "sync_calls",
 ) -> Answer:
-    """Return the result from a profiler window, or else from the sampled steps, of which ``live`` uses ``field``.
+    """Return the result from a profiler window, or else from the sampled steps, of which ``from_steps`` uses ``field``.
 
     If both functions raise Skip, so does this one, with both reasons.
     """
@@ -41,7 +41,7 @@ def trace_or_live(
             raise
         reason = str(skip)
     try:
-        return live(session)
+        return from_steps(session)
     except Skip as skip:
         raise Skip(f"{reason}; {skip}") from None
 

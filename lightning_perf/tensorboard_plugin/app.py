@@ -145,7 +145,7 @@ class App:
 
         from .views import VIEWS, draw
 
-        name = _asked(request, "view")
+        name = _parameter(request, "view")
         if name not in VIEWS:
             raise Refused(404, f"there is no view {name[:80]!r}; expected one of {', '.join(VIEWS)}")
         entry = self._entry(request, "run")
@@ -177,14 +177,18 @@ class App:
         theme: Theme = request.args.get("theme", "light")  # type: ignore[assignment]
         if theme not in ("light", "dark"):
             raise Refused(400, f"theme={theme[:40]!r}; expected light or dark")
-        name = _asked(request, "name")
+        name = _parameter(request, "name")
         is_events = name == "trace_events"  # read from the file of the trace
         if name not in figures.FIGURES and not is_events:
             raise Refused(404, f"there is no figure {name[:80]!r}")
         shown = self._shown(request, "run", "trace")
         lanes = self._library.traces.ask(read_lanes, [shown.file]) if is_events and shown.file else ()
         try:
-            drawn = timeline.draw(lanes, theme) if is_events else figures.FIGURES[name].draw(_of_chosen(shown), theme)
+            drawn = (
+                timeline.draw(lanes, theme)
+                if is_events
+                else figures.FIGURES[name].draw(_with_chosen_window(shown), theme)
+            )
         except Exception as error:  # noqa: BLE001 - the tables are still shown
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
             return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})
@@ -192,7 +196,7 @@ class App:
 
     def _trace(self, request: Request) -> Response:
         """Respond with the file of a trace, for Perfetto."""
-        file = self._library.file(self._entry(request, "run"), _number(request, "trace"))
+        file = self._library.file(self._entry(request, "run"), _number_parameter(request, "trace"))
         if file is None:
             raise Refused(404, "the trace is not on this machine")
         try:
@@ -249,7 +253,7 @@ class App:
         return from_json(data[-1].numpy.item(), f"the event file of {run}")
 
     def _entry(self, request: Request, run: str) -> Entry:
-        name = _asked(request, run)
+        name = _parameter(request, run)
         entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_SEARCH_S).get(name)
         if entry is None:
             raise Refused(404, f"there is no run {name[:80]!r}")
@@ -257,7 +261,7 @@ class App:
 
     def _shown(self, request: Request, run: str, trace: str) -> Shown:
         entry = self._entry(request, run)
-        index = _number(request, trace)
+        index = _number_parameter(request, trace)
         try:
             return self._library.show(entry, index, trial_of(entry, self._catalogue.entries(0.0).values()))
         except IndexError as error:
@@ -302,7 +306,7 @@ def _problem(error: Exception) -> Section:
     return section("problem", "", [note(text, "problem")], is_short=True)
 
 
-def _of_chosen(shown: Shown) -> Session:
+def _with_chosen_window(shown: Shown) -> Session:
     """Return the session with only the chosen window; figures draw the last one."""
     if shown.trace is None:
         return shown.session
@@ -324,14 +328,14 @@ def _listed(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _asked(request: Request, name: str) -> str:
+def _parameter(request: Request, name: str) -> str:
     value = request.args.get(name)
     if not value:
         raise Refused(400, f"the parameter {name} is missing")
     return value
 
 
-def _number(request: Request, name: str) -> int | None:
+def _number_parameter(request: Request, name: str) -> int | None:
     text = request.args.get(name)
     if text is None:
         return None

@@ -161,7 +161,7 @@ class Catalogue:
                         self._entries, published_s = dict(found), time.monotonic()
             self._entries = found
             known = {(entry.path, entry.stamp) for entry in found.values()}
-            self._heads = {key: head for key, head in self._heads.items() if (key[0], _text(key[1])) in known}
+            self._heads = {key: head for key, head in self._heads.items() if (key[0], _stamp_text(key[1])) in known}
         finally:
             now = time.monotonic()
             with self._lock:
@@ -188,19 +188,19 @@ class Catalogue:
             sessions = [SESSION_FILE]
         for file in sessions:
             path = os.path.join(folder, file)
-            stamp = _newest([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
+            stamp = _stamp_of([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
             head, error = self._head(path, stamp)
             named |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(
-                id=f"{label}/{as_text(file)}", label=_labelled(label, file, head), kind="session", stamp=_text(stamp),
-                path=path, head=head, error=error,
+                id=f"{label}/{as_text(file)}", label=_label(label, file, head), kind="session", path=path,
+                stamp=_stamp_text(stamp), head=head, error=error,
             )  # fmt: skip
         traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in named)
         if traces:
-            stamp = _newest([os.path.join(folder, file) for file in traces])
+            stamp = _stamp_of([os.path.join(folder, file) for file in traces])
             yield Entry(
-                id=f"{label}/traces", label=f"{label} (traces)", kind="traces", stamp=f"{_text(stamp)}-{len(traces)}",
-                path=folder, files=tuple(traces),
+                id=f"{label}/traces", label=f"{label} (traces)", kind="traces", path=folder,
+                stamp=f"{_stamp_text(stamp)}-{len(traces)}", files=tuple(traces),
             )  # fmt: skip
 
     def _head(self, path: str, stamp: Stamp) -> tuple[Head | None, str]:
@@ -237,7 +237,7 @@ def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[s
     return [(name, os.path.expanduser(folder)) for name, folder in given if "://" not in folder]
 
 
-def _labelled(label: str, file: str, head: Head | None) -> str:
+def _label(label: str, file: str, head: Head | None) -> str:
     """Return the folder, with a suffix if it holds several sessions."""
     rest = file.removeprefix(_STEM).removesuffix(".json").strip("._")
     if head is not None and head.trials:
@@ -249,7 +249,7 @@ def _labelled(label: str, file: str, head: Head | None) -> str:
     return f"{label} ({rest[:40]})"
 
 
-def _newest(paths: list[str]) -> Stamp:
+def _stamp_of(paths: list[str]) -> Stamp:
     newest = size = 0
     for path in paths:
         try:
@@ -260,5 +260,5 @@ def _newest(paths: list[str]) -> Stamp:
     return newest, size
 
 
-def _text(stamp: Stamp) -> str:
+def _stamp_text(stamp: Stamp) -> str:
     return f"{stamp[0]:x}-{stamp[1]:x}"

@@ -4,7 +4,7 @@ import msgspec
 
 from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.reports.console import session_document, to_text
-from lightning_perf.reports.document import says_something
+from lightning_perf.reports.document import has_content
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.sections import model as model_rows
 from lightning_perf.stats.roofline import assessed
@@ -81,7 +81,7 @@ def test_tables_leave_out_missing_measurements() -> None:
     )
     table = model_rows.module_table(bare)
     assert not {"time", "FLOP/s", "bound"} & set(table.heads)
-    assert not says_something(model_rows.operator_table(bare))
+    assert not has_content(model_rows.operator_table(bare))
 
 
 def test_reports_tell_what_the_arithmetic_costs() -> None:

@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
     if is_exact or session.sync_calls is None:
         return finding
     try:
-        loop = _live(session)
+        loop = _from_steps(session)
     except Skip as skip:
         if not reason:
             return finding
@@ -35,7 +35,7 @@ def check(session: Session) -> Finding | None:
     return loop if sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values()) else finding
 
 
-def _live(session: Session) -> Finding | None:
+def _from_steps(session: Session) -> Finding | None:
     calls, steady = sampled_steps_of(session)
     loops = loops_of(calls)
     if not loops:

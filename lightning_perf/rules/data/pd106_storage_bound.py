@@ -3,7 +3,13 @@
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of
-from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_serialized, is_waiting, where_from
+from lightning_perf.rules.loader_signals import (
+    costliest_function_text,
+    function_evidence,
+    is_bursty,
+    is_serialized,
+    is_waiting,
+)
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
@@ -89,7 +95,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         summary=(
             f"{spent_waiting(share)}; making a sample is blocked on "
             f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its "
-            f"time.{where_from(probe)}"
+            f"time.{costliest_function_text(probe)}"
         ),
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
