@@ -63,9 +63,9 @@ def _sides(base: str, new: str | None, baseline: str) -> tuple[list[Source], lis
         return _sessions(base), _sessions(new)
     if new is not None:
         raise ConfigError(f"compare {base} {new} --baseline {baseline} has two baselines; expected NEW alone")
-    from .history import against
+    from .history import baseline_sides
 
-    return against(baseline, _sessions(base))
+    return baseline_sides(baseline, _sessions(base))
 
 
 def _gate(comparison: Comparison, percent: float) -> None:

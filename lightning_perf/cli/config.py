@@ -11,7 +11,7 @@ import yaml
 from lightning_perf.records import SAFETIES, Prescription, Safety, Selection, Session, load_run, select
 from lightning_perf.records.remote import any_path
 from lightning_perf.reports.wording import fit_encoding, line
-from lightning_perf.treatments.prescription import code_of, imports_of, objects_in, objects_of
+from lightning_perf.treatments.prescription import cli_name, code_of, imports_of, objects_in, objects_of
 
 from .output import check_choice, check_file, write
 
@@ -84,8 +84,7 @@ def _yaml(key: str, arguments: dict[str, Any], chosen: Selection) -> list[str]:
         return [f"{key}: {{}}"]
     lines = [f"{key}:"]
     for name, value in arguments.items():
-        # LightningCLI adds to a list where the name ends with "+", instead of replacing the user's.
-        text = yaml.safe_dump({f"{name}+" if isinstance(value, list) else name: value}, sort_keys=False)
+        text = yaml.safe_dump({cli_name(name, value): value}, sort_keys=False)
         first, *rest = text.splitlines()
         lines += [f"  {first}  # {chosen.sources[name]}", *(f"  {each}" for each in rest)]
     return lines
@@ -96,7 +95,7 @@ def _cli(chosen: Selection) -> Iterator[str]:
         if not objects_in(value):
             yield f"--trainer.{name}={_scalar(value)}"
         for each in objects_in(value):
-            yield f"--trainer.{name}{'+' if isinstance(value, list) else ''}={each['class_path']}"
+            yield f"--trainer.{cli_name(name, value)}={each['class_path']}"
             for argument, one in each["init_args"].items():
                 yield f"--trainer.{name}.{argument}={_scalar(one)}"
 

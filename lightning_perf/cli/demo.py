@@ -1,13 +1,12 @@
 """``lightning-perf demo``: a small training with a planted fault, diagnosed."""
 
 import os
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .output import FOUND, check_choice, check_folder
+from .output import FOUND, check_choice, check_folder, default_folder
 
 FAULT_NAMES = (
     "slow-transform",
@@ -38,7 +37,7 @@ def demo(
 
     planted = FAULTS[fault]
     print(f"Planted: {planted.summary}.", flush=True)
-    out_dir = out or Path("perf_logs") / f"demo-{fault}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out_dir = out or default_folder(f"demo-{fault}")
     session = run_demo(fault, out_dir)
     named = session.verdict.code
     expected = planted.code or "no finding above info"

@@ -103,7 +103,7 @@ def opened() -> Iterator[History]:
         raise SessionError(f"the history {file} cannot be read now: {error}") from error
 
 
-def against(name: str, new: Sequence[Source]) -> tuple[list[Source], list[Source]]:
+def baseline_sides(name: str, new: Sequence[Source]) -> tuple[list[Source], list[Source]]:
     """Return the last runs of a training on a branch or commit, given as ``history:main``, and its new runs as kept.
 
     Raises:

@@ -18,10 +18,10 @@ from lightning_perf.reports.wording import fit_encoding, line
 FORMATS = ("console", "markdown", "json")
 
 FOUND: Final = 1
-"""Exit code of a regression, or of another fault than the planted one."""
+"""Exit code of ``compare`` for a regression, and of ``demo`` for a diagnosis other than the planted fault."""
 
 BAD_INPUT: Final = 2
-"""Exit code if the input, or a part of it, is invalid: one line on stderr says why."""
+"""Exit code if any of the input is invalid; one line on stderr gives the reason."""
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as in shells."""

@@ -43,7 +43,7 @@ def report(
         raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
     place = any_path(session)
     loaded = load_run(place)
-    if diagnose or _has_learned_of_ranks(loaded):
+    if diagnose or _can_compare_ranks_now(loaded):
         from lightning_perf.rules.engine import diagnose as run_rules
 
         loaded = run_rules(loaded, select=select or None, ignore=ignore or None)
@@ -63,7 +63,7 @@ def report(
         write(text, out, force)
 
 
-def _has_learned_of_ranks(session: Session) -> bool:
+def _can_compare_ranks_now(session: Session) -> bool:
     """Return whether ranks can be compared now that could not be when the session was recorded."""
     outcome = next((one for one in session.outcomes if one.code == "PD701"), None)
     is_many = session.ranks is not None and len(session.ranks.summaries) > 1

@@ -48,7 +48,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class Refused(Exception):
-    """An invalid request, with its HTTP status."""
+    """Raised for an invalid request; ``status`` is the HTTP status of the response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -69,7 +69,7 @@ class App:
         self._library = Library(self._read_summary)
         self._experiment: tuple[Any, str] = (None, "")
         self._is_warm = False
-        _warn_of_the_old_tab()
+        _warn_about_torch_tb_profiler()
         self._routes: dict[str, Callable[[Request], Response]] = {
             "runs": self._runs,
             "view": self._view,
@@ -278,7 +278,7 @@ class App:
         ).start()
 
 
-def _warn_of_the_old_tab() -> None:
+def _warn_about_torch_tb_profiler() -> None:
     if importlib.util.find_spec("torch_tb_profiler") is not None:
         _log.warning(
             "torch-tb-profiler is installed; it has been unmaintained since 2023. Its PYTORCH_PROFILER tab stays empty "
@@ -291,7 +291,7 @@ _SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-ca
 
 
 def _ready(sections: Iterable[Section]) -> dict[str, Any]:
-    """Return all sections; a failure is reported below those before it."""
+    """Return a response with the sections; if drawing one fails, it ends with a note about the failure."""
     done: list[Section] = []
     try:
         done.extend(sections)

@@ -1,4 +1,4 @@
-"""The contents of a log directory: sessions on disk, and profiler traces without a session."""
+"""Find sessions, and profiler traces without a session, in log directories."""
 
 import os
 import threading
@@ -15,18 +15,18 @@ from lightning_perf.records.files import as_text, read_regular
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 """File names of ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor."""
 
-FRESH_S = 3.0
+MIN_INTERVAL_S = 3.0
 """Shortest time between searches; the page polls every five seconds."""
 
-_REST = 10
+_PAUSE_FACTOR = 10
 """Shortest pause between searches, as a multiple of their duration: slow disks are searched less often."""
 
 _STEM = SESSION_FILE.removesuffix(".json")
-_MOST_FOLDERS = 20_000
+_MAX_FOLDERS = 20_000
 """Folders searched; the page says when there are more."""
 
 Stamp = tuple[int, int]
-"""Modification time in nanoseconds, and size: files with equal stamps are taken to be unchanged."""
+"""Modification time in nanoseconds, and size; files with equal stamps count as unchanged."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -37,7 +37,6 @@ class Head(msgspec.Struct, frozen=True):
         stage: str = ""
         status: str = ""
         started_at: str = ""
-        world_size: int = 1
 
     class Window(msgspec.Struct, frozen=True):
         file: str | None = None
@@ -77,11 +76,11 @@ _decode_head = msgspec.json.Decoder(Head).decode
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One run that can be chosen.
+    """A run that users can choose in the tab.
 
     Attributes:
-        id: Its name in requests; never used as a path.
-        label: As shown.
+        id: Id in requests; never used as a path.
+        label: Text in the list of runs.
         kind: ``session`` (a file), ``traces`` (a folder of traces without a session) or ``summary`` (in an event file).
         stamp: Changes whenever the content changes.
         path: The session's file, or the folder of the traces; empty for a summary.
@@ -122,6 +121,10 @@ class Catalogue:
 
     Args:
         roots: Name and folder of each log directory; the name is empty if there is only one.
+
+    Attributes:
+        is_complete: Whether a search has finished.
+        is_cut: Whether the search left out folders because there are too many.
     """
 
     def __init__(self, roots: list[tuple[str, str]]) -> None:
@@ -154,7 +157,7 @@ class Catalogue:
             found: dict[str, Entry] = {}
             self.is_cut = False
             for name, root in self._roots:
-                for entry in self._found_in(name, root):
+                for entry in self._entries_below(name, root):
                     found[entry.id] = entry
                     # During the first search, publish what has been found so far.
                     if not self.is_complete and time.monotonic() - published_s > 0.1:
@@ -166,11 +169,11 @@ class Catalogue:
             now = time.monotonic()
             with self._lock:
                 self.is_complete, self._search = True, None
-                self._next_search_s = now + max(FRESH_S, _REST * (now - started_s))
+                self._next_search_s = now + max(MIN_INTERVAL_S, _PAUSE_FACTOR * (now - started_s))
 
-    def _found_in(self, name: str, root: str) -> Iterator[Entry]:
+    def _entries_below(self, name: str, root: str) -> Iterator[Entry]:
         for n, (folder, inner, files) in enumerate(os.walk(root)):
-            if n >= _MOST_FOLDERS:
+            if n >= _MAX_FOLDERS:
                 self.is_cut = True
                 return
             has_ranks = RANKS_FOLDER in inner
@@ -178,10 +181,10 @@ class Catalogue:
             below = os.path.relpath(folder, root)
             label = "/".join(filter(None, (name, "" if below == "." else below.replace(os.sep, "/"))))
             label = as_text(label or os.path.basename(os.path.abspath(root)) or "/")
-            yield from self._in_folder(folder, label, files, has_ranks)
+            yield from self._entries_of_folder(folder, label, files, has_ranks)
 
-    def _in_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
-        named: set[str] = set()
+    def _entries_of_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
+        session_traces: set[str] = set()
         sessions = sorted(each for each in files if each.startswith(_STEM) and each.endswith(".json"))
         ranks = sorted(Path(folder, RANKS_FOLDER).glob(f"{_STEM}*.rank*.json")) if has_ranks else []
         if ranks and not sessions:  # rank 0 died before it could save
@@ -190,12 +193,12 @@ class Catalogue:
             path = os.path.join(folder, file)
             stamp = _stamp_of([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
             head, error = self._head(path, stamp)
-            named |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
+            session_traces |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(
                 id=f"{label}/{as_text(file)}", label=_label(label, file, head), kind="session", path=path,
                 stamp=_stamp_text(stamp), head=head, error=error,
             )  # fmt: skip
-        traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in named)
+        traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in session_traces)
         if traces:
             stamp = _stamp_of([os.path.join(folder, file) for file in traces])
             yield Entry(

@@ -1,4 +1,4 @@
-"""The comparison of two runs."""
+"""The view Diff, which compares two runs."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,12 +12,12 @@ from lightning_perf.stats.comparison import compare_sessions
 
 from .library import Shown
 
-_LEAST_SHARE = 0.001
+_MIN_SHARE = 0.001
 """Share of the analyzed time below which operators and kernels are left out."""
 
 
 def diff(base: Shown, new: Shown) -> Iterator[Section]:
-    """Yield what is faster or slower in `new`, and what else differs."""
+    """Yield the sections of the view: what is faster or slower in `new`, and what else differs."""
     if not base.is_trace_only and not new.is_trace_only:
         try:
             comparison = compare_sessions([(base.label, base.session)], [(new.label, new.session)])
@@ -48,7 +48,7 @@ def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:
         ("Operators, device self time per step", "operator", device if on_device else [{}, {}], "device-changes"),
         ("Kernels, time per step", "kernel", kernels if on_device else [{}, {}], "kernel-changes"),
     ):
-        yield _beside(title, head, _per_step(base, one), _per_step(new, other), key)
+        yield _changes_table(title, head, _per_step(base, one), _per_step(new, other), key)
 
 
 def _categories(trace: TraceRecord) -> dict[str, float]:
@@ -62,8 +62,8 @@ def _per_step(trace: TraceRecord, totals: Mapping[str, float]) -> dict[str, floa
     return {name: total / n for name, total in totals.items()}
 
 
-def _beside(title: str, head: str, base: Mapping[str, float], new: Mapping[str, float], key: str) -> Table:
-    least = _LEAST_SHARE * max(sum(base.values()), sum(new.values()), 0.0)
+def _changes_table(title: str, head: str, base: Mapping[str, float], new: Mapping[str, float], key: str) -> Table:
+    least = _MIN_SHARE * max(sum(base.values()), sum(new.values()), 0.0)
     names = {**base, **new}
     ordered = sorted(names, key=lambda name: -abs(new.get(name, 0.0) - base.get(name, 0.0)))
     rows: Rows = [

