@@ -324,9 +324,8 @@ def _unfused(
 ) -> dict[str, Any]:
     """Return an optimizer's ``state_dict`` as it would be without the treatment."""
     steps = _unfused_steps(optimizer, groups, places)
-    parameters = [
-        parameter for group in optimizer.param_groups for parameter in group["params"]
-    ]  # in the order of state_dict's keys
+    # A state_dict numbers the parameters in this order.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = dict(content["state"])
     for key, parameter in enumerate(parameters):
         if key in state and parameter in steps:

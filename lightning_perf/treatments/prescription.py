@@ -103,7 +103,7 @@ def code_of(value: Any) -> str:
 
 
 def cli_name(name: str, value: Any) -> str:
-    """Return the argument's name for LightningCLI; a "+" after it appends to the user's list instead of replacing it."""
+    """Return the name for LightningCLI, with "+" for a list, which is then added to the user's list."""
     return f"{name}+" if isinstance(value, list) else name
 
 

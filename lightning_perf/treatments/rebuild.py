@@ -39,10 +39,10 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         return new
     n_workers = arguments.get("num_workers", loader.num_workers)
     if n_workers == 0:
-        needing_workers = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
-        if needing_workers:
+        for_workers = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
+        if for_workers:
             raise TreatmentError(
-                f"{needing_workers[0]} needs worker processes, and the loader has none; add loader-workers"
+                f"{for_workers[0]} needs worker processes, and the loader has none; add loader-workers"
             )
     elif loader.num_workers == 0:
         device = _first_of(loader.dataset, _device_of)
@@ -69,9 +69,7 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     # A copy, because DataLoader's constructor takes either a batch sampler, or a batch size and a sampler, and would
     # create those that it is not given.
     new = copy.copy(loader)
-    if (
-        call_of(loader) == "StreamingDataLoader"
-    ):  # its constructor passes these to the dataset, which divides chunks by them
+    if call_of(loader) == "StreamingDataLoader":  # its dataset needs them to divide its chunks
         wanted["dataset"] = dataset = copy.copy(loader.dataset)
         wanted["_prefetch_factor"] = wanted["prefetch_factor"]
         dataset.set_num_workers(n_workers)
