@@ -39,11 +39,9 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         return new
     n_workers = arguments.get("num_workers", loader.num_workers)
     if n_workers == 0:
-        for_workers = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
-        if for_workers:
-            raise TreatmentError(
-                f"{for_workers[0]} needs worker processes, and the loader has none; add loader-workers"
-            )
+        needing = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
+        if needing:
+            raise TreatmentError(f"{needing[0]} needs worker processes, and the loader has none; add loader-workers")
     elif loader.num_workers == 0:
         device = _first_of(loader.dataset, _device_of)
         if device is not None:
