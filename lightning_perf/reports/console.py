@@ -40,7 +40,7 @@ __all__ = [
 
 def model_summary(profile: ModelProfile) -> Document:
     """Return the compute cost of a model without tables."""
-    parts = [part for part in model_parts(profile, in_run=False) if isinstance(part, Facts)]
+    parts = [part for part in model_parts(profile, is_in_run=False) if isinstance(part, Facts)]
     memory = [] if profile.memory is None else [facts([memory_title(profile.memory)])]
     return Document(None, (), (section("model", model_title(profile), [*parts, *memory]),))
 

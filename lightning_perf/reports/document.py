@@ -91,8 +91,8 @@ class Table(Part, frozen=True):
         heads: One per column.
         numbers: Whether each column holds numbers, which are right-aligned.
         rows: As many cells as heads.
-        title: Above the table; empty if the section's title says it.
-        about: What the figures refer to.
+        title: Heading above the table; empty if that of the section is enough.
+        about: Sentence on what the figures refer to.
         key: Stable name of the table.
         min_widths: For each column, the shortest line that shows it, in characters.
         min_width: The shortest line that shows the table at all.
@@ -151,9 +151,9 @@ class Diagnosis(Part, frozen=True, tag="finding"):
     """A finding with its evidence and recommendations.
 
     Attributes:
-        remarks: Expected speedup, certainty of the cause, and whether it rests on settings alone.
-        evidence: Metric, measured value, basis.
-        basis: What the speedup was estimated from.
+        remarks: Expected speedup, certainty of the cause, and a note if the finding follows from settings alone.
+        evidence: Metric, measured value and basis of each fact.
+        basis: How the speedup was estimated.
         is_open: Whether pages show it unfolded.
     """
 
@@ -180,11 +180,11 @@ AnyPart = Heading | Note | Facts | Pairs | Listing | Code | Figure | Perfetto | 
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A subject of the report. Parts that say nothing are dropped by `section`.
+    """A section of the report; the function `section` leaves out empty parts.
 
     Attributes:
         key: Stable name, also the anchor on pages.
-        title: Its heading.
+        title: Heading.
         parts: In order.
         min_width: The shortest line that shows the section, in characters.
         is_short: Whether it stays open where long sections are folded.

@@ -19,14 +19,14 @@ _MIN_LINE_SHARE = 0.1
 
 
 class CurveRow(NamedTuple):
-    """One number of workers.
+    """The speed of the loader with one number of workers.
 
     Attributes:
-        num_workers: As many.
+        num_workers: Number of workers.
         fetch_s: Seconds between batches without any training.
         step_s: The expected step time in training; None if no step was measured.
-        mark: What is special about it: ``"enough"``, ``"in use"``; else empty.
-        fill: Length of its bar, 0…1: its throughput ÷ the highest of all.
+        mark: ``"enough"``, ``"in use"``, both or empty.
+        fill: Length of the bar, 0…1: the throughput ÷ the highest one.
     """
 
     num_workers: int

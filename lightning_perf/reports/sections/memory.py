@@ -1,4 +1,4 @@
-"""What memory holds, when, and how it grows."""
+"""The memory in use: its components, its course over a step, and its growth."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from lightning_perf.reports.wording import count, line, share, size
 _MAX_MODULES = 6
 _MIN_SHARE = 0.005
 MAX_TIMES = 100
-"""A batch so many times larger than the present one is limited by other things than memory."""
+"""The headroom is not shown beyond this multiple of the batch: other things than memory limit such batches."""
 
 
 class MemoryRow(NamedTuple):
     """One component of the memory in use.
 
     Attributes:
-        name: As shown.
-        n_bytes: Its size.
-        share: Of all components together.
-        note: How it is known, if it was not counted; else empty.
+        name: Name of the component, such as "gradients".
+        n_bytes: Size in bytes.
+        share: Fraction of the sum of all components.
+        note: How the size was obtained, if it was not counted; else empty.
     """
 
     name: str

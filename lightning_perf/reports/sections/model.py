@@ -29,23 +29,23 @@ def model_document(profile: ModelProfile | None, memory: Breakdown | None) -> Do
     """Return the compute cost of a model, what its memory holds, or both; outside a run."""
     sections = []
     if profile is not None:
-        sections.append(section("model", model_title(profile), model_parts(profile, in_run=False), is_short=True))
+        sections.append(section("model", model_title(profile), model_parts(profile, is_in_run=False), is_short=True))
     if memory is not None:
         sections.append(section("memory", memory_title(memory), breakdown_parts(memory), is_short=True))
     return Document(None, (), tuple(sections))
 
 
-def model_parts(profile: ModelProfile | None, in_run: bool = True) -> Iterator[AnyPart]:
+def model_parts(profile: ModelProfile | None, is_in_run: bool = True) -> Iterator[AnyPart]:
     """Yield totals, utilization and limits, then modules and operators; nothing unless FLOPs were counted.
 
-    Step times are left out if ``in_run``, since other sections show them.
+    Step times are left out if ``is_in_run``, since other sections show them.
     """
     if profile is None or profile.forward_flops is None:
         return
     yield facts(model_facts(profile), "Model")
-    if not in_run:
+    if not is_in_run:
         yield facts(_time_facts(profile), "Time")
-    yield facts(utilisation_facts(profile.utilisation), "Utilization")
+    yield facts(utilization_facts(profile.utilisation), "Utilization")
     yield facts(_bound_facts(profile), "Limit")
     yield Figure("roofline", "Roofline")
     yield module_table(profile)
@@ -104,7 +104,7 @@ def _time_facts(profile: ModelProfile) -> list[str]:
     return [*texts, count(profile.n_timed, "repetition")] if texts else []
 
 
-def utilisation_facts(used: Utilisation | None) -> list[str]:
+def utilization_facts(used: Utilisation | None) -> list[str]:
     """Return FLOP/s, and their share of what was measured and of the datasheet."""
     if used is None:
         return []

@@ -23,10 +23,10 @@ class PhaseRow(NamedTuple):
     """One line of a breakdown; the rows of a breakdown add up to its span.
 
     Attributes:
-        name: As shown.
-        phase: Its name in the records; empty for folded phases.
+        name: Name for reports.
+        phase: Name in the records; empty for folded phases.
         total_s: Seconds.
-        share: Of the span.
+        share: Fraction of the span.
         p50_s: Median seconds per step; None outside steps.
     """
 
