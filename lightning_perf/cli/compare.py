@@ -85,7 +85,7 @@ def _sessions(path: str) -> list[Source]:
     """Return the sessions of one side."""
     place = any_path(path)
     runs: list[Any] = []
-    with contextlib.suppress(OSError):  # load_run says what is wrong
+    with contextlib.suppress(OSError):  # load_run raises a better error
         if is_dir(place) and not exists(place / SESSION_FILE):
             runs = sorted(file.parent for file in place.glob(f"*/{SESSION_FILE}"))
     if not runs:

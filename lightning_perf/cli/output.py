@@ -92,7 +92,7 @@ def check_folder(out: Path | None) -> None:
 def check_file(target: str | None, is_forced: bool) -> None:
     """Raise ``ConfigError`` if the file of ``--out`` cannot be written: it is a folder, or exists without ``--force``.
 
-    Called before anything that takes long; None stands for stdout.
+    Call it before anything that takes long. None means stdout.
     """
     if target is None:
         return

@@ -154,7 +154,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         n_samples: Batch size; None if unknown.
         step: Batches before the step that was counted; None outside a run.
         basis: ``"step"`` if the operators of a step were counted; ``"shapes"`` if its modules were counted on fake
-            tensors of the shapes seen, without sharding; ``"uncompiled"`` if without the compiler too.
+            tensors of the shapes in the run, without sharding; ``"uncompiled"`` if also without the compiler.
         precision: Precision of most arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype.
         forward_flops: FLOPs of matrix multiplications, convolutions and attention, where a multiplication and an
             addition count as two; None if not counted.

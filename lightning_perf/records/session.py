@@ -217,7 +217,7 @@ class Session(Record, frozen=True, kw_only=True):
         """Return the recommended ``Trainer`` arguments, at most as unsafe as ``safety``.
 
         Of arguments that contradict, the more severe finding's are returned, then those with the larger speedup.
-        ``left_out`` says which recommendations are not among them.
+        ``select(…).left_out`` lists the other recommendations.
         """
         return select(self, safety).trainer
 
@@ -241,15 +241,15 @@ class Session(Record, frozen=True, kw_only=True):
         """Write the session; a crash leaves an existing file intact.
 
         Args:
-            path: The file, or a folder for ``perf_session.json``; local, or a URL that fsspec knows. Parent folders are
-                created. An existing session of another run is kept and renamed to ``perf_session.<its id>.json``.
+            path: The file, or a folder for ``perf_session.json``; local, or a URL that fsspec supports. Parent folders
+                are created. An existing session of another run is kept and renamed to ``perf_session.<its id>.json``.
 
         Returns:
             The file written.
 
         Raises:
             SessionError: The file cannot be written, another kind of file is there, or a required figure
-                is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` says why.
+                is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` holds the reason.
         """
         content = self.file_content()
         target = any_path(path)
@@ -276,7 +276,7 @@ class Session(Record, frozen=True, kw_only=True):
                 "move it away or choose another out_dir"
             ) from error
         if other != self.run.id:
-            with contextlib.suppress(FileNotFoundError):  # that run, still going, was faster
+            with contextlib.suppress(FileNotFoundError):  # the other run, still running, renamed it first
                 target.replace(target.with_name(f"{target.stem}.{other}.json"))  # type: ignore[arg-type]
 
 
@@ -287,7 +287,7 @@ def load(path: str | os.PathLike[str] | RemotePath) -> Session:
     """Read a session; needs neither torch nor lightning.
 
     Args:
-        path: A session file, or a folder that holds ``perf_session.json``; local, or a URL that fsspec knows.
+        path: A session file, or a folder that holds ``perf_session.json``; local, or a URL that fsspec supports.
 
     Returns:
         The session, upgraded to this version's schema.

@@ -141,7 +141,7 @@ class Fetch(Record, frozen=True, kw_only=True):
         wait_s: Host seconds blocked in one fetch.
         p90_over_p50: Ratio of the 90th percentile to the median; None if the median is 0.
         waiting_fraction: Share of fetches that blocked for more than a tenth of the median step.
-        burst_period: Most frequent number of steps from one wait to the next; None if fewer than 8 waits were seen.
+        burst_period: Most frequent number of steps from one wait to the next; None if there were fewer than 8 waits.
         burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None as for it.
         first_s: Seconds of the first fetch of each epoch, at most the last 64 epochs.
         in_process_batch_s: Measured seconds to make one batch in a process without workers (median); None where
@@ -167,8 +167,8 @@ class Epoch(Record, frozen=True, kw_only=True):
         index: ``trainer.current_epoch``.
         wall_s: From the end of the previous epoch's boundary (for the first, the start of the run) to the end of this
             epoch's boundary, without pauses in which PerfDoctor measured or reported. The phases add up to it.
-        samples: Samples seen; None if the batch size is not known.
-        tokens: Tokens seen, padding included; None if batches have none.
+        samples: Number of samples; None if the batch size is not known.
+        tokens: Number of tokens, padding included; None if batches have none.
         step_p50_s: Median step; None for an epoch without a complete step.
         first_fetch_s: Seconds of its first fetch; None if it had none.
         boundary_s: Wall seconds from its last step to the first fetch of the next epoch; None before that fetch.
@@ -221,7 +221,7 @@ class StageTimes(Record, frozen=True, kw_only=True):
         tokens_per_s: Tokens ÷ span, padding included; None if batches have none.
         phases: By phase name; only phases that occurred.
         named: Time by name, largest first, at most 32.
-        fetch: How batches arrived; None if no fetch was seen.
+        fetch: How batches arrived; None if no fetch was timed.
         device: The device's own clock; None without one (see ``Session.missing``).
         outliers: None if there are fewer than 20 steps.
         gc_s: Seconds spent in Python's garbage collector during the span; None if not measured.

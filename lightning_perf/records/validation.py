@@ -281,7 +281,7 @@ def _number_check(bounds: Bounds) -> Check:
             if low - _ROUNDING <= value < least:
                 return type(value)(low)
             raise Refused(f"Expected {unit} from {low:g} to {high:g}, got {value:.6g}")
-        if value is None:  # what JSON makes of NaN and infinity
+        if value is None:  # JSON has null for NaN and infinity
             raise Refused(f"Expected {unit} from {low:g} to {high:g}, got null, NaN or infinity")
         return value
 

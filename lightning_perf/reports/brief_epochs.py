@@ -43,7 +43,7 @@ def brief_epoch(
         texts.append(f"{wording.seconds(epoch.step_p50_s)}/step{signed}")
     finding = verdict_finding(session)
     wait = epoch.phases.get("data_wait", 0.0) / epoch.wall_s
-    is_in_summary = finding is not None and not is_same and "data_wait" in finding.claims  # there of the whole run
+    is_in_summary = finding is not None and not is_same and "data_wait" in finding.claims  # which covers the whole run
     if wait >= _MIN_WAIT_SHARE and not is_in_summary:
         texts.append(f"data wait {wording.share(wait)}")
     old = previous.verdict.code if previous is not None else None

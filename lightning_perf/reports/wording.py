@@ -17,7 +17,7 @@ UNKNOWN = "n/a"
 ELLIPSIS = "…"
 
 TOO_WIDE = 20
-"""An interval whose ends differ by this factor says nothing."""
+"""An interval whose ends differ by this factor is too wide to show."""
 
 _ASCII_SIGNS = {
     "×": "x",
@@ -148,7 +148,7 @@ def evidence_basis(evidence: Evidence) -> str:
     """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
     if evidence.threshold is not None:
-        # A bound is a round number: 5.0 % and 5.00 ms say no more than 5 % and 5 ms.
+        # Thresholds are round numbers: 5 % and 5 ms, not 5.0 % and 5.00 ms.
         parts.append("limit " + _TRAILING_ZEROS.sub("", quantity(evidence.threshold, evidence.unit)))
     if evidence.n is not None:
         parts.append(f"n {evidence.n:,}")

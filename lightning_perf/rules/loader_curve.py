@@ -189,7 +189,7 @@ def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
 
 
 def delivered_batch_s(probe: LoaderProbe) -> float | None:
-    """Return the seconds of a batch in one process without workers; None where the probe does not say."""
+    """Return the seconds of a batch in one process without workers; None if the probe did not measure them."""
     point = probe.point_at(0)
     alone = point.batch_s if point is not None else probe.made_s()
     return alone if alone is not None and 0 < alone < math.inf else None

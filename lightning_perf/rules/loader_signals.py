@@ -219,7 +219,7 @@ def start_s(session: Session, stage: StageTimes) -> float:
 def n_boundaries(session: Session) -> int:
     """Return the number of epoch boundaries."""
     n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
-    return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # the session keeps the last epochs only
+    return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # a session holds only the last epochs
 
 
 def n_epochs_in_one(session: Session) -> int:

@@ -59,7 +59,7 @@ def is_tight(session: Session) -> bool:
 def is_leak(growth: Growth) -> bool:
     """Return whether memory at the same point of each step grows significantly and by a relevant amount."""
     rise_bytes = growth.bytes_per_step * (growth.last_step - growth.first_step)
-    is_device = growth.where not in (*HOST_PLACES, "workers")  # its allocator counts only tensors
+    is_device = growth.where not in (*HOST_PLACES, "workers")  # a device's allocator counts only tensors
     is_named = growth.where in HOST_PLACES and bool(growth.suspects)
     return (
         (is_device or is_named or rise_bytes >= UNNAMED_MIN_RISE_BYTES)

@@ -183,7 +183,7 @@ def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[
     The replayed operators took ``seen_s`` in the step and ``before_s`` in the replay; the interval includes both. Other
     operators that the treatment affects are assumed to keep their time (lower end) or to speed up equally (upper end).
     ``most_s`` limits the seconds per step in these operators; ``concerned_s`` are those in all affected operators of a
-    trace, which a replay on a device does not know.
+    trace, if known.
     """
     speedup = result.speedup
     assert speedup is not None

@@ -21,7 +21,7 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
         ``unknown`` if too little was measured, unless the run hung, or too few rules ran.
     """
     n_steps = session.steady.n_steps if session.steady else 0
-    if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted: a loader probed without a training
+    if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted if only the loader was probed
         if hanging := _first_of([one for one in findings if one.code == "PD609"]):
             return hanging
         reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")

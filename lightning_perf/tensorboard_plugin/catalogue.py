@@ -23,7 +23,7 @@ _PAUSE_FACTOR = 10
 
 _STEM = SESSION_FILE.removesuffix(".json")
 _MAX_FOLDERS = 20_000
-"""Folders searched; the page says when there are more."""
+"""Folders searched; the page shows a note if there are more."""
 
 Stamp = tuple[int, int]
 """Modification time in nanoseconds, and size; files with equal stamps count as unchanged."""

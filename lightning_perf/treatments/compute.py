@@ -86,7 +86,7 @@ class CudnnBenchmark(Treatment):
         "Helps convolutions on inputs of one shape. If shapes keep changing, each new one is benchmarked, which is "
         "slower. A running training does not change: cuDNN keeps its first choice for a shape."
     )
-    # Not live: torch looks a shape up in its cache of choices before it asks whether to benchmark, and no function
+    # Not live: torch reads its cache of choices by shape before it checks whether to benchmark, and no function
     # empties the cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, run_single_conv).
     trainer_flag = "benchmark"
     setting = True

@@ -132,7 +132,7 @@ class ProgBarOff(Treatment):
         return {"enable_progress_bar": False} if value == "bar" else {}
 
     def statements(self, value: Any) -> str:
-        return "" if value == "bar" else "self.log(..., prog_bar=False)  # wherever prog_bar=True stands"
+        return "" if value == "bar" else "self.log(..., prog_bar=False)  # instead of prog_bar=True"
 
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
         pass  # the Trainer refuses the flag if the user passes a bar, so `set_up` disables the bar instead

@@ -26,7 +26,7 @@ class Treatment:
         acts_on: ``"step"``: it changes the time of steps. ``"loop"``: it changes epoch boundaries, validation or
             checkpoints, which a trial of a few steps does not measure.
         conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
-        is_measurement: Whether it only answers a question: a trial measures it alone and never keeps it.
+        is_measurement: Whether it is only for comparison: a trial measures it alone and never keeps it.
         is_live: Whether it can be applied between two epochs of a running training.
         hides_errors: Whether the training may go on where it would raise an error: the autopilot then does not try it
             while results must be exact.

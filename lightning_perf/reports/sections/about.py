@@ -1,4 +1,4 @@
-"""What a report says about the measurement itself: memory peaks, overhead, rules, what is missing."""
+"""Facts on the measurement itself: memory peaks, overhead, rules, what is missing."""
 
 import shlex
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def applied_fact(session: Session) -> str:
     texts = []
     tried = {one.treatment for one in session.autopilot.tries} if session.autopilot is not None else ()
     for one in session.applied:
-        if one.treatment in tried:  # the autopilot's own section says more
+        if one.treatment in tried:  # the autopilot's own section shows it
             continue
         name, code = line(one.treatment, 60), line(one.finding, 16)
         if one.status == "applied":

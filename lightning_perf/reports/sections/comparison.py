@@ -30,7 +30,8 @@ from lightning_perf.reports.wording import (
 MAX_DIFFERENCES = 40
 """Differences shown; JSON has all of them."""
 
-_NEGLIGIBLE = 0.002  # of the step: phases without a verdict that changed by less are left out
+_NEGLIGIBLE = 0.002
+"""Phases without a verdict that changed by less than this share of the step are left out."""
 
 
 def comparison_document(comparison: Comparison) -> Document:

@@ -31,7 +31,7 @@ def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
 
 
 def _value(value: str | None) -> str:
-    return "none" if value is None else value[:7] if len(value) == 40 else value  # a commit
+    return "none" if value is None else value[:7] if len(value) == 40 else value  # the short form of a commit
 
 
 def _longest(run: EarlierRun) -> str:

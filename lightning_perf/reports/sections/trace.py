@@ -1,4 +1,4 @@
-"""What a profiler trace says: time by category, what-if, waits, collectives, kernels, operators, copies."""
+"""Tables of a profiler trace: time by category, what-if, waits, collectives, kernels, operators, copies."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -38,7 +38,7 @@ def trace_documents(records: Sequence[TraceRecord]) -> list[Document]:
 
 
 def trace_document(record: TraceRecord) -> Document:
-    """Return everything that one trace says."""
+    """Return the full report of one trace."""
     return Document(
         verdict_of_trace(record),
         (),
@@ -365,7 +365,7 @@ def _title(record: TraceRecord) -> str:
 
 
 def _site(site: str, function: str) -> str:
-    # The end of a path says more than its start.
+    # The end of a path identifies a file better than its start.
     short = site if len(site) <= 40 else "…" + site[-39:]
     return wording.line(f"{short} {function}".strip())
 

@@ -23,7 +23,7 @@ MEASUREMENT = "bare-loop"
 """The arm that is no treatment: it measures what Lightning costs."""
 _SEARCH = -1
 _MAX_SPREAD = 1.25
-"""Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be seen."""
+"""Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be measured."""
 _NAME = 60
 _PASTED = 60
 _SENTENCE = 600

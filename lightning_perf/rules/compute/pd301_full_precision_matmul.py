@@ -20,7 +20,7 @@ MATRIX_OPERATORS = (
     "aten::bmm",
     "aten::baddbmm",
     "aten::mkldnn_convolution",
-    "aten::convolution_backward",  # its products are in its own time: nothing is called below it
+    "aten::convolution_backward",  # calls no other operator: its own time contains the products
 )
 
 
@@ -61,7 +61,7 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         if lacks_device_events(trace) or not trace.operators:
             return _sampled_shares(session)
         if precision is None:
-            raise Skip("the trace does not tell in which precision the CPU computes")
+            raise Skip("the trace does not show in which precision the CPU computes")
         matrix_s = sum(operator.host_self_s for operator in trace.operators if operator.name in MATRIX_OPERATORS)
         all_s = sum(operator.host_self_s for operator in trace.operators)
         return (matrix_s / all_s if all_s > 0 else 0.0), reading.share(matrix_s)
@@ -69,7 +69,7 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return 0.0, 0.0
     seconds = full_precision_s(trace)
     if seconds and kernels.matrix_tensor_core_fraction is None and precision is None:
-        raise Skip("the names of the matrix kernels do not tell their precision")
+        raise Skip("the names of the matrix kernels do not show their precision")
     return work_share(trace, *MATRIX_KINDS), reading.share(seconds)
 
 

@@ -25,7 +25,7 @@ def check(session: Session) -> Finding | None:
     if fetch is None or in_process_s is None:
         raise Skip(f"the cost of a batch without workers: {basis}")
     if _has_another_cause(session) or fetch.wait_s.p50 <= in_process_s:
-        return None  # PD104: if workers deliver faster, only their start costs time
+        return None  # Workers that deliver faster cost time only at their start, which PD104 reports.
     restart_s = start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)

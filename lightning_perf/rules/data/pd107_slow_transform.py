@@ -29,7 +29,7 @@ def check(session: Session) -> Finding | None:
     if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
     if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(probed):
-        return None  # PD106, PD105, PD110, PD109
+        return None  # PD106, PD105, PD110 or PD109 applies.
     reason = probe.missing.get("functions", "no function of the dataset was profiled")
     function = required(costliest(probe, "getitem"), reason)
     share = function_share(function)

@@ -26,7 +26,7 @@ def check(session: Session) -> Finding | None:
     if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
     if indexes_rows(probe) or is_transport_costly(probed):
-        return None  # PD110, PD109
+        return None  # PD110 or PD109 applies.
     collate = required(probe.collate, probe.missing.get("collate", "collate was not timed"))
     share = 1.0 - sample_share(probe)
     if share < COLLATE_MIN_SHARE:
@@ -58,7 +58,7 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
         ),
-        # The fix replaces only this function of the collate time; one of the user's with what it calls.
+        # The fix replaces this function: the default one alone, a user's with the functions that it calls.
         claims={"data_wait": probed.saved_s(share * part)},
         basis=f"at most the time of {who}, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",

@@ -47,7 +47,7 @@ def check(session: Session) -> Finding | None:
     kept_share = share_of(time for time in others if time.hook)
     interval = session.settings.trainer.log_every_n_steps
     wanted = longer_interval(interval or 1, share)
-    part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
+    part = 1 - (interval or 1) / wanted  # fraction of the rows that the longer interval leaves out
     once = log_once(session)
     can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)

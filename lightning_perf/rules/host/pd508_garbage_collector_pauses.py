@@ -63,7 +63,7 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
     of = {each.generation: each for each in found.generations}
     youngest, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
     if not (youngest and middle and oldest) or 2 not in of:
-        return 1.0  # the collector is off, or has other generations: nothing says how often it would run
+        return 1.0  # the collector is off or has other generations, so how often it would run is unknown
     full_s = of[2].total_s / of[2].n
 
     def collection_s(generation: int, n_objects: int) -> float:
@@ -81,8 +81,8 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
 def _left_with_raised_thresholds(found: Collections) -> float:
     """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
 
-    Work that comes at regular intervals is seen ``n`` times in a span of at least ``n - 1`` intervals: a single full
-    collection in a short run promises nothing.
+    ``n`` full collections at regular intervals show a span of at least ``n - 1`` intervals, so a single one in a short
+    run shows nothing.
     """
     total_s = sum(found.automatic_by_phase_s.values())
     full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)

@@ -69,7 +69,7 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
         yield from ((one, activations // 2) for one in (CHECKPOINTING, *bf16_of(session)))
     elif states > much:
         for one in smaller_optimizer(session):
-            n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 of 32 bits
+            n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 instead of 32 bits per state
             yield one, states - states // n_parts
     unused = max((d.peak_reserved_bytes - d.peak_allocated_bytes for d in session.memory.devices), default=0)
     if unused > (oom.requested_bytes or 2**40):
