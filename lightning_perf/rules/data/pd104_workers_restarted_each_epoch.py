@@ -19,7 +19,7 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the same from the flags of the loader and the Trainer."""
+    """Report the finding from the flags of the loader and the Trainer alone."""
     loader = _restarting_loader(session)
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None

@@ -16,7 +16,7 @@ PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the same from the Trainer's flag."""
+    """Report the finding from the Trainer's flag alone."""
     trainer = session.settings.trainer
     if trainer.log_every_n_steps is None:
         raise Skip("log_every_n_steps is not known")
