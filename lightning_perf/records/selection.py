@@ -50,7 +50,7 @@ def select(
     """
     if safety not in SAFETIES:
         raise SessionError(f"safety={safety!r} is not one of {', '.join(SAFETIES)}")
-    chosen, measured = Selection({}, {}, {}, {}), _measured(session)
+    chosen, measured = Selection({}, {}, {}, {}), _gained_nothing(session)
     for finding in sorted(session.findings, key=_order):
         taken: Prescription | None = None
         for fix in finding.prescriptions:
@@ -90,7 +90,7 @@ def merged(one: Any, other: Any) -> Any:
     return {**one, "init_args": arguments} if arguments.items() >= one["init_args"].items() else None
 
 
-def _measured(session: Session) -> dict[str, str]:
+def _gained_nothing(session: Session) -> dict[str, str]:
     """Return verdicts of treatments that gained nothing alone in the autopilot or the latest trial, by their ids."""
     tries = session.autopilot.tries if session.autopilot is not None else ()
     undone = {one.treatment.partition("=")[0]: "no_change" for one in tries if one.gains_nothing}

@@ -83,7 +83,7 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
         rows = [(row, rung, rung.speedup) for row, (_, rung) in enumerate(rungs) if rung.is_kept is is_kept]
         points = [(row, rung, speedup) for row, rung, speedup in rows if speedup is not None]
         if points:
-            data.append(_measured(f"measured, {name}", symbol, points))
+            data.append(_speedup_markers(f"measured, {name}", symbol, points))
     intervals = [rung.speedup for _, rung in rungs if rung.speedup is not None]
     ends = [min(one.high, _WIDEST_GAIN) for one in intervals] + [gain.high for _, gain in predicted]
     starts = [max(one.low, 0.0) for one in intervals]
@@ -101,7 +101,7 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
     )  # fmt: skip
 
 
-def _measured(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) -> dict[str, Any]:
+def _speedup_markers(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "markers", "name": name,
         "x": [speedup.value for _, _, speedup in points], "y": [row for row, _, _ in points],
