@@ -25,7 +25,7 @@ from lightning_perf.records import (
 
 from .findings import fact
 from .machine_signals import wait_share
-from .rule import Skip
+from .rule import required
 from .signals import COMPUTE_PHASES, loaders_of, steady_of
 from .thresholds import (
     COMPUTES_MIN_FRACTION,
@@ -235,11 +235,9 @@ def predicted_steps(session: Session) -> StageTimes | None:
 
 def probe_of(session: Session) -> LoaderProbe:
     """Return the loader probe; raise Skip if the loader was not probed, or no sample was timed."""
-    probe = session.loader_probe
-    if probe is None:
-        raise Skip(session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))"))
-    if probe.getitem is None:
-        raise Skip(f"the loader could not be probed: {probe.reason or 'no sample was timed'}")
+    reason = session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))")
+    probe = required(session.loader_probe, reason)
+    required(probe.getitem, f"the loader could not be probed: {probe.reason or 'no sample was timed'}")
     return probe
 
 
@@ -247,9 +245,8 @@ def probed_loader_of(session: Session) -> ProbedLoader:
     """Return the probed loader and the steps that use it; raise Skip if there is no probe, or no step time is known."""
     probe = probe_of(session)
     stage = timed_steps_of(session)
-    loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
-    if loader is None:
-        raise Skip("the settings of the probed loader are not known")
+    found = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
+    loader = required(found, "the settings of the probed loader are not known")
     share = wait_share(stage)
     wait_s = share * stage.span_s / max(1, stage.n_steps)
     return ProbedLoader(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
 from lightning_perf.rules.logging_cost import call_s, log_every, log_once, loggers_of, longer_interval, slow_calls
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
 from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_of
@@ -18,14 +18,13 @@ PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 def preflight(session: Session) -> Finding | None:
     """Report the finding from the Trainer's flag alone."""
     trainer = session.settings.trainer
-    if trainer.log_every_n_steps is None:
-        raise Skip("log_every_n_steps is not known")
-    if not trainer.loggers or not 0 < trainer.log_every_n_steps < LOG_FREQUENT_STEPS:
+    interval = required(trainer.log_every_n_steps, "log_every_n_steps is not known")
+    if not trainer.loggers or not 0 < interval < LOG_FREQUENT_STEPS:
         return None
     return unsigned_finding(
         severity="info",
-        summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=fact("log_every_n_steps", trainer.log_every_n_steps, threshold=LOG_FREQUENT_STEPS),
+        summary=f"Logging every {interval} steps is likely to cost time.",
+        evidence=fact("log_every_n_steps", interval, threshold=LOG_FREQUENT_STEPS),
         prescriptions=log_every(LOG_EVERY_STEPS),
     )
 

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS
@@ -15,8 +15,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     found = session.collections
     if found is None:
-        if steady.gc_s is None:
-            raise Skip("collections were not measured")
+        required(steady.gc_s, "collections were not measured")
         return None
     total_s = sum(each.total_s for each in found.generations)
     if found.span_s <= 0:
