@@ -25,7 +25,6 @@ from lightning_perf.rules.wording import percent, spent_waiting
 
 BASIS = "at most the data wait in which the loader was blocked"
 
-
 RECOMMENDATION = fix(
     "keep the dataset in memory if it fits; otherwise pack it into large shards, or copy it to a fast disk", "hours"
 )
