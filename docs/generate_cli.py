@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import typing
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from lightning_perf.cli.app import VERBS
+from lightning_perf.cli.app import COMMANDS
 
 _WORDS = {Path: "PATH", int: "N", float: "X"}
 
@@ -31,13 +30,12 @@ lightning.
 def page() -> str:
     """Return the page."""
     parts = [INTRODUCTION, "| command | |\n|:--|:--|"]
-    parts[-1] += "".join(f"\n| [{name}](#{name}) | {verb.summary} |" for name, verb in VERBS.items())
-    return "\n\n".join([*parts, *(_verb(name) for name in VERBS)]) + "\n"
+    parts[-1] += "".join(f"\n| [{name}](#{name}) | {command.summary} |" for name, command in COMMANDS.items())
+    return "\n\n".join([*parts, *(_command(name) for name in COMMANDS)]) + "\n"
 
 
-def _verb(name: str) -> str:
-    module, _, function = VERBS[name].home.partition(":")
-    target = getattr(importlib.import_module(module), function)
+def _command(name: str) -> str:
+    target = COMMANDS[name].load()
     given, options = [], []
     for parameter in inspect.signature(target, eval_str=True).parameters.values():
         kind, info = parameter.annotation.__args__[0], parameter.annotation.__metadata__[0]

@@ -12,8 +12,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
 from lightning_perf.probes.profiler_recording import WindowOptions
 from lightning_perf.records.remote import AnyPath, RemotePath, any_path
-from lightning_perf.treatments.registry import all_treatments
-from lightning_perf.treatments.specs import parse_all
+from lightning_perf.treatments.specs import all_treatments, parse_all
 
 REPORTS = ("console", "tensorboard", "json", "upload")
 """Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""

@@ -17,7 +17,8 @@ from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.plain import batch_size
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.records import Breakdown
-from lightning_perf.reports.console import model_report
+from lightning_perf.reports.render.console import DocumentReport
+from lightning_perf.reports.sections.model import model_document
 
 
 class MemoryBreakdown:
@@ -37,7 +38,7 @@ class MemoryBreakdown:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table."""
-        yield model_report(None, self.record)
+        yield DocumentReport(model_document(None, self.record))
 
     def __str__(self) -> str:
         """Return the table."""

@@ -25,7 +25,8 @@ from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.tracing import StepTracer, eager
 from lightning_perf.quick import as_it_was, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
-from lightning_perf.reports.console import model_report
+from lightning_perf.reports.render.console import DocumentReport
+from lightning_perf.reports.sections.model import model_document
 from lightning_perf.reports.text import report_text
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
@@ -94,7 +95,7 @@ class QuickProfile:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield all tables."""
-        yield model_report(self.record, self.record.memory)
+        yield DocumentReport(model_document(self.record, self.record.memory))
 
     def __str__(self) -> str:
         """Return the summary."""

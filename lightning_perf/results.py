@@ -10,6 +10,7 @@ from lightning_perf.errors import PerfDoctorError
 from lightning_perf.records import Finding, Safety, Session, Verdict
 from lightning_perf.records.remote import AnyPath
 from lightning_perf.reports import console as console_report
+from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.render.html import to_fragment
 from lightning_perf.reports.session_document import session_document
 from lightning_perf.reports.text import report_text
@@ -35,7 +36,7 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the report."""
         if self._is_full:
-            yield console_report.run_report(self.session, place=self._place)
+            yield DocumentReport(session_document(self.session, place=self._place))
         else:
             yield console_report.brief_report(self.session, self._place)
 

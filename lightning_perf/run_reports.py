@@ -115,8 +115,9 @@ class RunReports:
     def preflight(self, findings: tuple[Finding, ...], session: Session) -> None:
         """Print the findings that follow from settings alone."""
         if findings:
-            brief_of = None if self._doctor.console == "full" else session
-            self._print(lambda: console_report.preflight_report(findings, brief_of))
+            is_full = self._doctor.console == "full"
+            full, brief = console_report.preflight_document, console_report.brief_preflight
+            self._print(lambda: full(findings) if is_full else brief(findings, session))
 
     def epoch(self, session: Session, news: str | None = None, is_within: bool = False) -> None:
         """Report an epoch, or a diagnosis within it, and in one line what became slower since earlier runs.
@@ -151,7 +152,7 @@ class RunReports:
             report: Any = console_report.brief_epoch(session, epoch, self._shown, is_within)
         else:
             is_full = self._doctor.console == "full"
-            make: Any = console_report.epoch_report if is_full else console_report.brief_epoch
+            make: Any = console_report.epoch_document if is_full else console_report.brief_epoch
             report = make(session, epoch, self._shown)
         if report is not None:
             self._shown = session
@@ -237,14 +238,14 @@ class RunReports:
     def _run_report(self, session: Session, is_saved: bool) -> Any:
         place = console_report.short_path(self._place(session)) if is_saved else None
         if self._doctor.console == "full":
-            return console_report.run_report(session, place=place) if session.run.n_steps > 0 else None
+            return console_report.session_document(session, place=place) if session.run.n_steps > 0 else None
         return console_report.brief_report(session, place)
 
     def post_mortem(self, session: Session | None) -> None:
         """Print the out-of-memory report, after all others."""
         is_shown = "console" in self._doctor.reports and self._doctor.console == "full"
         if session is not None and session.memory.oom is not None and is_shown:
-            self._print(lambda: console_report.post_mortem(session))
+            self._print(lambda: console_report.post_mortem_document(session))
 
     def hang(self, hang: Hang, stacks: str) -> Hang:
         """Write a hang's file, and show it on the first rank that lives. Called in another thread."""
@@ -278,7 +279,7 @@ class RunReports:
         return diagnose(msgspec.structs.replace(session, memory=memory))
 
     def _write_post_mortem(self, session: Session, name: str) -> None:
-        text = console_report.to_text(console_report.post_mortem(session), width=100)
+        text = console_report.to_text(console_report.post_mortem_document(session), width=100)
         self._write(name, text.encode())
 
     def _print(self, make_report: Callable[[], Any]) -> None:

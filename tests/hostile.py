@@ -17,7 +17,7 @@ import pytest
 
 from lightning_perf.records import PHASES, Record, Session, TraceRecord
 from lightning_perf.reports import figures
-from lightning_perf.reports.console import comparison_report, epoch_report, run_report, to_text, trace_report
+from lightning_perf.reports.console import epoch_document, session_document, to_text
 from lightning_perf.reports.render import html
 from lightning_perf.reports.render.markdown import render, to_markdown
 from lightning_perf.reports.sections.comparison import comparison_document
@@ -201,11 +201,11 @@ def session_forms(session: Session, base: Session, is_whole: bool) -> Iterator[t
     failed = [outcome for outcome in answered.outcomes if outcome.status == "failed"]
     assert not failed, failed
     told = msgspec.structs.replace(answered, outcomes=session.outcomes)  # a row for each of our rules takes long
-    yield "console", to_text(run_report(told, show_all=True))
+    yield "console", to_text(session_document(told, show_all=True))
     yield "markdown", to_markdown(answered, show_all=True)
     yield "markdown", to_markdown(session, show_all=True, is_folded=True)
     if session.epochs and is_whole:
-        yield "console", to_text(epoch_report(session, session.epochs[-1].index))
+        yield "console", to_text(epoch_document(session, session.epochs[-1].index))
     yield "html", html.to_page(session)
     shown = Shown("run", session, next((w.trace for w in session.windows if w.trace), None))
     yield "tab", tab_text(shown)
@@ -213,7 +213,7 @@ def session_forms(session: Session, base: Session, is_whole: bool) -> Iterator[t
     if session.run.stage == base.run.stage and session.run.id != base.run.id:
         comparison = compare_sessions([("base", base)], [("new", session)])
         if is_whole:
-            yield "console", to_text(comparison_report(comparison))
+            yield "console", to_text(comparison_document(comparison))
         yield "markdown", render(comparison_document(comparison), is_folded=True)
         yield "tab", msgspec.json.encode(list(diff(Shown("base", base), shown))).decode()
         msgspec.json.encode(compare_sessions([("new", session)], [("base", base)]))
@@ -236,7 +236,7 @@ def trace_forms(record: TraceRecord) -> Iterator[tuple[str, str]]:
     """Yield the trace in every form, with the form's name."""
     answered = diagnose_trace(record)
     session = session_of(answered)
-    yield "console", to_text(trace_report([answered, answered]), width=100)
+    yield "console", to_text(trace_documents([answered, answered]), width=100)
     yield "markdown", render(trace_documents([answered])[0])
     yield "tab", tab_text(Shown("a trace", session, answered, ("a trace",), 0, is_trace_only=True))
     yield from figure_forms(session)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from reports.sessions import SESSIONS
 
-from lightning_perf.cli.app import VERBS
+from lightning_perf.cli.app import COMMANDS
 from lightning_perf.records import Session
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -44,14 +44,14 @@ def test_docs_say_that_installation_changes_the_progress_bar_when_rich_is_requir
     assert (told in " ".join(page.split())) is requires_rich
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_option_on_the_page_is_in_the_help(verb: str) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_on_the_page_is_in_the_help(command: str) -> None:
     page = generator("generate_cli").page()
-    section = re.split(r"^## ", page, flags=re.MULTILINE)[1 + list(VERBS).index(verb)]
+    section = re.split(r"^## ", page, flags=re.MULTILINE)[1 + list(COMMANDS).index(command)]
     told = set(re.findall(r"--[a-z-]+", "\n".join(re.findall(r"^\| `(.*?)` \|", section, re.MULTILINE))))
-    command = [sys.executable, "-m", "lightning_perf", verb, "--help"]
+    arguments = [sys.executable, "-m", "lightning_perf", command, "--help"]
     environment = {"COLUMNS": "300", "PATH": "", "NO_COLOR": "1"}
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment).stdout
+    shown = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120, env=environment).stdout
     assert told == set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown.partition("Options:")[2])) - {"--help"}
 
 

@@ -130,11 +130,11 @@ def merge(folder: Path) -> None:
     """Load, diagnose and render; print time and memory. Runs in a process of its own."""
     start = time.perf_counter()
     from lightning_perf.records import load_run
-    from lightning_perf.reports.console import run_report, to_text
+    from lightning_perf.reports.console import session_document, to_text
     from lightning_perf.rules.engine import diagnose
 
     session = diagnose(load_run(folder))
-    text = to_text(run_report(session))
+    text = to_text(session_document(session))
     took = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert session.ranks is not None

@@ -7,7 +7,7 @@ import typer
 
 from lightning_perf.errors import ConfigError, TraceError
 from lightning_perf.records import TraceRecord
-from lightning_perf.reports.console import to_text, trace_report
+from lightning_perf.reports.console import to_text
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.rules.engine import check_codes, diagnose_trace
@@ -56,4 +56,4 @@ def _drawn(records: list[TraceRecord], form: str) -> str:
         return msgspec.json.format(msgspec.json.encode(records)).decode()
     if form == "markdown":
         return "\n".join(map(render, trace_documents(records)))
-    return to_text(trace_report(records), width=100)
+    return to_text(trace_documents(records), width=100)

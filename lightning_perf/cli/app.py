@@ -16,50 +16,51 @@ from lightning_perf.errors import PerfDoctorError
 from .output import BAD_INPUT, write_error
 
 
-class Verb(NamedTuple):
+class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        home: Its function, as ``module:function``.
+        function: The function that runs it, as ``module:function`` of this package.
         summary: Its line in ``--help``.
-        takes_command: Whether its argument is the user's command, which gets all further options.
+        takes_command: Whether its argument is the user's command; options after that belong to the user's command.
     """
 
-    home: str
+    function: str
     summary: str
     takes_command: bool = False
 
+    def load(self) -> Any:
+        """Import and return the function."""
+        module, _, function = self.function.partition(":")
+        return getattr(importlib.import_module(f"lightning_perf.cli.{module}"), function)
 
-VERBS = {
-    "demo": Verb("lightning_perf.cli.demo:demo", "Train a small model with a planted fault, and diagnose it."),
-    "run": Verb("lightning_perf.cli.run:run", "Run any Lightning command with PerfDoctor and treatments added.", True),
-    "trial": Verb(
-        "lightning_perf.cli.trial:trial", "Measure the speedup of each recommendation on your command.", True
-    ),
-    "data": Verb("lightning_perf.cli.data:data", "Measure the training loader of a command.", True),
-    "analyze": Verb("lightning_perf.cli.analyze:analyze", "Diagnose PyTorch profiler traces."),
-    "report": Verb("lightning_perf.cli.report:report", "Show the report of a saved session."),
-    "config": Verb("lightning_perf.cli.config:config", "Print the recommended arguments, ready to use."),
-    "compare": Verb("lightning_perf.cli.compare:compare", "Compare two sessions: what became faster or slower."),
-    "history": Verb("lightning_perf.cli.history:history", "Show earlier runs, and what changed since they were fast."),
-    "bisect": Verb("lightning_perf.cli.history:bisect", "Print the trial that tries what differs between two runs."),
-    "view": Verb("lightning_perf.cli.view:view", "Open a trace in an offline Perfetto."),
-    "explain": Verb(
-        "lightning_perf.cli.rules:explain", "Explain a rule: what it measures, why it matters, and what to do."
-    ),
-    "rules": Verb("lightning_perf.cli.rules:rules", "List all rules."),
+
+COMMANDS = {
+    "demo": Command("demo:demo", "Train a small model with a planted fault, and diagnose it."),
+    "run": Command("run:run", "Run any Lightning command with PerfDoctor and treatments added.", True),
+    "trial": Command("trial:trial", "Measure the speedup of each recommendation on your command.", True),
+    "data": Command("data:data", "Measure the training loader of a command.", True),
+    "analyze": Command("analyze:analyze", "Diagnose PyTorch profiler traces."),
+    "report": Command("report:report", "Show the report of a saved session."),
+    "config": Command("config:config", "Print the recommended arguments, ready to use."),
+    "compare": Command("compare:compare", "Compare two sessions: what became faster or slower."),
+    "history": Command("history:history", "Show earlier runs, and what changed since they were fast."),
+    "bisect": Command("history:bisect", "Print the trial that tries what differs between two runs."),
+    "view": Command("view:view", "Open a trace in an offline Perfetto."),
+    "explain": Command("rules:explain", "Explain a rule: what it measures, why it matters, and what to do."),
+    "rules": Command("rules:rules", "List all rules."),
 }
 
 
-class LazyVerbs(TyperGroup):
+class LazyCommands(TyperGroup):
     """A group that lists its commands without importing them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        verb = VERBS.get(cmd_name)
-        return None if verb is None else TyperCommand(cmd_name, help=verb.summary)
+        command = COMMANDS.get(cmd_name)
+        return None if command is None else TyperCommand(cmd_name, help=command.summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, stub, rest = super().resolve_command(ctx, args)
@@ -68,7 +69,7 @@ class LazyVerbs(TyperGroup):
 
 app = typer.Typer(
     name="lightning-perf",
-    cls=LazyVerbs,
+    cls=LazyCommands,
     add_completion=False,
     invoke_without_command=True,
     rich_markup_mode=None,
@@ -103,8 +104,7 @@ def main() -> None:
 
 
 def _load(name: str) -> Any:
-    module, _, function = VERBS[name].home.partition(":")
     single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    settings = {"allow_interspersed_args": not VERBS[name].takes_command}
-    single.command(name, context_settings=settings)(getattr(importlib.import_module(module), function))
+    settings = {"allow_interspersed_args": not COMMANDS[name].takes_command}
+    single.command(name, context_settings=settings)(COMMANDS[name].load())
     return typer.main.get_command(single)

@@ -4,7 +4,6 @@ import contextlib
 import math
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from lightning_perf.errors import ConfigError, SessionError
@@ -12,9 +11,8 @@ from lightning_perf.records import SESSION_FILE, Comparison, load_run
 from lightning_perf.records.remote import any_path, exists, is_dir
 from lightning_perf.stats.comparison import Source, compare_sessions
 
-from .output import FOUND, write, write_error
+from .output import FORMATS, FOUND, check_choice, show, write_error
 
-FORMATS = ("console", "markdown", "json")
 MAX_RUNS = 64
 
 
@@ -47,12 +45,13 @@ def compare(
     if as_json and format_ not in ("console", "json"):
         raise ConfigError(f"--json and --format {format_} are two formats; choose one")
     form = "json" if as_json else format_
-    if form not in FORMATS:
-        raise ConfigError(f"--format {form} is not known; expected one of {', '.join(FORMATS)}")
+    check_choice("--format", form, FORMATS)
     if fail_on_regression is not None and not (math.isfinite(fail_on_regression) and fail_on_regression >= 0):
         raise ConfigError(f"--fail-on-regression {fail_on_regression}: expected a percentage of at least 0, e.g. 5")
+    from lightning_perf.reports.sections.comparison import comparison_document
+
     comparison = compare_sessions(*_sides(base, new, baseline))
-    _show(comparison, form, out, force)
+    show(comparison_document(comparison), comparison, form, out, force)
     if fail_on_regression is not None:
         _gate(comparison, fail_on_regression)
 
@@ -64,9 +63,9 @@ def _sides(base: str, new: str | None, baseline: str) -> tuple[list[Source], lis
         return _sessions(base), _sessions(new)
     if new is not None:
         raise ConfigError(f"compare {base} {new} --baseline {baseline} has two baselines; expected NEW alone")
-    from .history import against
+    from .history import baseline_sides
 
-    return against(baseline, _sessions(base))
+    return baseline_sides(baseline, _sessions(base))
 
 
 def _gate(comparison: Comparison, percent: float) -> None:
@@ -86,7 +85,7 @@ def _sessions(path: str) -> list[Source]:
     """Return the sessions of one side."""
     place = any_path(path)
     runs: list[Any] = []
-    with contextlib.suppress(OSError):  # load_run says what is wrong
+    with contextlib.suppress(OSError):  # load_run raises a better error
         if is_dir(place) and not exists(place / SESSION_FILE):
             runs = sorted(file.parent for file in place.glob(f"*/{SESSION_FILE}"))
     if not runs:
@@ -94,21 +93,3 @@ def _sessions(path: str) -> list[Source]:
     if len(runs) > MAX_RUNS:
         raise ConfigError(f"{place} holds {len(runs)} runs; expected {MAX_RUNS} at most: give a folder of fewer")
     return [(str(run), load_run(run)) for run in runs]
-
-
-def _show(comparison: Comparison, form: str, out: str | None, is_forced: bool) -> None:
-    from lightning_perf.reports.console import comparison_report, emit, to_text
-
-    if form == "console" and out is None:
-        emit(comparison_report(comparison))
-        return
-    if form == "markdown":
-        from lightning_perf.reports.render.markdown import render
-        from lightning_perf.reports.sections.comparison import comparison_document
-
-        text = render(comparison_document(comparison), is_folded=True)
-    elif form == "json":
-        text = msgspec.json.format(msgspec.json.encode(comparison), indent=1).decode()
-    else:
-        text = to_text(comparison_report(comparison))
-    write(text, out, is_forced)

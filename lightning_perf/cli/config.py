@@ -3,18 +3,17 @@
 import shlex
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 import yaml
 
-from lightning_perf.errors import ConfigError
 from lightning_perf.records import SAFETIES, Prescription, Safety, Selection, Session, load_run, select
 from lightning_perf.records.remote import any_path
 from lightning_perf.reports.wording import fit_encoding, line
-from lightning_perf.treatments.prescription import literal, objects_of
+from lightning_perf.treatments.prescription import cli_name, code_of, imports_of, objects_in, objects_of
 
-from .output import check_file, write
+from .output import check_choice, check_file, write
 
 FORMATS = ("python", "yaml", "cli")
 
@@ -35,13 +34,10 @@ def config(
     Comments name the findings, and what is left out, with the reason. With --format cli they are printed to stderr:
     python train.py fit $(lightning-perf config SESSION --format cli).
     """
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
-    allowed = next((one for one in SAFETIES if one == safety), None)
-    if allowed is None:
-        raise ConfigError(f"--safety {safety} is not known; expected one of {', '.join(SAFETIES)}")
+    check_choice("--format", format_, FORMATS)
+    check_choice("--safety", safety, SAFETIES)
     check_file(out, force)
-    settings, notes = configuration(load_run(any_path(session)), format_, allowed)
+    settings, notes = configuration(load_run(any_path(session)), format_, cast(Safety, safety))
     if format_ == "cli":
         for note in notes:
             print(fit_encoding(note, sys.stderr.encoding), file=sys.stderr)
@@ -71,34 +67,16 @@ def configuration(session: Session, format_: str, safety: Safety) -> tuple[list[
 
 
 def _python(chosen: Selection) -> Iterator[str]:
-    objects = [each for value in chosen.trainer.values() for each in _objects(value)]
-    for path in sorted({each["class_path"] for each in objects}):
-        module, _, name = path.rpartition(".")
-        yield f"from {module} import {name}"
-    if objects:
-        yield ""
+    imports = imports_of(chosen.trainer)
+    yield from [*imports, ""] if imports else []
     for name, arguments, use in (
         ("trainer_flags", chosen.trainer, "trainer = Trainer(**trainer_flags, ...)"),
         ("loader_args", chosen.loader, "train_loader = DataLoader(dataset, **loader_args, ...)"),
     ):
         yield f"{name} = {{"
         for key, value in arguments.items():
-            yield f"    {literal(key)}: {_code(value)},  # {chosen.sources[key]}"
+            yield f"    {code_of(key)}: {code_of(value)},  # {chosen.sources[key]}"
         yield f"}}  # {use}"
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    found = value if isinstance(value, list) else [value]
-    return [each for each in found if isinstance(each, dict)]
-
-
-def _code(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_code, value))}]"
-    if not isinstance(value, dict):
-        return literal(value)
-    arguments = ", ".join(f"{name}={literal(one)}" for name, one in value["init_args"].items())
-    return f"{value['class_path'].rpartition('.')[2]}({arguments})"
 
 
 def _yaml(key: str, arguments: dict[str, Any], chosen: Selection) -> list[str]:
@@ -106,8 +84,7 @@ def _yaml(key: str, arguments: dict[str, Any], chosen: Selection) -> list[str]:
         return [f"{key}: {{}}"]
     lines = [f"{key}:"]
     for name, value in arguments.items():
-        # LightningCLI adds to a list where the name ends with "+", instead of replacing the user's.
-        text = yaml.safe_dump({f"{name}+" if isinstance(value, list) else name: value}, sort_keys=False)
+        text = yaml.safe_dump({cli_name(name, value): value}, sort_keys=False)
         first, *rest = text.splitlines()
         lines += [f"  {first}  # {chosen.sources[name]}", *(f"  {each}" for each in rest)]
     return lines
@@ -115,10 +92,10 @@ def _yaml(key: str, arguments: dict[str, Any], chosen: Selection) -> list[str]:
 
 def _cli(chosen: Selection) -> Iterator[str]:
     for name, value in chosen.trainer.items():
-        if not _objects(value):
+        if not objects_in(value):
             yield f"--trainer.{name}={_scalar(value)}"
-        for each in _objects(value):
-            yield f"--trainer.{name}{'+' if isinstance(value, list) else ''}={each['class_path']}"
+        for each in objects_in(value):
+            yield f"--trainer.{cli_name(name, value)}={each['class_path']}"
             for argument, one in each["init_args"].items():
                 yield f"--trainer.{name}.{argument}={_scalar(one)}"
 

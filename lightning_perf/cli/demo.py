@@ -1,15 +1,12 @@
 """``lightning-perf demo``: a small training with a planted fault, diagnosed."""
 
 import os
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lightning_perf.errors import ConfigError
-
-from .output import FOUND, check_folder
+from .output import FOUND, check_choice, check_folder, default_folder
 
 FAULT_NAMES = (
     "slow-transform",
@@ -31,8 +28,7 @@ def demo(
 
     Exits with 1 if the diagnosis names another fault first.
     """
-    if fault not in FAULT_NAMES:
-        raise ConfigError(f"--fault {fault!r} is not known; expected one of {', '.join(FAULT_NAMES)}")
+    check_choice("--fault", fault, FAULT_NAMES)
     check_folder(out)
     # On shared cores, threads that spin while they wait make a small training many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -41,7 +37,7 @@ def demo(
 
     planted = FAULTS[fault]
     print(f"Planted: {planted.summary}.", flush=True)
-    out_dir = out or Path("perf_logs") / f"demo-{fault}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out_dir = out or default_folder(f"demo-{fault}")
     session = run_demo(fault, out_dir)
     named = session.verdict.code
     expected = planted.code or "no finding above info"

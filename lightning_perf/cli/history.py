@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -23,10 +23,9 @@ from lightning_perf.reports.wording import count
 from lightning_perf.stats.comparison import Source, compare_sessions
 from lightning_perf.stats.next_run import LAST_RUNS
 
-from .output import write_stdout
+from .output import FORMATS, check_choice, show, write_stdout
 
 ACTIONS = ("list", "show", "compare", "prune")
-FORMATS = ("console", "markdown", "json")
 PREFIX = "history:"
 
 
@@ -45,10 +44,8 @@ def history(
     `list` lists them, `show` reports one, `compare` compares one with the five before it of the same training and names
     what changed, `prune` drops old ones. LIGHTNING_PERF_HISTORY names the file, or is `off`.
     """
-    if action not in ACTIONS:
-        raise ConfigError(f"history {action} is not known; expected one of {', '.join(ACTIONS)}")
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    check_choice("history", action, ACTIONS)
+    check_choice("--format", format_, FORMATS)
     if last and run:
         raise ConfigError(f"--last and {run} are two runs; choose one")
     with opened() as found:
@@ -56,12 +53,12 @@ def history(
             write_stdout(f"{count(found.prune(keep), 'run')} dropped from {found.file}")
         elif action == "list":
             rows = found.rows(n)
-            _show(_listed(rows, found.file), rows, format_)
+            show(_listed(rows, found.file), rows, format_)
         elif action == "show":
             from lightning_perf.reports.session_document import session_document
 
             session = found.find(run)
-            _show(session_document(session), session, format_)
+            show(session_document(session), session, format_)
         else:
             session = found.find(run)
             base = found.like(session, LAST_RUNS)
@@ -76,8 +73,7 @@ def bisect(
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
 ) -> None:
     """Print the trial that tries the settings of a fast run on a slow one, one by one, and what else differs."""
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    check_choice("--format", format_, FORMATS)
     sides = []
     for name in (good, bad):
         path = any_path(name)
@@ -107,7 +103,7 @@ def opened() -> Iterator[History]:
         raise SessionError(f"the history {file} cannot be read now: {error}") from error
 
 
-def against(name: str, new: Sequence[Source]) -> tuple[list[Source], list[Source]]:
+def baseline_sides(name: str, new: Sequence[Source]) -> tuple[list[Source], list[Source]]:
     """Return the last runs of a training on a branch or commit, given as ``history:main``, and its new runs as kept.
 
     Raises:
@@ -138,8 +134,8 @@ def _listed(rows: list[Row], file: Path) -> Document:
                       row.branch or "", (row.commit_id or "")[:7]))  # fmt: skip
     heads = ("run", "started (UTC)", "model", Column("status", 130), Column("steps", 110), "step", "change", "verdict",
              Column("branch", 120), Column("commit", 100))  # fmt: skip
-    told = [count(len(rows), "run"), str(file), "change: since the run before of the same training"]
-    listed = section("runs", "", [table(heads, cells[::-1], key="runs"), facts(told)], is_short=True)
+    facts_of_list = [count(len(rows), "run"), str(file), "change: since the run before of the same training"]
+    listed = section("runs", "", [table(heads, cells[::-1], key="runs"), facts(facts_of_list)], is_short=True)
     return Document(None, (), (listed,), title="History")
 
 
@@ -158,7 +154,7 @@ def _show_comparison(base: list[Session], new: list[Session], form: str) -> None
     document = comparison_document(comparison)
     first, *others = document.sections
     rest = [each for each in others if each.key not in ("settings", "environment")]
-    _show(
+    show(
         msgspec.structs.replace(document, sections=(first, named, *rest)),
         Suspected(comparison=comparison, suspects=tuple(found), trial=command),
         form,
@@ -178,17 +174,3 @@ def _trial_command(found: list[Suspect], session: Session) -> str:
     tried = ",".join(dict.fromkeys(one.treatment for one in found if one.treatment))
     script = session.provenance.script if session.provenance is not None else None
     return f"lightning-perf trial --try {tried} -- python {shlex.quote(script or 'train.py')}" if tried else ""
-
-
-def _show(document: Document, record: Any, form: str) -> None:
-    if form == "json":
-        write_stdout(msgspec.json.format(msgspec.json.encode(record), indent=1).decode())
-    elif form == "markdown":
-        from lightning_perf.reports.render.markdown import render
-
-        write_stdout(render(document, is_folded=True))
-    else:
-        from lightning_perf.reports.console import emit
-        from lightning_perf.reports.render.console import DocumentReport
-
-        emit(DocumentReport(document))

@@ -3,19 +3,25 @@
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records.files import write_whole
 from lightning_perf.records.remote import RemotePath, any_path, exists, is_dir
+from lightning_perf.reports.document import Document
 from lightning_perf.reports.wording import fit_encoding, line
 
+FORMATS = ("console", "markdown", "json")
+
 FOUND: Final = 1
-"""Exit code of a regression, or of another fault than the planted one."""
+"""Exit code of ``compare`` for a regression, and of ``demo`` for a diagnosis other than the planted fault."""
 
 BAD_INPUT: Final = 2
-"""Exit code if the input, or a part of it, is invalid: one line on stderr says why."""
+"""Exit code if any of the input is invalid; one line on stderr gives the reason."""
 
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as in shells."""
@@ -37,6 +43,30 @@ def write(text: str, out: str | None, is_forced: bool) -> None:
         write_stdout(text)
     else:
         write_file(out, text, is_forced)
+
+
+def json_text(record: Any) -> str:
+    """Return a record as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode()
+
+
+def show(document: Document, record: Any, form: str, out: str | None = None, is_forced: bool = False) -> None:
+    """Print a document, or its record as JSON, or write it to the file of ``--out``; ``form`` is one of ``FORMATS``."""
+    from lightning_perf.reports.console import emit, to_text
+    from lightning_perf.reports.render.markdown import render
+
+    if form == "console" and out is None:
+        emit(document)
+    elif form == "console":
+        write(to_text(document), out, is_forced)
+    else:
+        write(json_text(record) if form == "json" else render(document, is_folded=True), out, is_forced)
+
+
+def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ``ConfigError`` unless a value is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{option} {value} is not known; expected one of {', '.join(choices)}")
 
 
 def write_page(page: str) -> None:
@@ -62,7 +92,7 @@ def check_folder(out: Path | None) -> None:
 def check_file(target: str | None, is_forced: bool) -> None:
     """Raise ``ConfigError`` if the file of ``--out`` cannot be written: it is a folder, or exists without ``--force``.
 
-    Called before anything that takes long; None stands for stdout.
+    Call it before anything that takes long. None means stdout.
     """
     if target is None:
         return

@@ -9,7 +9,7 @@ from lightning_perf.records import Session, load_run
 from lightning_perf.records.remote import any_path
 from lightning_perf.reports import formats
 
-from .output import write, write_page
+from .output import check_choice, write, write_page
 
 FORMATS = ("console", *formats.FORMATS)
 
@@ -38,20 +38,19 @@ def report(
     Sessions of other ranks in the same folder are combined with it. If it was recorded without the other ranks (rank 0
     died, or the run was cut short), the rules run again over all of them.
     """
-    if format_ not in FORMATS:
-        raise ConfigError(f"--format {format_} is not known; expected one of {', '.join(FORMATS)}")
+    check_choice("--format", format_, FORMATS)
     if (select or ignore) and not diagnose:
         raise ConfigError("--select and --ignore choose rules to run; add --diagnose to run them")
     place = any_path(session)
     loaded = load_run(place)
-    if diagnose or _has_learned_of_ranks(loaded):
+    if diagnose or _can_compare_ranks_now(loaded):
         from lightning_perf.rules.engine import diagnose as run_rules
 
         loaded = run_rules(loaded, select=select or None, ignore=ignore or None)
     if format_ == "console":
-        from lightning_perf.reports.console import brief_report, emit, run_report, to_text
+        from lightning_perf.reports.console import brief_report, emit, session_document, to_text
 
-        drawn = run_report(loaded, show_all, str(place)) if full or show_all else brief_report(loaded, str(place))
+        drawn = session_document(loaded, show_all, str(place)) if full or show_all else brief_report(loaded, str(place))
         if out is None:
             emit(drawn)
             return
@@ -64,7 +63,7 @@ def report(
         write(text, out, force)
 
 
-def _has_learned_of_ranks(session: Session) -> bool:
+def _can_compare_ranks_now(session: Session) -> bool:
     """Return whether ranks can be compared now that could not be when the session was recorded."""
     outcome = next((one for one in session.outcomes if one.code == "PD701"), None)
     is_many = session.ranks is not None and len(session.ranks.summaries) > 1

@@ -43,8 +43,8 @@ def run(
         job = Job(mode="run", folder=folder, specs=specs, with_doctor=doctor, doctor=arguments)
         code, events = run_in_front(command, job, environment_of(specs))
     if "trainer" not in events:
-        told = "PerfDoctor was not added" + where_it_ended(events)
+        message = "PerfDoctor was not added" + where_it_ended(events)
         if code == 0:
-            raise TrialError(told)
-        typer.echo(f"lightning-perf: {told}", err=True)
+            raise TrialError(message)
+        typer.echo(f"lightning-perf: {message}", err=True)
     raise typer.Exit(code)

@@ -11,7 +11,7 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 
-from .output import INTERRUPTED, check_folder, default_folder, write_stdout
+from .output import INTERRUPTED, check_folder, default_folder, json_text, write_stdout
 
 TENSORBOARD_FOLDER = "tensorboard"
 LEAST_MEMORY_BYTES = 64 * 2**20
@@ -62,13 +62,11 @@ def trial(
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        import msgspec
-
-        write_stdout(msgspec.json.format(msgspec.json.encode(outcome.trial), indent=1).decode())
+        write_stdout(json_text(outcome.trial))
     else:
-        from lightning_perf.reports.console import emit, trial_report
+        from lightning_perf.reports.console import emit, trial_document
 
-        emit(trial_report(outcome.trial))
+        emit(trial_document(outcome.trial))
     _write_hparams(folder, outcome.trial)
     if outcome.trial.status == "interrupted":
         print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)

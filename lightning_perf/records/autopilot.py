@@ -18,17 +18,17 @@ class AutopilotTry(Record, frozen=True, kw_only=True):
         treatment: With its value, e.g. ``"loader-workers=2"``.
         setting: As a user writes it, e.g. ``"num_workers=2"``.
         finding: Code of the finding that recommended it.
-        status: ``trying`` where the run, or the record of it, ended within a block; it was undone then too.
-        unit: What a block is made of: some steps, or one epoch.
+        status: ``trying`` if the run, or this record of it, ended within a block; it was undone then, too.
+        unit: Unit of a block: some steps, or one epoch.
         first_step: Training batches before its first block.
-        last_step: Before its last decision, or the block under way.
-        is_treated: Whether the last block was one with the treatment.
+        last_step: Training batches before its last decision or current block.
+        is_treated: Whether the last block was with the treatment.
         n_pairs: Blocks measured with the treatment, and as many without.
         block_steps: Batches measured per block; None for epochs.
-        speedup: Time per step without it ÷ with it; the interval holds for all looks together. None before enough
+        speedup: Time per step without it ÷ with it; its interval is corrected for repeated tests. None before enough
             blocks.
-        lost_s: Seconds that blocks with the treatment took longer than those without; 0 if they took less.
-        reason: Why it was refused, or undone though it may be faster; empty otherwise.
+        lost_s: Seconds by which blocks with the treatment were slower than those without; 0 if they were faster.
+        reason: Why it was refused, or undone although it may be faster; otherwise empty.
     """
 
     treatment: str
@@ -52,16 +52,16 @@ class AutopilotTry(Record, frozen=True, kw_only=True):
 
 
 class Autopilot(Record, frozen=True, kw_only=True):
-    """All that the autopilot did (``PerfDoctor(autopilot=...)``).
+    """Results of the autopilot (``PerfDoctor(autopilot=...)``).
 
     Attributes:
         safety: Which treatments it may try: ``exact``, or ``numerics`` for both.
-        tries: In the order made.
-        waiting: Treatments that are still to be tried.
+        tries: In order.
+        waiting: Treatments that it has not tried yet.
         lost_s: Seconds lost to treatments that made steps slower.
         budget_s: Seconds that it may lose.
-        speedup: Of all kept treatments together, against the run's own start; None if none was kept.
-        code: Lines with which the next run starts as this one ended; empty if nothing was kept.
+        speedup: Speedup of all kept treatments together, compared with the start of the run; None if none was kept.
+        code: Code that starts the next run with the kept treatments; empty if none was kept.
     """
 
     safety: Literal["exact", "numerics"]

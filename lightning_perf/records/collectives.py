@@ -9,15 +9,14 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
     Attributes:
         kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``broadcast``, ``reduce``, ``all_to_all``,
             ``send_recv``, ``gather``, ``scatter``, ``barrier`` or ``other``.
-        group_size: Ranks that take part; all ranks of the run if the group's are unknown, None if both are.
-        mean_bytes: S of nccl-tests: of an all-gather what each rank ends with, of a reduce-scatter what each begins
-            with, of the others what each passes in. None if the trace does not give sizes. Sizes of one row lie
-            within one power of two.
-        exposed_s: Of these, the seconds in which nothing was computed.
-        bus_bytes_per_s: Bus bandwidth as nccl-tests define it: S ÷ time, times 2(n-1)/n for an all-reduce, (n-1)/n for
-            an all-gather, a reduce-scatter and an all-to-all, 1 for the others. On one rank the time includes waiting
-            for ranks that come later, so this is the least that was achieved; over several ranks' traces it is counted
-            from the last rank's arrival. None without sizes or the group's size.
+        group_size: Ranks in the group; all ranks of the run if unknown; None if that is unknown too.
+        mean_bytes: Size S as in nccl-tests: the output of an all-gather, the input of a reduce-scatter and of other
+            collectives. None if the trace has no sizes. Sizes of one record are within one power of two.
+        exposed_s: The part of ``total_s`` in which nothing was computed.
+        bus_bytes_per_s: Bus bandwidth as defined by nccl-tests: S ÷ time, times 2(n-1)/n for an all-reduce, (n-1)/n for
+            an all-gather, a reduce-scatter and an all-to-all, 1 for others. From one rank's trace, the time includes
+            waits for ranks that arrive later, so this is a lower bound; from several traces, it starts at the arrival
+            of the last rank. None without the size or the group's size.
     """
 
     kind: str
@@ -31,14 +30,14 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
 
 
 class ShardTraffic(Record, frozen=True, kw_only=True):
-    """Parameters and gradients that sharded training (FSDP) exchanges in one phase, and how much of it is hidden.
+    """Collectives of sharded training (FSDP) in one phase, and how much of them is hidden behind compute.
 
     Attributes:
-        kind: ``all_gather`` (parameters are fetched before a layer computes) or ``reduce_scatter`` (gradients are given
-            away after it).
-        phase: ``forward`` or ``backward``: what the host was in when it asked; ``other`` where that is not known.
-        exposed_s: Of these, the seconds in which nothing was computed: computing waited for them.
-        hidden_n: How many had at least half of their time hidden behind computing: prefetched in time.
+        kind: ``all_gather`` (of a layer's parameters, before it computes) or ``reduce_scatter`` (of its gradients,
+            after it).
+        phase: Phase of the host at the call: ``forward``, ``backward``, or ``other`` if unknown.
+        exposed_s: The part of ``total_s`` in which nothing was computed.
+        hidden_n: Collectives with at least half of their time hidden behind compute: prefetched in time.
     """
 
     kind: str
@@ -50,21 +49,21 @@ class ShardTraffic(Record, frozen=True, kw_only=True):
 
 
 class TraceRank(Record, frozen=True, kw_only=True):
-    """One rank in the traces of several, seconds of the mean matched step.
+    """One rank in the traces of several; times are of the mean matched step.
 
     Attributes:
         source: Its trace.
         own_s: The step without ``waiting_s``.
-        waiting_s: In collectives before the last rank had arrived, as far as no computing hid it (what computing hides
-            of a collective is taken off the waiting first: this is the least that waiting cost).
-        transfer_s: In collectives after that, hidden or not.
-        parts_s: ``own_s`` by ``data`` (fetches with nothing computed meanwhile), ``compute`` (on the device, on a CPU
-            in operators), ``communication`` (exposed, after the last rank's arrival) and ``host`` (what is left).
-        last_fraction: Share of the collectives at which it arrived last.
+        waiting_s: Exposed time in collectives before the last rank arrived. Compute that overlaps with a collective is
+            subtracted from the wait first, so this is a lower bound.
+        transfer_s: Time in collectives after the last rank arrived, exposed or not.
+        parts_s: ``own_s`` by ``data`` (fetches without compute at the same time), ``compute`` (of the device; on a CPU,
+            of operators), ``communication`` (exposed, after the last rank arrived) and ``host`` (the rest).
+        last_fraction: Fraction of the collectives at which it arrived last.
         straggler_share: Share of the step that the median of the other ranks waited, exposed, at collectives at which
-            this rank arrived last. Over all ranks it adds up to what waiting for stragglers costs.
-        clock_offset_s: Its clock minus the ranks' median clock, from the ends of collectives, which are nearly the same
-            moment everywhere; None if no collective has all ranks.
+            this rank arrived last. The sum over all ranks is the cost of waiting for stragglers.
+        clock_offset_s: Its clock minus the ranks' median clock, from the ends of collectives, which are nearly
+            simultaneous; None if no collective has all ranks.
     """
 
     rank: int
@@ -83,14 +82,14 @@ class TraceRanks(Record, frozen=True, kw_only=True):
     """Traces of several ranks of one run, recorded in the same steps, their collectives matched.
 
     Attributes:
-        world_size: Ranks of the run; None if the traces do not tell.
-        ranks: Those whose traces were read, by rank.
-        n_steps: Steps that all of them recorded (1 where they have no steps).
-        n_matched: Collectives that were found on all ranks that take part and were traced.
-        n_unmatched: Collectives, on the rank with most of them, that were not.
-        clock_spread_s: Median distance of the aligned ends of a collective from their median: what the alignment of
-            clocks, and so each rank's arrival, is good for. None where clocks were not aligned.
-        collectives: By kind and size, seconds from the last rank's arrival; ``exposed_s`` is the median rank's.
+        world_size: Ranks of the run; None if unknown.
+        ranks: The ranks whose traces were read, by rank.
+        n_steps: Steps that all of them recorded (1 without steps).
+        n_matched: Collectives found on all traced ranks of their group.
+        n_unmatched: Other collectives, on the rank with most of them.
+        clock_spread_s: Accuracy of the aligned clocks: the median distance of the ends of a collective from their
+            median. None if clocks were not aligned.
+        collectives: By kind and size, timed from the last rank's arrival; ``exposed_s`` is the median rank's.
     """
 
     world_size: int | None

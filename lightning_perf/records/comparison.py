@@ -27,17 +27,17 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
 
 class TimeChange(Record, frozen=True, kw_only=True):
-    """Seconds per step, or a sample where batches differ in size, before and after.
+    """Seconds per step, or per sample if batch sizes differ, before and after.
 
     Attributes:
-        name: ``step`` (a typical one: the median of blocks), ``wall`` (all of an epoch by its steps, with validation,
-            checkpoints and what else is between them) or a phase.
-        base_s: Before; the geometric mean where several runs were given. None if not measured.
-        ratio: ``new_s`` ÷ ``base_s`` with its 95 % interval: above 1 where the new one is slower. None where an
-            interval is unknown (see ``reason``).
-        change: ``slower``: the interval lies wholly above 1 + ``Comparison.band_fraction``; ``faster``: wholly below
-            its inverse; ``no_change``: neither, and a change of ``Comparison.ruled_out_fraction`` is ruled out;
-            ``inconclusive``: neither, and it is not, or there is no interval.
+        name: ``step`` (a typical step: the median of blocks), ``wall`` (the time of an epoch ÷ its steps, including
+            validation, checkpoints and other time between steps) or a phase.
+        base_s: Before; the geometric mean of several runs. None if not measured.
+        ratio: ``new_s`` ÷ ``base_s`` with its 95 % interval: above 1 if the new one is slower. None without an interval
+            (see ``reason``).
+        change: ``slower``: the whole interval is above 1 + ``Comparison.band_fraction``; ``faster``: it is below the
+            inverse of that; ``no_change``: neither, and the interval excludes a change of
+            ``Comparison.ruled_out_fraction``; otherwise ``inconclusive``.
         reason: Why there is no interval or no value; empty otherwise.
     """
 
@@ -68,8 +68,8 @@ class FindingChange(Record, frozen=True, kw_only=True):
     Attributes:
         base: Its severity before; None if it was not found.
         new: Its severity after; None if it was not found.
-        summary: What it says, of the new session where it is there.
-        unchecked: Where it was not found on one side: why the rule could not run there; empty if it ran and passed.
+        summary: Its summary, from the new session if it is in both.
+        unchecked: If it was not found on one side: why the rule could not run there; empty if it ran and passed.
     """
 
     code: str
@@ -94,7 +94,7 @@ class Difference(Record, frozen=True, kw_only=True):
 
 
 class TrialChange(Record, frozen=True, kw_only=True):
-    """What both sides' trials measured of the same treatments.
+    """Results of both sides' trials of the same treatments.
 
     Attributes:
         arm: The treatments, joined by ``+``.
@@ -117,7 +117,7 @@ class Comparison(Record, frozen=True, kw_only=True):
         per: Whether times are per step, or per sample because the two sides have different batch sizes.
         times: ``step`` first, then ``wall``, then phases by how much they changed.
         figures: Memory, throughput and others without an interval.
-        findings: Those that appeared first, then those that disappeared, then the rest.
+        findings: New findings, then findings that disappeared, then the rest.
         environment: Differences in machine and versions.
         run_noise_fraction: Assumed difference between two runs of the same training, not exceeded in 19 of 20 cases.
         band_fraction: Changes smaller than this count as none, whatever their interval.
@@ -147,5 +147,5 @@ class Comparison(Record, frozen=True, kw_only=True):
 
     def regressions(self, fraction: float) -> tuple[TimeChange, ...]:
         """Return those of ``step`` and ``wall`` that became slower by more than ``fraction`` over their interval."""
-        looked_at = (self.time("step"), self.time("wall"))
-        return tuple(one for one in looked_at if one and one.ratio and one.ratio.low > 1 + fraction)
+        changes = (self.time("step"), self.time("wall"))
+        return tuple(one for one in changes if one and one.ratio and one.ratio.low > 1 + fraction)

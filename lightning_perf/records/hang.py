@@ -1,4 +1,4 @@
-"""Hangs: times in which nothing in the training moved."""
+"""Hangs: times without progress in the training."""
 
 from .base import Record
 
@@ -8,8 +8,8 @@ class WorkerState(Record, frozen=True, kw_only=True):
 
     Attributes:
         state: ``running``, ``sleeping``, ``waiting for a disk``, ``ended`` or ``stopped``; empty if unknown.
-        waits_in: The kernel's function in which it waits; empty if unknown.
-        where: The user's innermost line in it, as ``Hang.where``; empty if unknown.
+        waits_in: The kernel function in which it waits; empty if unknown.
+        where: The user's innermost line, as ``Hang.where``; empty if unknown.
     """
 
     pid: int
@@ -19,11 +19,11 @@ class WorkerState(Record, frozen=True, kw_only=True):
 
 
 class RankState(Record, frozen=True, kw_only=True):
-    """What one rank last wrote about itself, ``age_s`` ago.
+    """The last status that a rank wrote, ``age_s`` ago.
 
     Attributes:
-        n_steps: Steps that it had completed.
-        busy: Why it does not count as hanging although nothing moves, e.g. ``"validation"``; empty otherwise.
+        n_steps: Completed steps.
+        busy: Why it does not count as hanging although it makes no progress, e.g. ``"validation"``; otherwise empty.
         where: As ``Hang.where``; empty if it was not read.
     """
 
@@ -41,15 +41,15 @@ class Hang(Record, frozen=True, kw_only=True):
     Attributes:
         n_steps: Steps completed before it.
         phase: The phase that did not end.
-        quiet_s: How long nothing had moved when it was reported; until the end of a run that an error ended in it.
-        limit_s: The limit that this exceeded.
-        lasted_s: Its whole length; None if nothing moved until the run ended.
-        where: The user's innermost line, of the training thread, otherwise of a worker: ``"train.py:31 in forward"``.
-        code: That line's text.
+        quiet_s: Seconds without progress when it was reported, or until an error ended the run.
+        limit_s: The limit that ``quiet_s`` exceeded.
+        lasted_s: Its duration; None if it lasted until the run ended.
+        where: The user's innermost line in the training thread, or else in a worker: ``"train.py:31 in forward"``.
+        code: Text of that line.
         call: What the training thread was calling, e.g. ``"socket.recv"``; empty if unknown.
         cpu_fraction: Share of a core that the training thread used; None if unknown.
         workers: Empty without worker processes.
-        ranks: Empty with one rank, and where ranks cannot exchange files.
+        ranks: Empty with one rank, or if ranks cannot exchange files.
         file: The file with the stacks of all threads, relative to the session; None if none could be written.
     """
 

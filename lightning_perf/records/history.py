@@ -5,14 +5,14 @@ from .comparison import Difference
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """What was trained and with which code; None if unknown. Paths are relative to the project, the git repository.
+    """What was trained, with which code; None if unknown. Paths are relative to the git repository of the project.
 
     Attributes:
         parameters: Digest of the shapes of all parameters, in order; None while some have no shape.
         sample_shapes: Shapes of the first batch's tensors without the batch dimension, e.g. ``("3x224x224", "")``.
-        dataset: Where the dataset is; outside the project only the digest of its path.
+        dataset: Path of the dataset; outside the project only the digest of its path.
         script: The program's file; None outside the project.
-        commit: Of git, at the start of the run.
+        commit: The git commit at the start of the run.
         branch: None on a detached head, unless the CI service names the branch.
         is_dirty: Whether tracked files differed from the commit.
     """

@@ -8,20 +8,20 @@ Owner = Literal["user", "lightning", "other"]
 
 
 class SyncCall(Record, frozen=True, kw_only=True):
-    """One line whose operators need a result on the host: on a device, the host waits for it there.
+    """One line that needs a result on the host: with a device, the host waits for it there.
 
     Attributes:
-        operator: What waits, as one writes it: ``"item"``, ``"tolist"``, ``"bool(tensor)"``, ``"print(tensor)"``,
-            ``"cpu"``, ``"numpy"``, ``"nonzero"``, ``"boolean mask"``; else the operator's own name.
-        file: The innermost file of the user's code; of Lightning's where none of the user's was running. Empty where
-            no Python was (the backward pass of a device).
-        per_step: Calls per step, of the sampled steps.
-        cost_s: Host seconds per step inside these operators; None where only their number is known. On a CPU it is the
-            operator's own work: nothing waits there.
-        owner: Whose line it is: the user's, Lightning's (progress bar, clipping, its loggers), or another library's.
-        phase: The phase of the step that it is called in, one of ``PHASES``.
-        code: The line itself; empty if its file cannot be read.
-        source: ``"operator"``: seen as an operator; ``"device"``: the device's own warning.
+        operator: The operation, as written in code: ``"item"``, ``"tolist"``, ``"bool(tensor)"``, ``"print(tensor)"``,
+            ``"cpu"``, ``"numpy"``, ``"nonzero"``, ``"boolean mask"``; otherwise the operator's name.
+        file: The innermost file of the user's code, or of Lightning if no code of the user's was running. Empty if no
+            Python was running (in a device's backward pass).
+        per_step: Calls per sampled step.
+        cost_s: Host seconds per step in these operators; None if only their number is known. On a CPU, this is the work
+            of the operators, since nothing waits.
+        owner: Owner of the line: the user, Lightning (progress bar, clipping, its loggers), or another library.
+        phase: Phase of the step, one of ``PHASES``.
+        code: Text of the line; empty if its file cannot be read.
+        source: How it was found: ``"operator"``, or ``"device"`` for a warning of the device.
     """
 
     operator: str
@@ -40,16 +40,16 @@ class TensorLoop(Record, frozen=True, kw_only=True):
     """A Python loop over the elements or rows of a tensor.
 
     Attributes:
-        file: Of the user's code.
-        line: The line that takes the elements, or where the loop's operators are called.
-        repeats: Most calls of it from this line within one call of the function.
-        operators_per_step: Operators called from the function, a step.
+        file: File of the user's code.
+        line: The line that takes the elements, or that calls the loop's operators.
+        repeats: Most calls of ``operator`` from this line within one call of the function.
+        operators_per_step: Operators per step that the function calls.
         cost_s: Seconds per step between the function's first and last operator, in the sampled steps; without
             the known cost of sampling.
         share: ``cost_s`` ÷ the duration of the sampled step, corrected in the same way.
-        first_line: Where the function begins; 0 when not known.
-        last_line: Where it ends; 0 if unknown.
-        phase: The phase of the step that it runs in, one of ``PHASES``.
+        first_line: First line of the function; 0 if unknown.
+        last_line: Last line of the function; 0 if unknown.
+        phase: Phase of the step, one of ``PHASES``.
     """
 
     file: str
@@ -70,13 +70,11 @@ class AttentionCall(Record, frozen=True, kw_only=True):
     """Unfused attention: a product, a softmax and another product, with the score matrix written to memory.
 
     Attributes:
-        file: Of the user's code; empty if none was running.
-        rows, columns: Of one score matrix.
-        cost_s: Host seconds per step in the three, forward and backward; None on a device, whose work the host does not
-            wait for.
+        file: File of the user's code; empty if none was running.
+        rows, columns: Size of one score matrix.
+        cost_s: Host seconds per step in the three operators, forward and backward; None on a device.
         share: ``cost_s`` ÷ the duration of the sampled step; None on a device.
-        via: The function of torch that wrote it out for the user, e.g. ``"multi_head_attention_forward"``; empty where
-            the user's own line did.
+        via: torch's function that computes it, e.g. ``"multi_head_attention_forward"``; empty for the user's own code.
     """
 
     file: str
@@ -92,16 +90,16 @@ class AttentionCall(Record, frozen=True, kw_only=True):
 
 
 class SyncCalls(Record, frozen=True, kw_only=True):
-    """What a few sampled steps called, operator by operator.
+    """Operator calls of a few sampled steps.
 
     Attributes:
-        step_s: Their mean duration, without the known cost of sampling.
+        step_s: Mean duration of these steps, without the known cost of sampling.
         device: Kind of the device: ``"cpu"``, ``"cuda"`` …
-        calls: Lines that make the host wait, the most frequent first; at most 32.
+        calls: Lines that make the host wait, most frequent first; at most 32.
         loops: Python loops over tensors, costliest first; at most 8.
-        attentions: Attention written out; at most 8.
-        operators_per_step: Operators per step below autograd, backward among them.
-        unseen: What sampling cannot see, and why.
+        attentions: Unfused attention; at most 8.
+        operators_per_step: Operators per step below autograd, including backward.
+        unseen: What sampling does not cover, and why.
     """
 
     n_steps: int
@@ -119,10 +117,10 @@ class Recompile(Record, frozen=True, kw_only=True):
 
     Attributes:
         line: Its first line.
-        n: Recompilations, the first compilation not counted.
-        n_after_warmup: Of these, after the run's first steps.
+        n: Recompilations, without the first compilation.
+        n_after_warmup: Recompilations after the run's first steps.
         reason: The guard that failed last; empty if unknown.
-        compile_s: Seconds in these; None if unknown.
+        compile_s: Seconds in all of them; None if unknown.
     """
 
     function: str
@@ -138,9 +136,9 @@ class GraphBreak(Record, frozen=True, kw_only=True):
     """A place where a compiled region had to end.
 
     Attributes:
-        reason: Torch's own words, shortened.
-        file: Of the user's code; empty if unknown.
-        n: How often it was met while compiling. At run time, each step passes it.
+        reason: torch's explanation, shortened.
+        file: File of the user's code; empty if unknown.
+        n: How often it occurred during compilation. Afterwards, it occurs in each step.
     """
 
     reason: str
@@ -155,11 +153,11 @@ class CompilerWatch(Record, frozen=True, kw_only=True):
     """What ``torch.compile`` did during the run.
 
     Attributes:
-        n_compiled_steps: Steps in which something was compiled; these are left out of the statistics.
+        n_compiled_steps: Steps with a compilation, which are excluded from statistics.
         n_after_warmup: Compilations after the run's first steps.
-        recompiles: The most frequent first; at most 16.
-        graph_breaks: The most frequent first; at most 16.
-        missing: Reasons for missing values.
+        recompiles: Most frequent first; at most 16.
+        graph_breaks: Most frequent first; at most 16.
+        missing: Why a value is missing.
     """
 
     n_compiles: int
@@ -174,14 +172,14 @@ class CompilerWatch(Record, frozen=True, kw_only=True):
 
 
 class LossScaler(Record, frozen=True, kw_only=True):
-    """What the loss scaler of fp16 training did.
+    """The loss scaler of fp16 training.
 
     Attributes:
         scale: The latest known scale.
-        first_scale: The first known one.
-        n_steps: Optimizer steps that were asked for after the first ``n_warmup_steps``.
-        skips: Of these, the steps that were not made because gradients were not finite. None if unknown.
-        n_warmup_steps: Optimizer steps in which the scaler is still looking for its scale; skips there are usual.
+        first_scale: The first known scale.
+        n_steps: Optimizer steps, skipped ones included, after the first ``n_warmup_steps``.
+        skips: Skipped steps among them, because gradients were not finite. None if unknown.
+        n_warmup_steps: Optimizer steps in which the scaler searches for its scale, where skips are normal.
     """
 
     scale: float

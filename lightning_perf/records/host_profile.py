@@ -4,22 +4,21 @@ from .base import Record
 
 
 class HostLine(Record, frozen=True, kw_only=True):
-    """A line of the user's code, with everything that it calls.
+    """A line of the user's code, including all functions that it calls.
 
-    Lines of one phase share no time: where one line calls another function of the user's, either the calling line is
-    listed or the lines of that function are.
+    Lines of one phase share no time: if a line calls another function of the user's, either the line is listed or the
+    lines of that function.
 
     Attributes:
-        file: Relative to the working directory where it lies below it, else from its package on.
-        entry: The outermost function of the user's on the stack, which Lightning or a library called, e.g.
+        file: Path relative to the working directory if it is below it, otherwise from its package on.
+        entry: The outermost function of the user's on the stack, called by Lightning or a library, e.g.
             ``"training_step"``.
-        call: The function that the line spends most of its time in, e.g. ``"json.loads"``; empty if that is its own
-            code.
-        operator_fraction: Part of the line's time in torch operators.
+        call: The function in which the line spends most of its time, e.g. ``"json.loads"``; empty for its own code.
+        operator_fraction: Fraction of the line's time in torch operators.
         per_step_s: Seconds per step; None before the steady state.
         span_share: Share of the steady time; None before the steady state.
-        n_samples: Samples that found the line on the stack.
-        code: The line itself; empty if its file cannot be read.
+        n_samples: Samples with the line on the stack.
+        code: Text of the line; empty if its file cannot be read.
     """
 
     file: str
@@ -36,13 +35,13 @@ class HostLine(Record, frozen=True, kw_only=True):
 
 
 class HostPhase(Record, frozen=True, kw_only=True):
-    """The samples of one phase.
+    """Stack samples of one phase.
 
     Attributes:
-        n_effective: Samples of equal weight that would be as certain: a call that holds the interpreter lock delays
-            the sampler, so one sample represents all of its time.
-        operator_fraction: Part of the phase in torch operators.
-        gc_fraction: Part of the phase in automatic garbage collections, which belong to no line.
+        n_effective: Effective sample size: samples have different weights, because a call that holds the interpreter
+            lock delays the sampler, so that one sample represents all of its time.
+        operator_fraction: Fraction of the phase in torch operators.
+        gc_fraction: Fraction of the phase in automatic garbage collections, which belong to no line.
         lines: Costliest first; at most 8.
     """
 
@@ -60,9 +59,9 @@ class HostProfile(Record, frozen=True, kw_only=True):
     Attributes:
         sampled_s: Time that the samples represent.
         first_step: Steps finished at the first sample.
-        last_step: Steps finished at the last one.
-        phases: By phase name; only those that were seen.
-        slow_steps: Samples taken once a step had lasted three times the median, by phase; empty if none was.
+        last_step: Steps finished at the last sample.
+        phases: By phase name; only sampled phases.
+        slow_steps: Samples taken after a step had lasted three times the median, by phase; empty without any.
     """
 
     n_samples: int
@@ -79,7 +78,7 @@ class Generation(Record, frozen=True, kw_only=True):
 
     Attributes:
         generation: 0 to 2; 2 visits all objects.
-        automatic_s: Of these, in collections that Python started by itself.
+        automatic_s: The part of ``total_s`` in collections that Python started itself.
     """
 
     generation: int
@@ -92,8 +91,8 @@ class AskedCollection(Record, frozen=True, kw_only=True):
     """A line that calls ``gc.collect()``.
 
     Attributes:
-        file: The user's, where a function of the user's called the library that collects.
-        is_users: Whether it is a line of the user's.
+        file: File of the user's code if it called the library that collects, otherwise of the library.
+        is_users: Whether it is the user's code.
     """
 
     file: str
@@ -109,11 +108,11 @@ class Collections(Record, frozen=True, kw_only=True):
     """Garbage collections since the end of the first step.
 
     Attributes:
-        span_s: Seconds from then on.
-        generations: Those that were collected.
-        automatic_by_phase_s: Seconds in collections that Python started by itself, by phase.
+        span_s: Seconds since then.
+        generations: Generations with a collection.
+        automatic_by_phase_s: Seconds in collections that Python started itself, by phase.
         thresholds: ``gc.get_threshold()``.
-        n_objects: Objects that the collector visits; None if they were not counted, as collections took no time.
+        n_objects: Objects that the collector visits; None if collections took too little time to count them.
         asked: Lines that call ``gc.collect()``, costliest first; at most 8.
     """
 

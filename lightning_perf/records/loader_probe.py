@@ -6,10 +6,10 @@ from .base import Record
 from .host_profile import HostLine
 
 WAITING_REACH = 4
-"""Most workers per core that are tried or recommended for a dataset that waits, e.g. for storage."""
+"""Most workers per core that are probed or recommended for a dataset that waits, e.g. for storage."""
 
 MAX_WORKERS = 64
-"""Most workers that are tried or recommended."""
+"""Most workers that are probed or recommended."""
 
 
 class Repeated(Record, frozen=True, kw_only=True):
@@ -23,23 +23,23 @@ class Repeated(Record, frozen=True, kw_only=True):
 
 
 class HotFunction(Record, frozen=True, kw_only=True):
-    """A function in which making samples spends its time.
+    """A function that takes much of the time to make samples.
 
     Attributes:
         name: Qualified name if known, e.g. ``"Images.augment"``.
-        file: Source file; empty for one built in or in C.
-        line: Its first line; 0 where there is none.
-        share: Share of ``__getitem__``'s time (of collate's where ``where`` says so) spent in it and what it calls.
-        own_share: The same without what it calls.
-        blamed_share: Share of the time during which it was the innermost function of the user's, so that libraries and
-            C code count for the function that called them; where no function of the user's was running, the innermost
-            Python one. These shares add up to at most 1, and the functions are ordered by them.
-        n_calls: Calls per sample (a batch for collate); None if a sampling profiler found it.
+        file: Source file; empty for built-in functions and C code.
+        line: Its first line; 0 if unknown.
+        share: Share of the time of ``where`` spent in it and the functions that it calls.
+        own_share: The same without the functions that it calls.
+        blamed_share: Share of the time in which it was the innermost function of the user's, so that libraries and C
+            code count for their caller; if no function of the user's was running, the innermost Python function counts.
+            These shares add up to at most 1, and the functions are ordered by them.
+        n_calls: Calls per sample (per batch for collate); None from a sampling profiler.
         where: ``"getitem"`` or ``"collate"``.
-        kind: ``"python"``, or ``"native"`` where most of ``blamed_share`` is spent in C code called from it, operators
-            on arrays and tensors included.
+        kind: ``"python"``, or ``"native"`` if most of ``blamed_share`` is spent in C code that it calls, including
+            operators on arrays and tensors.
         basis: How it was found: ``"stack samples"``; ``"cProfile"`` or ``"pyinstrument"`` in older sessions.
-        is_users: Whether it is the user's code rather than the standard library's or an installed package's.
+        is_users: Whether it is the user's code, not the standard library or an installed package.
     """
 
     name: str
@@ -59,7 +59,7 @@ class HotLine(Record, frozen=True, kw_only=True):
     """A line of the costliest function: its text and its share of that function's time.
 
     Attributes:
-        share: Of the function's time, what the line calls included.
+        share: Share of the function's time, including the functions that the line calls.
         basis: How it was found: ``"stack samples"``; ``"line_profiler"`` or ``"pyinstrument"`` in older sessions.
     """
 
@@ -74,14 +74,14 @@ class WorkerPoint(Record, frozen=True, kw_only=True):
     """Throughput of the loader with one number of workers.
 
     Attributes:
-        num_workers: Worker processes; 0: batches made in the asking process.
-        prefetch_factor: Batches each worker made ahead; None without workers.
-        batch_s: Seconds from one batch to the next once the workers ran.
+        num_workers: Worker processes; 0 if the consumer makes the batches.
+        prefetch_factor: Batches that each worker prefetches; None without workers.
+        batch_s: Seconds from one batch to the next after the start of the workers.
         low_s: Lower end of a 95 % interval of ``batch_s``.
-        first_batch_s: Until the first batch came, the start of the workers included.
-        take_s: Seconds of the asking process's CPU to take one batch; None if it was not measured.
-        step_s: Seconds per step where the asking process computes for ``LoaderProbe.load_s`` between two batches, as
-            the training does; None if it was not measured.
+        first_batch_s: Seconds until the first batch, including the start of the workers.
+        take_s: CPU seconds of the consumer to receive one batch; None if not measured.
+        step_s: Seconds per step if the consumer computes for ``LoaderProbe.load_s`` between two batches, as a training
+            does; None if not measured.
         step_low_s: Lower end of a 95 % interval of ``step_s``.
     """
 
@@ -103,42 +103,41 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
 
     Attributes:
         status: ``measured``; ``partial`` (time ran out, or the data failed on the way); ``refused`` (it cannot be
-            copied); ``failed`` (the data raised, hung, or its process died before anything was known).
+            copied); ``failed`` (the data raised or hung, or its process died, before the first result).
         reason: Why it is not ``measured``; empty otherwise.
         index: Position among the loaders of the stage.
-        method: ``"fork"`` or ``"spawn"``: how the child came by the dataset.
-        is_beside_training: Whether the training went on meanwhile and shared the cores; only in older sessions.
+        method: Start method of the child: ``"fork"`` or ``"spawn"``.
         batch_size: Samples per batch; None if unknown.
-        getitem: Time of one ``dataset[i]`` in one process without workers (per sample of a batch where the
-            dataset makes whole batches); None if not measured, as all that follow.
-        getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time, queueing for a core aside: near 1
+        getitem: Time of one ``dataset[i]`` in one process without workers (per sample of a batch if the dataset makes
+            whole batches). This and the following fields are None if not measured.
+        getitem_cpu_fraction: CPU time of making samples (all threads) ÷ wall time without queueing for a core: near 1
             it computes, near 0 it waits.
         n_slow: Samples that took more than five times the median.
-        slow_again: Share of the slow samples' time beyond the median that they took again when they were made a second
-            time; samples that waited, e.g. for storage, count in full. Near 0, the machine made them slow. None without
-            slow samples, or if none could be made twice.
+        slow_again: Fraction of the slow samples' time above the median that recurred when they were made again; samples
+            that waited, e.g. for storage, count in full. Near 0, the machine made them slow. None without slow samples,
+            or if none could be made again.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
-        indexes_tensors: Whether samples are rows of tensors that lie in memory, fetched one at a time.
+        indexes_tensors: Whether samples are rows of tensors in memory, fetched one at a time.
         transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
         pin: Time to pin a batch; None without a device that needs it.
         batch_bytes: Bytes of the tensors and arrays of a batch.
         n_objects: Other Python objects in a batch (numbers, strings, containers).
         bytes_by_dtype: Bytes of a batch by dtype, e.g. ``{"float64": 1048576}``.
-        narrow_bytes: Bytes of float fields whose every value of every sampled batch fits an 8-bit integer scale
-            (0…255, or 0…1 in steps of 1/255): what was probably made from bytes.
-        first_batch_s: First batch with the loader as it is; the start of its workers included.
+        narrow_bytes: Bytes of float fields whose sampled values are all representable as uint8 (0…255, or 0…1 in steps
+            of 1/255).
+        first_batch_s: Seconds of the first batch with the loader's own settings, including the start of its workers.
         read_bytes: Bytes read from storage per sample; None if unknown.
         rss_growth_bytes: Growth of a process's private memory per sample, after warm-up.
-        functions: The costliest functions, worst first: those of ``__getitem__``, then those of collate.
-        lines: Lines of the first of them.
-        host_lines: The lines of your code that take the time of making samples in one process, costliest first.
+        functions: The costliest functions: those of ``__getitem__``, then those of collate.
+        lines: Lines of the first function.
+        host_lines: Lines of the user's code by their time in making samples in one process, costliest first.
         collate_lines: The same for collate.
-        worker_lines: The same for all workers of the point of the curve with the most workers.
-        curve: Throughput against the number of workers, fewest first: 0, 1, 2, 4 … usable cores and the number in use;
-            where samples wait rather than compute, beyond the cores. It ends where more workers bring no more.
-        prefetch: The same with other prefetch factors, where samples are bursty.
-        load_s: Seconds per step that the points of the curve computed beside their workers; None for none.
-        compute_s: Seconds per step on one cached batch, with nothing to load; None if not measured.
+        worker_lines: The same for all workers of the curve's point with the most workers.
+        curve: Throughput by number of workers, fewest first: 0, 1, 2, 4 … usable cores and the number in use, or more
+            if samples wait instead of computing. It ends at the first number that is not faster.
+        prefetch: Throughput by prefetch factor, if samples are bursty.
+        load_s: Seconds per step that the consumer computes in the curve; None for none.
+        compute_s: Seconds per step on one cached batch, without loading; None if not measured.
         compute_basis: How ``compute_s`` was measured, or why it was not.
         missing: Why a field is None.
     """
@@ -149,7 +148,6 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     index: int = 0
     method: str = "fork"
     wall_s: float = 0.0
-    is_beside_training: bool = False
     usable_cores: float | None = None
     batch_size: int | None = None
     num_workers: int | None = None

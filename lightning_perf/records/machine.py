@@ -7,7 +7,7 @@ class Device(Record, frozen=True, kw_only=True):
     """One accelerator that this process uses.
 
     Attributes:
-        name: As the driver gives it.
+        name: Name from the driver.
         kind: ``"cuda"``, ``"mps"``, ``"xpu"`` …
         capability: Compute capability such as ``"9.0"``; None outside CUDA.
         has_fast_bf16: Whether matrix multiplication runs faster in bf16 than in fp32; None if unknown.
@@ -27,15 +27,15 @@ class Machine(Record, frozen=True, kw_only=True):
     """Host, devices and versions.
 
     Attributes:
-        cpu_model: As the kernel gives it; None if unknown.
-        usable_cores: What this process may use: CPU affinity and cgroup quota taken together, at least 1.
-            Not rounded: a quota of 150 % is 1.5.
+        cpu_model: Name from the kernel; None if unknown.
+        usable_cores: Cores that this process may use, by CPU affinity and cgroup quota; at least 1. Not rounded: a
+            quota of 150 % is 1.5.
         cpu_quota_cores: The cgroup's quota in cores; None without one.
         memory_limit_bytes: The cgroup's limit; None without one.
         shm_bytes: Size of /dev/shm; None if there is none.
         local_world_size: Ranks on this node.
-        has_fast_cpu_bf16: Only in sessions of earlier versions. How fast a CPU computes in bf16 is measured.
-        cpu_features: Of ``amx_bf16``, ``amx_int8``, ``avx512_bf16``, ``avx512f``, ``avx2`` those it has.
+        has_fast_cpu_bf16: Only in sessions of older versions; replays now measure the speed of bf16.
+        cpu_features: Features of the CPU among ``amx_bf16``, ``amx_int8``, ``avx512_bf16``, ``avx512f``, ``avx2``.
     """
 
     os: str

@@ -9,11 +9,11 @@ class PhaseMemory(Record, frozen=True, kw_only=True):
     """A device's allocator at the end of one phase of the step, over the sampled steps.
 
     Attributes:
-        phase: What has just ended: ``transfer``, ``forward``, ``zero_grad``, ``backward`` or ``optimizer``.
+        phase: ``transfer``, ``forward``, ``zero_grad``, ``backward`` or ``optimizer``.
         allocated_bytes: In live tensors, median.
         reserved_bytes: Held from the driver, median.
-        peak_bytes: The run's peak of allocated bytes where this phase raised it in a sampled step; None if it never
-            did. Peaks are not reset, so a phase below the run's peak has no peak of its own.
+        peak_bytes: The run's peak of allocated bytes, if this phase raised it in a sampled step; else None. Peaks are
+            not reset, so a phase below the run's peak has no peak of its own.
     """
 
     phase: str
@@ -39,14 +39,14 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
         peak_allocated_bytes: Most bytes in live tensors.
         peak_reserved_bytes: Most bytes held from the driver.
         total_bytes: The device's memory; None if unknown.
-        alloc_retries: Times the cache had to be flushed to satisfy a request; None if unknown.
-        allocated_bytes: When last read.
-        reserved_bytes: When last read.
-        inactive_split_bytes: Free parts of blocks in use, which cannot be given back, at their highest; None when not
-            told.
-        ooms: Requests that failed even then; None if unknown.
-        phases: By phase of the step, in their order; empty if no step was sampled.
-        peak_phase: The phase in which the run's peak was last seen to rise; None if it was not seen.
+        alloc_retries: How often the cache was flushed to satisfy a request; None if unknown.
+        allocated_bytes: Last reading.
+        reserved_bytes: Last reading.
+        inactive_split_bytes: Most bytes in free parts of used blocks, which cannot be returned to the driver; None if
+            unknown.
+        ooms: Requests that failed even after a flush; None if unknown.
+        phases: Memory after each phase of the step, in order; empty if no step was sampled.
+        peak_phase: The phase that last raised the run's peak; None if unknown.
     """
 
     device: str
@@ -66,17 +66,17 @@ class HostMemory(Record, frozen=True, kw_only=True):
     """Memory of the host.
 
     Attributes:
-        rss_bytes: This process's resident memory, when last read.
-        peak_rss_bytes: Its highest so far; None if unknown.
-        workers_rss_bytes: Of its child processes together, the highest of the readings. Pages shared with this process
-            count again.
-        n_workers: Child processes, the most that were read.
-        used_bytes: In use within the limit, by whomever: the cgroup's memory without reclaimable file cache, or the
-            machine's without what is available. The highest of the readings; None if unknown.
+        rss_bytes: Resident memory of this process, last reading.
+        peak_rss_bytes: Peak resident memory of this process; None if unknown.
+        workers_rss_bytes: Highest reading of the resident memory of all child processes together. Pages shared with
+            this process count again.
+        n_workers: Highest number of child processes.
+        used_bytes: Highest reading of the memory that all programs use within the limit: the cgroup's memory without
+            reclaimable file cache, or the machine's memory that is not available. None if unknown.
         limit_bytes: The cgroup's limit, or the machine's memory; None if unknown.
         limit_basis: ``"cgroup"`` or ``"machine"``.
-        swapped_bytes: Of this process and its children, on swap; None if unknown.
-        phases: By phase of the step; empty if no step was sampled.
+        swapped_bytes: Swapped memory of this process and its children; None if unknown.
+        phases: Memory after each phase of the step; empty if no step was sampled.
     """
 
     rss_bytes: int
@@ -94,7 +94,7 @@ class ModuleMemory(Record, frozen=True, kw_only=True):
     """The part of a breakdown that one top-level module holds.
 
     Attributes:
-        name: E.g. ``"encoder"``; ``""`` for what belongs to the root itself.
+        name: E.g. ``"encoder"``; ``""`` for the root module itself.
         activations_bytes: None if they were not measured by module.
     """
 
@@ -107,26 +107,26 @@ class ModuleMemory(Record, frozen=True, kw_only=True):
 
 
 class Breakdown(Record, frozen=True, kw_only=True):
-    """What memory holds on the device that trains, each storage counted once; of sharded tensors this rank's part.
+    """Memory in use on the training device, each storage counted once; of sharded tensors this rank's part.
 
     Attributes:
         device: E.g. ``"cuda:0"`` or ``"cpu"``.
-        parameters_bytes: Frozen ones included.
-        gradients_bytes: At their most in the sampled step, or as expected; see ``gradients_basis``.
-        gradients_basis: ``"held"``; ``"expected"`` where no gradient was there: one for each trainable parameter.
+        parameters_bytes: Parameters, including frozen ones.
+        gradients_bytes: Most bytes of gradients in the sampled step, or the expected ones; see ``gradients_basis``.
+        gradients_basis: ``"held"``, or ``"expected"`` if there was no gradient: one for each trainable parameter.
         optimizer_bytes: States of all optimizers; None if unknown.
-        optimizer_basis: ``"held"``, or ``"expected"`` before the first optimizer step; why where it is None.
+        optimizer_basis: ``"held"``, or ``"expected"`` before the first optimizer step; the reason if it is None.
         copies_bytes: Parameters and buffers of modules that callbacks hold, e.g. an averaged copy of the weights.
         batch_bytes: One batch; None if there was none.
-        activations_bytes: What the forward pass keeps for the backward pass; None if unknown.
-        activations_basis: ``"saved tensors"`` measured in one step, or ``"rest of the peak"``; why where it is None.
+        activations_bytes: Tensors that the forward pass keeps for the backward pass; None if unknown.
+        activations_basis: ``"saved tensors"`` in one step, or ``"rest of the peak"``; the reason if it is None.
         n_samples: Batch size when the activations were measured; None if unknown.
-        step: The step at which they were measured; None outside a run.
-        modules: By top-level module, largest first.
-        peak_bytes: The device's peak of allocated memory; None on the host, whose peak holds more than tensors.
-        rest_bytes: What the parts leave of the peak: temporary buffers, workspaces, tensors that nobody named.
-        cache_bytes: What the allocator held beyond the peak of allocated memory.
-        elsewhere_bytes: Storages of the same tensors on other devices, e.g. offloaded optimizer states.
+        step: The step in which they were measured; None outside a run.
+        modules: Memory by top-level module, largest first.
+        peak_bytes: The device's peak of allocated memory; None on the host, whose peak includes more than tensors.
+        rest_bytes: Peak minus these components: temporary buffers, workspaces, other tensors.
+        cache_bytes: Reserved memory beyond the peak of allocated memory.
+        elsewhere_bytes: Tensors of these components on other devices, e.g. offloaded optimizer states.
     """
 
     device: str
@@ -150,7 +150,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
 
     @property
     def parts_bytes(self) -> int:
-        """All parts together; parts that are not known count nothing."""
+        """Sum of the components; unknown ones count as 0."""
         parts = (self.parameters_bytes, self.gradients_bytes, self.optimizer_bytes, self.buffers_bytes,
                  self.copies_bytes, self.batch_bytes, self.activations_bytes)  # fmt: skip
         return sum(part or 0 for part in parts)
@@ -162,10 +162,10 @@ class Suspect(Record, frozen=True, kw_only=True):
     Attributes:
         name: Where it is referenced, e.g. ``"LitModel.losses"``.
         kind: Type name of the container, or ``"graph"`` for one tensor whose autograd graph grows.
-        n_items: At the second inspection: elements of a container, nodes of a graph.
-        tensor_bytes: In the container's tensors, each storage once; a graph's saved tensors come on top. None for a
-            graph.
-        n_with_graph: Elements that hold an autograd graph.
+        n_items: Elements of a container or nodes of a graph, at the second inspection.
+        tensor_bytes: Bytes of the container's tensors, each storage once, without saved tensors of their graphs; None
+            for a graph.
+        n_with_graph: Elements that have an autograd graph.
     """
 
     name: str
@@ -180,14 +180,14 @@ class Growth(Record, frozen=True, kw_only=True):
     """The trend of memory at the same point of the step.
 
     Attributes:
-        where: ``"host"`` (resident memory of this process), ``"heap"`` (what its C heap has handed out), ``"workers"``
-            (resident memory, their mean), or the device.
+        where: ``"host"`` (resident memory of this process), ``"heap"`` (memory allocated from its C heap),
+            ``"workers"`` (mean resident memory), or the device.
         level_bytes: The last reading.
         bytes_per_step: Median of all pairwise slopes (Theil–Sen).
-        low_bytes_per_step: Lower end of its 95 % interval, widened for readings that resemble their neighbors.
-        is_steady: Whether every quarter of the readings rises like the others: no warm-up, no single jump.
-        suspects: What grew meanwhile, largest first.
-        census: What was done to find the suspects; empty if there was no reason to look.
+        low_bytes_per_step: Lower end of its 95 % interval, widened for autocorrelated readings.
+        is_steady: Whether all quarters of the readings rise alike: no warm-up, no single jump.
+        suspects: Objects that grew in this time, largest first.
+        census: How suspects were searched for; empty if they were not.
     """
 
     where: str
@@ -207,8 +207,8 @@ class Headroom(Record, frozen=True, kw_only=True):
     """Memory as a fixed part and a part for each sample of the batch.
 
     Attributes:
-        margin_fraction: Of the capacity, left free for fragmentation and noise.
-        largest_batch: That still fits within the margin; 0 where not even one sample does.
+        margin_fraction: Fraction of the capacity left free for fragmentation and noise.
+        largest_batch: Largest batch that fits within the margin; 0 if not even one sample does.
         basis: ``"observed batches"``, ``"one batch at the peak"`` or ``"saved tensors of one batch"``.
     """
 
@@ -226,7 +226,7 @@ class LiveTensor(Record, frozen=True, kw_only=True):
     """One of the largest live tensors.
 
     Attributes:
-        name: Its name in the model, or what it is; empty when nobody knows.
+        name: Its name in the model, or a description; empty if unknown.
     """
 
     name: str
@@ -236,7 +236,7 @@ class LiveTensor(Record, frozen=True, kw_only=True):
 
 
 class AllocationSite(Record, frozen=True, kw_only=True):
-    """Memory held at the end of an allocation history, by the line of Python that asked for it."""
+    """Memory held at the end of an allocation history, by the line of Python that allocated it."""
 
     where: str
     n_bytes: int
@@ -251,14 +251,14 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         error: Type and message of the exception.
         step: Batches done in this run before it.
         phase: The part of the step in which it happened; empty if unknown.
-        code: The user's own innermost line, e.g. ``"model.py:31 in forward"``; empty if not known.
-        requested_bytes: What was asked for; None if unknown.
-        batch_shapes: Shapes of the batch's tensors, by their place in it.
+        code: The user's innermost line, e.g. ``"model.py:31 in forward"``; empty if unknown.
+        requested_bytes: Size of the failed request; None if unknown.
+        batch_shapes: Shapes of the batch's tensors, by their path in it.
         n_samples: Size of that batch; None if unknown.
-        largest_tensors: That were alive, largest first.
-        timeline: ``(step, bytes)`` over the run, as sampled: allocated on the device, resident on a CPU run.
+        largest_tensors: Largest live tensors, largest first.
+        timeline: ``(step, bytes)`` over the run, as sampled: allocated memory of the device, resident on a CPU run.
         history: ``(event, bytes)`` from the allocation history; empty without ``memory_snapshot=True``.
-        history_sites: What was held at its end, largest first.
+        history_sites: Memory held at its end by line, largest first.
         snapshot_file: The dumped snapshot, in the run's folder; None without one.
         post_mortem_file: Text of all this, in the run's folder; None if it could not be written.
         checkpoint: Path of the latest checkpoint of this run; None if there is none.
@@ -285,14 +285,14 @@ class Memory(Record, frozen=True, kw_only=True):
     """Memory of the run. Peaks are read, never reset: a user's own tracking stays as it was.
 
     Attributes:
-        devices: One entry a device in use; empty on a CPU run.
-        host_rss_bytes: Resident memory of this process when last read.
-        host_peak_rss_bytes: Its highest so far, as the kernel tells; None if it does not.
-        host: The host's side in full; None if it was not read.
-        breakdown: What the memory holds; None if it was not measured.
-        growth: Trends, one for each place that was watched long enough.
-        held_graphs: Attributes of the module or callbacks that were seen to gather tensors with their autograd graphs
-            from step to step, however much memory that takes.
+        devices: One entry per device in use; empty on a CPU run.
+        host_rss_bytes: Resident memory of this process, last reading.
+        host_peak_rss_bytes: Its peak, as the kernel reports it; None if it does not.
+        host: Memory of the host in detail; None if it was not read.
+        breakdown: Memory in use by component; None if it was not measured.
+        growth: Trends, one for each place that was measured long enough.
+        held_graphs: Attributes of the module or callbacks that collect tensors with their autograd graphs from step to
+            step, however little memory that takes.
         oom: What was known when memory ran out; None if it did not.
     """
 

@@ -48,8 +48,7 @@ def load_run(path: str | os.PathLike[str] | RemotePath) -> Session:
             readable.append(load(other))
         except SessionError as error:
             problems.append(MissingRank(rank=int(other.stem.rpartition("rank")[2]), reason=str(error)))
-    has_stand_in = not has_first and readable
-    session = min(readable, key=lambda one: one.run.rank) if has_stand_in else load(source)
+    session = load(source) if has_first or not readable else min(readable, key=lambda one: one.run.rank)
     if not others or session.run.world_size < 2:
         return session
     known = list(session.ranks.summaries) if session.ranks is not None else []
@@ -57,7 +56,7 @@ def load_run(path: str | os.PathLike[str] | RemotePath) -> Session:
         if _is_same_run(session, found) and found.ranks is not None:
             names = tuple(f"{finding.code} {finding.name}" for finding in found.findings[:MAX_FOUND])
             known += [msgspec.structs.replace(one, found=names or one.found) for one in found.ranks.summaries]
-    return _with(session, known, problems)
+    return _with_ranks(session, known, problems)
 
 
 def _of_other_ranks(file: AnyPath) -> list[Any]:
@@ -78,13 +77,14 @@ def _is_same_run(one: Session, other: Session) -> bool:
     return abs(apart.total_seconds()) <= _CLOCKS_DIFFER_S
 
 
-def _with(session: Session, known: list[RankSummary], problems: list[MissingRank]) -> Session:
-    told = {summary.rank for summary in known}
+def _with_ranks(session: Session, known: list[RankSummary], problems: list[MissingRank]) -> Session:
+    reported = {summary.rank for summary in known}
     unread = {problem.rank for problem in problems}
     earlier = session.ranks.missing if session.ranks is not None else ()
-    missing = [one for one in earlier if one.rank not in told | unread] + [p for p in problems if p.rank not in told]
-    silent = set(range(min(session.run.world_size, MAX_RANKS))) - told - {one.rank for one in missing}
-    missing += [MissingRank(rank=rank, reason="it left no session") for rank in sorted(silent)]
+    missing = [one for one in earlier if one.rank not in reported | unread]
+    missing += [one for one in problems if one.rank not in reported]
+    absent = set(range(min(session.run.world_size, MAX_RANKS))) - reported - {one.rank for one in missing}
+    missing += [MissingRank(rank=rank, reason="it left no session") for rank in sorted(absent)]
     collected_s = session.ranks.collected_s if session.ranks is not None else None
     ranks = together(tuple(known), session.run.world_size, tuple(missing), collected_s)
     return msgspec.structs.replace(session, ranks=ranks)

@@ -10,7 +10,7 @@ Bound = Literal["compute", "bandwidth", "launch", "latency"]
 """Bottleneck of an operation: arithmetic, memory traffic, launching its operators, or none of these."""
 
 Basis = Literal["step", "shapes", "uncompiled"]
-"""What operations were counted in: a step, or its shapes, without the compiler or only without sharding."""
+"""How operations were counted; see ``ModelProfile.basis``."""
 
 
 class Ceilings(Record, frozen=True, kw_only=True):
@@ -18,17 +18,16 @@ class Ceilings(Record, frozen=True, kw_only=True):
 
     Attributes:
         device: ``"cpu"``, ``"cuda"`` …
-        name: The device's, as its driver gives it; the processor's model on a CPU.
-        n_threads: That torch computed with; None if the device is no CPU.
-        matmul_flops_per_s: Floating-point operations per second of large matrix multiplications by precision, a
-            multiplication and an addition counted as two: of ``"fp32"``, ``"tf32"``, ``"bf16"`` and ``"fp16"`` those
-            measured.
+        name: Name from the driver; on a CPU, the processor's model.
+        n_threads: Threads of torch; None if the device is no CPU.
+        matmul_flops_per_s: Floating-point operations per second of large matrix multiplications by precision
+            (``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``); a multiplication and an addition count as two.
         copy_bytes_per_s: Bytes read plus bytes written per second by a copy within the device's memory.
-        h2d_pinned_bytes_per_s: From pinned host memory to the device; None on a CPU.
-        h2d_pageable_bytes_per_s: From ordinary host memory to the device; None on a CPU.
+        h2d_pinned_bytes_per_s: Copies from pinned host memory to the device; None on a CPU.
+        h2d_pageable_bytes_per_s: Copies from pageable host memory to the device; None on a CPU.
         launch_s: Launch latency of one small operator on the host.
         measured_at: ISO 8601, UTC.
-        missing: Why a figure is absent.
+        missing: Why a figure is None.
     """
 
     device: str
@@ -64,12 +63,12 @@ class Utilisation(Record, frozen=True, kw_only=True):
 
     Attributes:
         flops_per_s: Operations of forward and backward ÷ the step's time; recomputed activations are excluded.
-        step_s: That time.
+        step_s: Seconds per step.
         precision: Precision of most matrix multiplications, e.g. ``"bf16"``.
         measured_flops_per_s: The device's measured ceiling; None if it was not measured.
-        measured_fraction: ``flops_per_s`` ÷ that.
-        datasheet_flops_per_s: The datasheet's figure; None for an unknown chip.
-        datasheet_fraction: ``flops_per_s`` ÷ that.
+        measured_fraction: ``flops_per_s`` ÷ ``measured_flops_per_s``.
+        datasheet_flops_per_s: The datasheet's peak; None for an unknown chip.
+        datasheet_fraction: ``flops_per_s`` ÷ ``datasheet_flops_per_s``.
         datasheet: Chip and document.
     """
 
@@ -91,17 +90,17 @@ class ModuleProfile(Record, frozen=True, kw_only=True):
     Attributes:
         path: As in ``named_modules``; ``""`` for work outside of listed modules (the loss, the step itself).
         class_name: E.g. ``"Linear"``; empty for ``""``.
-        n_parameters: Elements, a shared parameter counted in the first module that has it.
-        calls: Of forward, in one step.
-        forward_flops: Operations of matrix multiplication, convolution and attention in one step; None if not counted.
-        backward_flops: The same in the backward pass, recomputed activations among them.
-        forward_bytes: Read and written by its operators in one step, as if nothing stayed in a cache.
-        backward_bytes: The same in the backward pass.
-        n_operators: Started in one step, forward and backward; views that move nothing are left out.
+        n_parameters: Elements; a shared parameter counts in the first module that has it.
+        calls: Calls of forward per step.
+        forward_flops: FLOPs of matrix multiplication, convolution and attention per step; None if not counted.
+        backward_flops: The same for the backward pass, including recomputed activations.
+        forward_bytes: Bytes that its operators read and write per step, without caches.
+        backward_bytes: The same for the backward pass.
+        n_operators: Operators per step, forward and backward, without views.
         forward_s: Seconds per step; None if not timed.
         backward_s: Seconds per step; None if not timed.
-        bound: What limits it; None if unknown.
-        advice: What would help; empty if nothing is known.
+        bound: Its bottleneck; None if unknown.
+        advice: What to change; empty if nothing is known.
     """
 
     path: str
@@ -123,16 +122,15 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
     """One of torch's operators in one step, forward and backward together.
 
     Attributes:
-        dtype: Of its largest input, e.g. ``"float32"``.
-        calls: In one step.
+        dtype: Dtype of its largest input, e.g. ``"float32"``.
+        calls: Calls per step.
         flops: As in ``ModuleProfile``; 0 for operators that multiply no matrices.
-        n_rows: Of the first tensor of each call, the product of all its dimensions but the last; 0 for operators that
-            multiply no matrices.
-        total_s: Seconds in one step; None if not timed.
-        bound: What limits it; None if unknown.
-        denormal_fraction: Of the numbers that went in, those too small for a normal float, on average over its calls;
-            from a sample of each tensor. None on other devices than a CPU, and for operators
+        n_rows: Product of all dimensions but the last of each call's first tensor, summed over calls; 0 for operators
             that multiply no matrices.
+        total_s: Seconds per step; None if not timed.
+        bound: Its bottleneck; None if unknown.
+        denormal_fraction: Mean fraction of denormal numbers in its inputs, from a sample of each tensor; None for other
+            devices than a CPU, and for operators that multiply no matrices.
     """
 
     name: str
@@ -150,36 +148,36 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     """A model's arithmetic, counted in one step, compared with the device's ceilings.
 
     Attributes:
-        device: That it ran on: ``"cpu"``, ``"cuda:0"`` …
-        n_parameters: Elements, a shared parameter once.
-        n_trainable: Of these, those that require a gradient.
-        n_samples: In the batch; None if unknown.
+        device: Device of the model: ``"cpu"``, ``"cuda:0"`` …
+        n_parameters: Elements; a shared parameter counts once.
+        n_trainable: Elements that require a gradient.
+        n_samples: Batch size; None if unknown.
         step: Batches before the step that was counted; None outside a run.
         basis: ``"step"`` if the operators of a step were counted; ``"shapes"`` if its modules were counted on fake
-            tensors of the shapes seen, without sharding; ``"uncompiled"`` if without the compiler too.
-        precision: Of most of the arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype's name.
-        forward_flops: Operations of matrix multiplications, convolutions and attention, a multiplication and an
-            addition counted as two; None if not counted.
-        backward_flops: The same of the backward pass; None without one.
-        recomputed_flops: Of ``backward_flops``, the part that computes activations again (checkpointing).
-        forward_bytes: Read and written by all operators, as if nothing stayed in a cache.
-        backward_bytes: The same of the backward pass.
-        uncounted: Operators whose arithmetic is not known and counted as none, though they are known to do some.
+            tensors of the shapes in the run, without sharding; ``"uncompiled"`` if also without the compiler.
+        precision: Precision of most arithmetic: ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"`` or another dtype.
+        forward_flops: FLOPs of matrix multiplications, convolutions and attention, where a multiplication and an
+            addition count as two; None if not counted.
+        backward_flops: The same for the backward pass; None without one.
+        recomputed_flops: The part of ``backward_flops`` that recomputes activations (checkpointing).
+        forward_bytes: Bytes that all operators read and write, without caches.
+        backward_bytes: The same for the backward pass.
+        uncounted: Operators that do arithmetic whose amount is unknown; they count as 0.
         saved_bytes: Activations that the forward pass saves for the backward pass; None if ``basis`` is ``"step"``: the
             breakdown of memory has them.
-        forward_s: Of the forward pass alone; None if not timed.
-        step_s: Of a training step: forward, backward and the optimizer's step where there is one.
-        is_optimizer_timed: Whether ``step_s`` holds an optimizer's step.
-        n_timed: Repetitions behind these times, warm-up left out.
-        module_depth: How deep modules are listed, 1 for the top-level ones.
+        forward_s: Time of the forward pass alone; None if not timed.
+        step_s: Time of a training step: forward, backward and the optimizer's step if there is one.
+        is_optimizer_timed: Whether ``step_s`` includes an optimizer's step.
+        n_timed: Repetitions behind these times, without warm-up.
+        module_depth: Depth to which modules are listed; 1 for top-level modules.
         modules: Costliest first.
         operators: Costliest first, at most 24.
-        memory: What its memory holds; None in a session, which has it elsewhere.
-        ceilings: Of the device; None if not measured.
-        datasheet: The datasheet's figures; None for an unknown chip.
-        utilisation: None if arithmetic, time or both figures of the device are missing.
-        bound: What limits forward and backward as a whole.
-        advice: What would help; empty if nothing is known.
+        memory: Memory in use; None in a session, which has it in ``Session.memory``.
+        ceilings: Ceilings of the device; None if not measured.
+        datasheet: Peak rates from the datasheet; None for an unknown chip.
+        utilisation: None if arithmetic, time or both peaks of the device are unknown.
+        bound: Bottleneck of forward and backward as a whole.
+        advice: What to change; empty if nothing is known.
         missing: Why a figure is None.
     """
 

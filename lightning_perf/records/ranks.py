@@ -1,16 +1,16 @@
-"""Comparison of all ranks of a run: the own work of each, and its waiting for others."""
+"""Comparison of all ranks of a run: each rank's own work, and its waits for others."""
 
 from .base import Record
 
 RANKS_FOLDER = "perf_ranks"
-"""Folder beside the session in which the other ranks leave theirs."""
+"""Folder beside the session with the sessions of the other ranks."""
 
 PARTS: tuple[str, ...] = ("data", "compute", "host")
-"""A rank's own work by what it is spent on. ``data``: waiting for batches and moving them. ``compute``: forward, the
-rank's own part of backward, the optimizer. ``host``: callbacks, logging and the loop itself."""
+"""Parts of a rank's own work. ``data``: data wait and transfer. ``compute``: forward, the rank's own part of backward,
+the optimizer. ``host``: callbacks, logging and the loop itself."""
 
 MAX_FOUND = 12
-"""Findings that a rank sends to rank 0: messages stay small, however many ranks there are."""
+"""Most findings that a rank sends to rank 0, so that messages stay small."""
 
 
 class RankSummary(Record, frozen=True, kw_only=True):
@@ -18,27 +18,26 @@ class RankSummary(Record, frozen=True, kw_only=True):
 
     Attributes:
         node: Host name of its machine.
-        own_s: Mean seconds per step of its own work: the step without what it waited inside collectives.
-        own_p50_s: The sum of the medians of its parts, without the loop's own: what it does in a usual step; on a
-            device, the median step without what it waited. A rank that is slow in few steps has a high ``own_s``
-            and a usual ``own_p50_s``.
-        waiting_s: Mean seconds per step that it waited for the other ranks: from its own last gradient to the end of
-            backward, in Lightning's own broadcast at each step and, where the host computes, in reductions of
-            metrics; None if the first is unknown. ``own_s`` then leaves out all of backward, and of strategies
-            that exchange in the middle of forward (FSDP, tensor parallelism) forward and the optimizer as well.
-        waiting_n: Steps on which ``waiting_s`` rests.
-        parts_s: ``own_s`` by ``PARTS``; ``compute`` is missing if it cannot be separated from waiting.
+        own_s: Mean seconds per step of its own work: the step without waits in collectives.
+        own_p50_s: Own work of a typical step: the sum of the medians of its parts without the loop; on a device, the
+            median step without waits. A rank that is slow in few steps has a high ``own_s`` but a typical
+            ``own_p50_s``.
+        waiting_s: Mean seconds per step of waits for other ranks: from its last gradient to the end of backward, in
+            Lightning's broadcast in each step and, on a CPU, in reductions of metrics. None if the first is unknown;
+            ``own_s`` then excludes backward and, with strategies that communicate within forward (FSDP, tensor
+            parallelism), also forward and the optimizer.
+        waiting_n: Steps behind ``waiting_s``.
+        parts_s: ``own_s`` by ``PARTS``; without ``compute`` if it cannot be separated from waits.
         wait_share: Share of its steady span spent waiting for data.
         slowest_name: The callback or logger that takes most of its ``host`` time, with the hook; None without any.
-        slowest_s: Seconds per step of that one.
-        n_batches: Batches of its latest epoch; None before the end of one.
-        n_samples: Samples of it; None if batches have no known size.
-        n_unused: The most trainable parameters that got no gradient in one backward of the sampled steps; None
-            if none was sampled.
-        peak_bytes: Peak of its device's memory, of resident memory on a CPU; None when not read.
-        found: What its own last diagnosis found, as ``"PD801 thermal-throttling"``, worst first, at most
-            ``MAX_FOUND``; empty before one was made.
-        found_lines: The line that takes the time, by the text of ``found``; of findings about host time.
+        slowest_s: Seconds per step of ``slowest_name``.
+        n_batches: Batches of its latest complete epoch; None without one.
+        n_samples: Samples of that epoch; None if the batch size is unknown.
+        n_unused: Most trainable parameters without a gradient after one backward of the sampled steps; None if no step
+            was sampled.
+        peak_bytes: Peak memory of its device, on a CPU its peak resident memory; None if not read.
+        found: Findings of its last diagnosis, as ``"PD801 thermal-throttling"``, worst first, at most ``MAX_FOUND``.
+        found_lines: The line that takes the time, by text in ``found``, for findings about host time.
     """
 
     rank: int
@@ -62,7 +61,7 @@ class RankSummary(Record, frozen=True, kw_only=True):
 
 
 class MissingRank(Record, frozen=True, kw_only=True):
-    """A rank of which nothing, or nothing recent, is known, and why."""
+    """A rank without a (recent) report, and the reason."""
 
     rank: int
     reason: str
@@ -73,11 +72,11 @@ class Ranks(Record, frozen=True, kw_only=True):
 
     Attributes:
         step_mean_s: Mean over the ranks of the mean step.
-        step_max_s: The slowest rank's.
+        step_max_s: Mean step of the slowest rank.
         data_wait_share_mean: Mean over the ranks of the share of time spent waiting for data.
         data_wait_share_max: The highest of any rank.
         world_size: Ranks of the run; None in a session of an older version.
-        collected_s: What bringing them together took on rank 0, waiting for late ranks included.
+        collected_s: Seconds that rank 0 needed to collect the reports, including waits for late ranks.
     """
 
     step_mean_s: float
@@ -96,13 +95,9 @@ def together(
     missing: tuple[MissingRank, ...] = (),
     collected_s: float | None = None,
 ) -> Ranks | None:
-    """Combine the summaries of the ranks that reported; return None without any.
+    """Combine the summaries of the ranks that reported, in any order; return None without any.
 
-    Args:
-        summaries: In any order; the last one of a rank counts.
-        world_size: Ranks of the run.
-        missing: The others.
-        collected_s: As for ``Ranks``.
+    If a rank has several summaries, the last one counts. For the other arguments see ``Ranks``.
     """
     by_rank = {summary.rank: summary for summary in summaries}
     if not by_rank:

@@ -1,4 +1,4 @@
-"""Files and folders for results: on a disk, or at a URL that fsspec knows (``s3://``, ``gs://``, ``memory://``, …).
+"""Files and folders for results: on a disk, or at a URL that fsspec supports (``s3://``, ``gs://``, ``memory://``, …).
 
 fsspec, which Lightning depends on, is imported once a URL is used.
 """

@@ -5,12 +5,12 @@ from .trial import Interval
 
 
 class Hypothesis(Record, frozen=True, kw_only=True):
-    """A treatment whose effect on this step's operators a rule asks to measure.
+    """A request of a rule to measure the effect of a treatment on this step's operators.
 
     Attributes:
-        treatment: Id of the treatment, with its value where it takes one, e.g. ``"threads=2"``.
-        at_stake_s: Seconds of the steady span that it acts on; larger ones are replayed first.
-        least_part: The part of these seconds that has to be saved for the step to become noticeably faster; 0 for any.
+        treatment: Id of the treatment, with its value if any, e.g. ``"threads=2"``.
+        at_stake_s: Seconds of the steady span that it affects; larger ones are replayed first.
+        least_part: Fraction of these seconds that must be saved to make the step noticeably faster; 0 for any.
     """
 
     treatment: str
@@ -24,10 +24,10 @@ class Replayed(Record, frozen=True, kw_only=True):
     Attributes:
         treatment: As in ``Hypothesis``.
         n_operators: Distinct operators (by name, shapes and dtypes), or sequences of them, that were replayed.
-        n_rounds: Pairs of passes over them, one as they are and one with the treatment.
-        before_s: Seconds per step as they are, forward and backward; None if nothing was timed.
-        after_s: Seconds per step with the treatment; of a larger batch, for as many samples as before.
-        seen_s: Seconds of the same operators in the sampled step; None where operators are not timed (on a device).
+        n_rounds: Pairs of passes over them, one without and one with the treatment.
+        before_s: Seconds per step without the treatment, forward and backward; None if nothing was timed.
+        after_s: Seconds per step with the treatment; with a larger batch, for the same number of samples.
+        seen_s: Seconds of the same operators in the sampled step; None on a device, where operators are not timed.
         concerned_s: Seconds in the sampled step of all operators that the treatment changes, replayed or not; None on a
             device.
         speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None if the rounds do not give one.
@@ -55,7 +55,7 @@ class Replay(Record, frozen=True, kw_only=True):
         operators_s: Seconds of all operators of the sampled step, forward and backward; None on a device.
         n_operators: Distinct forward operators of that step.
         results: One entry per treatment that was replayed.
-        budget_s: The most it may take: 1 % of the run, at least 0.5 s, at most 10 s.
+        budget_s: Limit of ``took_s``: 1 % of the run, at least 0.5 s, at most 10 s.
     """
 
     operators_s: float | None = None

@@ -1,4 +1,4 @@
-"""Which recommendations of a session can be applied together, and why the others cannot."""
+"""Select recommendations of a session that can be applied together; give a reason for the others."""
 
 from __future__ import annotations
 
@@ -42,17 +42,15 @@ def select(
     Findings are taken by severity, then by speedup. Within a finding, a less safe alternative to a recommendation that
     was taken is left out.
 
-    Args:
-        session: The session.
-        safety: The least safe recommendations to take.
-        objects: Returns further ``Trainer`` arguments of a recommendation: objects, as in a LightningCLI configuration.
+    Recommendations less safe than ``safety`` are left out. ``objects`` returns further ``Trainer`` arguments of a
+    recommendation: objects, as in a LightningCLI configuration.
 
     Raises:
         SessionError: There is no such safety.
     """
     if safety not in SAFETIES:
         raise SessionError(f"safety={safety!r} is not one of {', '.join(SAFETIES)}")
-    chosen, measured = Selection({}, {}, {}, {}), _measured(session)
+    chosen, measured = Selection({}, {}, {}, {}), _gained_nothing(session)
     for finding in sorted(session.findings, key=_order):
         taken: Prescription | None = None
         for fix in finding.prescriptions:
@@ -81,7 +79,7 @@ def select(
 
 
 def merged(one: Any, other: Any) -> Any:
-    """Return the argument that is both of two; None if they contradict."""
+    """Return an argument that combines two values; None if they contradict."""
     if one == other:
         return one
     if isinstance(one, list) and isinstance(other, list):
@@ -92,7 +90,7 @@ def merged(one: Any, other: Any) -> Any:
     return {**one, "init_args": arguments} if arguments.items() >= one["init_args"].items() else None
 
 
-def _measured(session: Session) -> dict[str, str]:
+def _gained_nothing(session: Session) -> dict[str, str]:
     """Return verdicts of treatments that gained nothing alone in the autopilot or the latest trial, by their ids."""
     tries = session.autopilot.tries if session.autopilot is not None else ()
     undone = {one.treatment.partition("=")[0]: "no_change" for one in tries if one.gains_nothing}

@@ -52,10 +52,10 @@ class Run(Record, frozen=True, kw_only=True):
         n_steps: Batches.
         n_optimizer_steps: ``trainer.global_step`` at the end minus at the start.
         time_to_first_step_s: From ``setup`` to the end of the first step; None if there was none.
-        startup: Where the time to the end of the first step went, seconds by part: before the first fetch
-            ``sanity_validation``, the phases (``callbacks`` …) and ``other``; then ``loader_start`` (the first fetch
-            beyond a median one) and ``first_step`` (its rest beyond a median step's), both whole while no median is
-            known, and absent where a profiler window held the first step. Parts that took no time are absent.
+        startup: Seconds until the end of the first step by part. Before the first fetch: ``sanity_validation``, the
+            phases (``callbacks`` …) and ``other``. Then ``loader_start`` (the first fetch minus a median one) and
+            ``first_step`` (the rest of the step minus a median step's rest); without a median, nothing is subtracted.
+            These two are absent if a profiler window includes the first step. Parts without time are absent.
         error: Type of the exception that ended the run; None without one.
         has_trainer: Whether a Trainer ran the steps; False for a loop of the user's own.
     """
@@ -83,10 +83,9 @@ class Overhead(Record, frozen=True, kw_only=True):
     Attributes:
         per_step_us: Microseconds per step: the median time in its own hooks, the measured cost of its spans, and what
             sampling memory took, spread over the steps.
-        reporting_s: Seconds spent beside that, in total: reading settings, diagnosing, reporting, and in the
-            sampled steps.
-        share: All time in its hooks and spans, ÷ the wall time of the run.
-        backed_off: What it stopped measuring because it was above its budget; empty normally.
+        reporting_s: Total seconds spent reading settings, diagnosing, reporting, and sampling steps.
+        share: All time in its hooks and spans ÷ the wall time of the run.
+        backed_off: Measurements that it stopped because the overhead exceeded the budget; normally empty.
     """
 
     per_step_us: float
@@ -109,9 +108,9 @@ class Window(Record, frozen=True, kw_only=True):
 
     Attributes:
         status: ``recorded``, ``empty``, ``incomplete`` or ``failed``.
-        reason: Why it was opened, and where it failed, why.
+        reason: Why it was opened, or why it failed.
         file: The trace file, relative to the session; None if it was not kept.
-        trace: What it says; None if there is nothing to read.
+        trace: Analysis of the trace; None without events.
     """
 
     first_step: int
@@ -129,9 +128,9 @@ class AppliedTreatment(Record, frozen=True, kw_only=True):
     Attributes:
         treatment: With its value, e.g. ``"loader-workers=4"``.
         finding: Code of the finding that recommended it.
-        epoch: First epoch with the treatment, perhaps not in all of its steps. Figures and settings of the session
-            include the time before.
-        status: ``applied``, or ``refused`` where it could not be.
+        epoch: First epoch with the treatment, perhaps not in all of its steps. The session includes the time
+            before.
+        status: ``applied``, or ``refused`` if that was not possible.
         reason: Why it was refused; empty otherwise.
     """
 
@@ -143,28 +142,28 @@ class AppliedTreatment(Record, frozen=True, kw_only=True):
 
 
 class Session(Record, frozen=True, kw_only=True):
-    """One run: what was measured, what it means, what to do.
+    """One run: measurements, findings and recommendations.
 
     Attributes:
-        steady: The training steps (fit) or batches (other stages) in the steady state; None before enough of them.
-        validation: The batches of validation inside fit, all rounds together; None without.
-        ranks: All ranks together; None with one rank.
+        steady: The training steps (fit) or batches (other stages) in the steady state; None until there are enough.
+        validation: The batches of validation inside fit, of all rounds; None without any.
+        ranks: Comparison of all ranks; None with one rank.
         missing: Why a measurement is None: ``{"steady.device": "the CPU has no device clock"}``.
-        telemetry: The machine around the training; None with ``device_stats=False`` or when nothing could be read.
+        telemetry: Device and host metrics; None with ``device_stats=False`` or if nothing could be read.
         loader_probe: Measurements of the training loader; None if it was not probed.
         model_profile: Cost of the model's operations; None if no step was sampled.
-        replay: Operators of one step, timed as they are and as treatments would run them; None if not replayed.
+        replay: Operators of one step, timed without and with treatments; None if not replayed.
         trials: Treatments measured on this training.
-        applied: Treatments that PerfDoctor applied to this training, in that order.
-        sync_calls: What sampled steps called that makes the host wait; None if no step was sampled.
-        compiler: What ``torch.compile`` did; None if nothing was compiled.
+        applied: Treatments that PerfDoctor applied to this training, in order.
+        sync_calls: Calls in sampled steps that make the host wait; None if no step was sampled.
+        compiler: Compilations by ``torch.compile``; None without any.
         loss_scaler: The loss scaler of fp16 training; None without one.
-        host_profile: The lines of the user's code in which the host's time passes; None if they were not sampled.
-        collections: Python's garbage collections; None if there was none.
-        hangs: Times in which nothing moved; empty without one, and with ``hang_after_s=None``.
+        host_profile: Lines of the user's code by host time; None if the stack was not sampled.
+        collections: Python's garbage collections; None without any.
+        hangs: Times without progress; empty without any, or with ``hang_after_s=None``.
         provenance: What identifies the training and its code; None if it was not read.
         earlier: Earlier runs of this training; None without any, or if no history is kept.
-        autopilot: What the autopilot tried; None unless ``PerfDoctor(autopilot=...)`` was given.
+        autopilot: Treatments that the autopilot tried; None without ``PerfDoctor(autopilot=...)``.
         padding: Padding in training batches; None if batches have no tokens, or nothing marks padding.
     """
 
@@ -218,7 +217,7 @@ class Session(Record, frozen=True, kw_only=True):
         """Return the recommended ``Trainer`` arguments, at most as unsafe as ``safety``.
 
         Of arguments that contradict, the more severe finding's are returned, then those with the larger speedup.
-        ``left_out`` says which recommendations are not among them.
+        ``select(…).left_out`` lists the other recommendations.
         """
         return select(self, safety).trainer
 
@@ -242,15 +241,15 @@ class Session(Record, frozen=True, kw_only=True):
         """Write the session; a crash leaves an existing file intact.
 
         Args:
-            path: The file, or a folder for ``perf_session.json``; local, or a URL that fsspec knows. Parent folders are
-                created. An existing session of another run is kept and renamed to ``perf_session.<its id>.json``.
+            path: The file, or a folder for ``perf_session.json``; local, or a URL that fsspec supports. Parent folders
+                are created. An existing session of another run is kept and renamed to ``perf_session.<its id>.json``.
 
         Returns:
             The file written.
 
         Raises:
             SessionError: The file cannot be written, another kind of file is there, or a required figure
-                is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` says why.
+                is out of its bounds (NaN and infinity among them). Others are left out; ``missing`` holds the reason.
         """
         content = self.file_content()
         target = any_path(path)
@@ -277,7 +276,7 @@ class Session(Record, frozen=True, kw_only=True):
                 "move it away or choose another out_dir"
             ) from error
         if other != self.run.id:
-            with contextlib.suppress(FileNotFoundError):  # that run, still going, was faster
+            with contextlib.suppress(FileNotFoundError):  # the other run, still running, renamed it first
                 target.replace(target.with_name(f"{target.stem}.{other}.json"))  # type: ignore[arg-type]
 
 
@@ -288,7 +287,7 @@ def load(path: str | os.PathLike[str] | RemotePath) -> Session:
     """Read a session; needs neither torch nor lightning.
 
     Args:
-        path: A session file, or a folder that holds ``perf_session.json``; local, or a URL that fsspec knows.
+        path: A session file, or a folder that holds ``perf_session.json``; local, or a URL that fsspec supports.
 
     Returns:
         The session, upgraded to this version's schema.
@@ -336,9 +335,9 @@ def _from_document(document: Any, source: str) -> Session:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1 or "run" not in document:
         is_trace = isinstance(document, dict) and "traceEvents" in document
-        told = "; it is a trace: lightning-perf analyze reads it" if is_trace else ""
+        hint = "; it is a trace: lightning-perf analyze reads it" if is_trace else ""
         raise SessionError(
-            f"{source} is not a PerfDoctor session: it has no schema_version and run; expected both{told}"
+            f"{source} is not a PerfDoctor session: it has no schema_version and run; expected both{hint}"
         )
     if version > SCHEMA_VERSION:
         raise SessionError(
@@ -351,14 +350,14 @@ def _from_document(document: Any, source: str) -> Session:
     try:
         return msgspec.convert(checked({**document, "schema_version": SCHEMA_VERSION}, Session), Session)
     except (msgspec.ValidationError, Refused) as error:
-        raise SessionError(f"{source} does not hold what a session must: {error}") from error
+        raise SessionError(f"{source} is not a valid session: {error}") from error
 
 
 def _repaired(session: Session) -> Session:
-    """Return the session as ``load`` will read it: one figure out of bounds must not cost a run its report."""
+    """Return the session as ``load`` will read it, without values that are out of bounds."""
     try:
         document, dropped = repaired(msgspec.json.decode(session.to_json()), Session)
         document["missing"] = {**document.get("missing", {}), **dropped}
         return msgspec.convert(document, Session)
     except (msgspec.ValidationError, Refused) as error:
-        raise SessionError(f"this session does not hold what a session must: {error}") from error
+        raise SessionError(f"this session is not valid: {error}") from error

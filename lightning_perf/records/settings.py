@@ -17,15 +17,15 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
             the rest.
         is_plain: Whether it is exactly ``torch.utils.data.DataLoader``.
         is_iterable: Whether the dataset is an ``IterableDataset``.
-        n_batches: Batches an epoch; None when unsized.
-        n_samples: Length of the dataset; None when unsized.
-        batch_size: None if a custom batch sampler or ``batch_size=None`` decides.
-        prefetch_factor: Batches each worker prepares ahead; None without workers.
+        n_batches: Batches per epoch; None without a length.
+        n_samples: Length of the dataset; None without one.
+        batch_size: None with a custom batch sampler or ``batch_size=None``.
+        prefetch_factor: Batches that each worker prefetches; None without workers.
         sampler_class: Class name of the (batch) sampler in use.
-        is_in_memory_tensors: The dataset is a ``TensorDataset``.
-        call: What users write to make the loader, e.g. ``"WebLoader"``; ``"pipeline_def"`` for a DALI pipeline.
+        is_in_memory_tensors: Whether the dataset is a ``TensorDataset``.
+        call: Class or function that creates the loader, e.g. ``"WebLoader"``; ``"pipeline_def"`` for a DALI pipeline.
         refusal: Why treatments cannot change its arguments; empty if they can, None in older sessions.
-        n_shards: Parts of an ``IterableDataset`` that are divided among workers; None if unknown.
+        n_shards: Shards of an ``IterableDataset`` that workers divide among themselves; None if unknown.
         n_threads: Threads of a DALI pipeline; None for other loaders.
     """
 
@@ -65,18 +65,18 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
 
 
 class TrainerSettings(Record, frozen=True, kw_only=True):
-    """Flags of the Trainer, as in force during the run; None if unknown.
+    """Arguments of the Trainer, as effective during the run; None if unknown.
 
     Attributes:
         precision: ``"32-true"``, ``"bf16-mixed"`` …
         accelerator: torch's type of the root device: ``"cpu"``, ``"cuda"``, ``"mps"`` …
         strategy: Class name of the strategy, e.g. ``"DDPStrategy"``.
         progress_bar: Class name of the progress bar; None if there is none.
-        progress_bar_refresh_rate: Steps between refreshes; None if there is none, or when it refreshes by time.
+        progress_bar_refresh_rate: Steps between refreshes; None without a progress bar, or if it refreshes by time.
         profiler: Class name of the user's profiler; None without one.
         callbacks: Class names, without PerfDoctor.
-        prog_bar_metrics: How many metrics the progress bar shows each step; None when not yet known.
-        sync_dist_on_step: Whether a metric is reduced over ranks at each step; None when not yet known.
+        prog_bar_metrics: Number of metrics that the progress bar shows in each step; None until known.
+        sync_dist_on_step: Whether a metric is reduced over ranks in each step; None until known.
     """
 
     precision: str | None = None
@@ -116,7 +116,7 @@ class TrainerSettings(Record, frozen=True, kw_only=True):
 
 
 class ParameterGroup(Record, frozen=True, kw_only=True):
-    """Parameters or buffers of one dtype: how many elements, how many bytes (shared storages once)."""
+    """Parameters or buffers of one dtype; shared storages count once."""
 
     dtype: str
     n_elements: int
@@ -127,13 +127,14 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     """One optimizer.
 
     Attributes:
-        implementation: What a step really runs: ``"fused"``, ``"foreach"``, ``"single-tensor"`` or ``"unknown"``.
-        n_tensors: Parameters it updates.
-        n_elements: Their elements.
+        implementation: Code path of a step: ``"fused"``, ``"foreach"``, ``"single-tensor"`` or ``"unknown"``.
+        n_tensors: Parameters that it updates.
+        n_elements: Elements of these parameters.
         supports_fused: Whether the class has a fused implementation on this device; None if unknown.
-        zero_grad_keeps_tensors: True when gradients were zeroed in place rather than dropped; None when not seen.
-        steps_without_zero_grad: Of the steps watched, those before which gradients of the step before had not been
-            cleared; None when not watched (automatic optimization clears them itself).
+        zero_grad_keeps_tensors: Whether gradients were filled with zeros instead of set to None; None if unknown.
+        steps_without_zero_grad: Observed steps whose gradients had not been cleared since the previous step; None if
+            not observed (automatic optimization clears them itself).
+        n_steps_watched: Observed steps.
     """
 
     class_name: str
@@ -150,11 +151,11 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     """The LightningModule.
 
     Attributes:
-        layers: How often each layer type occurs, e.g. ``{"Linear": 12}``.
-        matmul_parameter_fraction: Share of the parameters that belong to Linear, Conv, RNN or attention layers.
+        layers: Number of layers by type, e.g. ``{"Linear": 12}``.
+        matmul_parameter_fraction: Fraction of the parameters in Linear, Conv, RNN or attention layers.
         conv_bias_before_norm: Qualified names of convolutions with a bias that feed a batch norm (by definition order).
         is_compiled: Whether the module or a part of it is compiled.
-        eval_outputs_have_graph: Whether validation outputs held an autograd graph; None when not seen.
+        eval_outputs_have_graph: Whether validation outputs had an autograd graph; None if unknown.
     """
 
     class_name: str

@@ -24,9 +24,9 @@ PHASES: tuple[str, ...] = (
 ``scheduler``: learning-rate schedulers that Lightning steps. ``callbacks``: other callbacks' hooks, the module's own
 hooks and the user's profiler. ``logging``: metric collection and loggers. ``validation``: the whole validation loop
 inside fit.
-``checkpoint``: saving, also where the end of validation asks for it. ``epoch_boundary``: between the last step of an
-epoch and the first of the next, without what belongs to a phase above, plus what the epoch's first fetch took beyond a
-usual one. ``startup``: from ``setup`` to the first fetch. ``other``: the loop's own remainder.
+``checkpoint``: saving, including saves that the end of validation triggers. ``epoch_boundary``: between the last step
+of an epoch and the first of the next, without the phases above, plus the time by which the epoch's first fetch exceeds
+a typical one. ``startup``: from ``setup`` to the first fetch. ``other``: the rest of the loop.
 """
 
 _BETWEEN_STEPS = ("validation", "checkpoint", "epoch_boundary", "startup")
@@ -36,7 +36,7 @@ STEP_PHASES: tuple[str, ...] = tuple(name for name in PHASES if name not in _BET
 
 
 class Distribution(Record, frozen=True, kw_only=True):
-    """The spread of a repeated measurement; all five in the unit that the field holding it names."""
+    """The spread of a repeated measurement; all five have the unit of the field that holds the record."""
 
     p50: float
     p95: float
@@ -67,12 +67,12 @@ class NamedTime(Record, frozen=True, kw_only=True):
     Attributes:
         name: Class name of the callback, module or logger, e.g. ``"EarlyStopping"``.
         kind: ``"callback"``, ``"progress_bar"``, ``"checkpoint_callback"``, ``"module_hook"``, ``"logger"``,
-            ``"profiler"`` (the user's own, as it begins and ends actions) or
-            ``"loop"`` (Lightning's own parts, e.g. ``zero_grad``, ``metrics``).
+            ``"profiler"`` (the user's, at the begin and end of actions) or ``"loop"`` (parts of Lightning's loop, e.g.
+            ``zero_grad``, ``metrics``).
         hook: The hook or method, e.g. ``"on_train_batch_end"``.
         phase: The phase that the time is counted in.
-        total_s: Seconds, without what was spent in other names called from it.
-        share: ``total_s`` ÷ the time since the end of the first step, PerfDoctor's own left out.
+        total_s: Seconds, without the time of other names that it calls.
+        share: ``total_s`` ÷ the time since the end of the first step, without PerfDoctor's own.
     """
 
     name: str
@@ -106,7 +106,7 @@ class SlowStep(Record, frozen=True, kw_only=True):
 
     Attributes:
         step: Index, counted from the start of the run.
-        excess_s: What it took beyond the median.
+        excess_s: Its duration minus the median.
         phase: The phase that grew most.
     """
 
@@ -120,9 +120,9 @@ class Outliers(Record, frozen=True, kw_only=True):
     """Steps that took more than ``threshold_s`` (three times the median).
 
     Attributes:
-        excess_s: What they took beyond the median, together.
+        excess_s: Sum of their durations minus the median.
         share: ``excess_s`` ÷ the steady span.
-        excess_by_phase_s: ``excess_s`` by the phase that grew most in each of them.
+        excess_by_phase_s: ``excess_s`` by the phase that grew most in the step.
     """
 
     n: int
@@ -141,9 +141,9 @@ class Fetch(Record, frozen=True, kw_only=True):
         wait_s: Host seconds blocked in one fetch.
         p90_over_p50: Ratio of the 90th percentile to the median; None if the median is 0.
         waiting_fraction: Share of fetches that blocked for more than a tenth of the median step.
-        burst_period: Most frequent number of steps from one wait to the next; None if fewer than 8 waits were seen.
+        burst_period: Most frequent number of steps from one wait to the next; None if there were fewer than 8 waits.
         burst_fraction: Share of waits that follow the previous one at exactly ``burst_period``; None as for it.
-        first_s: What the first fetch of each epoch took, at most the last 64 epochs.
+        first_s: Seconds of the first fetch of each epoch, at most the last 64 epochs.
         in_process_batch_s: Measured seconds to make one batch in a process without workers (median); None where
             it was not measured.
         in_process_basis: How ``in_process_batch_s`` was measured, or why it was not.
@@ -165,14 +165,13 @@ class Epoch(Record, frozen=True, kw_only=True):
 
     Attributes:
         index: ``trainer.current_epoch``.
-        wall_s: From the end of the last epoch's boundary (the start of the run for the first) to the end of this
-            epoch's, without the pauses in which PerfDoctor measured or reported. The phases add up to it.
-        samples: Samples seen; None if the batch size is not known.
-        tokens: Tokens seen, padding included; None if batches have none.
+        wall_s: From the end of the previous epoch's boundary (for the first, the start of the run) to the end of this
+            epoch's boundary, without pauses in which PerfDoctor measured or reported. The phases add up to it.
+        samples: Number of samples; None if the batch size is not known.
+        tokens: Number of tokens, padding included; None if batches have none.
         step_p50_s: Median step; None for an epoch without a complete step.
-        first_fetch_s: What its first fetch took; None if it had none.
-        boundary_s: Wall seconds from its last step to the first fetch of the next epoch, whatever was done
-            meanwhile; None while that has not come.
+        first_fetch_s: Seconds of its first fetch; None if it had none.
+        boundary_s: Wall seconds from its last step to the first fetch of the next epoch; None before that fetch.
     """
 
     index: int
@@ -190,14 +189,14 @@ class DeviceTimes(Record, frozen=True, kw_only=True):
     """Times of the steady steps by the device's own clock (pooled events, resolved later).
 
     Attributes:
-        starved_s: Seconds during which the device had nothing to do while the host waited for data, in total.
+        starved_s: Total seconds in which the device was idle while the host waited for data.
         starved_share: ``starved_s`` ÷ the wall time of the steps resolved.
-        busy_s: Seconds from the first to the last piece of work of each step, in total, without ``starved_s``.
+        busy_s: Total seconds from the first to the last device event of each step, without ``starved_s``.
         step_s: Device seconds from the start of one step's work to the start of the next.
-        backend: ``"cuda"``, ``"mps"``, ``"xpu"`` or the fake's name.
+        backend: ``"cuda"``, ``"mps"`` or ``"xpu"``.
         phases: Median device seconds per step from the begin of a phase to its end, idle time included, by phase:
             ``forward``, ``backward``, ``optimizer``. Empty if no sampled step was resolved, and outside fit.
-        n_phases_sampled: Steps that ``phases`` rests on, at most 64.
+        n_phases_sampled: Steps behind ``phases``, at most 64.
     """
 
     n: int
@@ -222,12 +221,12 @@ class StageTimes(Record, frozen=True, kw_only=True):
         tokens_per_s: Tokens ÷ span, padding included; None if batches have none.
         phases: By phase name; only phases that occurred.
         named: Time by name, largest first, at most 32.
-        fetch: How batches arrived; None if no fetch was seen.
+        fetch: How batches arrived; None if no fetch was timed.
         device: The device's own clock; None without one (see ``Session.missing``).
         outliers: None if there are fewer than 20 steps.
         gc_s: Seconds spent in Python's garbage collector during the span; None if not measured.
-        own_s: Seconds of the span in PerfDoctor's own hooks, part of the phase ``callbacks``. A speedup is promised for
-            a training without them.
+        own_s: Seconds of the span in PerfDoctor's own hooks, part of the phase ``callbacks``. Expected speedups exclude
+            them.
         is_steady: Whether the two halves of the measured steps agree (median within 10 %); None with
             fewer than 20 steps.
     """
@@ -250,13 +249,13 @@ class StageTimes(Record, frozen=True, kw_only=True):
 
 
 class Padding(Record, frozen=True, kw_only=True):
-    """Padding in the training batches that were counted, at most 64 that are evenly spaced over the run.
+    """Padding in training batches, counted in at most 64 that are evenly spaced over the run.
 
     Attributes:
-        n_tokens: Places for tokens, padding included.
-        n_padding: Those that hold padding.
-        trimmed_tokens: Places if each batch were as long as its longest sequence.
-        bucketed_tokens: Places if, besides, batches were made of sequences of similar length.
+        n_tokens: Tokens, padding included.
+        n_padding: Padding tokens.
+        trimmed_tokens: ``n_tokens`` if each batch were as long as its longest sequence.
+        bucketed_tokens: ``n_tokens`` if, in addition, batches were made of sequences of similar length.
         basis: How padding was recognized: ``"attention_mask"``, ``"lengths"`` or e.g. ``"padding id 0"``.
     """
 

@@ -20,9 +20,9 @@ class DeviceLink(Record, frozen=True, kw_only=True):
 
     Attributes:
         devices: torch's names of both, e.g. ``("cuda:0", "cuda:1")``.
-        ancestor_level: What their PCIe paths have in common, as NVML counts: 0 the board, 10 one switch, 20 several
-            switches, 30 the host bridge, 40 the NUMA node, 50 only the system: the path crosses NUMA nodes.
-        has_nvlink: Whether they reach each other through NVLink; None if unknown.
+        ancestor_level: The common ancestor of their PCIe paths, as a level of NVML: 0 the board, 10 one switch, 20
+            several switches, 30 the host bridge, 40 the NUMA node, 50 only the system (the path crosses NUMA nodes).
+        has_nvlink: Whether they are connected by NVLink; None if unknown.
     """
 
     devices: tuple[str, str]
@@ -31,32 +31,33 @@ class DeviceLink(Record, frozen=True, kw_only=True):
 
 
 class GpuTelemetry(Record, frozen=True, kw_only=True):
-    """One device that this process trains on, sampled after the first step. Reasons for None in ``Session.missing``.
+    """One device that this process trains on, sampled after the first step; ``Session.missing`` has reasons for None.
 
     Attributes:
         device: torch's name, e.g. ``"cuda:0"``.
-        uuid: The driver's, e.g. ``"GPU-…"`` or ``"MIG-…"``; None if unknown.
+        uuid: UUID from the driver, e.g. ``"GPU-…"`` or ``"MIG-…"``; None if unknown.
         pci_bus_id: E.g. ``"00000000:3B:00.0"``.
         source: ``"nvml"`` or ``"torch"`` (AMD, by torch's own functions).
-        matched_by: How torch's device was found there: ``"uuid"``, ``"pci"``, ``"visible devices"``, ``"index"``.
-        is_mig: A slice of a device: utilization and energy are then unknown, power and clocks are the whole device's.
+        matched_by: How it was found in ``source``: ``"uuid"``, ``"pci"``, ``"visible devices"`` or ``"index"``.
+        is_mig: Whether it is a MIG slice: utilization and energy are then unknown, power and clocks those of the whole
+            device.
         n_samples: Samples taken after the first step.
-        utilisation_fraction: Share of time in which any kernel ran, however little of the device it used.
-        memory_utilisation_fraction: Time in which the device's memory was read or written.
-        default_power_limit_w: As delivered.
-        slowdown_temperature_c: At which the device slows down by itself.
-        throttle_fractions: Share of the time in which clocks were held back, by reason: ``sw_power_cap``,
+        utilisation_fraction: Fraction of time in which any kernel ran, however little of the device it used.
+        memory_utilisation_fraction: Fraction of time in which the device's memory was read or written.
+        default_power_limit_w: Power limit of the manufacturer.
+        slowdown_temperature_c: Temperature at which the device lowers its clocks.
+        throttle_fractions: Fraction of time in which clocks were throttled, by reason: ``sw_power_cap``,
             ``sw_thermal``, ``hw_thermal``, ``hw_power_brake``, ``hw_slowdown``, ``sync_boost``,
-            ``application_clocks``, ``board_limit``, ``reliability``; idle is not one. None if unknown.
-        pcie_generation: Highest seen while it worked: an idle link slows down to save power.
-        pcie_width: Highest number of lanes seen while it worked.
-        max_pcie_generation: Of device and slot together.
-        pcie_receive_bytes_per_s: To the device.
-        pcie_send_bytes_per_s: From the device.
-        other_processes: Most processes of others seen computing on it at once; None if unknown.
-        other_memory_bytes: What they held then; None if unknown.
-        numa_node: Of its slot; None on machines with one, or if unknown.
-        links: Between all devices of the node's ranks, in pairs; None with one device, or if unknown.
+            ``application_clocks``, ``board_limit``, ``reliability``; idle is not a reason. None if unknown.
+        pcie_generation: Highest generation under load; an idle link slows down to save power.
+        pcie_width: Highest number of lanes under load.
+        max_pcie_generation: Highest generation that device and slot support.
+        pcie_receive_bytes_per_s: Traffic to the device.
+        pcie_send_bytes_per_s: Traffic from the device.
+        other_processes: Most other processes that computed on it at once; None if unknown.
+        other_memory_bytes: Device memory of these processes; None if unknown.
+        numa_node: NUMA node of its slot; None on machines with one node, or if unknown.
+        links: Connections between all devices of the node's ranks, in pairs; None with one device, or if unknown.
     """
 
     device: str
@@ -93,11 +94,11 @@ class GpuTelemetry(Record, frozen=True, kw_only=True):
 
 
 class DatasetDisk(Record, frozen=True, kw_only=True):
-    """Where the training dataset lies, by the first path found in the dataset object.
+    """The disk of the training dataset, by the first path found in the dataset object.
 
     Attributes:
         file_system: E.g. ``"ext4"``, ``"nfs4"``.
-        is_rotational: A disk that spins; None if unknown.
+        is_rotational: Whether it is a spinning disk; None if unknown.
     """
 
     mount: str
@@ -108,44 +109,44 @@ class DatasetDisk(Record, frozen=True, kw_only=True):
 
 
 class HostTelemetry(Record, frozen=True, kw_only=True):
-    """The host, sampled after the first step. ``workers`` are the loader's: descendants that run this program.
+    """The host, sampled after the first step. ``workers`` are loader workers: child processes that run this program.
 
     Attributes:
         n_samples: Samples taken after the first step.
         process_cpu_cores: Cores that this process kept busy (1.0 is one core).
-        workers_cpu_cores: Cores that the workers kept busy together; None without workers.
-        workers_blocked_fraction: Of the workers' time, neither on a core nor queueing for one: they waited for storage,
-            a network, a lock, or for work. None without workers or if unknown.
-        workers_queueing_fraction: Of the workers' time, ready to run without a core; None if unknown.
-        fetch_blocked_fraction: Of the training process's time in ``next`` of its loader, neither on a core nor queueing
-            for one; None if unknown. With workers it is the waiting for them.
-        fetch_queueing_fraction: Of that time, ready to run but without a core.
-        process_queueing_fraction: Of the training thread's time, ready to run but without a core.
-        cpu_busy_fraction: Of the cores that this process may use, by anybody.
-        iowait_fraction: Of these cores' time, idle while something waited for a disk.
-        steal_fraction: Of these cores' time, taken by the hypervisor.
-        involuntary_switches_per_s: Times that this process (all threads) was moved off its core.
-        voluntary_switches_per_s: Times that it gave its core up, to wait.
-        read_bytes_per_s: From storage, this process and its workers.
-        write_bytes_per_s: To storage, this process and its workers.
-        disk_busy_fraction: Of the time, the busiest disk had a request to serve; None if unknown.
+        workers_cpu_cores: Cores that all workers together kept busy; None without workers.
+        workers_blocked_fraction: Fraction of the workers' time in which they neither ran nor queued for a core: they
+            waited for storage, a network, a lock, or for work. None without workers or if unknown.
+        workers_queueing_fraction: Fraction of the workers' time in which they queued for a core; None if unknown.
+        fetch_blocked_fraction: Fraction of the time in ``next`` of the loader in which the training thread neither ran
+            nor queued for a core; with workers, it waited for them. None if unknown.
+        fetch_queueing_fraction: Fraction of that time in which it queued for a core.
+        process_queueing_fraction: Fraction of the training thread's time in which it queued for a core.
+        cpu_busy_fraction: Utilization of the cores that this process may use, by all programs.
+        iowait_fraction: Fraction of these cores' time in which they were idle while a process waited for a disk.
+        steal_fraction: Fraction of these cores' time that the hypervisor took.
+        involuntary_switches_per_s: How often threads of this process were preempted.
+        voluntary_switches_per_s: How often they gave up their core, to wait.
+        read_bytes_per_s: Reads from storage by this process and its workers.
+        write_bytes_per_s: Writes to storage by this process and its workers.
+        disk_busy_fraction: Fraction of time in which the busiest disk served requests; None if unknown.
         rss_bytes: Resident memory of this process and its workers; shared pages count in each.
-        available_bytes: Memory that the system can still give.
-        shm_used_bytes: /dev/shm, by anybody.
-        throttle_periods: Periods of the cgroup's quota that passed; None without a quota.
-        throttled_periods: Of these, those in which it was stopped because its quota was used up.
-        throttled_s: Time stopped, added up over cores.
-        n_torch_threads: Of this process for one operation.
-        n_openmp_threads: By OMP_NUM_THREADS; None when not set.
-        n_mkl_threads: By MKL_NUM_THREADS; None when not set.
-        process_numa_nodes: Nodes of the cores that this process may use; empty if not told.
-        off_device_node_fraction: Of the samples, the training thread ran on another node than the device's; None where
-            there is one node or no device.
-        cpu_mhz: Clock of the core that the training thread was on.
+        available_bytes: Memory that the system can still allocate.
+        shm_used_bytes: Use of /dev/shm by all programs.
+        throttle_periods: Periods of the cgroup's quota; None without a quota.
+        throttled_periods: Periods in which the process was stopped because the quota was exhausted.
+        throttled_s: Time stopped, summed over cores.
+        n_torch_threads: Threads that torch uses for one operation in this process.
+        n_openmp_threads: Value of OMP_NUM_THREADS; None if it is not set.
+        n_mkl_threads: Value of MKL_NUM_THREADS; None if it is not set.
+        process_numa_nodes: NUMA nodes of the cores that this process may use; empty if unknown.
+        off_device_node_fraction: Fraction of samples in which the training thread ran on another NUMA node than the
+            device's; None with one node or without a device.
+        cpu_mhz: Clock of the training thread's core.
         base_cpu_mhz: Guaranteed clock; None if unknown.
         max_cpu_mhz: Highest clock; None if unknown.
         cpu_governor: E.g. ``"performance"``; None if unknown.
-        batch_bytes: Tensors of the first training batch; None if it has none.
+        batch_bytes: Bytes of the tensors in the first training batch; None if it has none.
         dataset_disk: None if the dataset names no path.
     """
 
@@ -190,13 +191,13 @@ class Energy(Record, frozen=True, kw_only=True):
     """Energy from ``setup`` on. Values that could not be metered are None and excluded from sums.
 
     Attributes:
-        gpu_j: This process's device; None when not metered.
-        gpu_basis: ``"counter"`` (the driver's), ``"integrated power"``, or empty.
-        cpu_j: All CPU packages, whatever ran on them; None when not metered.
+        gpu_j: Energy of this process's device; None if not metered.
+        gpu_basis: ``"counter"`` (of the driver), ``"integrated power"``, or empty.
+        cpu_j: Energy of all CPU packages, with all programs; None if not metered.
         cpu_basis: ``"RAPL"``, or empty.
         metered_j: The sum of what was metered; None if nothing was.
-        epoch_j: Mean of ``metered_j`` over the training epochs that ended; None before the first.
-        sample_j: The same by sample; None if samples are not known.
+        epoch_j: Mean ``metered_j`` per training epoch; None before one has ended.
+        sample_j: Mean ``metered_j`` per sample; None if the number of samples is unknown.
     """
 
     span_s: float
@@ -210,14 +211,14 @@ class Energy(Record, frozen=True, kw_only=True):
 
 
 class Cost(Record, frozen=True, kw_only=True):
-    """What the run cost by the rates that the user gave; money in the currency of the rate.
+    """Cost of the run at the user's rates; prices are in the currency of the rate.
 
     Attributes:
-        hour_price: The rate of the whole run per hour; None when not given.
-        run_price: Up to now.
-        epoch_price: By the mean training epoch; None before the first ended.
-        gco2_per_kwh: Grams of CO2 equivalent per kWh; None when not given.
-        run_gco2: Of the energy that was metered; None if none was.
+        hour_price: Price of the whole run per hour; None if not given.
+        run_price: Price of the run until now.
+        epoch_price: Price of a mean training epoch; None before one has ended.
+        gco2_per_kwh: Grams of CO2 equivalent per kWh; None if not given.
+        run_gco2: Grams of CO2 equivalent of the metered energy; None if none was metered.
     """
 
     hour_price: float | None = None
@@ -229,12 +230,12 @@ class Cost(Record, frozen=True, kw_only=True):
 
 
 class TelemetryPoint(Record, frozen=True, kw_only=True):
-    """A moment of the run, by the clock of ``Block.start_s``.
+    """Means of samples over an interval of the run.
 
     Attributes:
-        start_s: Seconds since the start of the run at which it begins.
+        start_s: Start of the interval in seconds since the start of the run, as ``Block.start_s``.
         step: Steps finished by then.
-        values: Means by metric; a device's begin with its name: ``"cuda:0 sm_clock_mhz"``, ``"iowait_fraction"`` ….
+        values: Means by metric; names of a device's metrics begin with the device: ``"cuda:0 sm_clock_mhz"``.
     """
 
     start_s: float
@@ -247,8 +248,8 @@ class Telemetry(Record, frozen=True, kw_only=True):
     """Telemetry of the run.
 
     Attributes:
-        hz: Samples per second once the first seconds, sampled more often, are over; 0 where nothing was sampled.
-        sampler_core_fraction: Of one core, what the sampling itself used; None before it has run for a second.
+        hz: Samples per second after the first seconds, which are sampled more often; 0 if nothing was sampled.
+        sampler_core_fraction: Fraction of a core that sampling uses; None in the first second.
         devices: The devices of this process; empty on a CPU run and where none can be read.
         energy: None if nothing could be metered.
         cost: None if no rate was given.

@@ -30,11 +30,11 @@ class TraceStep(Record, frozen=True, kw_only=True):
         busy_fraction: ``device_busy_s`` ÷ ``duration_s``; None without a device.
         start_s: Seconds since the start of the trace.
         host_s: Length of the step on the host alone; None if the trace has no host side.
-        host_busy_s: Seconds of that host window in which the device worked; None without a device.
-        loader_s: Host seconds waiting for data, hidden ones included.
-        loader_exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all of them).
-        n_operators: Operators that Python called directly.
-        host_needed_s: Host seconds without waiting for data or for the device.
+        host_busy_s: Seconds of the step on the host in which the device worked; None without a device.
+        loader_s: Host seconds waiting for data, including time hidden behind device work.
+        loader_exposed_s: The part of it in which the device was idle (on a CPU: all of it).
+        n_operators: Operators called directly from Python.
+        host_needed_s: Host seconds without waits for data or for the device.
     """
 
     name: str
@@ -69,7 +69,7 @@ class OperatorTime(Record, frozen=True, kw_only=True):
 
 
 class OperatorMemory(Record, frozen=True, kw_only=True):
-    """Memory that an operator allocated in the analyzed span, whether it was freed again or not.
+    """Memory that an operator allocated in the analyzed span, freed or not.
 
     An allocation counts for the innermost operator of its thread that does more than allocate (``aten::empty`` and the
     like count for their caller).
@@ -86,12 +86,12 @@ class OperatorMemory(Record, frozen=True, kw_only=True):
 
 
 class LoaderWait(Record, frozen=True, kw_only=True):
-    """Waiting for the loader inside the analyzed span. Medians hide stalls: read totals and tails with them.
+    """Waits for the loader in the analyzed span. A median hides single long waits: compare it with total and maximum.
 
     Attributes:
-        exposed_s: Of these, the seconds in which the device had nothing to do (on a CPU: all).
-        stalled_fraction: Share of the fetches that took more than a tenth of the mean step (of the mean distance
-            between fetches, where there are no steps).
+        exposed_s: The part of ``total_s`` in which the device was idle (on a CPU: all of it).
+        stalled_fraction: Fraction of fetches that took more than a tenth of the mean step (without steps: of the mean
+            time between fetches).
     """
 
     total_s: float
@@ -112,10 +112,10 @@ class CallTime(Record, frozen=True, kw_only=True):
 
 
 class Allocator(Record, frozen=True, kw_only=True):
-    """Calls that ask the driver for memory or give it back, inside the analyzed span.
+    """Calls of the driver that allocate or free memory, in the analyzed span.
 
     Attributes:
-        exposed_s: Seconds in such calls during which the device had nothing to do.
+        exposed_s: Seconds in such calls in which the device was idle.
     """
 
     n: int
@@ -141,7 +141,7 @@ class PhaseWork(Record, frozen=True, kw_only=True):
     """A phase of training: ``data_loading``, ``forward``, ``backward``, ``optimizer`` or ``other``.
 
     Attributes:
-        device_s: Seconds of the device work that it launched (streams added up).
+        device_s: Seconds of the device work that it launched, summed over streams.
     """
 
     name: str
@@ -176,8 +176,8 @@ class Convolutions(Record, frozen=True, kw_only=True):
 
     Attributes:
         n_input_shapes: Different shapes of the first convolution's input; None without recorded shapes.
-        bias_before_batch_norm_n: Those with a bias directly before batch normalization; None without shapes.
-        bias_s: Device (on a CPU: host) seconds of adding those biases forward; None if unknown.
+        bias_before_batch_norm_n: Convolutions with a bias directly before batch normalization; None without shapes.
+        bias_s: Device seconds (on a CPU: host seconds) to add these biases in forward; None if unknown.
     """
 
     n: int
@@ -190,10 +190,10 @@ class MaterialisedAttention(Record, frozen=True, kw_only=True):
     """Unfused attention: a product, a softmax and another product, with the score matrix written to memory.
 
     Attributes:
-        host_s: Host seconds from the first to the last of the three, and of their backward if it was seen.
-        share: Of the device's time; on a CPU, of the host's time in operators.
+        host_s: Host seconds from the first to the last of the three operators, in forward and backward.
+        share: Share of the device's time; on a CPU, of the host's time in operators.
         site: ``file:line`` of the user's code; empty without stacks.
-        rows, columns: Of one score matrix; None without recorded shapes.
+        rows, columns: Size of one score matrix; None without recorded shapes.
     """
 
     n: int
@@ -207,15 +207,16 @@ class MaterialisedAttention(Record, frozen=True, kw_only=True):
 
 
 class CodeSite(Record, frozen=True, kw_only=True):
-    """A place in the user's code, by the operators it calls. Only with recorded stacks.
+    """A function of the user's and the operators that it calls; only with recorded stacks.
 
     Attributes:
         site: ``file:line`` of the function.
-        n_operators: Operators that Python called directly.
-        host_s: Host seconds in them.
+        n_operators: Operators called directly from Python.
+        host_s: Host seconds in these operators.
         device_s: Seconds of kernels that they launched.
-        top_operator: Called most often from here.
-        max_repeats: Most calls of one operator within one call of the function: a Python loop.
+        top_operator: The operator called most often.
+        top_n: Calls of it.
+        max_repeats: Most calls of one operator within one call of the function, e.g. in a Python loop.
     """
 
     site: str
@@ -229,13 +230,13 @@ class CodeSite(Record, frozen=True, kw_only=True):
 
 
 class LatePlace(Record, frozen=True, kw_only=True):
-    """One place that launches work late, for another reason than data, memory or an earlier wait for the device.
+    """A place that launches work late, though not because of data, memory or an earlier wait for the device.
 
     Attributes:
         site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call that
-            launched; empty for the time after the last piece of work.
-        total_s: Seconds that the device was idle before it.
-        between_s: Of these, the seconds in which the host was in no operator and no runtime call.
+            launched; empty for the time after the last device event.
+        total_s: Seconds in which the device was idle before it.
+        between_s: The part of ``total_s`` in which the host was in no operator and no runtime call.
         function: The user's function; empty without stacks.
     """
 
@@ -247,17 +248,17 @@ class LatePlace(Record, frozen=True, kw_only=True):
 
 
 class CriticalPath(Record, frozen=True, kw_only=True):
-    """What the analyzed span waits for, in exclusive seconds.
+    """The critical path of the analyzed span, in exclusive seconds.
 
     Attributes:
-        causes: Seconds that add up to ``span_s``. The device works and is waited for: ``compute``, ``communication``
-            and no kernel beside it, ``pageable_copy``, ``transfer`` (from pinned memory), ``device_to_host``,
-            ``device_copy``. The device is idle: ``loader``, ``startup``, ``allocator``, ``sync`` (the host had waited
-            for the device and is late), ``blocked`` (the host is in a call that waits for the device), ``launch`` (it
-            is in operators and other runtime calls), ``between`` (it is in neither), ``queue`` (the work was launched
-            in time), ``edges`` (in a trace without steps: before the first and after the last piece of work).
-            ``sync_communication``: only collectives run, and the host waits for them instead of launching other work.
-            ``hidden``: the device works while the host is what is waited for. On a trace without device work:
+        causes: Seconds by cause, which add up to ``span_s``. The device limits: ``compute``, ``communication``
+            (without a kernel at the same time), ``pageable_copy``, ``transfer`` (from pinned memory),
+            ``device_to_host``, ``device_copy``. The device is idle: ``loader``, ``startup``, ``allocator``, ``sync``
+            (the host waited for the device and then launches late), ``blocked`` (the host is in a call that waits for
+            the device), ``launch`` (it is in operators and other runtime calls), ``between`` (it is in neither),
+            ``queue`` (the work was launched in time), ``edges`` (in a trace without steps: before the first and after
+            the last device event). ``sync_communication``: only collectives run, and the host waits for them instead of
+            launching other work. ``hidden``: the device works, but the host limits. In a trace without device work:
             ``compute`` (operators), ``communication``, ``loader``, ``between``.
         kinds: Seconds of ``compute`` by kind of kernel.
         late: Where ``launch``, ``between`` and ``blocked`` were spent, most time first, at most 8.
@@ -269,14 +270,14 @@ class CriticalPath(Record, frozen=True, kw_only=True):
 
 
 class WhatIf(Record, frozen=True, kw_only=True):
-    """The step if one cause were gone.
+    """The predicted step time without one cause.
 
     Attributes:
         cause: ``loader``, ``sync``, ``pageable_copy``, ``transfer``, ``device_to_host``, ``allocator``,
             ``communication`` or ``launch``.
         step_s: The mean step (the span, if the trace has no steps).
-        low_s: It cannot become shorter than this: the larger of what device and host still need.
-        high_s: It should become at least this short.
+        low_s: Lower bound of the new step: the larger of the times that device and host still need.
+        high_s: Upper bound of the new step.
         claim_s: Seconds of the whole analyzed span that are exclusive to the cause.
     """
 
@@ -294,21 +295,20 @@ class TraceRecord(Record, frozen=True, kw_only=True):
     Attributes:
         source: File name, or ``"live"``.
         device_name: None if unknown, or without a device.
-        steps: Empty for a trace without steps: then the whole trace is what was analyzed.
-        missing: Values that are unknown, with the reason.
-        span_s: Seconds analyzed: the steps together, else the whole trace. Shares are of this.
+        steps: Empty for a trace without steps, which is analyzed as a whole.
+        missing: Why a value is unknown.
+        span_s: Seconds analyzed: all steps, or the whole trace. Shares refer to this span.
         era: Which profiler wrote it, by its category names: ``"kineto-2021"`` (torch 1.8 to 1.11),
             ``"kineto-2022"`` or ``"unknown"``. Traces carry no version of torch.
-        whole: The whole trace as one step, with or without steps in it.
+        whole: The whole trace as one step.
         has_stacks: Whether Python stacks were recorded.
         has_shapes: Whether input shapes were recorded.
         device: None if there was no work of a known device.
-        n_operators: Operators that Python called directly, in the analyzed span.
-        operator_mean_s: Mean host seconds of these; None without any.
-        what_if: One entry a cause that was seen.
-        ranks: The traces of several ranks of this run beside one another; on the first of them only, None elsewhere.
-        critical_path: What the analyzed span waits for; None if a device was not recorded, and in records of
-            older versions.
+        n_operators: Operators called directly from Python, in the analyzed span.
+        operator_mean_s: Mean host seconds of these operators; None without any.
+        what_if: One prediction per cause in the trace.
+        ranks: Comparison of the traces of several ranks of this run; only in the record of the first of them.
+        critical_path: None if a device was not recorded, and in records of older versions.
         operator_memory: Most bytes first, at most 64; empty unless the profiler recorded memory.
     """
 

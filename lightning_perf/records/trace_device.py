@@ -5,14 +5,14 @@ from .collectives import CollectiveTime, ShardTraffic
 
 
 class Idle(Record, frozen=True, kw_only=True):
-    """Time between kernels of the busiest stream, by cause.
+    """Gaps between kernels of the busiest stream, by cause.
 
     Attributes:
-        host_wait_s: The kernel that ended the gap was launched after the gap began: the host was late.
-        kernel_wait_s: Launched before, and the gap is short: the queue's own gap between kernels.
-        other_s: Launched before, and the gap is longer than that.
-        stream: Of the busiest stream, ``"device.stream"``.
-        span_s: From its first to its last piece of work.
+        host_wait_s: Gaps whose next kernel was launched after the gap began: the host was late.
+        kernel_wait_s: Short gaps whose next kernel was launched before: delays of the queue.
+        other_s: Longer gaps whose next kernel was launched before.
+        stream: Name of the busiest stream, ``"device.stream"``.
+        span_s: Seconds from its first to its last event.
         host_wait_by_phase_s: Seconds in which the whole device was idle because the host was late, by what the host
             was doing: ``data_loading``, ``forward``, ``backward``, ``optimizer``, ``other``.
     """
@@ -30,17 +30,15 @@ class Communication(Record, frozen=True, kw_only=True):
 
     Attributes:
         n: Collective kernels; on a trace without device, collective calls.
-        n_per_step: Mean in a step (in the trace, where it has no steps).
-        small_per_step: Of these, how many moved less than 1 MiB; None if the trace does not give sizes.
-        median_s: The median collective; None without any.
-        collectives: By kind and size, those that take longest first, at most 16.
-        shards: What sharded training (FSDP) fetches and gives away, by kind and phase; empty without all-gathers and
-            reduce-scatters.
-        waiting_s: Of ``exposed_s``, the seconds in which this rank waited for ranks that came later; None unless other
-            ranks' traces were read beside it.
-        least_exposed_s: ``exposed_s`` of the step with least of it, in which this rank came last or not much earlier,
-            and waited for the network alone; without the time in host waits that later left the device idle; None
-            without steps.
+        n_per_step: Mean per step (in a trace without steps, all).
+        small_per_step: Collectives below 1 MiB per step; None if the trace has no sizes.
+        median_s: Median duration of a collective; None without any.
+        collectives: Collectives by kind and size, longest total first, at most 16.
+        shards: Exchange of sharded training (FSDP) by kind and phase; empty without all-gathers and reduce-scatters.
+        waiting_s: The part of ``exposed_s`` in which this rank waited for ranks that arrived later; None unless traces
+            of other ranks were analyzed with it.
+        least_exposed_s: The smallest ``exposed_s`` of any step. In that step this rank arrived about last, so it waited
+            for the network only. Host waits that later left the device idle are excluded. None without steps.
     """
 
     total_s: float
@@ -82,8 +80,8 @@ class Copies(Record, frozen=True, kw_only=True):
     Attributes:
         h2d_pageable_s: Seconds of the copies from pageable memory.
         h2d_exposed_s: Seconds of copies to the device during which no kernel ran.
-        h2d_pageable_exposed_s: The same of those from pageable memory.
-        h2d_bytes: None if the trace does not give sizes.
+        h2d_pageable_exposed_s: The same for copies from pageable memory.
+        h2d_bytes: None if the trace has no sizes.
         d2h_exposed_s: Seconds of copies from the device during which no kernel ran.
         d2d_s: Copies inside the device.
         sites: Largest first, at most 16.
@@ -110,10 +108,10 @@ class SyncSite(Record, frozen=True, kw_only=True):
 
     Attributes:
         site: ``file:line`` of the user's code where stacks were recorded, else the operator or runtime call.
-        idle_after_s: Seconds the device then had nothing to do because the host had waited: its true cost. None on a
-            trace without device work.
+        idle_after_s: Seconds in which the device was then idle because the host had waited: its cost. None in a trace
+            without device work.
         function: The user's function; empty without stacks.
-        in_step_n: Of ``n``, those inside steps.
+        in_step_n: Calls within steps.
     """
 
     site: str
@@ -133,9 +131,9 @@ class Syncs(Record, frozen=True, kw_only=True):
         item_n: Calls of ``aten::item``.
         wait_s: Host seconds blocked in the ``n`` calls.
         sites: Costliest first, at most 32; blocking copies and, on a CPU, ``aten::item`` are among them.
-        idle_after_s: Device seconds lost to all sites together; None on a trace without device work.
-        blocking_copy_n: Copies whose call returned only when they were done: synchronizations in disguise.
-        blocking_copy_wait_s: Host seconds blocked in these.
+        idle_after_s: Seconds in which the device was idle after all sites; None in a trace without device work.
+        blocking_copy_n: Copies whose call returned only after the copy, so that the host waited for the device.
+        blocking_copy_wait_s: Host seconds blocked in these copies.
     """
 
     n: int
@@ -151,8 +149,8 @@ class KernelTime(Record, frozen=True, kw_only=True):
     """A device kernel by name; ``kind`` is matmul, convolution, attention, elementwise, reduction, … or other.
 
     Attributes:
-        occupancy: Estimated achieved occupancy, from 0 to 1, mean weighted by time; None if the trace does not hold it.
-        blocks_per_sm: Thread blocks ÷ multiprocessors of the device, likewise.
+        occupancy: Estimated achieved occupancy, from 0 to 1, mean weighted by time; None if the trace lacks it.
+        blocks_per_sm: Thread blocks ÷ multiprocessors of the device; None likewise.
     """
 
     name: str
@@ -178,16 +176,16 @@ class Kernels(Record, frozen=True, kw_only=True):
     Attributes:
         tensor_core_fraction: Time of kernels that use matrix units (by their names) ÷ time of all kernels.
         matrix_s: Seconds in matmul, convolution and attention kernels: those that could use matrix units.
-        matrix_tensor_core_fraction: Of that part of ``matrix_s`` whose names tell, the fraction on matrix units; None
-            when there is none.
-        matrix_precisions: Seconds of ``matrix_s`` by precision as kernel names tell it (``fp32``, ``tf32``, ``fp16``,
+        matrix_tensor_core_fraction: Fraction of ``matrix_s`` on matrix units, of kernels whose names show it; None
+            without any.
+        matrix_precisions: Seconds of ``matrix_s`` by the precision in the kernel's name (``fp32``, ``tf32``, ``fp16``,
             ``bf16``, ``fp64``, ``fp8``, ``int8``, ``unknown``).
         layout_s: Seconds in kernels that only convert between NCHW and NHWC.
-        n_per_step: Kernels in the median step (in the trace, where it has no steps).
+        n_per_step: Kernels in the median step (in a trace without steps, all).
         occupancy: Estimated achieved occupancy (warps on a multiprocessor ÷ the most it can hold), from 0 to 1, mean
-            of all kernels weighted by time; None if the trace does not hold it.
-        sm_efficiency: Part of the multiprocessors that had a thread block, from 0 to 1, mean over the analyzed span,
-            idle time included; None if the trace does not hold blocks per multiprocessor.
+            of all kernels weighted by time; None if the trace lacks it.
+        sm_efficiency: Fraction of the multiprocessors that had a thread block, mean over the analyzed span including
+            idle time; None if the trace lacks blocks per multiprocessor.
     """
 
     median_s: float | None
@@ -205,16 +203,16 @@ class Kernels(Record, frozen=True, kw_only=True):
 
 
 class DeviceActivity(Record, frozen=True, kw_only=True):
-    """What the device did, from the first to the last piece of work of the analyzed span.
+    """Work of the device in the analyzed span.
 
     Attributes:
         kind: ``"cuda"``, ``"rocm"`` or ``"unknown"``.
-        span_s: From the first to the last piece of work.
+        span_s: Seconds from the first to the last device event.
         busy_s: Seconds in which any stream worked.
         compute_s: Seconds in which any kernel but a collective ran (setting memory counts as one).
         communication_exposed_s: Seconds of collectives during which no other kernel ran.
         memcpy_exposed_s: Seconds of copies during which neither kernels nor collectives ran.
-        memory_bytes: Of the device; None if unknown.
+        memory_bytes: Memory of the device; None if unknown.
         capability: E.g. ``"8.0"``; None if unknown.
     """
 

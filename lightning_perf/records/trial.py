@@ -11,7 +11,7 @@ LossVerdict = Literal["identical", "within_noise", "diverged", "not_judged", "un
 
 
 class Interval(Record, frozen=True, kw_only=True):
-    """An estimate with a 95 % interval; all three in the unit that the field holding it names."""
+    """An estimate with a 95 % interval; all three have the unit of the field that holds the record."""
 
     value: float
     low: float
@@ -19,11 +19,11 @@ class Interval(Record, frozen=True, kw_only=True):
 
 
 class ArmRun(Record, frozen=True, kw_only=True):
-    """One run of the user's script with an arm's treatments: all raw figures.
+    """One run of the user's script with an arm's treatments, with its raw measurements.
 
     Attributes:
         repeat: 0 for its first run.
-        position: Place in the order in which runs were made, 0 first.
+        position: Position in the order of runs, from 0.
         status: ``ok``, ``failed`` or ``interrupted``.
         reason: Why it failed: the error's last line, a time limit, memory, NaN; empty otherwise.
         block_means_s: Mean seconds of an optimizer step, by block of ``block_steps`` in the steady state.
@@ -32,14 +32,14 @@ class ArmRun(Record, frozen=True, kw_only=True):
         samples_per_s: Over the steady state; None if batches have no known size.
         batches_per_step: Batches per optimizer step (accumulation).
         samples_per_step: Samples per optimizer step on all ranks together; None if batches have no known size.
-        stage: Runs of one stage were interleaved and may be compared: 0 for the baseline and single treatments, then
-            one more for each rung tried; -1 for runs that each tried another batch size, once.
+        stage: Runs of the same stage were interleaved and can be compared: 0 for the baseline and single treatments,
+            one more for each further rung; -1 for runs that search a batch size.
         peak_device_bytes: Peak of device memory; None on a CPU.
-        peak_host_bytes: Peak resident memory of the process of rank 0, with what its loader workers held beside it when
-            the run ended; None if it was not read.
+        peak_host_bytes: Peak resident memory of the process of rank 0, plus that of its loader workers at the end;
+            None if it was not read.
         losses: The loss of every ``loss_every`` th batch, from the first on.
-        loss_every: Batches between two of ``losses``.
-        log: File with what the process printed, relative to the trial's folder.
+        loss_every: Batches between two losses.
+        log: File with the output of the process, relative to the trial's folder.
     """
 
     arm: str
@@ -70,16 +70,15 @@ class Arm(Record, frozen=True, kw_only=True):
         id: ``"baseline"``, ``"baseline-again"`` (the other half of the A/A pair), or the treatments joined by ``+``.
         treatments: Treatments as given, e.g. ``("loader-workers=4", "precision-bf16")``; empty for the baseline.
         safety: The least safe of them.
-        verdict: ``improved``, ``regressed``, ``no_change``, ``inconclusive`` or ``failed``, against the baseline.
-        reason: One sentence: why it failed, why it is inconclusive and how many more repeats would settle it; empty
-            where the figures say it all.
-        speedup: Baseline step ÷ this arm's, by samples where batches differ; None for the baseline and when failed.
-        p_value: Of the exact permutation test; None when not computed.
+        verdict: ``improved``, ``regressed``, ``no_change``, ``inconclusive`` or ``failed``, compared with the baseline.
+        reason: Why it failed, or why it is inconclusive and how many more repeats would decide it; otherwise empty.
+        speedup: Baseline step ÷ this arm's step, per sample if batch sizes differ; None for the baseline or if failed.
+        p_value: Result of the exact permutation test; None if not computed.
         step_s: Seconds per optimizer step; None if failed.
         predicted: Speedup expected by the rule that recommended it; None if none did.
-        peak_bytes: Median peak memory of its runs: the device's, or the host's on a CPU.
-        loss: Whether its losses agree with the baseline's.
-        repeats_needed: More repeats that would probably settle an inconclusive verdict; None otherwise.
+        peak_bytes: Median peak memory of its runs: of the device, or of the host on a CPU.
+        loss: Whether its losses agree with those of the baseline.
+        repeats_needed: Further repeats that would probably decide an inconclusive verdict; otherwise None.
     """
 
     id: str
@@ -100,13 +99,13 @@ class Rung(Record, frozen=True, kw_only=True):
     """One rung of the ladder: what a treatment adds to those kept before it.
 
     Attributes:
-        added: The treatment tried on this rung; empty for the baseline.
+        added: The treatment of this rung; empty for the baseline.
         arm: Id of the arm that was measured.
-        is_kept: Whether it was ``improved`` on top of the rungs before it.
-        verdict: Against the rung below it.
-        step_gain: Speedup over the rung below it; None if failed.
+        is_kept: Whether it is ``improved`` compared with the rung below.
+        verdict: Comparison with the rung below.
+        step_gain: Speedup over the rung below; None if failed.
         speedup: Speedup over the baseline; None if failed.
-        predicted: Speedup that the rule expected of the treatment alone; None if none did.
+        predicted: Expected speedup of the treatment alone; None without a rule that recommends it.
         reason: Why it was left out; empty if kept.
     """
 
@@ -127,9 +126,9 @@ class LightningCost(Record, frozen=True, kw_only=True):
 
     Attributes:
         step_s: Seconds per optimizer step with the Trainer.
-        cost_s: Of these, seconds that the plain loop does not take.
-        share: The same as a fraction of ``step_s``.
-        features: What of Lightning the training uses: callbacks, loggers, gradient clipping, strategy and so on.
+        cost_s: Seconds by which the plain loop is faster.
+        share: ``cost_s`` ÷ ``step_s``.
+        features: Features of Lightning that the training uses: callbacks, loggers, gradient clipping, strategy …
         loss: Whether the losses of the plain loop agree with the Trainer's.
         text: The result in one sentence.
     """
@@ -146,17 +145,17 @@ class Trial(Record, frozen=True, kw_only=True):
     """One trial of a command.
 
     Attributes:
-        status: ``running`` until the end; ``interrupted`` by Ctrl-C; what was measured until then is judged as well.
+        status: ``running`` until the end; ``interrupted`` by Ctrl-C, with verdicts on the runs until then.
         started_at: ISO 8601, UTC.
         noise_band: Relative change that counts as noise: from the A/A pair, at least 0.01.
         aa: Ratio of the two halves of the A/A pair; None if there was none.
         ladder: Cumulative, the baseline first.
-        best: Id of the arm that the ladder ends with.
-        code: What to paste, as Python.
-        yaml: The same as a LightningCLI configuration; empty if none of it can be written so.
-        not_tried: Treatment → why it was not tried.
-        basis: ``steps``: figures are of optimizer steps alone. ``wall``: of whole epochs with validation, checkpoints
-            and what else is between steps, because treatments were tried that act there.
+        best: Id of the arm at the end of the ladder.
+        code: Python code to paste.
+        yaml: The same as a LightningCLI configuration; empty if nothing can be expressed in it.
+        not_tried: Why a treatment was not tried, by treatment.
+        basis: ``steps``: times are of optimizer steps only. ``wall``: of whole epochs, including validation,
+            checkpoints and other time between steps, because some treatments act there.
         lightning_cost: Result of the arm ``bare-loop``; None if it was not tried, or has no figure.
     """
 

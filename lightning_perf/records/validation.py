@@ -1,8 +1,8 @@
-"""Checks of documents before they become records: figures within the bounds of their unit, and clean text.
+"""Validate documents before they become records: figures within the bounds of their unit, and clean text.
 
-Sessions and traces come from files that anyone may have written. They are checked once, here, when they are read, so
-that rules and reports can compute with them. The checks are compiled from the record types: the unit of a figure is the
-end of its name, and the tables below hold the exceptions.
+Files of sessions and traces are untrusted. They are checked once, when they are read, so that rules and reports can
+compute with them. The checks are compiled from the record types: the end of a field's name is its unit, and the tables
+below have the exceptions.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .text import clean
 from .trial import Interval
 
 Check = Callable[[Any], Any]
-"""Return the value, cleaned; raise ``Refused`` where it is out of bounds. msgspec reports wrong types."""
+"""Function that returns a value, cleaned, or raises ``Refused`` if it is out of bounds. msgspec reports wrong types."""
 
 
 class Bounds(NamedTuple):
@@ -36,7 +36,7 @@ class Bounds(NamedTuple):
 
 
 _ANY = Bounds(-1e18, 1e18, "a number")
-_SHARE = Bounds(0.0, 1.05, "a share")  # parts and the whole are timed apart, so a part can exceed the whole a little
+_SHARE = Bounds(0.0, 1.05, "a share")  # parts and whole are timed separately, so a part can slightly exceed the whole
 _SECONDS = Bounds(0.0, 1e9, "seconds")
 _RATIO = Bounds(0.0, 1e9, "a ratio")
 _PLAIN = Bounds(0.0, 1e18, "a number")
@@ -49,10 +49,10 @@ _PROCESSES = Bounds(0, 2**20, "a count")
 _RANKS = Bounds(0, 2**24, "a count")
 
 _ROUNDING = 1e-6
-"""Differences of clocks may fall below 0 by so much; they count as 0."""
+"""Differences of clocks may be negative by this much; they count as 0."""
 
 _TINY = 1e-30
-"""Smaller figures count as 0: divided by anything, they would become 0, and have no logarithm."""
+"""Smaller figures count as 0, because quotients of them underflow to 0, which has no logarithm."""
 
 _BY_SUFFIX: dict[str, Bounds] = {
     "_per_s": Bounds(0.0, 1e18, "a rate"),
@@ -98,7 +98,7 @@ _BY_NAME: dict[str, Bounds] = {
     "HostPhase.n_effective": Bounds(1e-3, 2**53, "a positive number"),
     "forward_flops": _PLAIN, "backward_flops": _PLAIN, "recomputed_flops": _PLAIN, "flops": _PLAIN,
 }  # fmt: skip
-"""By a field's name, with or without its record's: what the name's end does not say, and exceptions to it."""
+"""By a field's name, with or without its record's name: units that do not follow from the end of the name."""
 
 _CODE = re.compile(r"PD\d{3}")
 _FILE_NAME = re.compile(r"[^/\\\n]{1,200}")
@@ -108,7 +108,7 @@ _PATTERNS: dict[str, tuple[re.Pattern[str], str]] = {
     "Verdict.code": (_CODE, "a code such as PD101"),
     "Run.id": (_FILE_NAME, "an id of at most 200 characters without slashes"),
 }
-"""Text that becomes a name elsewhere."""
+"""Required forms of texts that become names of files or pages."""
 
 _IN_THE_UNIT_OF_ITS_FIELD: dict[type, frozenset[str]] = {
     Distribution: frozenset(Distribution.__struct_fields__),
@@ -130,12 +130,12 @@ _SHOWN = 60
 
 
 class Refused(ValueError):
-    """A value that no record may hold.
+    """A value that is not valid.
 
     Attributes:
-        path: Where it is, from the innermost name outwards.
-        problem: What was received and what was expected.
-        n_lost: How many names of ``path`` to leave out to get to what can be dropped; None if nothing can.
+        path: Its place in the document, from the innermost name outwards.
+        problem: The expected and the received value.
+        n_lost: Number of innermost names of ``path`` within the value that can be dropped; None if none can.
     """
 
     def __init__(self, problem: str) -> None:
@@ -145,7 +145,7 @@ class Refused(ValueError):
         self.n_lost: int | None = None
 
     def within(self, name: str | int, *, can_be_dropped: bool) -> None:
-        """Add the name of what holds the value."""
+        """Add the name of the field, item or key that contains the value."""
         self.path.append(name)
         if can_be_dropped and self.n_lost is None:
             self.n_lost = len(self.path) - 1
@@ -163,22 +163,18 @@ def dotted(path: typing.Iterable[str | int]) -> str:
 
 
 def checked(document: Any, record: type[Record]) -> Any:
-    """Return the document with its text cleaned and fields that the record does not have left out.
-
-    Args:
-        document: Decoded JSON.
-        record: What it is to become.
+    """Return decoded JSON for a record, with cleaned text and without unknown fields.
 
     Raises:
-        Refused: A figure is out of its bounds, or a text is not what it must be.
+        Refused: A figure is out of bounds, or a text does not have the required form.
     """
-    return _of_record(record, None)(document)
+    return _record_check(record, None)(document)
 
 
 def repaired(document: Any, record: type[Record]) -> tuple[Any, dict[str, str]]:
-    """Return the checked document without the parts that are out of bounds, and why each was left out, by its path.
+    """Return the checked document without values that are out of bounds, and the reasons by path.
 
-    Raises ``Refused`` if a record cannot do without one.
+    Raises ``Refused`` if such a value is required.
     """
     dropped: dict[str, str] = {}
     while True:
@@ -197,17 +193,14 @@ def repaired(document: Any, record: type[Record]) -> tuple[Any, dict[str, str]]:
                 del place[last]
 
 
-# -- checks, compiled from types ---------------------------------------------
-
-
 @functools.cache
-def _of_record(record: type[Record], unit: Bounds | None) -> Check:
-    """Return the check of a record; ``unit`` bounds its figures where they have the unit of the field that holds it."""
+def _record_check(record: type[Record], unit: Bounds | None) -> Check:
+    """Return the check for a record; ``unit`` are the bounds of figures that have the unit of the field with it."""
     of_field = _IN_THE_UNIT_OF_ITS_FIELD.get(record, frozenset())
     fields: list[tuple[str, Check, bool]] = []
     for field in msgspec.structs.fields(record):
         bounds = unit if unit is not None and field.name in of_field else _bounds(record.__name__, field.name)
-        check = _of_type(field.type, f"{record.__name__}.{field.name}", bounds)
+        check = _type_check(field.type, f"{record.__name__}.{field.name}", bounds)
         fields.append((field.name, check, field.default is None))
     ordered = _ORDERED.get(record)
 
@@ -236,37 +229,37 @@ def _check_order(document: dict[str, Any], low: str, high: str) -> None:
 
 
 def _bounds(record: str, field: str) -> Bounds | None:
-    """Return the bounds that the tables give a field; None where its type alone decides."""
+    """Return the bounds of a field by the tables; None if only its type counts."""
     for name in (f"{record}.{field}", field):
         if name in _BY_NAME:
             return _BY_NAME[name]
     return next((bounds for suffix, bounds in _BY_SUFFIX.items() if field.endswith(suffix)), None)
 
 
-def _of_type(kind: Any, name: str, bounds: Bounds | None) -> Check:
-    """Return the check of a value of this type; a value of another type passes, and msgspec refuses it."""
+def _type_check(kind: Any, name: str, bounds: Bounds | None) -> Check:
+    """Return the check for values of a type; values of other types pass, because msgspec refuses them."""
     arguments = typing.get_args(kind)
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        checks = [_of_type(one, name, bounds) for one in arguments if one is not type(None)]
+        checks = [_type_check(one, name, bounds) for one in arguments if one is not type(None)]
         is_optional = type(None) in arguments
-        return _of_union(checks, is_optional)
+        return _union_check(checks, is_optional)
     if isinstance(kind, type) and issubclass(kind, Record):
-        return _of_record(kind, bounds)
+        return _record_check(kind, bounds)
     if kind is float or kind is int:
-        return _of_number(bounds or (_COUNT if kind is int else _PLAIN))
+        return _number_check(bounds or (_COUNT if kind is int else _PLAIN))
     if origin is typing.Literal:
-        return _of_choice(arguments)
+        return _choice_check(arguments)
     if kind is str:
-        return _of_text(name)
+        return _text_check(name)
     if origin is tuple:
-        return _of_list(_of_type(arguments[0], name, bounds), is_open=arguments[-1] is ...)
+        return _list_check(_type_check(arguments[0], name, bounds), is_open=arguments[-1] is ...)
     if origin is dict:
-        return _of_mapping(_of_type(arguments[1], name, bounds))
-    return _anything if kind is Any else _unchecked
+        return _mapping_check(_type_check(arguments[1], name, bounds))
+    return _check_any if kind is Any else _keep
 
 
-def _of_union(checks: list[Check], is_optional: bool) -> Check:
+def _union_check(checks: list[Check], is_optional: bool) -> Check:
     def check_union(value: Any) -> Any:
         if value is None and is_optional:
             return None
@@ -277,7 +270,7 @@ def _of_union(checks: list[Check], is_optional: bool) -> Check:
     return checks[0] if len(checks) == 1 and not is_optional else check_union
 
 
-def _of_number(bounds: Bounds) -> Check:
+def _number_check(bounds: Bounds) -> Check:
     low, high, unit = bounds
     least = low or _TINY
 
@@ -288,14 +281,14 @@ def _of_number(bounds: Bounds) -> Check:
             if low - _ROUNDING <= value < least:
                 return type(value)(low)
             raise Refused(f"Expected {unit} from {low:g} to {high:g}, got {value:.6g}")
-        if value is None:  # what JSON makes of NaN and infinity
+        if value is None:  # JSON has null for NaN and infinity
             raise Refused(f"Expected {unit} from {low:g} to {high:g}, got null, NaN or infinity")
         return value
 
     return check_number
 
 
-def _of_text(name: str) -> Check:
+def _text_check(name: str) -> Check:
     pattern = _PATTERNS.get(name)
 
     def check_text(value: Any) -> Any:
@@ -309,7 +302,7 @@ def _of_text(name: str) -> Check:
     return check_text
 
 
-def _of_choice(choices: tuple[Any, ...]) -> Check:
+def _choice_check(choices: tuple[Any, ...]) -> Check:
     expected = ", ".join(map(repr, choices))
 
     def check_choice(value: Any) -> Any:
@@ -320,7 +313,7 @@ def _of_choice(choices: tuple[Any, ...]) -> Check:
     return check_choice
 
 
-def _of_list(check: Check, is_open: bool) -> Check:
+def _list_check(check: Check, is_open: bool) -> Check:
     def check_list(value: Any) -> Any:
         if type(value) is not list and type(value) is not tuple:
             return value
@@ -336,7 +329,7 @@ def _of_list(check: Check, is_open: bool) -> Check:
     return check_list
 
 
-def _of_mapping(check: Check) -> Check:
+def _mapping_check(check: Check) -> Check:
     def check_mapping(value: Any) -> Any:
         if type(value) is not dict:
             return value
@@ -352,18 +345,18 @@ def _of_mapping(check: Check) -> Check:
     return check_mapping
 
 
-def _anything(value: Any, depth: int = 0) -> Any:
+def _check_any(value: Any, depth: int = 0) -> Any:
     """Check a value of any type, such as an argument of the Trainer."""
     if depth > _DEEPEST:
         raise Refused(f"Expected at most {_DEEPEST} levels of lists and objects")
     if type(value) is str:
         return clean(value)
     if type(value) is list or type(value) is tuple:
-        return [_anything(one, depth + 1) for one in value]
+        return [_check_any(one, depth + 1) for one in value]
     if type(value) is dict:
-        return {clean(key): _anything(one, depth + 1) for key, one in value.items()}
+        return {clean(key): _check_any(one, depth + 1) for key, one in value.items()}
     return value
 
 
-def _unchecked(value: Any) -> Any:
+def _keep(value: Any) -> Any:
     return value

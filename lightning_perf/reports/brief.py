@@ -1,7 +1,5 @@
 """The brief report on a terminal: at most 15 lines of 80 columns at the end of a run, 1 to 3 at the end of an epoch."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap
@@ -18,9 +16,12 @@ from .brief_lines import (
     LABEL,
     LAST_GAP,
     MAX_LINES,
+    MAX_WIDTH,
     MORE,
     NEEDED,
     TITLE,
+    BriefReport,
+    Line,
     bar,
     command,
     fitted,
@@ -31,7 +32,6 @@ from .brief_lines import (
 )
 from .brief_oom import out_of_memory
 from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, fix_text, instruction
-from .render.brief import MAX_WIDTH, BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
 from .sections import about, autopilot, loader, memory, phases
 from .sections.fixes import measured_speedup
@@ -56,12 +56,7 @@ _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
 
 def brief_report(session: Session, place: str | None = None) -> BriefReport:
-    """Return the brief diagnosis of a run.
-
-    Args:
-        session: The session.
-        place: Path of the session for the commands that show more; None if it was not saved.
-    """
+    """Return the brief diagnosis of a run; ``place`` is the path of the session for commands that show more."""
     if session.memory.oom is not None:
         top = [*out_of_memory(session, session.memory.oom, place)]
         return BriefReport(fitted([*top, *_commands(session, place)]))
@@ -86,7 +81,8 @@ def _headline(session: Session) -> list[Line]:
         return titled([_EXPECTED.sub("", wording.line(session.verdict.text, 400))], code, style)
     texts = [first_sentence(finding.summary), clause(finding.summary, 60), clause(finding.summary, 0)]
     first = finding.prescriptions[:1]
-    fixes = [f": {instruction(each, told, room)}" for each in first for room in (90, 40) for told in (session, None)]
+    forms = ((session, 90), (None, 90), (session, 40), (None, 40))
+    fixes = [f": {instruction(each, now_from, limit)}" for each in first for now_from, limit in forms]
     return titled([*(text + fix for text in texts for fix in fixes), *texts], code, SEVERITY_STYLES[finding.severity])
 
 
@@ -109,10 +105,10 @@ def _facts(session: Session) -> Line:
     tail = ""
     reason = _SIGNALS.get(run.error or "", run.error)
     error = f" ({reason})" if reason else ""
-    told = [f"{'not ended' if run.status == 'running' else run.status}{error}"] if run.status != "finished" else []
+    texts = [f"{'not ended' if run.status == 'running' else run.status}{error}"] if run.status != "finished" else []
     if run.stage != "fit":
-        told.append(run.stage)
-    told += [
+        texts.append(run.stage)
+    texts += [
         wording.count(run.n_steps, word) if run.stage != "data" else "",
         wording.seconds(run.wall_s) + (_paused(session) or " in all"),
     ]
@@ -123,13 +119,13 @@ def _facts(session: Session) -> Line:
             tokens = f"{wording.number(round(steady.tokens_per_s, 0 if steady.tokens_per_s >= 10 else 2))} tokens/s"
         p50, p95 = wording.seconds(steady.step_s.p50), wording.seconds(steady.step_s.p95)
         tail = f" (p95 {p95})"
-        told += [rate, tokens, f"median {word} {p50}{tail}"]
-    told += [f"{run.world_size} ranks" if run.world_size > 1 else "", _peak(session), machine]
-    told = [wording.line(each, 60) for each in told if each]
+        texts += [rate, tokens, f"median {word} {p50}{tail}"]
+    texts += [f"{run.world_size} ranks" if run.world_size > 1 else "", _peak(session), machine]
+    texts = [wording.line(each, 60) for each in texts if each]
     for spare in (rate, " in all", machine, tail, "peak ", "median ", error):  # the least important first
-        if cell_len(" · ".join(told)) > MAX_WIDTH:
-            told = [each.replace(spare, "") for each in told if each != spare]
-    return Line(((wording.cut(" · ".join(told), MAX_WIDTH), QUIET),))
+        if cell_len(" · ".join(texts)) > MAX_WIDTH:
+            texts = [each.replace(spare, "") for each in texts if each != spare]
+    return Line(((wording.cut(" · ".join(texts), MAX_WIDTH), QUIET),))
 
 
 def _peak(session: Session) -> str:
@@ -143,7 +139,7 @@ def _peak(session: Session) -> str:
 def _paused(session: Session) -> str:
     """Return how long the loader probe paused the run."""
     probe = session.loader_probe
-    if session.run.stage == "data" or probe is None or probe.is_beside_training or probe.wall_s == 0:
+    if session.run.stage == "data" or probe is None or probe.wall_s == 0:
         return ""
     return f" ({wording.seconds(probe.wall_s)} loader probe)"
 
@@ -237,19 +233,19 @@ def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
 
 
 def _warnings(session: Session) -> list[tuple[str, str]]:
-    told = [("growth", memory.growth_text(each)) for each in session.memory.growth if is_leak(each)]
-    told += autopilot.kept_facts(session)
+    texts = [("growth", memory.growth_text(each)) for each in session.memory.growth if is_leak(each)]
+    texts += autopilot.kept_facts(session)
     overhead = session.overhead
     is_long = session.run.wall_s >= _MIN_OVERHEAD_RUN_S
     if overhead is not None and (overhead.backed_off or (is_long and overhead.share > _MAX_OVERHEAD_SHARE)):
-        told.append(("overhead", about.overhead_fact(session).partition(";")[0]))
+        texts.append(("overhead", about.overhead_fact(session).partition(";")[0]))
     n_failed = sum(one.status == "failed" for one in session.outcomes)
-    told += [
+    texts += [
         ("failed", about.probes_fact(session)),
         ("failed", f"{wording.count(n_failed, 'rule')} failed" if n_failed else ""),
         ("applied", about.applied_fact(session)),
     ]
-    return [(label, text) for label, text in told if text]
+    return [(label, text) for label, text in texts if text]
 
 
 def _commands(session: Session, place: str | None) -> Iterator[Line]:

@@ -1,7 +1,5 @@
 """Brief reports during a run: 1 to 3 lines at the end of an epoch, and what settings alone make likely."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -9,9 +7,8 @@ from rich.cells import cell_len
 from lightning_perf.records import Finding, Session
 
 from . import wording
-from .brief_lines import TITLE, right_aligned, room_of, titled
+from .brief_lines import TITLE, BriefReport, Line, right_aligned, text_width, titled
 from .fixes import clause, fix_text, instruction
-from .render.brief import BriefReport, Line
 from .render.console import QUIET, SEVERITY_STYLES
 from .sections.verdict import verdict_finding
 
@@ -25,13 +22,9 @@ _SAME_STEP = 0.10
 def brief_epoch(
     session: Session, epoch_index: int, previous: Session | None = None, is_within: bool = False
 ) -> BriefReport | None:
-    """Return the report of an epoch, or None if there is nothing new.
+    """Return the report of an epoch, or None if there is nothing new since ``previous``, the session last shown.
 
-    Args:
-        session: With findings and verdict up to now.
-        epoch_index: ``Epoch.index`` of the epoch that ended.
-        previous: The session at the last report that was shown; None at first.
-        is_within: Whether the epoch has not ended: then only other findings are new, no step times.
+    If the epoch has not ended (``is_within``), only other findings count as new, not step times.
     """
     epoch = next((each for each in session.epochs if each.index == epoch_index), None)
     if epoch is None or epoch.wall_s < _MIN_EPOCH_S:
@@ -44,23 +37,23 @@ def brief_epoch(
     is_same = known == _advice_of(session)
     if is_same and (is_within or change is None or abs(change) <= _SAME_STEP):
         return None
-    told = [f"epoch {epoch_index}", *([f"step {session.run.n_steps:,}"] if is_within else [])]
+    texts = [f"epoch {epoch_index}", *([f"step {session.run.n_steps:,}"] if is_within else [])]
     if epoch.step_p50_s is not None:
         signed = "" if change is None else f" ({'+' if change >= 0 else '−'}{wording.share(abs(change))})"
-        told.append(f"{wording.seconds(epoch.step_p50_s)}/step{signed}")
+        texts.append(f"{wording.seconds(epoch.step_p50_s)}/step{signed}")
     finding = verdict_finding(session)
     wait = epoch.phases.get("data_wait", 0.0) / epoch.wall_s
-    is_in_summary = finding is not None and not is_same and "data_wait" in finding.claims  # there of the whole run
+    is_in_summary = finding is not None and not is_same and "data_wait" in finding.claims  # which covers the whole run
     if wait >= _MIN_WAIT_SHARE and not is_in_summary:
-        told.append(f"data wait {wording.share(wait)}")
+        texts.append(f"data wait {wording.share(wait)}")
     old = previous.verdict.code if previous is not None else None
     if old is not None and not any(each.code == old and each.severity != "info" for each in session.findings):
-        told.append(f"{wording.line(old, 16)} resolved")
+        texts.append(f"{wording.line(old, 16)} resolved")
     if finding is None:
-        told.append(wording.line(session.verdict.text, 60).partition(":")[0])
+        texts.append(wording.line(session.verdict.text, 60).partition(":")[0])
     elif is_same:
-        told.append(f"{finding.code} as before")
-    lines = [Line(((TITLE, "bold"), (" · ".join(told), "")))]
+        texts.append(f"{finding.code} as before")
+    lines = [Line(((TITLE, "bold"), (" · ".join(texts), "")))]
     if finding is not None and not is_same:
         style = SEVERITY_STYLES[finding.severity]
         lines.append(Line(((f"  {wording.line(finding.code, 16)} ", style), (clause(finding.summary, 72), ""))))
@@ -88,7 +81,7 @@ def brief_preflight(findings: Sequence[Finding], session: Session) -> BriefRepor
         fix = f": {instruction(finding.prescriptions[0], session)}" if finding.prescriptions else ""
         text = f"likely {wording.line(finding.name, 60)}"
         code = wording.line(finding.code, 16)
-        shown = text + fix if cell_len(text + fix) <= room_of(code) else text
+        shown = text + fix if cell_len(text + fix) <= text_width(code) else text
         lines.append(right_aligned(TITLE, shown, code))
     more = len(findings) - _MAX_PREFLIGHT
     return BriefReport([*lines, Line(((f"+{more} more", QUIET),))] if more > 0 else lines)

@@ -1,17 +1,18 @@
-"""Lines of brief reports: labels, commands, and which lines are left out where there are too many."""
-
-from __future__ import annotations
+"""Lines of brief reports: their parts, how they are drawn, and which are left out if there are too many."""
 
 import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
 
 from . import wording
-from .render.brief import MAX_WIDTH, Line
 from .render.console import QUIET
 
 MAX_LINES = 15
+MAX_WIDTH = 80
 TITLE = "PerfDoctor  "
 _BAR = 30
 LABEL = 9
@@ -19,6 +20,41 @@ LABEL = 9
 
 # Where there are too many lines, those of the highest number are dropped first.
 NEEDED, MORE, GAP, LAST_GAP = range(4)
+
+
+class Line(NamedTuple):
+    """One line: segments of text and style.
+
+    Attributes:
+        segments: Text and style.
+        rank: 0 if the line is always shown; else lines of higher rank are dropped first.
+        is_command: Whether only its last segment may be left out: a command that is cut cannot be copied.
+    """
+
+    segments: tuple[tuple[str, str], ...]
+    rank: int = 0
+    is_command: bool = False
+
+
+class BriefReport:
+    """Draws lines, each cut at the width of the console."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = tuple(lines)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, MAX_WIDTH)
+        for line in self.lines:
+            text = Text.assemble(
+                *((wording.fit_encoding(text, options.encoding), style) for text, style in line.segments)
+            )
+            text.no_wrap, text.overflow = True, "ignore"
+            if not line.is_command:
+                text.truncate(width, overflow="crop" if options.encoding == "ascii" else "ellipsis")
+            elif text.cell_len > width:
+                text.right_crop(len(line.segments[-1][0]))
+            yield text
+
 
 BLANK = Line((), GAP)
 
@@ -34,23 +70,23 @@ def fitted(lines: Sequence[Line]) -> list[Line]:
 
 def titled(texts: Sequence[str], code: str, style: str) -> list[Line]:
     """Return the first text that fits on two lines; the last text is cut if none does."""
-    wrapped = [textwrap.wrap(text, room_of(code), break_on_hyphens=False) or [""] for text in texts]
+    wrapped = [textwrap.wrap(text, text_width(code), break_on_hyphens=False) or [""] for text in texts]
     first, *more = next((each for each in wrapped if len(each) <= 2), wrapped[-1])
     if len(more) > 1:
-        more = [wording.cut(" ".join(more), room_of(code))]
+        more = [wording.cut(" ".join(more), text_width(code))]
     lines = [right_aligned(TITLE, first, code, style)]
     return lines + [Line(((" " * len(TITLE), ""), (each, style))) for each in more]
 
 
-def room_of(code: str) -> int:
+def text_width(code: str) -> int:
     """Return how many characters fit between the title and the code of a rule."""
     return MAX_WIDTH - len(TITLE) - (len(code) + 2 if code else 0)
 
 
 def right_aligned(label: str, text: str, code: str, style: str = "") -> Line:
     """Return a label and a text, with the code of a rule at the right edge."""
-    text = wording.cut(text, room_of(code))
-    gap = " " * (room_of(code) - cell_len(text) + 2) if code else ""
+    text = wording.cut(text, text_width(code))
+    gap = " " * (text_width(code) - cell_len(text) + 2) if code else ""
     return Line(((label, "bold"), (text, style), (gap, ""), (code, QUIET)))
 
 

@@ -1,7 +1,5 @@
 """The brief report of a run whose memory ran out: what filled it, what each fix frees, how to resume."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap
@@ -10,9 +8,8 @@ from collections.abc import Iterator
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 
 from . import wording
-from .brief_lines import BLANK, GAP, LAST_GAP, MORE, NEEDED, bar, command, joined, part_of, titled
+from .brief_lines import BLANK, GAP, LAST_GAP, MAX_WIDTH, MORE, NEEDED, Line, bar, command, joined, part_of, titled
 from .fixes import clause, first_sentence
-from .render.brief import MAX_WIDTH, Line
 from .render.console import QUIET
 from .sections import memory
 from .sections.post_mortem import WHERE, circumstances
@@ -26,20 +23,14 @@ _CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
 
 
 def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iterator[Line]:
-    """Yield the lines above the commands.
-
-    Args:
-        session: The session.
-        oom: What was known when memory ran out.
-        place: Path of the session; None if it was not saved.
-    """
+    """Yield the lines above the commands; ``place`` is the path of the session, None if it was not saved."""
     finding = next((each for each in session.findings if each.code == "PD408"), None)
     text = first_sentence(finding.summary) if finding is not None else f"{WHERE[oom.where]} after step {oom.step}"
     yield from titled([text], "PD408", "bold red")
     error = re.split(r"(?<=\.) ", wording.line(oom.error, 400).removeprefix("OutOfMemoryError: "))
     yield Line(((wording.cut(joined(error, " ")[0], MAX_WIDTH), QUIET),))
-    told = [each for each in circumstances(oom) if not each.startswith("in ") and not each.endswith(" requested")]
-    for i, each in enumerate(joined(told, " · ")[:2]):
+    texts = [each for each in circumstances(oom) if not each.startswith("in ") and not each.endswith(" requested")]
+    for i, each in enumerate(joined(texts, " · ")[:2]):
         yield Line(((wording.cut(each, MAX_WIDTH), QUIET),), MORE if i else NEEDED)
     yield from _parts(session, oom)
     yield from _fixes(finding)

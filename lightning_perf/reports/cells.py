@@ -1,7 +1,5 @@
 """The cells and columns of tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,10 +8,10 @@ import msgspec
 from . import wording
 
 PAGE = 150
-"""Room, in columns of text, that only web pages have: the HTML report and the TensorBoard tab."""
+"""Characters per line that only web pages have: the HTML report and the TensorBoard tab."""
 
 TAB = 1_000
-"""Room that only the TensorBoard tab has, where tables can be sorted and filtered."""
+"""Characters per line that only the TensorBoard tab has, where tables can be sorted and filtered."""
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
@@ -24,10 +22,10 @@ class Value(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """The head of a column that is shown only where a line has at least `room` columns."""
+    """The head of a column that is shown only where a line has at least `min_width` characters."""
 
     name: str
-    room: int = 0
+    min_width: int = 0
 
 
 Cell = str | Value

@@ -4,11 +4,9 @@ All text is cleaned here: one line, no control characters, limited length. Rende
 `msgspec` encodes a part as JSON with its kind in ``type``, which is what the TensorBoard tab draws.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -93,17 +91,17 @@ class Table(Part, frozen=True):
         heads: One per column.
         numbers: Whether each column holds numbers, which are right-aligned.
         rows: As many cells as heads.
-        title: Above the table; empty if the section's title says it.
-        about: What the figures refer to.
+        title: Heading above the table; empty if that of the section is enough.
+        about: Sentence on what the figures refer to.
         key: Stable name of the table.
-        rooms: Columns of text that a line must have for each column to be shown.
-        room: The same for the whole table.
+        min_widths: For each column, the shortest line that shows it, in characters.
+        min_width: The shortest line that shows the table at all.
         n_brief: Rows to show where the table cannot be scrolled; 0 for all.
         n_chars: Characters of a cell to show there.
         left_out: Rows that were dropped.
         bars: Length of a bar for each row, 0…1; all start at zero.
         bar_head: Head of the column whose values the bars show.
-        bar_room: Columns of text that a line must have for the bars to be shown.
+        bars_min_width: The shortest line that shows the bars.
         is_folded: Whether pages show the table only on request.
     """
 
@@ -113,31 +111,28 @@ class Table(Part, frozen=True):
     title: str = ""
     about: str = ""
     key: str = ""
-    rooms: tuple[int, ...] = ()
-    room: int = 0
+    min_widths: tuple[int, ...] = ()
+    min_width: int = 0
     n_brief: int = 0
     n_chars: int = 1_000
     left_out: int = 0
     bars: tuple[float, ...] = ()
     bar_head: str = ""
-    bar_room: int = 0
+    bars_min_width: int = 0
     is_folded: bool = False
 
     def grid(self, width: int, draw_bar: Callable[[float], str], escape: Callable[[str], str] = str) -> Grid:
-        """Return the table as text, with the bars in the second column.
+        """Return the table as text for lines of ``width`` characters, with bars in the second column.
 
-        Args:
-            width: Columns of text per line. Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
-            draw_bar: Draws a bar by its length.
-            escape: Escapes the text of a cell.
+        Pages scroll: they show up to `PAGE_ROWS` rows and whole texts.
         """
         is_page = width >= PAGE
-        kept = [i for i, room in enumerate(self.rooms) if room <= width]
+        kept = [i for i, min_width in enumerate(self.min_widths) if min_width <= width]
         rows = self.rows[: PAGE_ROWS if is_page else self.n_brief or None]
         n_chars = 1_000 if is_page else self.n_chars
         cells = [[escape(wording.cut(text_of(row[i]), n_chars)) for i in kept] for row in rows]
         heads, numbers = [self.heads[i] for i in kept], [self.numbers[i] for i in kept]
-        if not self.bars or self.bar_room > width:
+        if not self.bars or self.bars_min_width > width:
             return Grid(heads, numbers, cells)
         drawn = [[row[0], draw_bar(length), *row[1:]] for row, length in zip(cells, self.bars, strict=False)]
         return Grid([heads[0], "", *heads[1:]], [numbers[0], False, *numbers[1:]], drawn, bar=1)
@@ -156,9 +151,9 @@ class Diagnosis(Part, frozen=True, tag="finding"):
     """A finding with its evidence and recommendations.
 
     Attributes:
-        remarks: Expected speedup, certainty of the cause, and whether it rests on settings alone.
-        evidence: Metric, measured value, basis.
-        basis: What the speedup was estimated from.
+        remarks: Expected speedup, certainty of the cause, and a note if the finding follows from settings alone.
+        evidence: Metric, measured value and basis of each fact.
+        basis: How the speedup was estimated.
         is_open: Whether pages show it unfolded.
     """
 
@@ -181,26 +176,24 @@ class Verdict(Part, frozen=True):
     severity: str
 
 
-AnyPart = (
-    Heading | Note | Facts | Pairs | Listing | Code | Figure | Perfetto | Table | Diagnosis | Verdict
-)  # fmt: skip
+AnyPart = Heading | Note | Facts | Pairs | Listing | Code | Figure | Perfetto | Table | Diagnosis | Verdict
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A subject of the report. Parts that say nothing are dropped by `section`.
+    """A section of the report; the function `section` leaves out empty parts.
 
     Attributes:
         key: Stable name, also the anchor on pages.
-        title: Its heading.
+        title: Heading.
         parts: In order.
-        room: Columns that a line must have for the section to be shown.
+        min_width: The shortest line that shows the section, in characters.
         is_short: Whether it stays open where long sections are folded.
     """
 
     key: str
     title: str
     parts: tuple[AnyPart, ...]
-    room: int = 0
+    min_width: int = 0
     is_short: bool = False
 
 
@@ -220,12 +213,12 @@ class Document(msgspec.Struct, frozen=True):
     title: str = ""
 
 
-def section(key: str, title: str, parts: Iterable[AnyPart], room: int = 0, is_short: bool = False) -> Section:
+def section(key: str, title: str, parts: Iterable[AnyPart], min_width: int = 0, is_short: bool = False) -> Section:
     """Return a section without its empty parts."""
-    return Section(key, wording.line(title, 400), tuple(filter(says_something, parts)), room, is_short)
+    return Section(key, wording.line(title, 400), tuple(filter(has_content, parts)), min_width, is_short)
 
 
-def says_something(part: AnyPart) -> bool:
+def has_content(part: AnyPart) -> bool:
     """Return whether the part has content."""
     if isinstance(part, Note | Heading):
         return bool(part.text)
@@ -237,41 +230,36 @@ def says_something(part: AnyPart) -> bool:
 
 
 def visible(document: Document, width: int, figures: Collection[str] = ()) -> Iterator[Section]:
-    """Yield the sections with the parts that a static form shows; empty sections are left out.
-
-    Args:
-        document: The document.
-        width: Columns of text per line.
-        figures: Names of the figures that can be drawn.
-    """
+    """Yield the sections with the parts that fit into ``width`` characters and the given figures; none is empty."""
     for each in document.sections:
         parts = tuple(
             part
             for part in each.parts
-            if (part.room <= width if isinstance(part, Table) else not isinstance(part, Figure) or part.name in figures)
+            if not (isinstance(part, Table) and part.min_width > width)
+            and not (isinstance(part, Figure) and part.name not in figures)
         )
-        if parts and each.room <= width:
+        if parts and each.min_width <= width:
             yield msgspec.structs.replace(each, parts=parts)
 
 
 def heading(text: str) -> Heading:
-    """Return a heading of foreign text."""
+    """Return a heading of untrusted text."""
     return Heading(wording.line(text, 400))
 
 
 def note(text: str, kind: Literal["note", "strong", "problem"] = "note") -> Note:
-    """Return a paragraph of foreign text."""
+    """Return a paragraph of untrusted text."""
     return Note(wording.line(text, 2_000), kind)
 
 
 def facts(items: Iterable[str], label: str = "") -> Facts:
     """Return the facts that are not empty."""
-    return Facts(_told(items), label)
+    return Facts(_cleaned(items), label)
 
 
 def listing(items: Iterable[str]) -> Listing:
     """Return the sentences that are not empty."""
-    return Listing(_told(items))
+    return Listing(_cleaned(items))
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Pairs:
@@ -289,15 +277,9 @@ def table(
     rows: Sequence[Sequence[Cell]],
     *,
     title: str = "",
-    about: str = "",
-    key: str = "",
-    room: int = 0,
-    n_brief: int = 0,
-    n_chars: int = 1_000,
     bars: str = "",
     full: float | None = None,
-    bar_room: int = 0,
-    is_folded: bool = False,
+    **options: Any,
 ) -> Table:
     """Return a table without the columns that are empty in every row; for other arguments see `Table`.
 
@@ -313,17 +295,11 @@ def table(
         numbers=tuple(any(isinstance(row[i], Value) for row in cells) for i in kept),
         rows=tuple(tuple(row[i] for i in kept) for row in cells),
         title=wording.line(title, 400),
-        about=about,
-        key=key,
-        rooms=tuple(columns[i].room for i in kept),
-        room=room,
-        n_brief=n_brief,
-        n_chars=n_chars,
+        min_widths=tuple(columns[i].min_width for i in kept),
         left_out=len(rows) - len(cells),
         bars=() if by is None else _lengths([row[by] for row in cells], full),
         bar_head=bars if by is not None else "",
-        bar_room=bar_room,
-        is_folded=is_folded,
+        **options,
     )
 
 
@@ -334,5 +310,5 @@ def _lengths(cells: Sequence[Cell], full: float | None) -> tuple[float, ...]:
     return tuple(min(value / longest, 1.0) for value in known)
 
 
-def _told(items: Iterable[str]) -> tuple[str, ...]:
+def _cleaned(items: Iterable[str]) -> tuple[str, ...]:
     return tuple(wording.line(item, 600) for item in items if item)

@@ -1,7 +1,5 @@
 """Recommendations as short reports show them: in a few words, with the present value, one row per cause."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -20,7 +18,7 @@ _ASIDE = re.compile(r" \((?![^() ]+:\d+\))[^()]*\)")
 _SUBORDINATE = re.compile(r" (?:instead of|so that|if|while|because|rather than|unless) ")
 _SHORTEST_CLAUSE = 20
 _ARGUMENTS = 36
-"""Of several arguments, the first ones are named in so much room."""
+"""Longest text of arguments; of several, the first ones are named."""
 
 
 def fix_groups(session: Session) -> list[list[Finding]]:
@@ -41,31 +39,25 @@ def fix_groups(session: Session) -> list[list[Finding]]:
     return groups
 
 
-def fix_text(fix: Prescription, session: Session | None = None, room: int = 200) -> str:
-    """Return a change in a few words: the arguments it sets, else the start of its summary.
+def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200) -> str:
+    """Return a change in a few words: the arguments that it sets, with their present values if a session is given.
 
-    Args:
-        fix: The recommendation.
-        session: Where the present values are read from; None to leave them out.
-        room: Longest summary; a longer one is replaced by its main clause.
+    A change of something else than arguments is given by its summary, or by the main clause if that exceeds ``limit``.
     """
     values = _arguments(fix)
     if not values:
-        return clause(fix.summary, room)
+        return clause(fix.summary, limit)
     now = _present(fix, session, next(iter(values))) if session is not None else ""
-    told = [f"{name}={value}" for name, value in values.items()]
-    while len(told) > 1 and len(", ".join(told) + now) > _ARGUMENTS:
-        del told[-1]
-    return wording.line(", ".join(told), 80) + now
+    texts = [f"{name}={value}" for name, value in values.items()]
+    while len(texts) > 1 and len(", ".join(texts) + now) > _ARGUMENTS:
+        del texts[-1]
+    return wording.line(", ".join(texts), 80) + now
 
 
-def code_text(fix: Prescription, session: Session, room: int) -> str:
+def code_text(fix: Prescription, session: Session, limit: int) -> str:
     """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if it is no such change.
 
-    Args:
-        fix: The recommendation.
-        session: Where the present values are read from.
-        room: Greatest length; the present value, then the callee are left out of a longer text.
+    The present value, then the callee are left out of a text longer than ``limit``.
     """
     values = _arguments(fix)
     match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)
@@ -77,20 +69,20 @@ def code_text(fix: Prescription, session: Session, room: int) -> str:
         callee = "train DataLoader"
     now, callees = _now(fix, session, first), (callee, callee.removeprefix("train "))
     for n in range(len(values), 0, -1):
-        told = ", ".join(f"{name}={value}" for name, value in list(values.items())[:n])
-        for text in (f"{callee}({told}){f', {now}' if now else ''}", *(f"{one}({told})" for one in callees)):
-            if len(text) <= room:
-                return wording.line(text, room)
-    return wording.line(f"{first}={values[first]}", room)
+        shown = ", ".join(f"{name}={value}" for name, value in list(values.items())[:n])
+        for text in (f"{callee}({shown}){f', {now}' if now else ''}", *(f"{one}({shown})" for one in callees)):
+            if len(text) <= limit:
+                return wording.line(text, limit)
+    return wording.line(f"{first}={values[first]}", limit)
 
 
-def instruction(fix: Prescription, session: Session | None, room: int = 90) -> str:
+def instruction(fix: Prescription, session: Session | None, limit: int = 90) -> str:
     """Return `fix_text` as part of a sentence: arguments follow the verb "set"."""
-    values, text = _arguments(fix), fix_text(fix, session, room)
+    values, text = _arguments(fix), fix_text(fix, session, limit)
     if not values:
         return text
     if session is not None and is_kept(fix, session):
-        return f"the autopilot set {fix_text(fix, None, room)}"
+        return f"the autopilot set {fix_text(fix, None, limit)}"
     callee = "DataLoader" if fix.loader_args else "" if fix.trainer_flags else fix.code.partition("(")[0]
     return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
 
@@ -104,15 +96,15 @@ def _arguments(fix: Prescription) -> dict[str, str]:
     return {match[1]: match[2]} if match else values
 
 
-def clause(text: str, room: int = 200) -> str:
-    """Return the first sentence of a text, or its main clause if the sentence is longer than `room`."""
+def clause(text: str, limit: int = 200) -> str:
+    """Return the first sentence of a text, or its main clause if the sentence is longer than `limit`."""
     whole = first_sentence(text)
-    if len(whole) <= room:
+    if len(whole) <= limit:
         return whole
     whole = _ASIDE.sub("", whole)
     shorter = [whole, *(pattern.split(whole)[0].rstrip(".,;:") for pattern in (_BREAK, _CLAUSE, _SUBORDINATE))]
     shorter = [each for each in shorter if len(each) >= _SHORTEST_CLAUSE]
-    return next((each for each in shorter if len(each) <= room), min(shorter, default=whole, key=len))
+    return next((each for each in shorter if len(each) <= limit), min(shorter, default=whole, key=len))
 
 
 def first_sentence(text: str) -> str:
@@ -120,16 +112,16 @@ def first_sentence(text: str) -> str:
     return wording.line(text, 400).split(". ")[0].rstrip(".")
 
 
-def alternatives(group: Sequence[Finding], session: Session, room: int) -> str:
+def alternatives(group: Sequence[Finding], session: Session, limit: int) -> str:
     """Return the other fixes of a group, the best one in words; empty if all of them are the same change."""
     best = fix_text(group[0].prescriptions[0], session)
     others = [each for each in group[1:] if fix_text(each.prescriptions[0], session) != best]
     if not others:
         return ""
-    text = f"or {wording.line(others[0].code, 16)} {fix_text(others[0].prescriptions[0], session, room - 9)}"
+    text = f"or {wording.line(others[0].code, 16)} {fix_text(others[0].prescriptions[0], session, limit - 9)}"
     for each in others[1:]:
         longer = f"{text}, {wording.line(each.code, 16)}"
-        text = longer if len(longer) <= room else text
+        text = longer if len(longer) <= limit else text
     return text
 
 
@@ -137,8 +129,8 @@ def _present(fix: Prescription, session: Session, name: str) -> str:
     """Return the present value of an argument, and which loader it belongs to if there are several."""
     loaders, now = session.settings.loaders, _now(fix, session, name)
     is_train = name in fix.loader_args and len(loaders) > 1 and any(each.stage == "train" for each in loaders)
-    told = [*["train loader"] * is_train, *[now] * bool(now)]
-    return f" ({', '.join(told)})" if told else ""
+    texts = [*["train loader"] * is_train, *[now] * bool(now)]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _now(fix: Prescription, session: Session, name: str) -> str:

@@ -1,7 +1,5 @@
 """The document of a session: verdict, where the time goes, ranked fixes, findings, then everything else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Session
@@ -31,12 +29,10 @@ MAX_WINDOWS = 12
 
 
 def session_document(session: Session, show_all: bool = False, place: str | None = None) -> Document:
-    """Return everything that reports say about a session.
+    """Return the full report of a session.
 
-    Args:
-        session: The session.
-        show_all: Also list the outcome of each rule and what could not be measured.
-        place: Path of the session, for commands to go on with; None leaves them out.
+    With ``show_all``, it lists the outcome of each rule and what could not be measured; with ``place``, the path of the
+    session, it ends with commands for next steps.
     """
     sections = (*_sections(session, show_all), *([about.next_steps(session, place)] if place else []))
     return Document(verdict.verdict_of(session), tuple(verdict.run_facts(session)), sections)
@@ -62,7 +58,7 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     title = model.model_title(session.model_profile) if session.model_profile is not None else "Model"
     yield section("model", title, model.model_parts(session.model_profile, session.run.stage == "fit"))
     yield section("host", "Host and compiler", [*host.host_parts(session), *phases.named_parts(session)])
-    yield section("windows", "Profiler windows", _window_parts(session), room=PAGE)
+    yield section("windows", "Profiler windows", _window_parts(session), min_width=PAGE)
     yield section("about", "About this measurement", about.about_parts(session, show_all))
 
 

@@ -1,6 +1,4 @@
-"""The session as scalars for any logger, and as text and as a whole for TensorBoard."""
-
-from __future__ import annotations
+"""Scalars of a session for any logger; its text, and the session itself, for TensorBoard."""
 
 import math
 from typing import Any, Protocol
@@ -81,10 +79,7 @@ class SessionWriter:
     def write(self, writer: Any, session: Session, step: int) -> bool:
         """Write the session at ``step`` if it is due; return whether it was written.
 
-        Args:
-            writer: torch's ``SummaryWriter``; others do not give access to their file and are skipped.
-            session: The session, tagged with the id of its run.
-            step: The step of the other figures.
+        Writers other than torch's ``SummaryWriter`` do not give access to their file and are skipped.
         """
         file_writer = getattr(writer, "_get_file_writer", None)
         if file_writer is None:

@@ -1,18 +1,15 @@
 """Records as plain text, for ``print`` and the interpreter, and as HTML, for notebooks."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
-
-from rich.console import RenderableType
 
 from lightning_perf.records import Breakdown, Comparison, Finding, ModelProfile, Session, Trial
 
 from .console import brief_report, model_summary
 from .console import to_text as rendered
 from .document import Document, section
-from .render.console import DocumentReport
 from .render.html import to_fragment
+from .render.terminal import Content
 from .sections.comparison import comparison_document
 from .sections.findings import diagnosis
 from .sections.model import model_document
@@ -34,7 +31,7 @@ def to_text(record: Any) -> str | None:
     if isinstance(record, ModelProfile):
         return report_text(model_summary(record))
     document = _document_of(record)
-    return None if document is None else report_text(DocumentReport(document))
+    return None if document is None else report_text(document)
 
 
 def to_html(record: Any) -> str | None:
@@ -43,22 +40,21 @@ def to_html(record: Any) -> str | None:
     return None if document is None else to_fragment(document)
 
 
-def report_text(report: RenderableType, width: int = _WIDTH) -> str:
+def report_text(report: Content, width: int = _WIDTH) -> str:
     """Return a report as text without the empty lines around it."""
     return rendered(report, width=width).strip("\n")
 
 
 def _document_of(record: Any) -> Document | None:
-    if isinstance(record, Session):
-        return session_document(record)
-    if isinstance(record, Finding):
-        return Document(None, (), (section("finding", "", [diagnosis(record, is_open=True)]),))
-    if isinstance(record, Trial):
-        return trial_document(record)
-    if isinstance(record, Comparison):
-        return comparison_document(record)
-    if isinstance(record, ModelProfile):
-        return model_document(record, record.memory)
-    if isinstance(record, Breakdown):
-        return model_document(None, record)
-    return None
+    make = _DOCUMENTS.get(type(record))
+    return None if make is None else make(record)
+
+
+_DOCUMENTS: dict[type, Callable[[Any], Document]] = {
+    Session: session_document,
+    Finding: lambda one: Document(None, (), (section("finding", "", [diagnosis(one, is_open=True)]),)),
+    Trial: trial_document,
+    Comparison: comparison_document,
+    ModelProfile: lambda profile: model_document(profile, profile.memory),
+    Breakdown: lambda memory: model_document(None, memory),
+}

@@ -1,10 +1,8 @@
-"""How reports write seconds, shares, bytes and gains, and how they make foreign text safe to show.
+"""How reports write seconds, shares, bytes and gains, and how they make untrusted text safe to show.
 
 Figures are written with non-ASCII signs (``µs``, ``–``, ``≤``); ``fit_encoding`` replaces them where the
 output cannot show them.
 """
-
-from __future__ import annotations
 
 import math
 import os
@@ -15,11 +13,11 @@ from lightning_perf.records import Evidence, Finding, Gain, Interval
 from lightning_perf.records.text import clean
 from lightning_perf.rules.wording import is_negligible, speedup
 
-NOT_TOLD = "n/a"
+UNKNOWN = "n/a"
 ELLIPSIS = "…"
 
 TOO_WIDE = 20
-"""An interval whose ends differ by this factor says nothing."""
+"""An interval whose ends differ by this factor is too wide to show."""
 
 _ASCII_SIGNS = {
     "×": "x",
@@ -56,7 +54,7 @@ _BLANKS = re.compile(r"\s+")
 def seconds(value: float | None) -> str:
     """Format a duration in seconds with three significant digits: ``12.3 ms``, ``2 min 03 s``, ``1 h 02 min``."""
     if value is None or not math.isfinite(value):
-        return NOT_TOLD
+        return UNKNOWN
     size = abs(value)
     if size == 0:
         return "0 s"
@@ -72,7 +70,7 @@ def seconds_column(values: Sequence[float | None]) -> list[str]:
     largest = max(map(abs, finite), default=0.0)
     factor, unit = next((f, u) for limit, f, u in _UNITS if largest < limit)
     return [
-        "" if value is None else f"{_rounded(value * factor)} {unit}" if math.isfinite(value) else NOT_TOLD
+        "" if value is None else f"{_rounded(value * factor)} {unit}" if math.isfinite(value) else UNKNOWN
         for value in values
     ]
 
@@ -80,7 +78,7 @@ def seconds_column(values: Sequence[float | None]) -> list[str]:
 def share(value: float | None, decimals: int | None = None) -> str:
     """Format a fraction as percent: ``54 %``, ``0.3 %``; ``decimals`` fixes their number, for columns."""
     if value is None or not math.isfinite(value):
-        return NOT_TOLD
+        return UNKNOWN
     percent = value * 100
     if decimals is None:
         if 0 < percent < 0.05:
@@ -92,7 +90,7 @@ def share(value: float | None, decimals: int | None = None) -> str:
 def size(value: float | None) -> str:
     """Format a number of bytes: ``1.50 GiB``."""
     if value is None or not math.isfinite(value):
-        return NOT_TOLD
+        return UNKNOWN
     amount = float(value)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(amount) < 999.5:
@@ -104,7 +102,7 @@ def size(value: float | None) -> str:
 def number(value: float | None) -> str:
     """Format a number without a unit: with thousands separators, small ones with three significant digits."""
     if value is None or not math.isfinite(value):
-        return NOT_TOLD
+        return UNKNOWN
     if value == int(value) or abs(value) >= 999.5:
         return f"{value:,.0f}"
     return _three_digits(value)
@@ -130,7 +128,7 @@ def certainty(finding: Finding) -> str:
 def times(value: float) -> str:
     """Return a ratio with three digits: ``1.50x``, ``12.3x``."""
     if not math.isfinite(value):
-        return NOT_TOLD
+        return UNKNOWN
     return f"{value:.2f}x" if abs(value) < 9.995 else f"{value:.1f}x" if abs(value) < 99.95 else f"{value:,.0f}x"
 
 
@@ -150,7 +148,7 @@ def evidence_basis(evidence: Evidence) -> str:
     """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
     if evidence.threshold is not None:
-        # A bound is a round number: 5.0 % and 5.00 ms say no more than 5 % and 5 ms.
+        # Thresholds are round numbers: 5 % and 5 ms, not 5.0 % and 5.00 ms.
         parts.append("limit " + _TRAILING_ZEROS.sub("", quantity(evidence.threshold, evidence.unit)))
     if evidence.n is not None:
         parts.append(f"n {evidence.n:,}")

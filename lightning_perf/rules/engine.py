@@ -6,7 +6,7 @@ import importlib
 import logging
 import pkgutil
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,23 +14,14 @@ import msgspec
 from lightning_perf import rules
 from lightning_perf.errors import ConfigError
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import (
-    Finding,
-    Hypothesis,
-    Machine,
-    RuleOutcome,
-    Run,
-    Session,
-    TraceRecord,
-    Window,
-)
+from lightning_perf.records import Finding, Hypothesis, Machine, RuleOutcome, Run, Session, TraceRecord, Window
 
 from .findings import fact, with_measurement
-from .line_signals import with_line, within_operators
+from .line_signals import with_line, without_user_lines
 from .rank_signals import where_found
 from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip
-from .trace_reading import is_blind
+from .trace_reading import lacks_device_events
 from .verdict import trace_verdict_of, verdict_of
 from .without_trainer import without_trainer
 
@@ -56,18 +47,9 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def check_codes(select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> None:
-    """Check a selection of rules.
-
-    Args:
-        select: Codes or prefixes of the rules to run; None for all.
-        ignore: Codes or prefixes of the rules to leave out.
-
-    Raises:
-        ConfigError: One of them matches no rule; the message names similar codes.
-    """
-    codes = [rule.code for rule in all_rules()]
-    _check_known("select", select, codes)
-    _check_known("ignore", ignore, codes)
+    """Raise ``ConfigError`` if a code or prefix matches no rule; the message names similar codes."""
+    _check_known("select", select)
+    _check_known("ignore", ignore)
 
 
 def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequence[str] | None = None) -> Session:
@@ -96,7 +78,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            found = with_line(weakened(within_operators(finding, session), weakening), session)
+            found = with_line(weakened(without_user_lines(finding, session), weakening), session)
             findings.append(_placed(session, with_measurement(found)))
     findings = causes_first(sorted(findings, key=lambda finding: rank_of(finding, session)), all_rules())
     return msgspec.structs.replace(
@@ -122,20 +104,13 @@ def diagnose_trace(
     Returns:
         The record with ``findings``, best first, and ``verdict``. Shares and gains refer to the analyzed time.
     """
-    reason = record.missing.get("device", "") if is_blind(record) else record.source
+    window = Window(first_step=0, n_steps=len(record.steps), status="recorded", reason="", cost_s=0.0, trace=record)
+    if lacks_device_events(record):
+        window = msgspec.structs.replace(window, status="empty", reason=record.missing.get("device", ""))
     session = Session(
         run=Run(id="trace", stage="fit", status="finished", started_at="", wall_s=record.span_s),
         machine=Machine(os="", python=""),
-        windows=(
-            Window(
-                first_step=0,
-                n_steps=len(record.steps),
-                status="empty" if is_blind(record) else "recorded",
-                reason=reason,
-                cost_s=0.0,
-                trace=record,
-            ),
-        ),
+        windows=(window,),
         missing={"steady": "a trace alone has no timed steps"},
     )
     answered = diagnose(session, select, ignore)
@@ -154,17 +129,14 @@ def preflight(
         Findings with ``is_preflight`` and low confidence, best first.
     """
     check_codes(select, ignore)
-    findings = (
-        rule.sign(_asked(rule, rule.preflight, session, "on the settings"))
-        for rule in all_rules()
-        if rule.preflight is not None and _is_selected(rule.code, select, ignore)
-    )
-    likely = (
-        msgspec.structs.replace(finding, confidence="low", is_preflight=True)
-        for finding in findings
-        if finding is not None
-    )
-    return tuple(sorted(likely, key=lambda finding: rank_of(finding, session)))
+    found: list[Finding] = []
+    for rule in all_rules():
+        if rule.preflight is None or not _is_selected(rule.code, select, ignore):
+            continue
+        finding = rule.sign(_reply_of(rule, rule.preflight, session, "on the settings"))
+        if finding is not None:
+            found.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
+    return tuple(sorted(found, key=lambda finding: rank_of(finding, session)))
 
 
 def hypotheses(
@@ -178,13 +150,13 @@ def hypotheses(
     for rule in all_rules():
         if rule.hypothesis is None or not _is_selected(rule.code, select, ignore):
             continue
-        hypothesis = _asked(rule, rule.hypothesis, session, "to request a replay")
+        hypothesis = _reply_of(rule, rule.hypothesis, session, "to request a replay")
         if hypothesis is not None:
             found.setdefault(hypothesis.treatment, hypothesis)
     return tuple(sorted(found.values(), key=lambda one: -one.at_stake_s))
 
 
-def _asked(rule: Rule, question: Callable[[Session], Reply | None], session: Session, what: str) -> Reply | None:
+def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: Session, what: str) -> Reply | None:
     """Return the reply of a rule; None if it lacks a measurement, or raises an error, which is logged."""
     try:
         return question(session)
@@ -213,24 +185,21 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
     return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")
 
 
-def _check_known(argument: str, patterns: Sequence[str] | None, codes: Collection[str]) -> None:
-    """Check that each of the user's patterns matches a rule; ``argument`` (select or ignore) is for the message.
-
-    Raises:
-        ConfigError: ``patterns`` is not a list of strings, or one of them matches no code.
-    """
-    accepted = 'a code such as "PD101", or a prefix such as "PD1" (a category) or "PD" (all)'
+def _check_known(argument: str, patterns: Sequence[str] | None) -> None:
+    """Raise ``ConfigError`` unless each pattern matches a rule; ``argument`` (select or ignore) is for the message."""
     if patterns is None:
         return
+    codes = [rule.code for rule in all_rules()]
+    accepted = 'a code such as "PD101", or a prefix such as "PD1" (a category) or "PD" (all)'
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
         raise ConfigError(f"{argument}={patterns!r} is not a list; expected a list of strings, each {accepted}")
     for pattern in patterns:
+        close: list[str] = []
         if isinstance(pattern, str) and len(pattern) >= len(EVERYTHING):
             if any(code.startswith(pattern) for code in codes):
                 continue
-            close = difflib.get_close_matches(pattern.upper(), _known(codes), n=3)
-        else:
-            close = []
+            known = sorted({*codes, *(code[:3] for code in codes), EVERYTHING})
+            close = difflib.get_close_matches(pattern.upper(), known, n=3)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         raise ConfigError(f"{argument} contains {pattern!r}, which matches no rule; expected {accepted}.{hint}")
 
@@ -239,10 +208,6 @@ def _is_selected(code: str, select: Sequence[str] | None, ignore: Sequence[str] 
     """Return whether a rule is selected: the longest matching pattern decides; ``ignore`` wins a tie."""
     wanted = _longest(code, (EVERYTHING,) if select is None else select)
     return wanted > _longest(code, ignore or ())
-
-
-def _known(codes: Collection[str]) -> list[str]:
-    return sorted({*codes, *(code[:3] for code in codes), EVERYTHING})
 
 
 def _longest(code: str, patterns: Sequence[str]) -> int:

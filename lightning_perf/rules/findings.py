@@ -44,51 +44,28 @@ One = TypeVar("One", bound=msgspec.Struct)
 
 
 def fact(
-    metric: str, value: float | int | str | bool, unit: str = "", threshold: float | None = None, n: int | None = None
-) -> Evidence:
-    """Return evidence of a finding; the arguments are those of ``Evidence``."""
-    return Evidence(metric=metric, value=value, unit=unit, threshold=threshold, n=n)
-
-
-def optional_fact(
     metric: str, value: float | str | None, unit: str = "", threshold: float | None = None, n: int | None = None
-) -> Evidence | None:
-    """Return evidence of a finding; None if the value is None."""
-    return None if value is None else fact(metric, value, unit, threshold, n)
+) -> Evidence:
+    """Return evidence of a finding; the arguments are those of ``Evidence``. A value of None is shown as unknown."""
+    return Evidence(metric=metric, value="unknown" if value is None else value, unit=unit, threshold=threshold, n=n)
 
 
-def fix(
-    summary: str,
-    effort: Effort,
-    safety: Safety = "exact",
-    *,
-    treatment: str = "",
-    code: str = "",
-    trainer_flags: dict[str, Any] | None = None,
-    loader_args: dict[str, Any] | None = None,
-    value: int | str | None = None,
-) -> Prescription:
+def optional_fact(metric: str, value: float | str | None, *others: Any, **named: Any) -> Evidence | None:
+    """Return evidence of a finding as ``fact`` does; None if the value is None."""
+    return None if value is None else fact(metric, value, *others, **named)
+
+
+def fix(summary: str, effort: Effort, safety: Safety = "exact", *, treatment: str = "", **fields: Any) -> Prescription:
     """Return a recommendation; the arguments are those of ``Prescription``."""
-    return Prescription(
-        treatment=treatment,
-        summary=summary,
-        safety=safety,
-        effort=effort,
-        trainer_flags=trainer_flags or {},
-        loader_args=loader_args or {},
-        code=code,
-        value=value,
-    )
+    return Prescription(summary=summary, effort=effort, safety=safety, treatment=treatment, **fields)
 
 
 def trainer_fix(
     summary: str, safety: Safety = "exact", treatment: str = "", note: str = "", **flags: Any
 ) -> Prescription:
     """Return a recommendation of Trainer arguments; ``note`` is a comment behind the example."""
-    shown = ", ".join(
-        f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in flags.items()
-    )
-    code = f"Trainer(..., {shown})" + (f"  # {note}" if note else "")
+    shown = (f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in flags.items())
+    code = f"Trainer(..., {', '.join(shown)})" + (f"  # {note}" if note else "")
     return fix(summary, "one line", safety, treatment=treatment, trainer_flags=flags, code=code)
 
 
@@ -186,24 +163,15 @@ def promised_span_s(steady: StageTimes) -> float:
     return steady.span_s - min(steady.own_s, steady.span_s / 2)
 
 
-def gain_from(
-    steady: StageTimes, recoverable_low_s: float, recoverable_high_s: float, basis: str, method: Method = "modeled"
-) -> Gain:
+def gain_from(steady: StageTimes, low_s: float, high_s: float, basis: str, method: Method = "modeled") -> Gain:
     """Return the speedup of the steady span, without PerfDoctor's own time, if part of its wall time is saved.
 
-    Args:
-        steady: The span that the seconds refer to.
-        recoverable_low_s: Seconds saved at least; negative values count as 0.
-        recoverable_high_s: Seconds saved at most, without time that overlaps with other work.
-        basis: Source of both values.
-        method: How both values were obtained.
-
-    Returns:
-        Old wall time ÷ new wall time, an interval with 1 ≤ low ≤ high.
+    ``low_s`` are the seconds saved at least, ``high_s`` at most, without time that overlaps with other work; negative
+    values count as 0. For the other arguments see ``Gain``.
     """
     span_s = promised_span_s(steady)
-    high = min(max(recoverable_high_s, 0.0) / span_s, MAX_RECOVERABLE_SHARE)
-    low = min(max(recoverable_low_s, 0.0) / span_s, high)
+    high = min(max(high_s, 0.0) / span_s, MAX_RECOVERABLE_SHARE)
+    low = min(max(low_s, 0.0) / span_s, high)
     return Gain(low=1 / (1 - low), high=1 / (1 - high), basis=basis, method=method)
 
 
@@ -221,16 +189,9 @@ def timed_finding(
 ) -> Finding:
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 
-    Args:
-        steady: The span that the seconds refer to.
-        summary: Text of the finding; its first sentence is the headline of a verdict.
-        evidence: Evidence of the finding.
-        prescriptions: Recommendations, best first.
-        claims: Seconds saved at most, by phase; limited to the time of the phase.
-        low_s: Seconds saved at least; they determine the severity.
-        basis: Source of both values.
-        confidence: Confidence in the diagnosis.
-        method: How both values were obtained; ``modeled`` if the effect of the fix was neither timed nor tried.
+    ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
+    least, which determine the severity. ``basis`` and ``method`` say how both were obtained. The first sentence of the
+    summary is the headline of a verdict. For the other arguments see ``Finding``.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())

@@ -3,7 +3,7 @@
 from lightning_perf.records import CriticalPath, TraceRecord
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
-from .rule import Skip
+from .rule import required
 from .thresholds import ATTENTION_MIN_SHARE, MATRIX_MIN_SHARE, TENSOR_CORE_MAX_FRACTION
 
 ELEMENTWISE_KINDS = ("elementwise", "normalization", "reduction", "copy")
@@ -44,9 +44,7 @@ def full_precision_s(trace: TraceRecord) -> float:
 
 def path_of(trace: TraceRecord) -> CriticalPath:
     """Return the critical path of a trace; raise Skip if an older version analyzed it without one."""
-    if trace.critical_path is None:
-        raise Skip("this trace record has no critical path: analyze the trace again")
-    return trace.critical_path
+    return required(trace.critical_path, "this trace record has no critical path: analyze the trace again")
 
 
 def path_s(trace: TraceRecord, *causes: str) -> float:

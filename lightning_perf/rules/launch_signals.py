@@ -69,13 +69,13 @@ def tiny_operators(session: Session, reading: Reading) -> TinyOperators | None:
     """
     others = [one for one in session.sync_calls.loops if not is_computing(one)] if session.sync_calls else []
     trace = reading.trace
-    found = _in_a_loop(reading, others)
+    found = _costliest_loop(reading, others)
     if found is None and (trace.device is None or not is_launch_bound(reading, launching_s(trace))):
-        found = _in_general(reading, others)
+        found = _all_tiny_operators(reading, others)
     return found if found is not None and reading.share(found.cost_s) >= TRACE_MIN_SHARE else None
 
 
-def _in_a_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
+def _costliest_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
     """Return the costliest function that repeats a tiny operator, without loops that other rules report."""
     named = {f"{os.path.basename(loop.file)}:{loop.first_line}" for loop in others}
     trace = reading.trace
@@ -108,7 +108,7 @@ def _operators(reading: Reading, site: CodeSite) -> str:
     return f"{what} of {duration(site.host_s / site.n_operators)} each"
 
 
-def _in_general(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
+def _all_tiny_operators(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
     trace = reading.trace
     mean_s = trace.operator_mean_s or 0.0
     n = trace.n_operators - round(reading.n_steps * sum(loop.operators_per_step for loop in others))

@@ -91,7 +91,7 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     return _with_sentence(finding, f"{where} takes {percent(line.share)} of {what}{doing}", evidence)
 
 
-def within_operators(finding: Finding, session: Session) -> Finding:
+def without_user_lines(finding: Finding, session: Session) -> Finding:
     """Return the finding without time in the user's own lines, if it is about operators.
 
     Threads, precision and fused operators change only the time of operators.

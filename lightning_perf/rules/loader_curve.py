@@ -25,7 +25,7 @@ from lightning_perf.records import (
 
 from .findings import fact
 from .machine_signals import wait_share
-from .rule import Skip
+from .rule import required
 from .signals import COMPUTE_PHASES, loaders_of, steady_of
 from .thresholds import (
     COMPUTES_MIN_FRACTION,
@@ -37,7 +37,7 @@ from .thresholds import (
     WORKERS_SLACK,
 )
 from .wording import number_of
-from .worker_bounds import CORES, Step, batch_cost, bound, cap
+from .worker_bounds import CORES, WorkerStep, batch_cost, most_workers, step_bounds
 
 PREFETCH_FACTORS = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
 
@@ -72,9 +72,9 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     n_workers: int
     saved_low_s: float
     saved_high_s: float
-    chosen: Step | None = None
-    now: Step | None = None
-    steps: tuple[Step, ...] = ()
+    chosen: WorkerStep | None = None
+    now: WorkerStep | None = None
+    steps: tuple[WorkerStep, ...] = ()
     is_cheap: bool = False
     cap_basis: str = CORES
 
@@ -131,11 +131,8 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
 def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wait_s: float) -> WorkerPlan:
     """Return the number of workers to recommend for a loader, and the time that it saves.
 
-    Args:
-        session: Provides the cores, threads and the probe.
-        loader: Settings of the loader; ``num_workers`` must be known.
-        stage: The steps that use the loader.
-        wait_s: Seconds of data wait per step, by the device's clock if there is one.
+    ``stage`` are the steps that use the loader, ``wait_s`` their seconds of data wait per step, by the device's clock
+    if there is one.
     """
     probe = session.loader_probe
     if probe is not None and (probe.stage, probe.index) != (loader.stage, loader.index):
@@ -146,7 +143,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     batch_s, basis = delivered_batch_s(probe) if probe is not None else None, "loader probe"
     if batch_s is None:
         batch_s, basis = batch_cost(stage, n_now, step_s, compute_s, wait_s)
-    n_cap, cap_basis = cap(session, loader, probe)
+    n_cap, cap_basis = most_workers(session, loader, probe)
     n_needed = max(1, math.ceil(batch_s / max((1 + WORKERS_SLACK) * compute_s, 1e-6)))
     tried = [point for point in probe.curve if point.num_workers <= max(n_cap, n_now)] if probe is not None else []
     steps = tuple(_step(session, probe, point, compute_s) for point in tried) if probe is not None else ()
@@ -157,7 +154,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
     if n_workers > n_now:
         # Workers do not deliver faster than the mean batch takes, which costly batches raise above the median.
         mean_s = batch_s if n_now else max(batch_s, wait_s)
-        step = chosen or bound(session, mean_s, compute_s, n_workers)
+        step = chosen or step_bounds(session, mean_s, compute_s, n_workers)
         saved = saved_by(step_s, now, step, run_spread(session))
     takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
@@ -192,7 +189,7 @@ def plan_evidence(plan: WorkerPlan) -> tuple[Evidence, ...]:
 
 
 def delivered_batch_s(probe: LoaderProbe) -> float | None:
-    """Return the seconds of a batch in one process without workers; None where the probe does not say."""
+    """Return the seconds of a batch in one process without workers; None if the probe did not measure them."""
     point = probe.point_at(0)
     alone = point.batch_s if point is not None else probe.made_s()
     return alone if alone is not None and 0 < alone < math.inf else None
@@ -217,7 +214,7 @@ def predicted_steps(session: Session) -> StageTimes | None:
     n_now = probe.num_workers or 0
     point = probe.point_at(n_now)
     now = (
-        bound(session, batch_s, probe.compute_s, n_now)
+        step_bounds(session, batch_s, probe.compute_s, n_now)
         if point is None
         else _step(session, probe, point, probe.compute_s)
     )
@@ -238,11 +235,9 @@ def predicted_steps(session: Session) -> StageTimes | None:
 
 def probe_of(session: Session) -> LoaderProbe:
     """Return the loader probe; raise Skip if the loader was not probed, or no sample was timed."""
-    probe = session.loader_probe
-    if probe is None:
-        raise Skip(session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))"))
-    if probe.getitem is None:
-        raise Skip(f"the loader could not be probed: {probe.reason or 'no sample was timed'}")
+    reason = session.missing.get("loader_probe", "the loader was not probed (PerfDoctor(probe_data=True))")
+    probe = required(session.loader_probe, reason)
+    required(probe.getitem, f"the loader could not be probed: {probe.reason or 'no sample was timed'}")
     return probe
 
 
@@ -250,9 +245,8 @@ def probed_loader_of(session: Session) -> ProbedLoader:
     """Return the probed loader and the steps that use it; raise Skip if there is no probe, or no step time is known."""
     probe = probe_of(session)
     stage = timed_steps_of(session)
-    loader = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
-    if loader is None:
-        raise Skip("the settings of the probed loader are not known")
+    found = next((each for each in loaders_of(session, probe.stage) if each.index == probe.index), None)
+    loader = required(found, "the settings of the probed loader are not known")
     share = wait_share(stage)
     wait_s = share * stage.span_s / max(1, stage.n_steps)
     return ProbedLoader(
@@ -266,11 +260,11 @@ def probed_loader_of(session: Session) -> ProbedLoader:
     )
 
 
-def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> Step:
+def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> WorkerStep:
     """Return the step at one point of the curve: measured, or bounds from the throughput of the loader alone."""
     least_s = (1 - run_spread(session)) * max(compute_s, point.low_s)  # lower bound of any step time
     if point.step_s is not None and point.step_low_s is not None and point.step_high_s is not None:
-        return Step(
+        return WorkerStep(
             num_workers=point.num_workers,
             step_s=point.step_s,
             low_s=max(least_s, point.step_low_s),
@@ -286,12 +280,12 @@ def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: f
         low_s = max(compute_s + min(take_s, TRANSPORT_LOW_S), point.low_s)
         step_s = max(compute_s + take_s, point.batch_s)
         is_computing = probe.getitem_cpu_fraction is None or probe.getitem_cpu_fraction >= COMPUTES_MIN_FRACTION
-        shared_s = bound(session, alone, compute_s, point.num_workers).high_s if is_computing else 0.0
+        shared_s = step_bounds(session, alone, compute_s, point.num_workers).high_s if is_computing else 0.0
         high_s = max(step_s, point.high_s, shared_s)
-    return Step(num_workers=point.num_workers, step_s=step_s, low_s=low_s, high_s=high_s, fetch_s=point.batch_s)
+    return WorkerStep(num_workers=point.num_workers, step_s=step_s, low_s=low_s, high_s=high_s, fetch_s=point.batch_s)
 
 
-def _chosen(steps: tuple[Step, ...], n_cap: int) -> Step | None:
+def _chosen(steps: tuple[WorkerStep, ...], n_cap: int) -> WorkerStep | None:
     """Return the step with the fewest workers within ``WORKERS_SLACK`` of the best; None if none is allowed.
 
     If a step with workers was measured, only measured steps are considered.
@@ -319,18 +313,12 @@ def run_spread(session: Session) -> float:
     return min(STEP_MAX_SPREAD, max(high_s - middle_s, middle_s - low_s) / middle_s)
 
 
-def saved_by(step_s: float, now: Step | None, chosen: Step, spread: float) -> tuple[float, float]:
+def saved_by(step_s: float, now: WorkerStep | None, chosen: WorkerStep, spread: float) -> tuple[float, float]:
     """Return the least and the most seconds per step that the chosen workers save.
 
     The new step time is estimated as the probed step time and, if the workers in use were probed as well, as the
-    current step time scaled by the probed ratio. The interval includes both, because the probe's compute may differ
-    from that of the training.
-
-    Args:
-        step_s: Mean step time of the training.
-        now: The step with the workers in use; None if it was not probed.
-        chosen: The step with the chosen workers.
-        spread: Variation of step time over the run (``run_spread``).
+    current step time ``step_s`` scaled by the probed ratio. The interval includes both, because the probe's compute may
+    differ from that of the training. ``spread`` is the variation of step time over the run (``run_spread``).
     """
     low_s, high_s = chosen.low_s, chosen.high_s
     if chosen.is_measured:

@@ -148,7 +148,7 @@ def function_place(function: HotFunction) -> str:
     return place(function.name, site_of(function.file, function.line or 0, n_parts=2))
 
 
-def where_from(probe: LoaderProbe) -> str:
+def costliest_function_text(probe: LoaderProbe) -> str:
     """Return the costliest function as a closing sentence; empty if none was profiled or a line is reported instead."""
     function = costliest(probe, "getitem")
     if function is None or probe.host_lines:
@@ -219,7 +219,7 @@ def start_s(session: Session, stage: StageTimes) -> float:
 def n_boundaries(session: Session) -> int:
     """Return the number of epoch boundaries."""
     n_kept = sum(epoch.boundary_s is not None for epoch in session.epochs) or max(0, len(session.epochs) - 1)
-    return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # the session keeps the last epochs only
+    return n_kept + max(0, session.run.n_epochs - len(session.epochs))  # a session holds only the last epochs
 
 
 def n_epochs_in_one(session: Session) -> int:

@@ -1,6 +1,6 @@
 """Memory measurements and recommendations that rules use; functions raise Skip with the reason if one is missing."""
 
-from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, Prescription, Session
+from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, OutOfMemory, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
 from .findings import fact, fix, trainer_fix
@@ -33,27 +33,33 @@ def breakdown_of(session: Session) -> Breakdown:
     return required(session.memory.breakdown, reason)
 
 
-def whole_of(breakdown: Breakdown) -> int:
-    """Return the total memory in use: the peak, or else the sum of the breakdown."""
+def memory_in_use(breakdown: Breakdown) -> int:
+    """Return the bytes in use: the peak, or else the sum of the breakdown."""
     return breakdown.peak_bytes or breakdown.parts_bytes
+
+
+def fraction_in_use(breakdown: Breakdown, n_bytes: int) -> float:
+    """Return a part of the memory in use ÷ all of it; raise Skip if that is 0."""
+    in_use = memory_in_use(breakdown)
+    if in_use <= 0:
+        raise Skip("no memory was counted")
+    return n_bytes / in_use
 
 
 def is_tight(session: Session) -> bool:
     """Return whether memory limits the run: a peak near the capacity, retries, or an out-of-memory error."""
     if session.memory.oom is not None:
         return True
-    devices = session.memory.devices
     return any(
-        (d.alloc_retries or 0) > 0
-        or (bool(d.total_bytes) and d.peak_reserved_bytes >= NEAR_CAPACITY_FRACTION * (d.total_bytes or 0))
-        for d in devices
+        d.alloc_retries or (d.total_bytes and d.peak_reserved_bytes >= NEAR_CAPACITY_FRACTION * d.total_bytes)
+        for d in session.memory.devices
     )
 
 
 def is_leak(growth: Growth) -> bool:
     """Return whether memory at the same point of each step grows significantly and by a relevant amount."""
     rise_bytes = growth.bytes_per_step * (growth.last_step - growth.first_step)
-    is_device = growth.where not in (*HOST_PLACES, "workers")  # its allocator counts only tensors
+    is_device = growth.where not in (*HOST_PLACES, "workers")  # a device's allocator counts only tensors
     is_named = growth.where in HOST_PLACES and bool(growth.suspects)
     return (
         (is_device or is_named or rise_bytes >= UNNAMED_MIN_RISE_BYTES)
@@ -86,10 +92,7 @@ FSDP_CHECKPOINTING = fix(
     code="FSDPStrategy(activation_checkpointing_policy={Block})  # the class of your repeated blocks",
 )
 BF16 = trainer_fix(
-    'set precision="bf16-mixed": activations need half the memory',
-    "numerics",
-    "precision-bf16",
-    precision="bf16-mixed",
+    'set precision="bf16-mixed": activations need half the memory', "numerics", "precision-bf16", precision="bf16-mixed"
 )
 EXPANDABLE_SEGMENTS = fix(
     "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less fragmentation",
@@ -134,15 +137,11 @@ def fewer_batches_ahead(session: Session) -> Prescription | None:
         return None
     most = max(loaders, key=lambda one: (one.num_workers or 0) * (one.prefetch_factor or DEFAULT_PREFETCH))
     n, ahead = most.num_workers or 1, most.prefetch_factor or DEFAULT_PREFETCH
-    asked = (
-        f"num_workers={n // 2}, prefetch_factor={min(ahead, DEFAULT_PREFETCH)}"
-        if n > 1
-        else "num_workers=1, prefetch_factor=1"
-    )
-    if n == 1 and ahead == 1:
-        asked = "num_workers=0"
-    summary = f"set {asked} (now {n} and {ahead}) on the {most.stage} loader: fewer batches are held in memory"
-    return fix(summary, "one line", code=f"DataLoader(..., {asked})")
+    arguments = "num_workers=1, prefetch_factor=1" if ahead > 1 else "num_workers=0"
+    if n > 1:
+        arguments = f"num_workers={n // 2}, prefetch_factor={min(ahead, DEFAULT_PREFETCH)}"
+    summary = f"set {arguments} (now {n} and {ahead}) on the {most.stage} loader: fewer batches are held in memory"
+    return fix(summary, "one line", code=f"DataLoader(..., {arguments})")
 
 
 def batch_parts(session: Session, n_samples: int | None) -> int:
@@ -152,16 +151,12 @@ def batch_parts(session: Session, n_samples: int | None) -> int:
     return -(-n_samples // fits) if fits and n_samples and 0 < fits < n_samples else 2
 
 
-def smaller_batch(session: Session, n_samples: int | None) -> Prescription:
-    """Recommend a smaller batch with as much accumulation.
-
-    Args:
-        session: Provides the largest batch that fits, if known, and the accumulation in use.
-        n_samples: The batch size in use; None for the training loader's, if it has one.
-    """
+def smaller_batch(session: Session, oom: OutOfMemory | None = None) -> Prescription:
+    """Recommend a smaller batch than that of the headroom, or of an out-of-memory error, with as much accumulation."""
     loaders = [loader for loader in session.settings.loaders if loader.stage == "train"]
     own = loaders[0].batch_size if len(loaders) == 1 and loaders[0].is_plain else None
-    n_samples = n_samples or own
+    measured = oom or session.memory.headroom
+    n_samples = (measured.n_samples if measured is not None else None) or own
     if n_samples == 1:
         return fix("use smaller samples: a batch already holds only one", "hours", "semantics")
     parts = batch_parts(session, n_samples)

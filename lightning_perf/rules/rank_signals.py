@@ -94,7 +94,7 @@ def small_part(reading: Reading) -> float:
     return min(1.0, small / communication.n_per_step) if small > COLLECTIVES_MIN_SMALL else 0.0
 
 
-def usual_of(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
+def median_of_others(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
     """Return the median of a value over all ranks but one."""
     return median(value(one) for one in ranks.summaries if one is not but)
 
@@ -109,7 +109,7 @@ def where_found(session: Session, text: str) -> str:
     if not any(one.found for one in summaries if one.rank != session.run.rank):
         return ""
     found.add(session.run.rank)
-    return f"{listed(sorted(found))} of {len(summaries)}" if len(found) < len(summaries) else ""
+    return f"{ranks_text(sorted(found))} of {len(summaries)}" if len(found) < len(summaries) else ""
 
 
 def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
     return tuple(text for text in own if 2 * (len(by_finding[text]) - 1) < len(ranks.summaries) - 1)
 
 
-def listed(ranks: list[int]) -> str:
+def ranks_text(ranks: list[int]) -> str:
     """Return the first ranks by number, and how many more there are."""
     more = f" and {len(ranks) - RANKS_SHOWN} more" if len(ranks) > RANKS_SHOWN else ""
     return ", ".join(map(str, ranks[:RANKS_SHOWN])) + more

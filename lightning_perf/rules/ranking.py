@@ -80,7 +80,7 @@ def _alternatives_last(ordered: list[Finding], explains: Mapping[str, tuple[str,
     A finding is an alternative if a cause before it explains it: it is another way out of the same time.
     """
     found = list(ordered)
-    for place, finding in reversed(list(enumerate(ordered))):  # their own order stays
+    for place, finding in reversed(list(enumerate(ordered))):  # reversed, so that moved findings keep their order
         is_explained = any(finding.code in explains.get(cause.code, ()) for cause in ordered[:place])
         if not is_explained or _is_certain(finding):
             continue

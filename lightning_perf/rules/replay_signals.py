@@ -182,11 +182,8 @@ def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[
 
     The replayed operators took ``seen_s`` in the step and ``before_s`` in the replay; the interval includes both. Other
     operators that the treatment affects are assumed to keep their time (lower end) or to speed up equally (upper end).
-
-    Args:
-        result: Replay result with a speedup.
-        most_s: Upper limit of the seconds per step in these operators.
-        concerned_s: Seconds per step in all affected operators by a trace; unknown to a replay on a device.
+    ``most_s`` limits the seconds per step in these operators; ``concerned_s`` are those in all affected operators of a
+    trace, if known.
     """
     speedup = result.speedup
     assert speedup is not None

@@ -2,7 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -72,37 +72,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(finding, code=self.code, name=self.name, category=self.category)
 
 
-def rule(
-    code: str,
-    name: str,
-    *,
-    preflight: Check | None = None,
-    hypothesis: Callable[[Session], Hypothesis | None] | None = None,
-    weakens: Callable[[Finding], bool] | None = None,
-    needs_phase: str = "",
-    only_unexplained: bool = False,
-    yields_its_time: bool = False,
-    explains: tuple[str, ...] = (),
-) -> Callable[[Check], Rule]:
-    """Declare a rule by decorating its check; the arguments are those of ``Rule``.
+def rule(code: str, name: str, **options: Any) -> Callable[[Check], Rule]:
+    """Declare a rule by decorating its check; ``options`` are fields of ``Rule``.
 
     The folder of the module is the category; the Markdown file of the same name is the documentation.
     """
 
     def declare(check: Check) -> Rule:
-        return Rule(
-            code=code,
-            name=name,
-            category=check.__module__.split(".")[-2],
-            check=check,
-            module=check.__module__,
-            preflight=preflight,
-            hypothesis=hypothesis,
-            weakens=weakens,
-            needs_phase=needs_phase,
-            only_unexplained=only_unexplained,
-            yields_its_time=yields_its_time,
-            explains=explains,
-        )
+        module = check.__module__
+        return Rule(code=code, name=name, category=module.split(".")[-2], check=check, module=module, **options)
 
     return declare

@@ -10,16 +10,11 @@ from .verdict import verdict_of
 
 
 def with_stable_advice(session: Session, previous: Session | None) -> Session:
-    """Return a diagnosis that repeats earlier recommended values unless the evidence has changed.
+    """Return a diagnosis that repeats the recommended values of the previous one unless the evidence has changed.
 
     A new value is recommended if the settings have changed, if the speedup was obtained by another method (measured
-    instead of modeled), or if the intervals of the old and the new speedup do not overlap. An earlier value keeps the
-    speedup that was promised for it. Where the new diagnosis recommends the same value, its own speedup is promised:
-    the first diagnosis rests on few steps.
-
-    Args:
-        session: The new diagnosis.
-        previous: The previous diagnosis, if any; ignored if it is of another run.
+    instead of modeled), or if the intervals of the old and the new speedup do not overlap. An earlier value keeps its
+    expected speedup. If both diagnoses recommend the same value, the new speedup counts, which rests on more steps.
     """
     if previous is None or previous.run.id != session.run.id:
         return session

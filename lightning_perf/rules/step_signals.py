@@ -24,13 +24,13 @@ from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
 Answer = TypeVar("Answer")
 
 
-def trace_or_live(
+def from_trace_or_steps(
     session: Session,
     from_trace: Callable[[Session], Answer],
-    live: Callable[[Session], Answer],
+    from_steps: Callable[[Session], Answer],
     field: str = "sync_calls",
 ) -> Answer:
-    """Return the result from a profiler window, or else from the sampled steps, of which ``live`` uses ``field``.
+    """Return the result from a profiler window, or else from the sampled steps, of which ``from_steps`` uses ``field``.
 
     If both functions raise Skip, so does this one, with both reasons.
     """
@@ -41,18 +41,18 @@ def trace_or_live(
             raise
         reason = str(skip)
     try:
-        return live(session)
+        return from_steps(session)
     except Skip as skip:
         raise Skip(f"{reason}; {skip}") from None
 
 
-def looked_at(session: Session) -> tuple[SyncCalls, StageTimes]:
+def sampled_steps_of(session: Session) -> tuple[SyncCalls, StageTimes]:
     """Return the sampled steps, and the steady steps that their shares apply to; raise Skip if either is missing."""
     calls = required(session.sync_calls, session.missing.get("sync_calls", "no step was sampled"))
     return calls, steady_of(session)
 
 
-def users_waits(calls: SyncCalls) -> list[SyncCall]:
+def user_sync_calls(calls: SyncCalls) -> list[SyncCall]:
     """Return the user's calls that make the host wait for a device (or would on a GPU), costliest first."""
     own = [call for call in calls.calls if call.owner == "user" and call.per_step >= SYNC_MIN_PER_STEP]
     return sorted(own, key=lambda call: (-(call.cost_s or 0.0), -call.per_step))
@@ -75,12 +75,7 @@ def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
 
 
 def loop_finding(
-    steady: StageTimes,
-    loop: TensorLoop,
-    *,
-    summary: str,
-    evidence: Shown,
-    prescriptions: Advice,
+    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: Shown, prescriptions: Advice
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 

@@ -126,10 +126,7 @@ RECOMPILES_AT_LIMIT = _published(
 
 # Launches and tiny operators
 LATE_MIN_SHARE = _published(
-    0.30,
-    "share",
-    "TraceML rates a utilization of 70 % or less as unhealthy.",
-    f"{_TRACEML}system/policy.py",
+    0.30, "share", "TraceML rates a utilization of 70 % or less as unhealthy.", f"{_TRACEML}system/policy.py"
 )
 LATE_MAX_PER_KERNEL_S = _heuristic(1e-3, "s", "A launch takes about ten microseconds; longer gaps have another cause.")
 SHORT_KERNEL_S = _heuristic(20e-6, "s", "Shorter than the host's time for an operator and its launch.")

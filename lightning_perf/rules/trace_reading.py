@@ -23,7 +23,7 @@ from lightning_perf.records import (
 
 from .findings import Advice, Shown, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
-from .rule import Skip
+from .rule import Skip, required
 from .signals import CODE_PHASES, claims_within, phase_s
 from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
 from .wording import duration
@@ -188,20 +188,19 @@ def reading_of(session: Session) -> Reading:
 def device_reading_of(session: Session) -> tuple[Reading, DeviceActivity]:
     """Return the last recorded window and its device activity; raise Skip if there is no window or no device event."""
     reading = reading_of(session)
-    if reading.trace.device is None:
-        raise Skip(reading.trace.missing.get("device", "the profiler window has no device events"))
-    return reading, reading.trace.device
+    reason = reading.trace.missing.get("device", "the profiler window has no device events")
+    return reading, required(reading.trace.device, reason)
 
 
 def complete_reading_of(session: Session) -> Reading:
     """Return the last recorded window; raise Skip if there is none, or if it lacks the events of its device."""
     reading = reading_of(session)
-    if is_blind(reading.trace):
+    if lacks_device_events(reading.trace):
         raise Skip(reading.trace.missing.get("device", "the trace has no device events"))
     return reading
 
 
-def is_blind(trace: TraceRecord) -> bool:
+def lacks_device_events(trace: TraceRecord) -> bool:
     """Return whether the trace has a device but no device events."""
     return trace.device is None and (trace.device_name is not None or trace.allocator is not None)
 

@@ -5,7 +5,7 @@ import math
 from lightning_perf.records import Finding, LoaderWait, Prescription, Session
 
 from .findings import fact, fix
-from .rule import Skip
+from .rule import required
 from .thresholds import WAIT_MIN_SHARE
 from .trace_reading import Reading, complete_reading_of
 from .wording import duration, percent
@@ -17,9 +17,8 @@ def starved_in_trace(session: Session) -> Finding | None:
     Raises Skip if the trace has no events of the device or of the loader.
     """
     reading = complete_reading_of(session)
-    trace, loader = reading.trace, reading.trace.loader
-    if loader is None:
-        raise Skip("the trace has no fetches of a loader")
+    trace = reading.trace
+    loader = required(trace.loader, "the trace has no fetches of a loader")
     gone = reading.without("loader")
     exposed_s = reading.path_s("loader")
     if gone is None or reading.share(exposed_s) < WAIT_MIN_SHARE:

@@ -119,7 +119,7 @@ def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]
         for line in phase.lines
     ]
     collecting = sum(phase.share * phase.gc_fraction for phase in phases)
-    if collecting:  # timed exactly, by gc.callbacks
+    if collecting:  # timed by gc.callbacks, so the interval has no width
         found.append((None, collecting, collecting))
     return sorted(found, key=lambda item: -item[1])
 

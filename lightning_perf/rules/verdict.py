@@ -7,7 +7,7 @@ from lightning_perf.records import Finding, Gain, RuleOutcome, Session, TraceRec
 from .findings import is_measured
 from .loader_curve import predicted_steps
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
-from .trace_reading import is_blind
+from .trace_reading import lacks_device_events
 from .wording import is_negligible, percent, speedup
 
 QUALITY = "quality"
@@ -21,7 +21,7 @@ def verdict_of(session: Session, findings: Sequence[Finding], outcomes: Sequence
         ``unknown`` if too little was measured, unless the run hung, or too few rules ran.
     """
     n_steps = session.steady.n_steps if session.steady else 0
-    if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted: a loader probed without a training
+    if n_steps < MIN_STEPS and predicted_steps(session) is None:  # predicted if only the loader was probed
         if hanging := _first_of([one for one in findings if one.code == "PD609"]):
             return hanging
         reason = session.missing.get("steady", f"{n_steps} steps in the steady state, at least {MIN_STEPS} are needed")
@@ -34,7 +34,7 @@ def trace_verdict_of(record: TraceRecord, findings: Sequence[Finding], outcomes:
 
     It is also ``unknown`` if the trace has too few events, or if no rule explains why its device is idle.
     """
-    if is_blind(record):
+    if lacks_device_events(record):
         reason = record.missing.get("device", "the trace has no device events")
         return Verdict(category="unknown", code=None, text=f"unknown: {reason}")
     first = _first_of(findings)

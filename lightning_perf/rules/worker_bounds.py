@@ -22,7 +22,7 @@ SHARDS = "the shards of the dataset"
 SHM = "the size of /dev/shm"
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     """Step time with a given number of workers.
 
     Attributes:
@@ -53,11 +53,11 @@ def batch_cost(stage: StageTimes, n_now: int, step_s: float, compute_s: float, w
     return n_now * step_s, f"{n_now} workers together deliver one batch per step"
 
 
-def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) -> Step:
+def step_bounds(session: Session, batch_s: float, compute_s: float, n_workers: int) -> WorkerStep:
     """Return the step time between two bounds: each worker has its own core, or workers share the cores."""
     if n_workers == 0:
         step_s = compute_s + batch_s
-        return Step(num_workers=0, step_s=step_s, low_s=step_s, high_s=step_s, fetch_s=batch_s)
+        return WorkerStep(num_workers=0, step_s=step_s, low_s=step_s, high_s=step_s, fetch_s=batch_s)
     cores = cores_per_rank(session)
     if is_cpu_run(session):
         n_threads = min(session.settings.torch.n_threads or cores, cores)
@@ -66,10 +66,10 @@ def bound(session: Session, batch_s: float, compute_s: float, n_workers: int) ->
         shared_s = batch_s / max(1.0, min(n_workers, cores - 1))
     low_s = max(compute_s + TRANSPORT_LOW_S, batch_s / n_workers)
     high_s = max(low_s, compute_s + TRANSPORT_HIGH_S, shared_s)
-    return Step(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
+    return WorkerStep(num_workers=n_workers, step_s=low_s, low_s=low_s, high_s=high_s, fetch_s=batch_s / n_workers)
 
 
-def cap(session: Session, loader: LoaderSettings, probe: LoaderProbe | None) -> tuple[int, str]:
+def most_workers(session: Session, loader: LoaderSettings, probe: LoaderProbe | None) -> tuple[int, str]:
     """Return the largest useful number of workers, and the limit that sets it."""
     cores = cores_per_rank(session)
     caps = {CORES: math.floor(cores) if cores >= WORKER_MIN_CORES else 0}

@@ -1,7 +1,5 @@
 """The tab's routes. Responses are JSON, except for the page's own files, plotly, Perfetto and traces."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import logging
@@ -41,7 +39,7 @@ STATIC = {
 
 PLOTLY = "plotly.min.js"
 PLOTLY_KEPT_S = 24 * 3600
-FIRST_LOOK_S = 1.0
+FIRST_SEARCH_S = 1.0
 """How long the first response waits for the search of the log directory; later ones do not wait."""
 
 Theme = Literal["light", "dark"]
@@ -50,7 +48,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class Refused(Exception):
-    """An invalid request, with its HTTP status."""
+    """Raised for an invalid request; ``status`` is the HTTP status of the response."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -71,7 +69,7 @@ class App:
         self._library = Library(self._read_summary)
         self._experiment: tuple[Any, str] = (None, "")
         self._is_warm = False
-        _warn_of_the_old_tab()
+        _warn_about_torch_tb_profiler()
         self._routes: dict[str, Callable[[Request], Response]] = {
             "runs": self._runs,
             "view": self._view,
@@ -82,7 +80,7 @@ class App:
 
     def is_active(self) -> bool:
         """Return whether the log directory holds sessions or traces; the result of the search is cached."""
-        return bool(self._catalogue.entries(patience_s=0.2))
+        return bool(self._catalogue.entries(timeout_s=0.2))
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         request = Request(environ)
@@ -129,7 +127,7 @@ class App:
         """Respond with all runs, newest first."""
         from .views import VIEWS
 
-        entries = self._entries(request, FIRST_LOOK_S)
+        entries = self._entries(request, FIRST_SEARCH_S)
         ordered = sorted(entries.values(), key=lambda entry: (entry.changed_ns, entry.id), reverse=True)
         return _json(
             request,
@@ -147,7 +145,7 @@ class App:
 
         from .views import VIEWS, draw
 
-        name = _asked(request, "view")
+        name = _parameter(request, "view")
         if name not in VIEWS:
             raise Refused(404, f"there is no view {name[:80]!r}; expected one of {', '.join(VIEWS)}")
         entry = self._entry(request, "run")
@@ -179,14 +177,18 @@ class App:
         theme: Theme = request.args.get("theme", "light")  # type: ignore[assignment]
         if theme not in ("light", "dark"):
             raise Refused(400, f"theme={theme[:40]!r}; expected light or dark")
-        name = _asked(request, "name")
+        name = _parameter(request, "name")
         is_events = name == "trace_events"  # read from the file of the trace
         if name not in figures.FIGURES and not is_events:
             raise Refused(404, f"there is no figure {name[:80]!r}")
         shown = self._shown(request, "run", "trace")
         lanes = self._library.traces.ask(read_lanes, [shown.file]) if is_events and shown.file else ()
         try:
-            drawn = timeline.draw(lanes, theme) if is_events else figures.FIGURES[name].draw(_of_chosen(shown), theme)
+            drawn = (
+                timeline.draw(lanes, theme)
+                if is_events
+                else figures.FIGURES[name].draw(_with_chosen_window(shown), theme)
+            )
         except Exception as error:  # noqa: BLE001 - the tables are still shown
             _log.exception("PerfDoctor's tab could not draw the figure %s.", name)
             return _json(request, {"state": "failed", "error": f"{name}: {type(error).__name__}: {error}"})
@@ -194,7 +196,7 @@ class App:
 
     def _trace(self, request: Request) -> Response:
         """Respond with the file of a trace, for Perfetto."""
-        file = self._library.file(self._entry(request, "run"), _number(request, "trace"))
+        file = self._library.file(self._entry(request, "run"), _number_parameter(request, "trace"))
         if file is None:
             raise Refused(404, "the trace is not on this machine")
         try:
@@ -211,8 +213,8 @@ class App:
 
     # -- inside ------------------------------------------------------------
 
-    def _entries(self, request: Request, patience_s: float) -> dict[str, Entry]:
-        found = self._catalogue.entries(patience_s if not self._catalogue.is_complete else 0.0)
+    def _entries(self, request: Request, timeout_s: float) -> dict[str, Entry]:
+        found = self._catalogue.entries(timeout_s if not self._catalogue.is_complete else 0.0)
         on_disk = {entry.head.run.id for entry in found.values() if entry.head is not None}
         return {**found, **{one.id: one for one in self._summaries(request) if one.where[1] not in on_disk}}
 
@@ -251,15 +253,15 @@ class App:
         return from_json(data[-1].numpy.item(), f"the event file of {run}")
 
     def _entry(self, request: Request, run: str) -> Entry:
-        name = _asked(request, run)
-        entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_LOOK_S).get(name)
+        name = _parameter(request, run)
+        entry = self._catalogue.entries(0.0).get(name) or self._entries(request, FIRST_SEARCH_S).get(name)
         if entry is None:
             raise Refused(404, f"there is no run {name[:80]!r}")
         return entry
 
     def _shown(self, request: Request, run: str, trace: str) -> Shown:
         entry = self._entry(request, run)
-        index = _number(request, trace)
+        index = _number_parameter(request, trace)
         try:
             return self._library.show(entry, index, trial_of(entry, self._catalogue.entries(0.0).values()))
         except IndexError as error:
@@ -276,7 +278,7 @@ class App:
         ).start()
 
 
-def _warn_of_the_old_tab() -> None:
+def _warn_about_torch_tb_profiler() -> None:
     if importlib.util.find_spec("torch_tb_profiler") is not None:
         _log.warning(
             "torch-tb-profiler is installed; it has been unmaintained since 2023. Its PYTORCH_PROFILER tab stays empty "
@@ -289,7 +291,7 @@ _SAFE_HEADERS = [("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-ca
 
 
 def _ready(sections: Iterable[Section]) -> dict[str, Any]:
-    """Return all sections; a failure is reported below those before it."""
+    """Return a response with the sections; if drawing one fails, it ends with a note about the failure."""
     done: list[Section] = []
     try:
         done.extend(sections)
@@ -304,7 +306,7 @@ def _problem(error: Exception) -> Section:
     return section("problem", "", [note(text, "problem")], is_short=True)
 
 
-def _of_chosen(shown: Shown) -> Session:
+def _with_chosen_window(shown: Shown) -> Session:
     """Return the session with only the chosen window; figures draw the last one."""
     if shown.trace is None:
         return shown.session
@@ -326,14 +328,14 @@ def _listed(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _asked(request: Request, name: str) -> str:
+def _parameter(request: Request, name: str) -> str:
     value = request.args.get(name)
     if not value:
         raise Refused(400, f"the parameter {name} is missing")
     return value
 
 
-def _number(request: Request, name: str) -> int | None:
+def _number_parameter(request: Request, name: str) -> int | None:
     text = request.args.get(name)
     if text is None:
         return None

@@ -1,6 +1,4 @@
-"""The contents of a log directory: sessions on disk, and profiler traces without a session."""
-
-from __future__ import annotations
+"""Find sessions, and profiler traces without a session, in log directories."""
 
 import os
 import threading
@@ -17,18 +15,18 @@ from lightning_perf.records.files import as_text, read_regular
 TRACE_ENDINGS = (".pt.trace.json", ".pt.trace.json.gz")
 """File names of ``torch.profiler.tensorboard_trace_handler`` and PerfDoctor."""
 
-FRESH_S = 3.0
+MIN_INTERVAL_S = 3.0
 """Shortest time between searches; the page polls every five seconds."""
 
-_REST = 10
+_PAUSE_FACTOR = 10
 """Shortest pause between searches, as a multiple of their duration: slow disks are searched less often."""
 
 _STEM = SESSION_FILE.removesuffix(".json")
-_MOST_FOLDERS = 20_000
-"""Folders searched; the page says when there are more."""
+_MAX_FOLDERS = 20_000
+"""Folders searched; the page shows a note if there are more."""
 
 Stamp = tuple[int, int]
-"""Modification time in nanoseconds, and size: files with equal stamps are taken to be unchanged."""
+"""Modification time in nanoseconds, and size; files with equal stamps count as unchanged."""
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -39,7 +37,6 @@ class Head(msgspec.Struct, frozen=True):
         stage: str = ""
         status: str = ""
         started_at: str = ""
-        world_size: int = 1
 
     class Window(msgspec.Struct, frozen=True):
         file: str | None = None
@@ -79,11 +76,11 @@ _decode_head = msgspec.json.Decoder(Head).decode
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One run that can be chosen.
+    """A run that users can choose in the tab.
 
     Attributes:
-        id: Its name in requests; never used as a path.
-        label: As shown.
+        id: Id in requests; never used as a path.
+        label: Text in the list of runs.
         kind: ``session`` (a file), ``traces`` (a folder of traces without a session) or ``summary`` (in an event file).
         stamp: Changes whenever the content changes.
         path: The session's file, or the folder of the traces; empty for a summary.
@@ -124,56 +121,59 @@ class Catalogue:
 
     Args:
         roots: Name and folder of each log directory; the name is empty if there is only one.
+
+    Attributes:
+        is_complete: Whether a search has finished.
+        is_cut: Whether the search left out folders because there are too many.
     """
 
     def __init__(self, roots: list[tuple[str, str]]) -> None:
         self._roots = roots
         self._lock = threading.Lock()
-        self._looking: threading.Thread | None = None
-        self._next_look = 0.0
+        self._search: threading.Thread | None = None
+        self._next_search_s = 0.0
         self._entries: dict[str, Entry] = {}
         self._heads: dict[tuple[str, Stamp], tuple[Head | None, str]] = {}
         self.is_complete = False
         self.is_cut = False
 
-    def entries(self, patience_s: float) -> dict[str, Entry]:
-        """Return what the last search found, by id; start a new search if it is too old.
+    def entries(self, timeout_s: float) -> dict[str, Entry]:
+        """Return the entries of the last search by id; start a new search if it is too old.
 
-        Args:
-            patience_s: How long to wait for a running search.
+        Wait for a running search for ``timeout_s``.
         """
         with self._lock:
-            if self._looking is None and time.monotonic() >= self._next_look:
-                self._looking = threading.Thread(target=self._look, name="perfdoctor-catalogue", daemon=True)
-                self._looking.start()
-            looking = self._looking
-        if looking is not None:
-            looking.join(patience_s)
+            if self._search is None and time.monotonic() >= self._next_search_s:
+                self._search = threading.Thread(target=self._find_entries, name="perfdoctor-catalogue", daemon=True)
+                self._search.start()
+            search = self._search
+        if search is not None:
+            search.join(timeout_s)
         return self._entries
 
-    def _look(self) -> None:
-        begin = told = time.monotonic()
+    def _find_entries(self) -> None:
+        started_s = published_s = time.monotonic()
         try:
             found: dict[str, Entry] = {}
             self.is_cut = False
             for name, root in self._roots:
-                for entry in self._found_in(name, root):
+                for entry in self._entries_below(name, root):
                     found[entry.id] = entry
                     # During the first search, publish what has been found so far.
-                    if not self.is_complete and time.monotonic() - told > 0.1:
-                        self._entries, told = dict(found), time.monotonic()
+                    if not self.is_complete and time.monotonic() - published_s > 0.1:
+                        self._entries, published_s = dict(found), time.monotonic()
             self._entries = found
             known = {(entry.path, entry.stamp) for entry in found.values()}
-            self._heads = {key: head for key, head in self._heads.items() if (key[0], _text(key[1])) in known}
+            self._heads = {key: head for key, head in self._heads.items() if (key[0], _stamp_text(key[1])) in known}
         finally:
             now = time.monotonic()
             with self._lock:
-                self.is_complete, self._looking = True, None
-                self._next_look = now + max(FRESH_S, _REST * (now - begin))
+                self.is_complete, self._search = True, None
+                self._next_search_s = now + max(MIN_INTERVAL_S, _PAUSE_FACTOR * (now - started_s))
 
-    def _found_in(self, name: str, root: str) -> Iterator[Entry]:
+    def _entries_below(self, name: str, root: str) -> Iterator[Entry]:
         for n, (folder, inner, files) in enumerate(os.walk(root)):
-            if n >= _MOST_FOLDERS:
+            if n >= _MAX_FOLDERS:
                 self.is_cut = True
                 return
             has_ranks = RANKS_FOLDER in inner
@@ -181,29 +181,29 @@ class Catalogue:
             below = os.path.relpath(folder, root)
             label = "/".join(filter(None, (name, "" if below == "." else below.replace(os.sep, "/"))))
             label = as_text(label or os.path.basename(os.path.abspath(root)) or "/")
-            yield from self._in_folder(folder, label, files, has_ranks)
+            yield from self._entries_of_folder(folder, label, files, has_ranks)
 
-    def _in_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
-        told: set[str] = set()
+    def _entries_of_folder(self, folder: str, label: str, files: list[str], has_ranks: bool) -> Iterator[Entry]:
+        session_traces: set[str] = set()
         sessions = sorted(each for each in files if each.startswith(_STEM) and each.endswith(".json"))
         ranks = sorted(Path(folder, RANKS_FOLDER).glob(f"{_STEM}*.rank*.json")) if has_ranks else []
         if ranks and not sessions:  # rank 0 died before it could save
             sessions = [SESSION_FILE]
         for file in sessions:
             path = os.path.join(folder, file)
-            stamp = _newest([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
+            stamp = _stamp_of([path, *(str(one) for one in ranks if one.name.startswith(f"{Path(file).stem}.rank"))])
             head, error = self._head(path, stamp)
-            told |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
+            session_traces |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(
-                id=f"{label}/{as_text(file)}", label=_labelled(label, file, head), kind="session", stamp=_text(stamp),
-                path=path, head=head, error=error,
+                id=f"{label}/{as_text(file)}", label=_label(label, file, head), kind="session", path=path,
+                stamp=_stamp_text(stamp), head=head, error=error,
             )  # fmt: skip
-        traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in told)
+        traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in session_traces)
         if traces:
-            stamp = _newest([os.path.join(folder, file) for file in traces])
+            stamp = _stamp_of([os.path.join(folder, file) for file in traces])
             yield Entry(
-                id=f"{label}/traces", label=f"{label} (traces)", kind="traces", stamp=f"{_text(stamp)}-{len(traces)}",
-                path=folder, files=tuple(traces),
+                id=f"{label}/traces", label=f"{label} (traces)", kind="traces", path=folder,
+                stamp=f"{_stamp_text(stamp)}-{len(traces)}", files=tuple(traces),
             )  # fmt: skip
 
     def _head(self, path: str, stamp: Stamp) -> tuple[Head | None, str]:
@@ -228,11 +228,9 @@ def trial_of(entry: Entry, entries: Iterable[Entry]) -> Entry | None:
 
 
 def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[str, str]]:
-    """Return name and folder of each log directory of TensorBoard that is on this machine.
+    """Return name and folder of each log directory on this machine, from the values of TensorBoard's arguments.
 
-    Args:
-        logdir: Value of ``--logdir``.
-        logdir_spec: Value of ``--logdir_spec``: ``name:folder`` or folders, separated by commas.
+    ``--logdir_spec`` is a list of ``name:folder`` or folders, separated by commas.
     """
     given = [("", logdir)] if logdir else []
     for one in (logdir_spec or "").split(","):
@@ -242,7 +240,7 @@ def roots_of(logdir: str | None, logdir_spec: str | None = None) -> list[tuple[s
     return [(name, os.path.expanduser(folder)) for name, folder in given if "://" not in folder]
 
 
-def _labelled(label: str, file: str, head: Head | None) -> str:
+def _label(label: str, file: str, head: Head | None) -> str:
     """Return the folder, with a suffix if it holds several sessions."""
     rest = file.removeprefix(_STEM).removesuffix(".json").strip("._")
     if head is not None and head.trials:
@@ -254,7 +252,7 @@ def _labelled(label: str, file: str, head: Head | None) -> str:
     return f"{label} ({rest[:40]})"
 
 
-def _newest(paths: list[str]) -> Stamp:
+def _stamp_of(paths: list[str]) -> Stamp:
     newest = size = 0
     for path in paths:
         try:
@@ -265,5 +263,5 @@ def _newest(paths: list[str]) -> Stamp:
     return newest, size
 
 
-def _text(stamp: Stamp) -> str:
+def _stamp_text(stamp: Stamp) -> str:
     return f"{stamp[0]:x}-{stamp[1]:x}"

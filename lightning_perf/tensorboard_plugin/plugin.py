@@ -4,8 +4,6 @@ TensorBoard imports this module at startup, and an exception here would disable 
 only what TensorBoard has loaded; the rest is imported when the tab is opened, and errors are shown there.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterable
@@ -18,11 +16,11 @@ PLUGIN_NAME = "perfdoctor"  # same as in reports.tensorboard, which is not impor
 _log = logging.getLogger("lightning_perf")
 
 _FALLBACK = """export async function render() {
-  const told = document.createElement('p');
-  told.id = 'fault';
-  told.style.cssText = 'font-family: sans-serif; margin: 2em; background: white; color: black';
-  told.textContent = %s;
-  document.body.append(told);
+  const message = document.createElement('p');
+  message.id = 'fault';
+  message.style.cssText = 'font-family: sans-serif; margin: 2em; background: white; color: black';
+  message.textContent = %s;
+  document.body.append(message);
 }
 """
 
@@ -62,10 +60,10 @@ class PerfDoctorPlugin(base_plugin.TBPlugin):  # type: ignore[misc]
             return self._loaded()(environ, start_response)  # type: ignore[no-any-return]
         except Exception as error:  # noqa: BLE001 - shown in the tab; other tabs keep working
             _log.exception("PerfDoctor's tab failed.")
-            told = f"PerfDoctor's tab failed ({type(error).__name__}: {error}). The traceback is in TensorBoard's log."
+            text = f"PerfDoctor's tab failed ({type(error).__name__}: {error}). The traceback is in TensorBoard's log."
             if environ.get("PATH_INFO", "").endswith("/index.js"):
-                status, kind, body = "200 OK", "text/javascript", _FALLBACK % json.dumps(told)
+                status, kind, body = "200 OK", "text/javascript", _FALLBACK % json.dumps(text)
             else:
-                status, kind, body = "500 Internal Server Error", "application/json", json.dumps({"error": told})
+                status, kind, body = "500 Internal Server Error", "application/json", json.dumps({"error": text})
             start_response(status, [("Content-Type", kind), ("X-Content-Type-Options", "nosniff")])
             return [body.encode()]

@@ -16,10 +16,10 @@ from lightning_perf.traces.kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, M
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-MOST_EVENTS = 300
-"""Events per lane; more bars would be thinner than a pixel and slow down the page."""
+MAX_EVENTS = 300
+"""Events per lane; bars of further events would be thinner than a pixel and slow down the page."""
 
-MOST_THREADS, MOST_STREAMS, MOST_DEEP = 4, 6, 8
+MAX_THREADS, MAX_STREAMS, MAX_DEPTH = 4, 6, 8
 _ROW_PX = 22
 
 _KINDS = {
@@ -49,7 +49,7 @@ class Lane(NamedTuple):
     """One thread or stream.
 
     Attributes:
-        title: As shown.
+        title: Name, such as "device 0, stream 7".
         events: The longest events, by start.
         n_left_out: Number of shorter events.
     """
@@ -64,10 +64,10 @@ def lanes_of(trace: Trace) -> tuple[Lane, ...]:
     host, device = trace.rows(*_HOST), trace.rows(*_DEVICE)
     found = [
         _lane(trace, host[trace.thread_ids[host] == thread], f"thread {trace.threads[thread][1]}")
-        for thread in _busiest(trace, trace.thread_ids[host], host, MOST_THREADS)
+        for thread in _busiest(trace, trace.thread_ids[host], host, MAX_THREADS)
     ]
     places = trace.devices[device].astype(np.int64) * 2**32 + trace.streams[device]
-    for place in _busiest(trace, places, device, MOST_STREAMS):
+    for place in _busiest(trace, places, device, MAX_STREAMS):
         of_device, stream = divmod(place, 2**32)
         found.append(_lane(trace, device[places == place], f"device {of_device}, stream {stream}"))
     return tuple(lane for lane in found if lane.events)
@@ -92,20 +92,15 @@ def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
             if event.kind == kind
         ]
         if shown:
-            bars.append(
-                {
-                    "type": "bar",
-                    "orientation": "h",
-                    "name": title,
-                    "y": [row for row, _ in shown],
-                    "base": [event.start_s * factor for _, event in shown],
-                    "x": [event.duration_s * factor for _, event in shown],
-                    "width": 0.9,  # plotly would otherwise fill the gaps between rows
-                    "marker": {"color": color, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
-                    "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
-                    "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
-                }
-            )
+            bars.append({
+                "type": "bar", "orientation": "h", "name": title, "y": [row for row, _ in shown],
+                "base": [event.start_s * factor for _, event in shown],
+                "x": [event.duration_s * factor for _, event in shown],
+                "width": 0.9,  # plotly would otherwise fill the gaps between rows
+                "marker": {"color": color, "line": {"width": 0.5, "color": "rgba(255,255,255,0.5)"}},
+                "customdata": [[label(event.name, 120), seconds(event.duration_s)] for _, event in shown],
+                "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
+            })  # fmt: skip
     n_left_out = sum(lane.n_left_out for lane in lanes)
     rest = f"; {count(n_left_out, 'shorter event')} left out" if n_left_out else ""
     return figure(
@@ -129,14 +124,14 @@ def _busiest(trace: Trace, places: np.ndarray, rows: np.ndarray, most: int) -> l
 
 
 def _lane(trace: Trace, rows: np.ndarray, title: str) -> Lane:
-    longest = np.sort(rows[np.argsort(-trace.durations[rows], kind="stable")[:MOST_EVENTS]])
+    longest = np.sort(rows[np.argsort(-trace.durations[rows], kind="stable")[:MAX_EVENTS]])
     events = []
     open_ends: list[int] = []
     for row in longest.tolist():
         start, end = int(trace.starts[row]), int(trace.ends[row])
         while open_ends and open_ends[-1] <= start:
             open_ends.pop()
-        depth = min(len(open_ends), MOST_DEEP)
+        depth = min(len(open_ends), MAX_DEPTH)
         open_ends.append(end)
         name = trace.names[trace.name_ids[row]]
         events.append(Event(name, int(trace.kinds[row]), start * 1e-9, (end - start) * 1e-9, depth))

@@ -1,7 +1,5 @@
 """The views of the tab: sections of the session's document, and parts of the chosen trace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -41,30 +39,30 @@ class View(NamedTuple):
         title: On its tab.
         sections: Keys of the sections of the session's document that it shows.
         parts: Yields parts that are shown only in this view.
-        lacks: What a run without content for this view lacks.
-        fills: Code that adds the content.
-        missing: Where the session's `missing` says why there is none.
+        empty_text: Shown if a run has no content for this view.
+        remedy: Code with which a run has the content.
+        missing: Key of the reason in the session's `missing`; empty if it has none.
     """
 
     title: str
     sections: tuple[str, ...]
     parts: Callable[[Shown], Iterable[AnyPart]]
-    lacks: str
-    fills: str
+    empty_text: str
+    remedy: str
     missing: str = ""
 
 
 def draw(name: str, shown: Shown) -> tuple[list[Section], dict[str, str]]:
-    """Return the sections of a view, and which views have no content: what fills them, or why they are empty."""
+    """Return the sections of a view, and for each view without content its remedy, or the reason."""
     document = session_document(shown.session, show_all=True)
     found = {each: _sections(each, document, shown) for each in VIEWS}
     empty = {
-        each: view.fills or _why_empty(view, shown) for each, view in VIEWS.items() if not _has_content(found[each])
+        each: view.remedy or _why_empty(view, shown) for each, view in VIEWS.items() if not _has_content(found[each])
     }
     if name not in empty:
         return found[name], empty
     view = VIEWS[name]
-    hint: list[AnyPart] = [note(_why_empty(view, shown)), Code((view.fills,) if view.fills else (), language="")]
+    hint: list[AnyPart] = [note(_why_empty(view, shown)), Code((view.remedy,) if view.remedy else (), language="")]
     return [section("empty", "", hint, is_short=True)], empty
 
 
@@ -89,9 +87,9 @@ def _has_content(sections: list[Section]) -> bool:
 
 def _why_empty(view: View, shown: Shown) -> str:
     if shown.is_trace_only:
-        return f"{view.lacks} This is a profiler trace without a PerfDoctor session."
+        return f"{view.empty_text} This is a profiler trace without a PerfDoctor session."
     reason = shown.session.missing.get(view.missing, "")
-    return f"{view.lacks} Reason: {wording.line(reason, 200)}." if reason else view.lacks
+    return f"{view.empty_text} Reason: {wording.line(reason, 200)}." if reason else view.empty_text
 
 
 def _overview(shown: Shown) -> Iterator[AnyPart]:

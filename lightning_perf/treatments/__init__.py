@@ -1,12 +1,9 @@
 """Treatments: the changes that findings recommend, how users write them, and how they are applied to a run."""
 
-from __future__ import annotations
-
 from .applier import Applier, environment, loader_args
 from .prescription import Written, prescription
 from .rebuild import rebuilt
-from .registry import all_treatments, find
-from .specs import TreatmentSpec, check_together, parse, parse_all, with_default
+from .specs import TreatmentSpec, all_treatments, check_together, find, parse, parse_all, with_default
 from .treatment import Treatment
 
 __all__ = [

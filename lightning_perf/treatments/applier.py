@@ -1,6 +1,4 @@
-"""Apply treatments to a training in the hooks that each needs, and restore what they changed."""
-
-from __future__ import annotations
+"""Apply each treatment in the hooks that it needs, and restore what it changed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

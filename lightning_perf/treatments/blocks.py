@@ -1,7 +1,5 @@
 """Find the blocks that a network repeats."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Treatments of operators, the optimizer and gradient accumulation."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any
@@ -63,7 +61,7 @@ class ChannelsLast(Treatment):
         if not tensors:
             name = type(module).__name__
             raise TreatmentError(f"channels-last found no weights of two-dimensional convolutions in {name}")
-        # With such weights a convolution converts its input once, and its outputs have the same format.
+        # A convolution with such weights converts its input once, and its outputs have the same format.
         for tensor in tensors:
             if not tensor.is_contiguous(memory_format=torch.channels_last):
                 undos.note(partial(_set_memory_format, tensor, torch.contiguous_format))
@@ -88,7 +86,7 @@ class CudnnBenchmark(Treatment):
         "Helps convolutions on inputs of one shape. If shapes keep changing, each new one is benchmarked, which is "
         "slower. A running training does not change: cuDNN keeps its first choice for a shape."
     )
-    # Not live: torch looks a shape up in its cache of choices before it asks whether to benchmark, and no function
+    # Not live: torch reads its cache of choices by shape before it checks whether to benchmark, and no function
     # empties the cache (aten/src/ATen/native/cudnn/Conv_v8.cpp, run_single_conv).
     trainer_flag = "benchmark"
     setting = True
@@ -159,10 +157,8 @@ class DeterministicOff(Treatment):
 def _note_determinism(undos: seams.Undos) -> None:
     import torch
 
-    is_on, only_warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    is_on = torch.are_deterministic_algorithms_enabled()
     undos.note(partial(torch.use_deterministic_algorithms, is_on, warn_only=only_warns))
 
 
@@ -231,7 +227,7 @@ class FusedOptimizer(Treatment):
             _fuse(optimizer, undos)
 
     def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
-        # A step that raises would end the user's training, so only what torch's own constructors accept as fused.
+        # An error in a step would end the user's training, so only optimizers whose constructors accept fused=True.
         for wrapper in trainer.optimizers:
             optimizer = getattr(wrapper, "optimizer", wrapper)
             if type(optimizer).__module__.partition(".")[0] != "torch" or not _can_fuse(optimizer):
@@ -286,7 +282,7 @@ def _fuse(optimizer: Any, undos: seams.Undos) -> None:
 
     groups = [group for group in optimizer.param_groups if not group.get("fused")]
     places = {parameter: (step.device, step.dtype) for _, parameter, step in _steps(optimizer, groups)}
-    # A checkpoint would make a later training fused too, without the treatment.
+    # Checkpoints are saved without the change: otherwise a training resumed from one would be fused as well.
     before = [{name: group.get(name) for name in ("fused", "foreach")} for group in optimizer.param_groups]
     hook, hooks = partial(_unfused, groups, before, places), optimizer._optimizer_state_dict_post_hooks
     undos.note(partial(seams.remove_hook, [hooks], hook))
@@ -328,7 +324,8 @@ def _unfused(
 ) -> dict[str, Any]:
     """Return an optimizer's ``state_dict`` as it would be without the treatment."""
     steps = _unfused_steps(optimizer, groups, places)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]  # torch counts so
+    # A state_dict numbers the parameters in this order.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = dict(content["state"])
     for key, parameter in enumerate(parameters):
         if key in state and parameter in steps:

@@ -1,7 +1,5 @@
 """Treatments of training on several ranks: arguments of DDP, and FSDP."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from lightning_perf import seams

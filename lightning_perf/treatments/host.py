@@ -1,7 +1,5 @@
 """Treatments of work on the host: logging, the progress bar, threads, garbage collection, anomaly detection."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 from typing import Any
@@ -61,11 +59,8 @@ class GcFreeze(Treatment):
         is_set = bool(now) and now[0] >= self.default_value(session)
         return f"the collector's threshold is {now[0]} already" if is_set else None
 
-    def imports(self, value: Any) -> str:
-        return "import gc"
-
     def statements(self, value: Any) -> str:
-        return f"# in on_train_start:\ngc.collect()\ngc.freeze()\ngc.set_threshold{_thresholds(value)}"
+        return f"import gc\n# in on_train_start:\ngc.collect()\ngc.freeze()\ngc.set_threshold{_thresholds(value)}"
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         n_frozen = gc.get_freeze_count()
@@ -73,7 +68,7 @@ class GcFreeze(Treatment):
             raise TreatmentError(f"gc-freeze: {n_frozen:,} objects are frozen already")
         undos.note(partial(gc.set_threshold, *gc.get_threshold()))
         undos.note(gc.unfreeze)
-        gc.collect()  # what is garbage now would never be freed once it is frozen
+        gc.collect()  # frozen garbage would never be freed
         gc.freeze()
         gc.set_threshold(*_thresholds(value))
 
@@ -137,7 +132,7 @@ class ProgBarOff(Treatment):
         return {"enable_progress_bar": False} if value == "bar" else {}
 
     def statements(self, value: Any) -> str:
-        return "" if value == "bar" else "self.log(..., prog_bar=False)  # wherever prog_bar=True stands"
+        return "" if value == "bar" else "self.log(..., prog_bar=False)  # instead of prog_bar=True"
 
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
         pass  # the Trainer refuses the flag if the user passes a bar, so `set_up` disables the bar instead
@@ -207,15 +202,9 @@ class ProgressRefresh(Treatment):
             return f"{trainer.progress_bar} refreshes by time"
         return f"refresh_rate is {rate} already" if rate >= wanted or rate == 0 else None
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        return {"callbacks": f"[TQDMProgressBar(refresh_rate={value})]"}
-
-    def trainer_yaml(self, value: Any) -> dict[str, Any]:
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
         bar = "lightning.pytorch.callbacks.TQDMProgressBar"
         return {"callbacks": [{"class_path": bar, "init_args": {"refresh_rate": value}}]}
-
-    def imports(self, value: Any) -> str:
-        return "from lightning.pytorch.callbacks import TQDMProgressBar"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if not seams.change_refresh_rate(trainer, value, undos):

@@ -1,7 +1,5 @@
 """Treatments of validation, checkpoints and the Trainer's loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning_perf import seams
@@ -20,14 +18,8 @@ class AsyncCheckpoint(Treatment):
     )
     acts_on = "loop"
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        return {"plugins": "[AsyncCheckpointIO()]"}
-
-    def trainer_yaml(self, value: Any) -> dict[str, Any]:
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
         return {"plugins": [{"class_path": "lightning.pytorch.plugins.io.AsyncCheckpointIO", "init_args": {}}]}
-
-    def imports(self, value: Any) -> str:
-        return "from lightning.pytorch.plugins.io import AsyncCheckpointIO"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if not seams.write_checkpoints_async(trainer, undos):
@@ -88,7 +80,7 @@ class LimitValBatches(Treatment):
         if now == 0:
             return "there is no validation"
         wanted = self.trainer_flags(self.default_value(session))["limit_val_batches"]
-        # 1.0 is all batches, 1 a single one. How a number of batches compares with a fraction is not known.
+        # 1.0 is all batches, 1 a single one; a number of batches cannot be compared with a fraction.
         is_less = now is None or (now == 1.0 and isinstance(now, float)) or (type(now) is type(wanted) and wanted < now)
         return None if is_less else f"limit_val_batches is {now} already"
 
@@ -131,7 +123,7 @@ class ValLessOften(Treatment):
 
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         if value.endswith("b"):
-            # Counted over all epochs: within an epoch, the Trainer refuses more batches than the epoch has.
+            # None counts batches over all epochs; otherwise the Trainer refuses more batches than an epoch has.
             return {"val_check_interval": int(value[:-1]), "check_val_every_n_epoch": None}
         return {"val_check_interval": float(value)} if "." in value else {"check_val_every_n_epoch": int(value)}
 

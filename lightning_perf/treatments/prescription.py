@@ -1,7 +1,5 @@
 """Treatments written as Trainer flags, loader arguments, Python code and LightningCLI YAML."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,8 +9,7 @@ import yaml
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Prescription, Session
 
-from .registry import find
-from .specs import TreatmentSpec, with_default
+from .specs import TreatmentSpec, find, with_default
 
 _DDP = "lightning.pytorch.strategies.DDPStrategy"
 
@@ -41,41 +38,34 @@ def prescription(
     Loader arguments named in ``without`` are left out.
     """
     flags: dict[str, Any] = {}
-    expressions: dict[str, str] = {}
-    configuration: dict[str, Any] = {}
+    objects: dict[str, Any] = {}
     strategy: dict[str, Any] = {}
     loader: dict[str, Any] = {}
     environment: dict[str, str] = {}
     statements: list[str] = []
-    imports: list[str] = []
     for spec in (with_default(spec, session) for spec in specs):
         treatment, value = spec.treatment, spec.value
         flags.update(treatment.trainer_flags(value, session))
-        expressions.update(treatment.trainer_code(value))
-        configuration.update(treatment.trainer_yaml(value))
+        objects.update(treatment.trainer_objects(value))
         strategy.update(treatment.strategy_args(value))
         loader.update(treatment.loader_args(value, session))
         environment.update(treatment.environment(value))
-        imports += filter(None, [treatment.imports(value)])
         statements += filter(None, [treatment.statements(value)])
     loader = {name: value for name, value in loader.items() if name not in without}
-    if strategy:
-        expressions["strategy"] = f"DDPStrategy({_keywords(strategy)})"
-        imports.append(f"from {_DDP.rpartition('.')[0]} import DDPStrategy")
-        configuration["strategy"] = {"class_path": _DDP, "init_args": strategy}
-    written = {**{name: literal(value) for name, value in flags.items()}, **expressions}
+    objects.update(_strategy_object(strategy))
+    trainer = {**flags, **objects}
     lines: list[str] = []
     if environment:
         setting = " ".join(f"{name}={value}" for name, value in environment.items())
         lines.append(f"# start with: {setting} python train.py")
-    lines += [*imports, *statements]
-    if written:
-        lines.append(f"Trainer(..., {', '.join(f'{name}={text}' for name, text in written.items())})")
+    lines += [*imports_of(objects), *statements]
+    if trainer:
+        lines.append(f"Trainer(..., {_keywords(trainer)})")
     if loader:
         loaders = session.settings.loaders if session is not None else ()
         call = next((one.call for one in loaders if one.stage == "train"), "DataLoader")
         lines.append(f"{call}(..., {_keywords(loader)})")
-    return Written(flags, loader, "\n".join(lines), _yaml({**flags, **configuration}, loader))
+    return Written(flags, loader, "\n".join(lines), _yaml(trainer, loader))
 
 
 def objects_of(fix: Prescription) -> dict[str, Any]:
@@ -85,24 +75,45 @@ def objects_of(fix: Prescription) -> dict[str, Any]:
         value = treatment.default if fix.value is None else treatment.parse_value(str(fix.value))
     except ConfigError:  # advice without a treatment, or one of a newer version
         return {}
-    strategy = treatment.strategy_args(value)
-    objects = {"strategy": {"class_path": _DDP, "init_args": strategy}} if strategy else {}
-    return {**treatment.trainer_yaml(value), **objects}
+    return {**treatment.trainer_objects(value), **_strategy_object(treatment.strategy_args(value))}
+
+
+def _strategy_object(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"strategy": {"class_path": _DDP, "init_args": arguments}} if arguments else {}
+
+
+def objects_in(value: Any) -> list[dict[str, Any]]:
+    """Return the objects that an argument is or lists, as in a LightningCLI configuration."""
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+
+
+def imports_of(arguments: dict[str, Any]) -> list[str]:
+    """Return the imports that the objects among the arguments need."""
+    paths = sorted({one["class_path"].rpartition(".") for value in arguments.values() for one in objects_in(value)})
+    return [f"from {module} import {name}" for module, _, name in paths]
+
+
+def code_of(value: Any) -> str:
+    """Return an argument as Python code, strings in double quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(code_of, value))}]"
+    if isinstance(value, dict):
+        return f"{value['class_path'].rpartition('.')[2]}({_keywords(value['init_args'])})"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
+
+
+def cli_name(name: str, value: Any) -> str:
+    """Return the name for LightningCLI, with "+" for a list, which is then added to the user's list."""
+    return f"{name}+" if isinstance(value, list) else name
 
 
 def _keywords(arguments: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items())
-
-
-def literal(value: Any) -> str:
-    """Return the value as Python code, strings in double quotes."""
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return ", ".join(f"{name}={code_of(value)}" for name, value in arguments.items())
 
 
 def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
     """Return YAML for LightningCLI, which configures the Trainer; the user's DataModule configures the loader."""
-    # LightningCLI adds to a list whose name ends with "+", instead of replacing the user's.
-    named = {f"{name}+" if isinstance(value, list) else name: value for name, value in trainer.items()}
+    named = {cli_name(name, value): value for name, value in trainer.items()}
     text: str = yaml.safe_dump({"trainer": named}, sort_keys=False) if named else ""
     if loader:
         lines = yaml.safe_dump({"data": loader}, sort_keys=False).splitlines()
@@ -113,5 +124,4 @@ def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
 def setting_text(spec: TreatmentSpec, without: Sequence[str] = ()) -> str:
     """Return what a user would write, ``num_workers=2``: arguments, or else the treatment's own name."""
     written = prescription([spec], without=without)
-    arguments = {**written.trainer_flags, **written.loader_args}
-    return ", ".join(f"{name}={literal(value)}" for name, value in arguments.items()) or spec.text
+    return _keywords({**written.trainer_flags, **written.loader_args}) or spec.text

@@ -1,6 +1,4 @@
-"""Copies of a loader with other arguments: same samples and, unless an IterableDataset shards itself, same order."""
-
-from __future__ import annotations
+"""Copy a loader with other arguments: same samples and, unless an IterableDataset shards itself, same order."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -9,16 +7,9 @@ from itertools import islice
 from typing import Any
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.loader_kinds import (
-    call_of,
-    inner_loader,
-    is_iterable,
-    keeps_state,
-    n_shards,
-    refuses_change,
-)
+from lightning_perf.loader_kinds import call_of, inner_loader, is_iterable, keeps_state, n_shards, refuses_change
 
-_MAX_ITEMS = 64  # of a container; later items are assumed to be like the first
+_MAX_ITEMS = 64  # items of a container that are searched; later ones are assumed to be like them
 
 
 def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
@@ -48,9 +39,9 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         return new
     n_workers = arguments.get("num_workers", loader.num_workers)
     if n_workers == 0:
-        asked = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
-        if asked:
-            raise TreatmentError(f"{asked[0]} needs worker processes, and the loader has none; add loader-workers")
+        needing = [name for name in ("persistent_workers", "prefetch_factor") if arguments.get(name)]
+        if needing:
+            raise TreatmentError(f"{needing[0]} needs worker processes, and the loader has none; add loader-workers")
     elif loader.num_workers == 0:
         device = _first_of(loader.dataset, _device_of)
         if device is not None:
@@ -76,20 +67,20 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     # A copy, because DataLoader's constructor takes either a batch sampler, or a batch size and a sampler, and would
     # create those that it is not given.
     new = copy.copy(loader)
-    if call_of(loader) == "StreamingDataLoader":  # its dataset divides chunks by what the loader's constructor tells it
+    if call_of(loader) == "StreamingDataLoader":  # its dataset needs them to divide its chunks
         wanted["dataset"] = dataset = copy.copy(loader.dataset)
         wanted["_prefetch_factor"] = wanted["prefetch_factor"]
         dataset.set_num_workers(n_workers)
         dataset.set_batch_size(wanted.get("batch_size", loader.batch_size))
-    vars(new).update(wanted)  # not setattr, which DataLoader forbids for these
+    vars(new).update(wanted)  # DataLoader forbids to set these attributes
     return new
 
 
 def require_stateless(loader: Any) -> None:
-    """Refuse to change a loader between epochs whose state is part of checkpoints.
+    """Refuse to change a loader between epochs if checkpoints hold its state.
 
     Raises:
-        TreatmentError: It is: a checkpoint could only be resumed with as many workers.
+        TreatmentError: They do, so they can only be resumed with the same number of workers.
     """
     if keeps_state(loader):
         raise TreatmentError(
@@ -99,7 +90,7 @@ def require_stateless(loader: Any) -> None:
 
 
 def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | None) -> None:
-    """Refuse arguments with which the loader may yield other samples, or leave other random states behind.
+    """Refuse arguments that may change the samples of the loader, or the random states after it.
 
     Args:
         loader: A loader that can be rebuilt.
@@ -107,7 +98,7 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
         draws_random: Whether fetching a batch draws from the global random generators; None if unknown.
 
     Raises:
-        TreatmentError: They may, or nothing is known about it.
+        TreatmentError: They may, or it is not known.
     """
     from torch.utils import data
 
@@ -122,7 +113,7 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
     elif loader.persistent_workers:
         refused = "workers that persist draw fewer random numbers than new ones in each epoch"
     elif arguments.get("num_workers", loader.num_workers) != loader.num_workers:
-        own = _first_of((loader.dataset, loader.collate_fn), _generator)
+        own = _first_of((loader.dataset, loader.collate_fn), _random_generator)
         if loader.num_workers > 0:
             refused = "workers may draw random numbers, and each has its own"
         elif draws_random is not False:
@@ -133,7 +124,8 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
         raise TreatmentError(f"results may change: {refused}")
 
 
-def _generator(value: Any) -> Any:
+def _random_generator(value: Any) -> Any:
+    """Return the value if it is a random generator."""
     kind = type(value)
     is_one = kind.__name__ in ("Generator", "RandomState", "Random") and kind.__module__.partition(".")[0] in (
         "numpy", "torch", "random",

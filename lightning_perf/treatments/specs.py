@@ -1,17 +1,38 @@
-"""Treatments with values, as users write them: ``loader-workers=4,precision-bf16``."""
+"""All treatments, and treatments with values as users write them: ``loader-workers=4,precision-bf16``."""
 
-from __future__ import annotations
-
+import difflib
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import MIXED_PRECISIONS, Session
 
-from .registry import find
+from . import compile, compute, data, distributed, host, loop, memory, precision
 from .treatment import Treatment
 
+_MODULES = (data, compute, precision, compile, memory, host, loop, distributed)
 _MIXED = frozenset({"precision-bf16", "precision-fp16"})
+
+
+@functools.cache
+def all_treatments() -> tuple[Treatment, ...]:
+    """Return every treatment, sorted by id."""
+    return tuple(sorted((each for module in _MODULES for each in module.TREATMENTS), key=lambda each: each.id))
+
+
+def find(treatment_id: str) -> Treatment:
+    """Return the treatment with this id.
+
+    Raises:
+        ConfigError: No treatment has it; the message names similar ids.
+    """
+    known = {treatment.id: treatment for treatment in all_treatments()}
+    if treatment_id not in known:
+        close = difflib.get_close_matches(treatment_id, known, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"
+        raise ConfigError(f"{treatment_id!r} is not a treatment: {hint}")
+    return known[treatment_id]
 
 
 class TreatmentSpec(NamedTuple):
@@ -55,7 +76,7 @@ def parse_all(text: str | Iterable[str]) -> tuple[TreatmentSpec, ...]:
 
 
 def with_default(spec: TreatmentSpec, session: Session | None) -> TreatmentSpec:
-    """Return the spec with the value that the session calls for, if it has none."""
+    """Return the spec; without a value, with the one that the session recommends."""
     if spec.value is not None:
         return spec
     value = spec.treatment.default_value(session)
@@ -67,12 +88,8 @@ def with_default(spec: TreatmentSpec, session: Session | None) -> TreatmentSpec:
 def check_together(specs: Sequence[TreatmentSpec], session: Session | None = None) -> None:
     """Check that treatments can be combined.
 
-    Args:
-        specs: The treatments.
-        session: The training they are for; its settings may conflict with a combination.
-
     Raises:
-        ConfigError: A treatment is named twice, or two exclude one another.
+        ConfigError: A treatment is named twice, two exclude one another, or the session's settings exclude both.
     """
     ids = [spec.treatment.id for spec in specs]
     for treatment_id in ids:

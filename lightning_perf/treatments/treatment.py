@@ -1,7 +1,5 @@
 """The base class of treatments: one change to a training, how a user writes it, and how it is applied."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any, ClassVar, Literal
@@ -28,7 +26,7 @@ class Treatment:
         acts_on: ``"step"``: it changes the time of steps. ``"loop"``: it changes epoch boundaries, validation or
             checkpoints, which a trial of a few steps does not measure.
         conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
-        is_measurement: Whether it only answers a question: a trial measures it alone and never keeps it.
+        is_measurement: Whether it is only for comparison: a trial measures it alone and never keeps it.
         is_live: Whether it can be applied between two epochs of a running training.
         hides_errors: Whether the training may go on where it would raise an error: the autopilot then does not try it
             while results must be exact.
@@ -104,16 +102,11 @@ class Treatment:
         """Return keyword arguments for ``Trainer`` that JSON can hold."""
         return {self.trainer_flag: value if self.setting is None else self.setting} if self.trainer_flag else {}
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        """Return keyword arguments for ``Trainer`` that only code can hold, as Python expressions."""
-        return {}
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
+        """Return keyword arguments for ``Trainer`` that are objects, as in a LightningCLI configuration.
 
-    def imports(self, value: Any) -> str:
-        """Return the import that ``trainer_code`` needs, if any."""
-        return ""
-
-    def trainer_yaml(self, value: Any) -> dict[str, Any]:
-        """Return ``trainer_code`` as a LightningCLI configuration, below ``trainer:``."""
+        An object is a dict with ``class_path`` and ``init_args``; an argument is an object or a list of objects.
+        """
         return {}
 
     def strategy_args(self, value: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from lightning_perf import __version__
-from lightning_perf.cli.app import VERBS, main
+from lightning_perf.cli.app import COMMANDS, main
 from lightning_perf.errors import TraceError
 
 
@@ -38,9 +38,9 @@ def test_help_lists_every_verb_without_importing_any(tmp_path: object) -> None:
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    for name, verb in VERBS.items():
+    for name, command in COMMANDS.items():
         assert name in done.stdout
-        assert verb.summary in done.stdout
+        assert command.summary in done.stdout
 
 
 def test_module_runs_as_the_command_line_does() -> None:
@@ -97,9 +97,9 @@ def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         main()
 
 
-@pytest.mark.parametrize("verb", ["report", "explain", "rules"])
+@pytest.mark.parametrize("command", ["report", "explain", "rules"])
 def test_verb_shows_its_own_help(
-    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, verb, "--help") == 0
-    assert f"lightning-perf {verb}" in capsys.readouterr().out
+    assert call(monkeypatch, command, "--help") == 0
+    assert f"lightning-perf {command}" in capsys.readouterr().out

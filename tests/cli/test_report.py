@@ -14,7 +14,7 @@ from lightning_perf.cli.app import main
 from lightning_perf.cli.report import FORMATS
 from lightning_perf.records import RANKS_FOLDER, RankSummary, files, together
 from lightning_perf.reports.brief import MAX_LINES
-from lightning_perf.reports.console import brief_report, run_report, to_text
+from lightning_perf.reports.console import brief_report, session_document, to_text
 from lightning_perf.reports.formats import draw
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
@@ -249,4 +249,4 @@ def test_report_is_brief_unless_full_is_asked_for(
     assert len(brief.splitlines()) <= MAX_LINES
     assert "--full" in brief
     assert call(monkeypatch, "report", saved, "--full") == 0
-    assert capsys.readouterr().out == to_text(run_report(starved(), place=str(saved)))
+    assert capsys.readouterr().out == to_text(session_document(starved(), place=str(saved)))

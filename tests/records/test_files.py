@@ -159,7 +159,7 @@ def test_saving_leaves_the_target_when_it_is_a_pipe_device_or_socket(
 @posix_only
 def test_tab_lists_the_session_with_an_error_when_it_is_a_pipe(tmp_path: Path) -> None:
     make_pipe(tmp_path / SESSION_FILE)
-    found = Catalogue([("", str(tmp_path))]).entries(patience_s=30)
+    found = Catalogue([("", str(tmp_path))]).entries(timeout_s=30)
     (entry,) = found.values()
     assert "named pipe" in entry.error
 

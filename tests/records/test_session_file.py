@@ -188,7 +188,7 @@ def test_load_names_the_field_when_its_type_is_wrong(
     place[path[-1]] = value  # type: ignore[index]
     # msgspec writes the keys of a mapping as [...] and an index as [0] in what it calls a path.
     field = str(path[-1])
-    with pytest.raises(SessionError, match=rf"does not hold what a session must: .*\.{field}"):
+    with pytest.raises(SessionError, match=rf"is not a valid session: .*\.{field}"):
         load(write(tmp_path, document))
 
 

@@ -38,7 +38,7 @@ def replaced(path: tuple[str | int, ...], value: Any) -> bytes:
 
 
 def refusal(content: bytes) -> str:
-    with pytest.raises(SessionError, match="does not hold what a session must") as refused:
+    with pytest.raises(SessionError, match="is not a valid session") as refused:
         from_json(content, "a file")
     return str(refused.value)
 
@@ -182,7 +182,7 @@ def test_save_drops_a_single_optional_figure_when_only_that_is_out_of_bounds(tmp
 
 @pytest.mark.parametrize("wall_s", [float("nan"), float("inf"), -3.0, 1e12])
 def test_save_writes_nothing_when_a_required_figure_is_out_of_bounds(wall_s: float, tmp_path: Any) -> None:
-    with pytest.raises(SessionError, match=r"this session does not hold what a session must: .*\$\.run\.wall_s"):
+    with pytest.raises(SessionError, match=r"this session is not valid: .*\$\.run\.wall_s"):
         with_wall_s(starved(), wall_s).save(tmp_path)
     assert not list(tmp_path.iterdir())
 

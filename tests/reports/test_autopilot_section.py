@@ -7,7 +7,7 @@ from lightning_perf.errors import SessionError
 from lightning_perf.records import Autopilot, AutopilotTry, Interval, Session
 from lightning_perf.records.session import from_json
 from lightning_perf.reports.brief import brief_report
-from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.console import session_document, to_text
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.sections.autopilot import decision_line
@@ -40,7 +40,7 @@ def test_decisions_are_one_line_each() -> None:
 
 
 def test_section_has_a_row_per_decision_and_the_lines_for_the_next_run() -> None:
-    text = to_text(run_report(session(KEPT, UNDONE, TRYING)), width=200)
+    text = to_text(session_document(session(KEPT, UNDONE, TRYING)), width=200)
     shown = to_markdown(session(KEPT, UNDONE, TRYING)).splitlines()
     rows = [
         "workers=2 | kept | 1.74x | 1.69–1.80 | 12 + 12 epochs |",
@@ -94,4 +94,4 @@ def test_session_file_holds_the_decisions_and_refuses_impossible_ones() -> None:
 
 
 def test_there_is_no_section_without_an_autopilot() -> None:
-    assert "Autopilot" not in to_text(run_report(SESSIONS["starved"]()), width=80)
+    assert "Autopilot" not in to_text(session_document(SESSIONS["starved"]()), width=80)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from lightning_perf.records import Difference, Interval, TimeChange
-from lightning_perf.reports.console import comparison_report, to_text
+from lightning_perf.reports.console import to_text
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections import comparison as rows
 from lightning_perf.reports.sections.comparison import comparison_document
@@ -14,7 +14,7 @@ from tests.golden_files import assert_golden
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_console_is_as_before(name: str) -> None:
-    assert_golden(f"reports/comparison_{name}_80.txt", to_text(comparison_report(COMPARISONS[name]()), 80))
+    assert_golden(f"reports/comparison_{name}_80.txt", to_text(comparison_document(COMPARISONS[name]()), 80))
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.live import Live
 
 from lightning_perf.records import SEVERITIES, AppliedTreatment, PhaseTime
-from lightning_perf.reports.console import brief_report, emit, epoch_report, preflight_report, run_report, to_text
+from lightning_perf.reports.console import (
+    brief_report,
+    emit,
+    epoch_document,
+    preflight_document,
+    session_document,
+    to_text,
+)
 from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
 from tests.golden_files import assert_golden
 
@@ -23,36 +30,36 @@ CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", SESSIONS)
 def test_run_report_matches_its_golden_file(name: str, width: int) -> None:
-    assert_golden(f"reports/run_{name}_{width}.txt", to_text(run_report(SESSIONS[name]()), width))
+    assert_golden(f"reports/run_{name}_{width}.txt", to_text(session_document(SESSIONS[name]()), width))
 
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_epoch_report_matches_its_golden_file(name: str) -> None:
-    assert_golden(f"reports/epoch_{name}_80.txt", to_text(epoch_report(SESSIONS[name](), 2)))
+    assert_golden(f"reports/epoch_{name}_80.txt", to_text(epoch_document(SESSIONS[name](), 2)))
 
 
 def test_run_report_matches_its_golden_file_when_all_rules_are_shown() -> None:
-    assert_golden("reports/run_starved_80_all.txt", to_text(run_report(starved(), show_all=True)))
+    assert_golden("reports/run_starved_80_all.txt", to_text(session_document(starved(), show_all=True)))
 
 
 def test_run_report_matches_its_golden_file_when_output_is_ascii() -> None:
-    text = to_text(run_report(hostile()), 80, "ascii")
+    text = to_text(session_document(hostile()), 80, "ascii")
     text.encode("ascii")
     assert_golden("reports/run_hostile_80_ascii.txt", text)
 
 
 def test_preflight_report_matches_its_golden_file() -> None:
     finding = msgspec.structs.replace(LOGGING_EVERY_STEP, is_preflight=True, confidence="low")
-    assert_golden("reports/preflight_80.txt", to_text(preflight_report([finding])))
+    assert_golden("reports/preflight_80.txt", to_text(preflight_document([finding])))
 
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_run_report_starts_with_the_verdict(name: str) -> None:
     session = SESSIONS[name]()
-    first = to_text(run_report(session), 200).splitlines()[0]
+    first = to_text(session_document(session), 200).splitlines()[0]
     assert first.startswith("PerfDoctor: ")
     if session.verdict.code:
-        assert session.verdict.code in to_text(run_report(session), 200).split("finished")[0]
+        assert session.verdict.code in to_text(session_document(session), 200).split("finished")[0]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -60,19 +67,19 @@ def test_run_report_starts_with_the_verdict(name: str) -> None:
 def test_report_stays_within_the_width_except_for_code(name: str, width: int) -> None:
     session = SESSIONS[name]()
     code = {line.strip() for f in session.findings for p in f.prescriptions for line in p.code.splitlines()}
-    for report in (run_report(session, show_all=True), epoch_report(session, 0)):
+    for report in (session_document(session, show_all=True), epoch_document(session, 0)):
         too_long = [line for line in to_text(report, width).splitlines() if len(line) > width]
         assert all(name == "hostile" or line.strip() in code for line in too_long)
 
 
 def test_report_keeps_code_whole_when_it_is_longer_than_the_line() -> None:
-    text = to_text(run_report(starved()), 60)
+    text = to_text(session_document(starved()), 60)
     assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)\n" in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_report_has_no_control_characters_when_names_are_hostile(width: int) -> None:
-    for report in (run_report(hostile(), show_all=True), epoch_report(hostile(), 1)):
+    for report in (session_document(hostile(), show_all=True), epoch_document(hostile(), 1)):
         text = to_text(report, width)
         assert not CONTROL.search(text)
         assert "[bold]x[/bold]" in text
@@ -80,7 +87,7 @@ def test_report_has_no_control_characters_when_names_are_hostile(width: int) -> 
 
 
 def test_phases_add_up_to_the_wall_time_in_the_run_report() -> None:
-    text = to_text(run_report(starved()))
+    text = to_text(session_document(starved()))
     shares = [float(s) for s in re.findall(r"(\d+\.\d) %  ", text.split("Findings")[0])]
     assert len(shares) == 7
     assert sum(shares) == pytest.approx(100, abs=0.3)
@@ -91,12 +98,12 @@ def test_phases_add_up_when_some_time_is_in_no_phase() -> None:
     assert base.steady is not None
     phases = {"forward": PhaseTime(total_s=6.0, share=0.5, p50_s=0.015, p95_s=0.02)}
     steady = msgspec.structs.replace(base.steady, span_s=12.0, phases=phases)
-    text = to_text(run_report(msgspec.structs.replace(base, steady=steady)))
+    text = to_text(session_document(msgspec.structs.replace(base, steady=steady)))
     assert re.search(r"unaccounted +█+ +50\.0 %  6\.00 s", text)
 
 
 def test_breakdown_lists_the_largest_phase_first_and_folds_the_small() -> None:
-    lines = to_text(run_report(starved())).split("Findings")[0].splitlines()
+    lines = to_text(session_document(starved())).split("Findings")[0].splitlines()
     rows = [line for line in lines if re.search(r"\d\.\d %", line)]
     assert rows[0].startswith("data wait")
     assert rows[-1].startswith("4 smaller")
@@ -105,7 +112,7 @@ def test_breakdown_lists_the_largest_phase_first_and_folds_the_small() -> None:
 
 
 def test_run_report_shows_every_finding_with_evidence_fix_speedup_and_certainty() -> None:
-    text = to_text(run_report(starved()), 100)
+    text = to_text(session_document(starved()), 100)
     for part in ("high    PD101 starved-by-loader  speedup 1.7–2.1x, diagnosis certain",
                  "54 %  (limit 20 %, n 400)", "(effort: one line, results unchanged)",
                  "basis waiting is exclusive", "speedup up to 1.03x"):  # fmt: skip
@@ -113,7 +120,7 @@ def test_run_report_shows_every_finding_with_evidence_fix_speedup_and_certainty(
 
 
 def test_run_report_orders_findings_by_verdict_then_severity() -> None:
-    text = to_text(run_report(twelve_findings()), 100)
+    text = to_text(session_document(twelve_findings()), 100)
     found = re.findall(r"^(high|medium|low|info) +(PD\d+)", text, re.M)
     assert found[0] == ("high", "PD101")
     ranks = [SEVERITIES.index(severity) for severity, _ in found]  # type: ignore[arg-type]
@@ -124,21 +131,23 @@ def test_run_report_orders_findings_by_verdict_then_severity() -> None:
 def test_run_report_shows_main_figures_missing_and_all_when_requested() -> None:
     missing = {"settings.a": "no such flag", "steady.phases": "no clock", "memory.gpu": "no driver", "windows": "off"}
     session = msgspec.structs.replace(starved(), missing=missing)
-    assert "missing   memory.gpu: no driver; steady.phases: no clock; and 1 more\n" in to_text(run_report(session), 100)
-    text = to_text(run_report(session, show_all=True), 100)
+    assert "missing   memory.gpu: no driver; steady.phases: no clock; and 1 more\n" in to_text(
+        session_document(session), 100
+    )
+    text = to_text(session_document(session, show_all=True), 100)
     assert "more" not in text
     assert re.search(r"^settings\.a +no such flag$", text, re.M)
 
 
 def test_epoch_report_shows_three_findings_and_names_the_rest() -> None:
-    text = to_text(epoch_report(twelve_findings(), 0), 200)
+    text = to_text(epoch_document(twelve_findings(), 0), 200)
     assert len(re.findall(r"^(?:high|medium|low|info) ", text, re.M)) == 3
     assert "also: PD602 example-finding-2 (medium)" in text
     assert "PD610" in text
 
 
 def test_epoch_report_marks_a_finding_as_before_when_it_is_unchanged() -> None:
-    text = to_text(epoch_report(starved(), 1, previous=starved()))
+    text = to_text(epoch_document(starved(), 1, previous=starved()))
     assert "as before: PD101 starved-by-loader (high), PD502 logging-every-step (low)" in text
     assert "DataLoader(" not in text
 
@@ -146,23 +155,23 @@ def test_epoch_report_marks_a_finding_as_before_when_it_is_unchanged() -> None:
 def test_epoch_report_repeats_a_finding_when_it_got_worse() -> None:
     milder = msgspec.structs.replace(STARVED_BY_LOADER, severity="medium")
     previous = msgspec.structs.replace(starved(), findings=(milder,))
-    text = to_text(epoch_report(starved(), 1, previous))
+    text = to_text(epoch_document(starved(), 1, previous))
     assert "DataLoader(" in text
     assert "as before" not in text
 
 
 def test_epoch_report_names_the_epoch_when_it_was_not_recorded() -> None:
-    assert "epoch 17" in to_text(epoch_report(starved(), 17))
+    assert "epoch 17" in to_text(epoch_document(starved(), 17))
 
 
 def test_report_marks_a_finding_when_it_comes_from_settings_alone() -> None:
-    text = " ".join(to_text(run_report(twelve_findings())).split())
+    text = " ".join(to_text(session_document(twelve_findings())).split())
     assert "likely, from settings alone, not measured" in text
 
 
 def test_emit_writes_no_escape_sequences_and_no_trailing_blanks_when_stream_is_no_terminal() -> None:
     stream = io.StringIO()
-    emit(run_report(starved()), stream=stream)
+    emit(session_document(starved()), stream=stream)
     assert "\x1b" not in stream.getvalue()
     assert not re.search(r"[ \t]+$", stream.getvalue(), re.M)
 
@@ -176,7 +185,7 @@ def test_emit_shows_text_unchanged_when_it_looks_like_markup() -> None:
 def test_emit_replaces_signs_when_stream_is_ascii() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    emit(run_report(starved()), stream=stream)
+    emit(session_document(starved()), stream=stream)
     stream.flush()
     assert b"speedup 1.7-2.1x" in raw.getvalue()
     assert b"####" in raw.getvalue()
@@ -262,7 +271,7 @@ def test_emit_prints_above_a_live_rich_display_when_its_console_is_given() -> No
     screen = Screen()
     console = Console(file=screen, force_terminal=True, width=80)
     with Live("the bar", console=console, auto_refresh=False):
-        emit(epoch_report(starved(), 1), console=console)
+        emit(epoch_document(starved(), 1), console=console)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert text.index("PerfDoctor:") < text.rindex("the bar")
     assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)" in text
@@ -275,7 +284,7 @@ def test_run_report_lists_applied_and_rejected_treatments() -> None:
             treatment="loader-prefetch", finding="PD105", epoch=2, status="refused", reason="no\x1b[2J workers"
         ),
     )
-    text = to_text(run_report(msgspec.structs.replace(starved(), applied=applied)), 200)
+    text = to_text(session_document(msgspec.structs.replace(starved(), applied=applied)), 200)
     assert "loader-workers=4 from epoch 1 on, as PD101 recommends" in text
     assert "loader-prefetch was refused: no" in text
     assert "\x1b" not in text

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from lightning_perf.records import Difference, Session
-from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.console import session_document, to_text
 from lightning_perf.reports.figures import FIGURES, figure_json
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
@@ -15,7 +15,7 @@ def session() -> Session:
 
 
 def test_section_has_the_news_and_each_run_with_what_changed() -> None:
-    text = to_text(run_report(session()), width=95)
+    text = to_text(session_document(session()), width=95)
     shown = text.partition("Earlier runs\n")[2].splitlines()
     assert shown[0] == "18 % slower than your last 5 runs: data wait +10.1 ms per step"
     row = "2026-01-06 08:00:00 62.0 ms backward num_workers 8 → 4, commit aaaaaaa → bbbbbbb"
@@ -24,7 +24,7 @@ def test_section_has_the_news_and_each_run_with_what_changed() -> None:
 
 
 def test_there_is_no_section_without_earlier_runs() -> None:
-    assert "Earlier runs" not in to_text(run_report(SESSIONS["starved"]()), width=80)
+    assert "Earlier runs" not in to_text(session_document(SESSIONS["starved"]()), width=80)
 
 
 def test_figure_stacks_the_phases_of_each_run_and_marks_changes() -> None:

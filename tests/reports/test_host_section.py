@@ -20,7 +20,7 @@ from lightning_perf.records import (
     TensorLoop,
 )
 from lightning_perf.reports.cells import Value
-from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.console import session_document, to_text
 from lightning_perf.reports.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.sections import host
@@ -87,7 +87,7 @@ def test_both_reports_hold_what_was_seen_when_they_are_drawn():
         compiler=WATCH,
         loss_scaler=LossScaler(scale=128.0, first_scale=65536.0, n_steps=50, skips=3, n_warmup_steps=50),
     )
-    for text in (to_text(run_report(session), width=160), to_markdown(session)):
+    for text in (to_text(session_document(session), width=160), to_markdown(session)):
         for part in (
             "net.py:9",
             "net.py:12",
@@ -147,7 +147,7 @@ def test_line_rows_hold_the_costliest_lines_and_the_findings_that_name_them():
 
 def test_reports_show_the_lines_when_the_stack_was_sampled():
     session = lines_sampled()
-    for text in (to_text(run_report(session), 160), to_markdown(session), to_page(session)):
+    for text in (to_text(session_document(session), 160), to_markdown(session), to_page(session)):
         assert "Where host time goes" in text
         assert "none" in text
 

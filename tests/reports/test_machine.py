@@ -85,7 +85,7 @@ def test_lines_tell_device_host_energy_and_cost_when_all_is_known() -> None:
 
 def test_lines_are_in_console_and_markdown_when_there_is_telemetry() -> None:
     for text in (
-        console.to_text(console.run_report(with_telemetry(FULL))),
+        console.to_text(console.session_document(with_telemetry(FULL))),
         markdown.to_markdown(with_telemetry(FULL)),
     ):
         assert "312 of 400 W" in text

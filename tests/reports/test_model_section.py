@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 
 from lightning_perf.records import Ceilings, DatasheetPeak, Distribution, ModelProfile, ModuleProfile, OperatorProfile
-from lightning_perf.reports.console import run_report, to_text
-from lightning_perf.reports.document import says_something
+from lightning_perf.reports.console import session_document, to_text
+from lightning_perf.reports.document import has_content
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.sections import model as model_rows
 from lightning_perf.stats.roofline import assessed
@@ -40,13 +40,13 @@ def test_flops_are_written_with_their_unit() -> None:
 
 
 def test_utilisation_always_shows_what_it_is_a_share_of() -> None:
-    told = model_rows.utilisation_facts(profile().utilisation)
+    told = model_rows.utilization_facts(profile().utilisation)
     assert told == [
         "30.2 GFLOP/s in fp32",
         "30 % of the measured peak of 100 GFLOP/s",
         "15 % of the 200 GFLOP/s of the datasheet (X1: its datasheet)",
     ]
-    assert model_rows.utilisation_facts(None) == []
+    assert model_rows.utilization_facts(None) == []
 
 
 def test_module_table_has_a_row_for_each_module_with_its_bound() -> None:
@@ -81,12 +81,12 @@ def test_tables_leave_out_missing_measurements() -> None:
     )
     table = model_rows.module_table(bare)
     assert not {"time", "FLOP/s", "bound"} & set(table.heads)
-    assert not says_something(model_rows.operator_table(bare))
+    assert not has_content(model_rows.operator_table(bare))
 
 
 def test_reports_tell_what_the_arithmetic_costs() -> None:
     session = msgspec.structs.replace(build_session(), model_profile=profile())
-    console, markdown = to_text(run_report(session), width=100), to_markdown(session)
+    console, markdown = to_text(session_document(session), width=100), to_markdown(session)
     for text in ("forward 1.01 GFLOPs", "backward 2.01 GFLOPs", "not counted: mine::kernel", "compute", "net.body"):
         assert text in console
         assert text in markdown
@@ -96,5 +96,5 @@ def test_reports_tell_what_the_arithmetic_costs() -> None:
 def test_reports_say_nothing_when_no_arithmetic_was_counted() -> None:
     timed = ModelProfile(class_name="Net", device="cpu", n_parameters=1, n_trainable=1, parameters_bytes=4)
     session = msgspec.structs.replace(build_session(), model_profile=timed)
-    assert "Compute cost" not in to_text(run_report(session), width=100)
+    assert "Compute cost" not in to_text(session_document(session), width=100)
     assert "Compute cost" not in to_markdown(session)

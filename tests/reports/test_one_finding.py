@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from lightning_perf.reports.console import run_report, to_text
+from lightning_perf.reports.console import session_document, to_text
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.text import to_html
@@ -32,7 +32,7 @@ def plain(html: str) -> str:
 
 
 FORMS = {
-    "console": lambda: to_text(run_report(starved()), width=100),
+    "console": lambda: to_text(session_document(starved()), width=100),
     "markdown": lambda: to_markdown(starved()),
     "folded markdown": lambda: to_markdown(starved(), is_folded=True),
     "page": lambda: plain(to_page(starved())),

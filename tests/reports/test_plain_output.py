@@ -31,14 +31,14 @@ from lightning_perf.records import (
 from lightning_perf.reports import wording
 from lightning_perf.reports.brief import brief_report
 from lightning_perf.reports.brief_epochs import brief_epoch
-from lightning_perf.reports.console import comparison_report, emit, run_report, to_text, trial_report
+from lightning_perf.reports.console import comparison_document, emit, session_document, to_text, trial_document
 from lightning_perf.reports.fixes import fix_groups, fix_text
 from lightning_perf.reports.sections.about import missing_rows, overhead_fact
 from lightning_perf.reports.sections.memory import growth_text, headroom_fact
 from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
-from lightning_perf.treatments.registry import all_treatments
+from lightning_perf.treatments import all_treatments
 from lightning_perf.trials.progress import Progress
 from lightning_perf.trials.rounds import PlannedRun
 from reports.comparisons import alike
@@ -111,7 +111,7 @@ def test_headline_and_bars_name_the_same_share_when_data_is_waited_for() -> None
 
 @pytest.mark.parametrize("show_all", [False, True])
 def test_full_report_ends_with_commands_for_its_own_session_when_it_was_saved(show_all: bool) -> None:
-    text = to_text(run_report(starved(), show_all, "perf_logs/demo"))
+    text = to_text(session_document(starved(), show_all, "perf_logs/demo"))
     assert "SESSION" not in text
     for command in ("lightning-perf trial -- ", "lightning-perf explain PD101", "report perf_logs/demo --format html",
                     "compare perf_logs/demo NEW_RUN", "tensorboard --logdir perf_logs/demo"):  # fmt: skip
@@ -147,7 +147,7 @@ def test_fix_and_its_speedup_are_left_out_when_it_saves_less_than_two_percent() 
     tiny = msgspec.structs.replace(LOGGING_EVERY_STEP, gain=Gain(low=1.0, high=1.004, basis=""))
     session = with_findings(STARVED_BY_LOADER, tiny)
     assert [group[0].code for group in fix_groups(session)] == ["PD101"]
-    assert "1.00x" not in to_text(run_report(session))
+    assert "1.00x" not in to_text(session_document(session))
 
 
 def test_high_finding_is_above_a_medium_one_when_neither_is_the_verdict() -> None:
@@ -171,13 +171,13 @@ def test_epoch_reports_a_finding_as_resolved_when_the_fix_worked() -> None:
 
 def test_comparison_claims_no_change_when_the_runs_vary_too_much() -> None:
     wide = TimeChange(name="step", base_s=0.237, new_s=0.125, ratio=Interval(value=0.526, low=0.001, high=300.0))
-    text = to_text(comparison_report(msgspec.structs.replace(alike(), times=(wide,))))
+    text = to_text(comparison_document(msgspec.structs.replace(alike(), times=(wide,))))
     assert "time per step was 237 ms, now 125 ms (the runs vary too much" in " ".join(text.split())
     assert "47.4 %" not in text.splitlines()[0]
 
 
 def test_comparison_explains_why_its_times_differ_from_those_of_a_report() -> None:
-    assert "medians of blocks of steps" in to_text(comparison_report(alike()))
+    assert "medians of blocks of steps" in to_text(comparison_document(alike()))
 
 
 # -- 8: what is shown is not missing ------------------------------------------------------------
@@ -203,7 +203,7 @@ def noisy(*means_s: float) -> Trial:
 
 
 def test_trial_reports_that_nothing_can_be_measured_when_the_baseline_varies() -> None:
-    text = " ".join(to_text(trial_report(noisy(0.249, 0.642))).split())
+    text = " ".join(to_text(trial_document(noisy(0.249, 0.642))).split())
     assert "Not measurable now: the baseline varies between 249 ms and 642 ms per step" in text
     assert "stop other programs, or use longer runs: --steps 100" in text
 
@@ -224,7 +224,7 @@ def test_trial_reports_that_nothing_can_be_measured_when_baseline_runs_are_not_s
     trial = noisy(*(0.25 for _ in is_steady))
     kept = [(run, run.block_means_s if steady else ()) for run, steady in zip(trial.runs, is_steady, strict=True)]
     runs = tuple(msgspec.structs.replace(run, block_means_s=means_s) for run, means_s in kept)
-    text = " ".join(to_text(trial_report(msgspec.structs.replace(trial, runs=runs))).split())
+    text = " ".join(to_text(trial_document(msgspec.structs.replace(trial, runs=runs))).split())
     assert f"Not measurable now: step times of the baseline {expected}" in text if expected else "Not meas" not in text
 
 
@@ -307,7 +307,7 @@ def test_no_output_mixes_signs_for_units_when_rules_speak() -> None:
     session = diagnose(
         build_session({"overhead": {"per_step_us": 900, "share": 0.03, "budget_us": 20, "reporting_s": 1}})
     )
-    text = to_text(run_report(session, show_all=True))
+    text = to_text(session_document(session, show_all=True))
     assert duration(3.2e-4) == wording.seconds(3.2e-4) == "320 µs"
     assert not MIXED_SIGNS.search(text)
 

@@ -75,7 +75,7 @@ def test_reports_hold_the_ranks_at_any_width(n: int) -> None:
     session = msgspec.structs.replace(ddp(), ranks=ranks_of(n, {1: 0.02}))
     assert "Ranks: " in to_markdown(session)
     for width in (60, 80, 120):
-        text = console.to_text(console.run_report(session), width=width)
+        text = console.to_text(console.session_document(session), width=width)
         lines = text[text.index(f"Ranks: {n} on") :].split("\n\n")[0].splitlines()
         assert len(lines) <= 14
         assert max(map(len, lines)) <= width

@@ -6,7 +6,7 @@ import msgspec
 from rules.session_builder import build_trace
 
 from lightning_perf.records import Startup
-from lightning_perf.reports.console import to_text, trace_report
+from lightning_perf.reports.console import to_text
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_documents
 
@@ -17,8 +17,8 @@ def test_trace_is_drawn_when_steps_have_different_categories_and_start_up_has_no
     record = msgspec.structs.replace(
         build_trace({}), steps=(first, other), startup=Startup(total_s=1.0, span_s=2.0), whole=None
     )
-    assert "kernel" in to_text(trace_report([record]), width=100)
-    assert "startup" not in to_text(trace_report([record]), width=100)
+    assert "kernel" in to_text(trace_documents([record]), width=100)
+    assert "startup" not in to_text(trace_documents([record]), width=100)
 
 
 def test_share_below_a_tenth_of_a_percent_is_text_when_a_heading_holds_it() -> None:
@@ -31,5 +31,5 @@ def test_bar_fits_its_column_when_a_category_is_longer_than_its_step() -> None:
     steps = tuple(
         msgspec.structs.replace(step, duration_s=1e-3, categories={"kernel": 1.0}) for step in build_trace({}).steps
     )
-    told = to_text(trace_report([msgspec.structs.replace(build_trace({}), steps=steps)]), width=100)
+    told = to_text(trace_documents([msgspec.structs.replace(build_trace({}), steps=steps)]), width=100)
     assert max(map(len, told.splitlines())) < 200

@@ -11,7 +11,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 
 from lightning_perf.records import ArmRun, ArmVerdict, Interval, Trial
 from lightning_perf.reports.cells import Cell
-from lightning_perf.reports.console import run_report, to_text, trial_report
+from lightning_perf.reports.console import session_document, to_text, trial_document
 from lightning_perf.reports.render.markdown import to_markdown
 from lightning_perf.reports.sections import trials as trial_rows
 from lightning_perf.reports.wording import times
@@ -30,7 +30,7 @@ def texts(row: Sequence[Cell]) -> tuple[str, ...]:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", TRIALS)
 def test_trial_report_matches_its_golden_file(name: str, width: int) -> None:
-    assert_golden(f"reports/trial_{name}_{width}.txt", to_text(trial_report(TRIALS[name]()), width))
+    assert_golden(f"reports/trial_{name}_{width}.txt", to_text(trial_document(TRIALS[name]()), width))
 
 
 @pytest.mark.parametrize("name", TRIALS)
@@ -43,13 +43,13 @@ def test_trial_in_markdown_matches_its_golden_file(name: str) -> None:
 @pytest.mark.parametrize("name", TRIALS)
 def test_trial_report_stays_within_the_width(name: str, width: int) -> None:
     pasted = {line.strip() for line in TRIALS[name]().code.splitlines()}
-    lines = to_text(trial_report(TRIALS[name]()), width).splitlines()
+    lines = to_text(trial_document(TRIALS[name]()), width).splitlines()
     assert [line for line in lines if len(line) > width and line.strip() not in pasted] == []
 
 
 def test_trial_report_ends_with_what_to_paste_whole_and_as_given() -> None:
     trial = climbed()
-    text = to_text(trial_report(trial), 60)
+    text = to_text(trial_document(trial), 60)
     for line in (*trial.code.splitlines(), *trial.yaml.splitlines()):
         assert f"    {line}\n" in text
     assert text.rstrip().endswith("precision: bf16-mixed")
@@ -57,7 +57,7 @@ def test_trial_report_ends_with_what_to_paste_whole_and_as_given() -> None:
 
 def test_run_report_shows_the_trials_of_a_session() -> None:
     session = msgspec.structs.replace(starved(), trials=(climbed(),))
-    text = to_text(run_report(session), 80)
+    text = to_text(session_document(session), 80)
     assert "2.31x faster (95 % CI 2.28–2.34) with loader-workers=4, precision-bf16" in text
     assert text.index("PD502 logging-every-step") < text.index("Trial of python train.py") < text.index("overhead")
 
@@ -104,7 +104,7 @@ def test_headline_reports_that_nothing_was_measured_when_only_the_baseline_ran()
 
 
 def test_trial_report_has_no_control_characters_when_a_message_is_hostile() -> None:
-    text = to_text(trial_report(broken()), 80)
+    text = to_text(trial_document(broken()), 80)
     assert "[bold]x[/bold]" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
     shown = markdown_to_safe_html(to_markdown(msgspec.structs.replace(starved(), trials=(broken(),))))
@@ -119,7 +119,7 @@ def test_trial_in_markdown_has_tables_of_at_most_five_columns() -> None:
 
 
 def test_trial_report_is_plain_ascii_when_the_output_is() -> None:
-    text = to_text(trial_report(climbed()), 80, "ascii")
+    text = to_text(trial_document(climbed()), 80, "ascii")
     text.encode("ascii")
     assert "2.31x" in text
     assert "- log-every-n=50" in text
@@ -156,5 +156,5 @@ def test_throughput_by_batch_size_is_shown_when_it_was_searched() -> None:
     trial = msgspec.structs.replace(climbed(), runs=(below, searched(2, 0.15), searched(4, 0.25), failed))
     text = trial_rows.batch_fact(trial)
     assert text == ("relative samples/s by batch size: 2x: 1.33x, 4x: 1.60x, 8x: out of memory")
-    assert text in " ".join(to_text(trial_report(trial), 120).split())
+    assert text in " ".join(to_text(trial_document(trial), 120).split())
     assert trial_rows.batch_fact(climbed()) == ""

@@ -25,7 +25,7 @@ from lightning_perf.records import Distribution, LoaderSettings, ModelSettings, 
 from lightning_perf.reports.figures import FIGURES, SHOWN_AS_TABLES
 from lightning_perf.tensorboard_plugin import catalogue, perfetto
 from lightning_perf.tensorboard_plugin.catalogue import Catalogue, roots_of
-from lightning_perf.tensorboard_plugin.timeline import MOST_EVENTS, lanes_of
+from lightning_perf.tensorboard_plugin.timeline import MAX_EVENTS, lanes_of
 from lightning_perf.tensorboard_plugin.views import VIEWS
 from lightning_perf.traces import analyze, read
 
@@ -113,8 +113,8 @@ def test_runs_finds_what_other_ranks_left_when_the_first_died(tab: Open, tmp_pat
 
 
 def test_a_run_added_meanwhile_is_listed(tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
-    monkeypatch.setattr(catalogue, "_REST", 0)
+    monkeypatch.setattr(catalogue, "MIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(catalogue, "_PAUSE_FACTOR", 0)
     one = tab()
     assert one.runs() == []
     save(starved(), tmp_path / "late")
@@ -122,8 +122,8 @@ def test_a_run_added_meanwhile_is_listed(tab: Open, tmp_path: Path, monkeypatch:
 
 
 def test_stamp_changes_with_the_session(tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "FRESH_S", 0.0)
-    monkeypatch.setattr(catalogue, "_REST", 0)
+    monkeypatch.setattr(catalogue, "MIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(catalogue, "_PAUSE_FACTOR", 0)
     path = save(starved(), tmp_path)
     one = tab()
     [before] = one.json("runs")["runs"]
@@ -141,7 +141,7 @@ def test_stamp_changes_with_the_session(tab: Open, tmp_path: Path, monkeypatch: 
 def test_log_directory_is_cut_with_a_note_when_it_is_too_large(
     tab: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogue, "_MOST_FOLDERS", 3)
+    monkeypatch.setattr(catalogue, "_MAX_FOLDERS", 3)
     for i in range(6):
         save(starved(), tmp_path / f"run{i}")
     told = tab().json("runs")
@@ -169,7 +169,7 @@ def test_a_look_at_the_disk_is_remembered(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(catalogue.os, "walk", lambda root: looks.append(root) or iter(()))
     one = Catalogue([("", str(tmp_path))])
     for _ in range(5):
-        one.entries(patience_s=5.0)
+        one.entries(timeout_s=5.0)
     assert len(looks) == 1
 
 
@@ -742,8 +742,8 @@ def test_without_perfetto_the_longest_events_of_a_trace_are_drawn(
 
 def test_timeline_keeps_the_longest_events_of_each_lane(tmp_path: Path) -> None:
     [lane] = lanes_of(read(trace_file(tmp_path / "x.json", 600)))
-    assert len(lane.events) == MOST_EVENTS
-    assert lane.n_left_out == 2 * 601 - MOST_EVENTS
+    assert len(lane.events) == MAX_EVENTS
+    assert lane.n_left_out == 2 * 601 - MAX_EVENTS
     assert sum(event.name.startswith("ProfilerStep") for event in lane.events) == 2
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from lightning_perf.errors import TraceError
-from lightning_perf.reports.console import to_text, trace_report
+from lightning_perf.reports.console import to_text, trace_documents
 from lightning_perf.reports.figures import figure_json
 from lightning_perf.tensorboard_plugin.timeline import draw, lanes_of
 from lightning_perf.traces import analyze, analyze_many, read
@@ -97,4 +97,4 @@ def _show(file: Path, with_another_rank: bool) -> None:
         other = file.with_name("other.pt.trace.json")
         other.write_bytes(_made_up(1))
         records, _ = analyze_many([file, other])
-        assert_harmless("console", to_text(trace_report(records), width=100))
+        assert_harmless("console", to_text(trace_documents(records), width=100))

@@ -122,7 +122,6 @@ def test_probe_names_the_function_when_the_run_waits_for_its_data(
     probe = session.loader_probe
     assert probe is not None
     assert probe.status == "measured", probe.reason
-    assert not probe.is_beside_training
     assert probe.load_s is not None
     assert probe.functions[0].name.endswith("decode")
     assert probe.functions[0].file == __file__

@@ -214,7 +214,7 @@ def test_cost_is_shown_only_when_a_price_is_given(make_trainer: Make) -> None:
     for price in (None, 3.6):
         doctor = PerfDoctor(reports=[], price_per_hour=price)
         make_trainer(doctor, max_epochs=2).fit(Tiny(), loader())
-        shown[price] = console.to_text(console.run_report(doctor.session))
+        shown[price] = console.to_text(console.session_document(doctor.session))
     assert "per hour" not in shown[None]
     assert "a day" not in shown[None].lower()
     assert doctor.session.telemetry.cost.run_price == pytest.approx(doctor.session.run.wall_s / 1000)

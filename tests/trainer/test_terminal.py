@@ -38,7 +38,7 @@ from lightning.pytorch import Trainer, callbacks
 
 from lightning_perf import PerfDoctor
 from lightning_perf.reports import console
-from lightning_perf.reports.render.brief import BriefReport, Line
+from lightning_perf.reports.brief_lines import BriefReport, Line
 from lightning_perf.run_reports import RunReports
 from tests.trainer.models import Tiny, loader
 

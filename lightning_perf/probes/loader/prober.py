@@ -112,14 +112,14 @@ class LoaderProber:
             self._remove_scratch()
         return self._result
 
-    def wait(self, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> LoaderProbe | None:
+    def wait(self, timeout_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> LoaderProbe | None:
         """Wait for the record and return it; None if the time is up first.
 
         Args:
-            patience_s: Seconds; None for as long as the child may live.
+            timeout_s: Seconds; None for as long as the child may live.
             is_over: Returns True once the process has to end: the probe then ends too.
         """
-        until_s = time.monotonic() + (self._limit_s + 5.0 if patience_s is None else patience_s)
+        until_s = time.monotonic() + (self._limit_s + 5.0 if timeout_s is None else timeout_s)
         while (result := self.poll()) is None and time.monotonic() < until_s:
             if is_over():
                 self.close()

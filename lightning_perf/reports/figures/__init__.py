@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_perf.records import Session
 
-from . import earlier, findings, model, ranks, steps, trace
+from . import findings, model, ranks, steps, trace
 from .palette import Theme, template
 from .parts import plain
 from .tables import bars_of
@@ -18,15 +18,7 @@ from .tables import bars_of
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-__all__ = [
-    "FIGURES",
-    "SHOWN_AS_TABLES",
-    "NamedFigure",
-    "Theme",
-    "figure_json",
-    "template",
-    "why_absent",
-]
+__all__ = ["FIGURES", "SHOWN_AS_TABLES", "NamedFigure", "Theme", "figure_json", "template", "why_absent"]
 
 
 class NamedFigure(NamedTuple):
@@ -46,7 +38,7 @@ FIGURES: dict[str, NamedFigure] = {
     "findings": NamedFigure("Expected speedup of each fix", findings.findings),
     "epochs": NamedFigure("Time per phase and epoch", steps.epochs),
     "timeline": NamedFigure("Step time over the run", steps.timeline),
-    "earlier_runs": NamedFigure("Time per step over the runs", earlier.earlier_runs),
+    "earlier_runs": NamedFigure("Time per step over the runs", steps.earlier_runs),
     "startup": NamedFigure("Time to the end of the first step", bars_of("startup")),
     "trace_steps": NamedFigure("Time per step by category", trace.trace_steps),
     "operators": NamedFigure("Operators", bars_of("operators", "counted-operators")),

@@ -54,12 +54,10 @@ def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
 def _ranges(rows: Sequence[tuple[int, Gain]]) -> dict[str, Any]:
     """Return horizontal bars from the lowest to the highest speedup, by row."""
     return {
-        "type": "bar",
-        "orientation": "h",
-        "y": [row for row, _ in rows],
+        "type": "bar", "orientation": "h", "y": [row for row, _ in rows],
         "base": [min(gain.low, _WIDEST_GAIN) for _, gain in rows],
         "x": [max(min(gain.high, _WIDEST_GAIN) - min(gain.low, _WIDEST_GAIN), 0.004) for _, gain in rows],
-    }
+    }  # fmt: skip
 
 
 def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
@@ -75,21 +73,17 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
     data: list[dict[str, Any]] = []
     predicted = [(row, rung.predicted) for row, (_, rung) in enumerate(rungs) if rung.predicted is not None]
     if predicted:
-        data.append(
-            {
-                **_ranges(predicted),
-                "name": "predicted for the treatment alone",
-                "width": 0.7,
-                "marker": {"color": ORANGE, "opacity": 0.35},
-                "customdata": [[wording.gain(gain)] for _, gain in predicted],
-                "hovertemplate": "predicted for the treatment alone: %{customdata[0]}<extra></extra>",
-            }
-        )
+        name = "predicted for the treatment alone"
+        data.append({
+            **_ranges(predicted), "name": name, "width": 0.7, "marker": {"color": ORANGE, "opacity": 0.35},
+            "customdata": [[wording.gain(gain)] for _, gain in predicted],
+            "hovertemplate": f"{name}: %{{customdata[0]}}<extra></extra>",
+        })  # fmt: skip
     for name, is_kept, symbol in (("kept", True, "circle"), ("left out", False, "x")):
         rows = [(row, rung, rung.speedup) for row, (_, rung) in enumerate(rungs) if rung.is_kept is is_kept]
         points = [(row, rung, speedup) for row, rung, speedup in rows if speedup is not None]
         if points:
-            data.append(_measured(f"measured, {name}", symbol, points))
+            data.append(_speedup_markers(f"measured, {name}", symbol, points))
     intervals = [rung.speedup for _, rung in rungs if rung.speedup is not None]
     ends = [min(one.high, _WIDEST_GAIN) for one in intervals] + [gain.high for _, gain in predicted]
     starts = [max(one.low, 0.0) for one in intervals]
@@ -107,31 +101,22 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
     )  # fmt: skip
 
 
-def _measured(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) -> dict[str, Any]:
+def _speedup_markers(name: str, symbol: str, points: list[tuple[int, Rung, Interval]]) -> dict[str, Any]:
     return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [speedup.value for _, _, speedup in points],
-        "y": [row for row, _, _ in points],
+        "type": "scatter", "mode": "markers", "name": name,
+        "x": [speedup.value for _, _, speedup in points], "y": [row for row, _, _ in points],
         "error_x": {
-            "type": "data",
-            "symmetric": False,
+            "type": "data", "symmetric": False, "thickness": 2, "color": GREY,
             "array": [max(speedup.high - speedup.value, 0.0) for _, _, speedup in points],
             "arrayminus": [max(speedup.value - speedup.low, 0.0) for _, _, speedup in points],
-            "thickness": 2,
-            "color": GREY,
         },
         "marker": {"symbol": symbol, "size": 11, "color": [_KEPT.get(rung.verdict, BLUE) for _, rung, _ in points]},
         "customdata": [
-            [
-                wording.times(s.value),
-                f"{wording.times(s.low)} to {wording.times(s.high)}",
-                wording.times(rung.step_gain.value) if rung.step_gain is not None else wording.NOT_TOLD,
-                rung.verdict.replace("_", " "),
-            ]
+            [wording.times(s.value), f"{wording.times(s.low)} to {wording.times(s.high)}",
+             wording.times(rung.step_gain.value) if rung.step_gain is not None else wording.UNKNOWN,
+             rung.verdict.replace("_", " ")]
             for _, rung, s in points
         ],
         "hovertemplate": "%{customdata[0]} (%{customdata[1]})<br>over the rung below: %{customdata[2]}<br>"
         "%{customdata[3]}<extra></extra>",
-    }
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The roofline: compute cost of modules and operators against the limits of the device."""
+"""The roofline: compute cost of modules and operators, and the limits of the device."""
 
 from __future__ import annotations
 
@@ -92,32 +92,21 @@ def _has_place(*values: float) -> bool:
 
 def _cloud(name: str, color: str, symbol: str, works: list[_Work]) -> dict[str, Any]:
     return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [work.intensity for work in works],
-        "y": [work.flops_per_s for work in works],
+        "type": "scatter", "mode": "markers", "name": name,
+        "x": [work.intensity for work in works], "y": [work.flops_per_s for work in works],
         "marker": {
-            "color": color,
-            "symbol": symbol,
+            "color": color, "symbol": symbol, "opacity": 0.85,
             # The area grows with the share of the time.
             "size": [_SMALLEST_PX + (_LARGEST_PX - _SMALLEST_PX) * math.sqrt(min(work.part, 1.0)) for work in works],
-            "opacity": 0.85,
         },
         "customdata": [
-            [
-                label(work.name, 60),
-                number(work.intensity),
-                flops_in(work.flops_per_s, "FLOP/s"),
-                seconds(work.spent_s),
-                share(work.part),
-                f"{bound_name(work.bound)}-bound" if work.bound else "limit unknown",
-            ]
+            [label(work.name, 60), number(work.intensity), flops_in(work.flops_per_s, "FLOP/s"), seconds(work.spent_s),
+             share(work.part), f"{bound_name(work.bound)}-bound" if work.bound else "limit unknown"]
             for work in works
         ],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]} FLOP/byte, %{customdata[2]}<br>"
         "%{customdata[3]} per step, %{customdata[4]} of all " + name + "<br>%{customdata[5]}<extra></extra>",
-    }
+    }  # fmt: skip
 
 
 def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[str, Any]]:
@@ -134,21 +123,12 @@ def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[st
     data = []
     dashes = ("dot", "dash", "longdash", "dashdot")
     for i, (precision, speed) in enumerate(roofs):
-        is_own = precision == own
         ridge = speed / rate
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": f"ceiling in {label(precision, 12)}: {flops_in(speed, 'FLOP/s')}",
-                "x": [left, ridge, right],
-                "y": [left * rate, speed, speed],
-                "line": {
-                    "color": GREY if is_own else SERIES[(i + 2) % len(SERIES)],
-                    "width": 3 if is_own else 1.5,
-                    "dash": "solid" if is_own else dashes[i % len(dashes)],
-                },
-                "hovertemplate": f"{label(precision, 12)}: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
-            }
-        )
+        line = {"color": SERIES[(i + 2) % len(SERIES)], "width": 1.5, "dash": dashes[i % len(dashes)]}
+        data.append({
+            "type": "scatter", "mode": "lines", "x": [left, ridge, right], "y": [left * rate, speed, speed],
+            "name": f"ceiling in {label(precision, 12)}: {flops_in(speed, 'FLOP/s')}",
+            "line": {"color": GREY, "width": 3, "dash": "solid"} if precision == own else line,
+            "hovertemplate": f"{label(precision, 12)}: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
+        })  # fmt: skip
     return data

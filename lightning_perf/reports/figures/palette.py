@@ -4,8 +4,6 @@ Based on the palette of Okabe and Ito (2008), "Color universal design", without 
 (invisible on dark). Phases between steps repeat a color with a pattern, which also works in grayscale print.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 Theme = Literal["light", "dark"]

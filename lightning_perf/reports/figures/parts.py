@@ -22,7 +22,7 @@ _BYTES = ((1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (0, "B"))
 
 
 def label(text: str, limit: int = 40) -> str:
-    """Return foreign text as one line that plotly does not read as a tag, an entity or a formula."""
+    """Return untrusted text as one line that plotly does not read as a tag, an entity or a formula."""
     return html.escape(line(text, limit), quote=False).replace("$", "&#36;")
 
 
@@ -63,21 +63,11 @@ def upright(at: float) -> dict[str, Any]:
 
 
 def figure(
-    data: Sequence[Mapping[str, Any]],
-    theme: Theme,
-    *,
-    height: int,
-    has_legend: bool = False,
-    **layout: Any,
+    data: Sequence[Mapping[str, Any]], theme: Theme, *, height: int, has_legend: bool = False, **layout: Any
 ) -> go.Figure:
-    """Return a figure of the given traces, as wide as its container.
+    """Return a figure of the given traces (plotly's JSON), as wide as its container.
 
-    Args:
-        data: Traces as plotly's JSON.
-        theme: Colors of text and grid.
-        height: In pixels, without the legend.
-        has_legend: Whether to show a legend.
-        layout: Other arguments of plotly's layout.
+    ``height`` is in pixels, without the legend; ``layout`` are other arguments of plotly's layout.
     """
     import plotly.graph_objects as go
 

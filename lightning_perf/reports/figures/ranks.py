@@ -23,11 +23,13 @@ column would hide the one rank that matters."""
 MAX_TEXTS = 12
 """Cells show their value for up to this many ranks."""
 
-MAX_TOLD = 2048
+MAX_HOVER_TEXTS = 2048
 """For more ranks, hovering shows only the own work: the rest would add 150 bytes per rank to the file."""
 
 LEAST_DIFFERENCE = 0.05
 """Share of the median step by which a rank must differ to stand out."""
+
+_NO_LINES = {"showgrid": False, "zeroline": False}
 
 
 def ranks(session: Session, theme: Theme = "light") -> go.Figure | None:
@@ -63,19 +65,10 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         cells["texttemplate"] = "%{text}"
     every = max(1, math.ceil(len(summaries) / 16))
     ticks = list(range(0, len(summaries), every))
-    return figure(
-        [cells],
-        theme,
-        height=rows_height(len(rows), 100),
-        xaxis={
-            "title": {"text": "rank"},
-            "tickvals": ticks,
-            "ticktext": [str(summaries[i].rank) for i in ticks],
-            "showgrid": False,
-            "zeroline": False,
-        },
-        yaxis=rows_axis([name for name, _ in rows]),
-    )
+    xaxis = {**_NO_LINES, "title": {"text": "rank"}, "tickvals": ticks,
+             "ticktext": [str(summaries[i].rank) for i in ticks]}  # fmt: skip
+    height = rows_height(len(rows), 100)
+    return figure([cells], theme, height=height, xaxis=xaxis, yaxis=rows_axis([name for name, _ in rows]))
 
 
 def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
@@ -85,8 +78,8 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
     starts = list(range(0, n, columns))
     differences = dict(zip(by_rank, _from_median([one.own_s for one in summaries]), strict=True))
     unit, factor, reach = _scale(list(differences.values()), summaries)
-    is_brief = n > MAX_TOLD
-    told = {rank: _told(one, is_brief) for rank, one in by_rank.items()}
+    is_brief = n > MAX_HOVER_TEXTS
+    texts = {rank: _hover_text(one, is_brief) for rank, one in by_rank.items()}
     at = [[start + i for i in range(columns)] for start in starts]
     cells = {
         **_heat(unit, reach * factor),
@@ -94,7 +87,7 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         "y": list(range(len(starts))),
         "z": [[None if (value := differences.get(rank)) is None else value * factor for rank in row] for row in at],
         "customdata": [
-            [told.get(rank, "" if rank >= n else f"rank {rank} did not report") for rank in row] for row in at
+            [texts.get(rank, "" if rank >= n else f"rank {rank} did not report") for rank in row] for row in at
         ],
         "hoverongaps": False,
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -104,16 +97,12 @@ def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
         [cells],
         theme,
         height=rows_height(0, 110) + 14 * max(len(starts), 8),
-        xaxis={"title": {"text": f"rank within its row of {columns}"}, "showgrid": False, "zeroline": False},
+        xaxis={**_NO_LINES, "title": {"text": f"rank within its row of {columns}"}},
         yaxis={
-            "title": {"text": "first rank of the row"},
-            "tickvals": list(range(0, len(starts), every)),
-            "ticktext": [str(start) for start in starts[::every]],
-            "range": [len(starts) - 0.5, -0.5],
-            "showgrid": False,
-            "zeroline": False,
+            **_NO_LINES, "title": {"text": "first rank of the row"}, "range": [len(starts) - 0.5, -0.5],
+            "tickvals": list(range(0, len(starts), every)), "ticktext": [str(start) for start in starts[::every]],
         },
-    )
+    )  # fmt: skip
 
 
 def _from_median(values: Sequence[float | None]) -> list[float | None]:
@@ -129,7 +118,7 @@ def _scale(differences: Sequence[float | None], summaries: tuple[RankSummary, ..
     return *seconds_scale([reach]), reach
 
 
-def _told(one: RankSummary, is_brief: bool) -> str:
+def _hover_text(one: RankSummary, is_brief: bool) -> str:
     own = f"rank {one.rank}: own work {seconds(one.own_s)} per step"
     if is_brief:
         return own
@@ -140,12 +129,7 @@ def _told(one: RankSummary, is_brief: bool) -> str:
 
 def _heat(unit: str, reach: float) -> dict[str, Any]:
     return {
-        "type": "heatmap",
-        "xgap": 1,
-        "ygap": 1,
-        "colorscale": LESS_TO_MORE,
-        "zmin": -reach,
-        "zmid": 0,
-        "zmax": reach,
+        "type": "heatmap", "xgap": 1, "ygap": 1, "colorscale": LESS_TO_MORE,
+        "zmin": -reach, "zmid": 0, "zmax": reach,
         "colorbar": {"title": {"text": f"{unit} per step from the median", "side": "right"}, "thickness": 14},
-    }
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Time and memory over the run: steps, epochs, and memory until it ran out."""
+"""Time and memory over the run: steps, epochs, earlier runs, and memory until it ran out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from lightning_perf.records import PHASES, STEP_PHASES, Session
+from lightning_perf.reports.sections.earlier import changes_text
 from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
 from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
-from .parts import bytes_scale, figure, seconds_scale, stacked
+from .parts import bytes_scale, figure, label, seconds_scale, stacked, upright
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -53,63 +54,54 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     means_of = {phase: [block.phases.get(phase, 0.0) for block in blocks] for phase in STEP_PHASES}
     for phase, name, means in _folded(means_of):
         means.append(means[-1])
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "stackgroup": "phases",
-                "name": name,
-                "x": xs,
-                "y": [mean * factor for mean in means],
-                "line": {"shape": "hv", "width": 0.5, "color": PHASE_COLORS[phase]},
-                "fillcolor": PHASE_COLORS[phase],
-                "customdata": [[seconds(mean)] for mean in means],
-                "hovertemplate": f"{word} %{{x}}: {name} %{{customdata[0]}}<extra></extra>",
-            }
-        )
+        data.append({
+            "type": "scatter", "mode": "lines", "stackgroup": "phases", "name": name,
+            "x": xs, "y": [mean * factor for mean in means], "fillcolor": PHASE_COLORS[phase],
+            "line": {"shape": "hv", "width": 0.5, "color": PHASE_COLORS[phase]},
+            "customdata": [[seconds(mean)] for mean in means],
+            "hovertemplate": f"{word} %{{x}}: {name} %{{customdata[0]}}<extra></extra>",
+        })  # fmt: skip
     slowest = [block.max_step_s * factor for block in blocks]
-    data.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"slowest {word}",
-            "x": xs,
-            "y": [*slowest, slowest[-1]],
-            "line": {"shape": "hv", "width": 1, "color": GREY, "dash": "dot"},
-            "customdata": [[seconds(block.max_step_s)] for block in (*blocks, blocks[-1])],
-            "hovertemplate": f"slowest {word} nearby: %{{customdata[0]}}<extra></extra>",
-            "visible": True if max(slowest) <= 5 * max(block.step_s for block in blocks) * factor else "legendonly",
-        }
-    )
+    data.append({
+        "type": "scatter", "mode": "lines", "name": f"slowest {word}", "x": xs, "y": [*slowest, slowest[-1]],
+        "line": {"shape": "hv", "width": 1, "color": GREY, "dash": "dot"},
+        "customdata": [[seconds(block.max_step_s)] for block in (*blocks, blocks[-1])],
+        "hovertemplate": f"slowest {word} nearby: %{{customdata[0]}}<extra></extra>",
+        "visible": True if max(slowest) <= 5 * max(block.step_s for block in blocks) * factor else "legendonly",
+    })  # fmt: skip
     recorded = [window for window in session.windows if window.status == "recorded"]
     shapes = [
-        {
-            "type": "rect",
-            "xref": "x",
-            "yref": "paper",
-            "x0": window.first_step,
-            "x1": window.first_step + max(window.n_steps, 1),
-            "y0": 0,
-            "y1": 1,
-            "line": {"width": 1.5, "color": GREY, "dash": "dash"},
-            "layer": "above",
-        }
+        {"type": "rect", "xref": "x", "x0": window.first_step, "x1": window.first_step + max(window.n_steps, 1),
+         "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.5, "color": GREY, "dash": "dash"}, "layer": "above"}
         for window in recorded[:50]
-    ]
+    ]  # fmt: skip
     notes = [
-        {
-            "x": window.first_step,
-            "y": 1,
-            "xref": "x",
-            "yref": "paper",
-            "text": "profiler window",
-            "yanchor": "top",
-            "xanchor": "left",
-        }
+        {"text": "profiler window", "xref": "x", "x": window.first_step, "xanchor": "left",
+         "yref": "paper", "y": 1, "yanchor": "top"}
         for window in recorded[:1]
-    ]
+    ]  # fmt: skip
     axis = {"title": {"text": word}}
     return stacked(data, theme, axis, f"mean {word} ({unit})", shapes=shapes, annotations=notes)
+
+
+def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
+    """Return the runs of this training, oldest first; None without earlier ones."""
+    if session.earlier is None:
+        return None
+    runs = session.earlier.runs
+    unit, factor = seconds_scale(sum(each.phase_s.values()) for each in runs)
+    xs = list(range(len(runs)))
+    values_of = {name: [each.phase_s.get(name, 0.0) for each in runs] for name in PHASES}
+    data = stacked_bars(values_of, [*xs], [label(each.started_at) for each in runs], factor)
+    changed = [i for i, each in enumerate(runs) if each.changes]
+    notes = [
+        {"x": i - 0.5, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top",
+         "text": label(changes_text(runs[i], limit=1), 30)}
+        for i in changed[-6:]
+    ]  # fmt: skip
+    ticks = {"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs]}
+    title, marks = f"time per step ({unit})", [upright(i - 0.5) for i in changed]
+    return stacked(data, theme, ticks, title, barmode="stack", shapes=marks, annotations=notes)
 
 
 def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | None:
@@ -119,22 +111,14 @@ def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | N
         return None
     unit, factor = bytes_scale(n_bytes for _, n_bytes in oom.timeline)
     line = {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "x": [step for step, _ in oom.timeline],
-        "y": [n_bytes * factor for _, n_bytes in oom.timeline],
-        "line": {"color": RED},
+        "type": "scatter", "mode": "lines+markers", "line": {"color": RED},
+        "x": [step for step, _ in oom.timeline], "y": [n_bytes * factor for _, n_bytes in oom.timeline],
         "customdata": [[size(n_bytes)] for _, n_bytes in oom.timeline],
         "hovertemplate": "step %{x}: %{customdata[0]}<extra></extra>",
-    }
-    axis = f"{'allocated' if oom.where == 'device' else 'resident'} ({unit})"
-    return figure(
-        [line],
-        theme,
-        height=280,
-        xaxis={"title": {"text": "step"}, "showgrid": False},
-        yaxis={"title": {"text": axis}, "rangemode": "tozero"},
-    )
+    }  # fmt: skip
+    xaxis = {"title": {"text": "step"}, "showgrid": False}
+    title = f"{'allocated' if oom.where == 'device' else 'resident'} ({unit})"
+    return figure([line], theme, height=280, xaxis=xaxis, yaxis={"title": {"text": title}, "rangemode": "tozero"})
 
 
 def stacked_bars(
@@ -143,20 +127,14 @@ def stacked_bars(
     """Return bars of seconds by phase, as plotly's JSON; ``factor`` scales them, ``names`` are shown on hovering."""
     return [
         {
-            "type": "bar",
-            "name": name,
-            "x": xs,
-            "y": [value * factor for value in values],
-            "width": width,
-            "marker": {
-                "color": PHASE_COLORS.get(phase, GREY),
-                "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35},
-            },
+            "type": "bar", "name": name, "width": width, "x": xs, "y": [value * factor for value in values],
+            "marker": {"color": PHASE_COLORS.get(phase, GREY),
+                       "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35}},
             "customdata": [[where, seconds(value)] for where, value in zip(names, values, strict=True)],
             "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",
         }
         for phase, name, values in _folded(values_of)
-    ]
+    ]  # fmt: skip
 
 
 def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]]:

@@ -33,20 +33,15 @@ def bars_of(*keys: str) -> Callable[..., go.Figure | None]:
 
 def _bars(table: Table, theme: Theme) -> go.Figure:
     rows, by = table.rows[:MAX_ROWS], table.heads.index(table.bar_head)
-    told = [[f"{head}: {label(text_of(cell), 100)}" for head, cell in zip(table.heads, row, strict=True)]
+    lines_of = [[f"{head}: {label(text_of(cell), 100)}" for head, cell in zip(table.heads, row, strict=True)]
             for row in rows]  # fmt: skip
     bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": list(range(len(rows))),
-        "x": list(table.bars[:MAX_ROWS]),
-        "marker": {"color": BLUE},
-        "text": [label(text_of(row[by])) for row in rows],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "customdata": [["<br>".join(lines)] for lines in told],
+        "type": "bar", "orientation": "h", "y": list(range(len(rows))), "x": list(table.bars[:MAX_ROWS]),
+        "marker": {"color": BLUE}, "cliponaxis": False,
+        "text": [label(text_of(row[by])) for row in rows], "textposition": "outside",
+        "customdata": [["<br>".join(lines)] for lines in lines_of],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
-    }
+    }  # fmt: skip
     axis = {"title": {"text": label(table.bar_head)}, "range": [0, 1.2], "showticklabels": False}
     names = [label(text_of(row[0]), 36) for row in rows]
     return figure([bars], theme, height=rows_height(len(rows)), xaxis=axis, yaxis=rows_axis(names))

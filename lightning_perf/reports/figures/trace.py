@@ -13,8 +13,6 @@ from .parts import label, seconds_scale, stacked
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-MAX_ROWS = 16
-
 _CATEGORY_COLORS = {
     "kernel": BLUE,
     "communication": PURPLE,
@@ -48,26 +46,17 @@ def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:
         if not any(values):
             continue
         name = category.replace("_", " ")
-        data.append(
-            {
-                "type": "bar",
-                "name": name,
-                "x": list(range(len(steps))),
-                "y": [value * factor for value in values],
-                "marker": {"color": _CATEGORY_COLORS[category]},
-                "customdata": [
-                    [
-                        label(step.name),
-                        seconds(value),
-                        share(value / step.duration_s if step.duration_s > 0 else None),
-                        "no device" if step.busy_fraction is None else f"device busy {share(step.busy_fraction)}",
-                    ]
-                    for step, value in zip(steps, values, strict=True)
-                ],
-                "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}, %{customdata[2]}<br>"
-                "%{customdata[3]}<extra></extra>",
-            }
-        )
+        data.append({
+            "type": "bar", "name": name, "marker": {"color": _CATEGORY_COLORS[category]},
+            "x": list(range(len(steps))), "y": [value * factor for value in values],
+            "customdata": [
+                [label(step.name), seconds(value), share(value / step.duration_s if step.duration_s > 0 else None),
+                 "no device" if step.busy_fraction is None else f"device busy {share(step.busy_fraction)}"]
+                for step, value in zip(steps, values, strict=True)
+            ],
+            "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}, %{customdata[2]}<br>"
+            "%{customdata[3]}<extra></extra>",
+        })  # fmt: skip
     ticks = {"tickvals": list(range(len(steps))), "ticktext": [label(step.name, 24) for step in steps]}
     axis = ticks if len(steps) <= 24 else {"title": {"text": "step of the window"}}
     return stacked(data, theme, axis, f"time ({unit})", barmode="stack")

@@ -1,10 +1,8 @@
 """Formats of ``lightning-perf report``: one module each, named as the format.
 
-``draw(session, show_all, source)`` returns the report as text. ``show_all`` asks for the outcome of each rule too, and
-``source`` is the path that the user gave. Modules are imported when their format is asked for.
+``draw(session, show_all, source)`` returns the report as text. ``show_all`` adds the outcome of each rule, and
+``source`` is the path that the user gave. A module is imported when its format is first used.
 """
-
-from __future__ import annotations
 
 import importlib
 import pkgutil

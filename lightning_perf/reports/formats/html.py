@@ -1,7 +1,5 @@
 """A page that loads nothing from the network."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.reports.render.html import to_page
 

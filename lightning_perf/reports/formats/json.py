@@ -1,7 +1,5 @@
 """The session itself."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 
 

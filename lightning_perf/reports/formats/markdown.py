@@ -1,7 +1,5 @@
 """Markdown for pull requests."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Session
 from lightning_perf.reports.render.markdown import to_markdown
 

@@ -1,7 +1,5 @@
 """Documents on a terminal, and the short reports that only a terminal shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len

@@ -1,10 +1,8 @@
 """Documents as HTML: the report in one file, which makes no network requests, and a fragment for notebooks.
 
 Verdict, tables and findings need no script. Figures of the report are drawn by plotly's script from the
-installed wheel. Foreign text is shortened, stripped of control characters and escaped.
+installed wheel. Untrusted text is shortened, stripped of control characters and escaped.
 """
-
-from __future__ import annotations
 
 import base64
 import functools
@@ -32,12 +30,7 @@ _STATIC = importlib.resources.files(__package__) / "static"
 
 
 def to_page(session: Session, name: str = "") -> str:
-    """Return the whole diagnosis as one self-contained HTML page.
-
-    Args:
-        session: The session.
-        name: Where the session is, shown on top with the date; if empty, the class of the model.
-    """
+    """Return the whole diagnosis as one self-contained HTML page; see `run_name` for its heading."""
     with warnings.catch_warnings():  # importing plotly adds filters, which the training's process must not keep
         return _page(session, name)
 

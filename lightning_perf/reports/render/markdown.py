@@ -1,7 +1,5 @@
 """Documents as Markdown: for TensorBoard's text tab and for pull requests."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator, Sequence
@@ -22,10 +20,7 @@ _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "~": "&#126;"
 def to_markdown(session: Session, show_all: bool = False, is_folded: bool = False) -> str:
     """Return the whole diagnosis; the verdict comes first because TensorBoard's card shows about 500 pixels.
 
-    Args:
-        session: The session.
-        show_all: Also list the outcome of each rule.
-        is_folded: Fold long sections in ``<details>``, as pull requests can; TensorBoard would show the tags.
+    Long sections are folded in ``<details>`` if ``is_folded``, for pull requests; TensorBoard would show the tags.
     """
     return render(session_document(session, show_all), is_folded)
 
@@ -51,7 +46,7 @@ def render(document: doc.Document, is_folded: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """Return foreign text such that Markdown and HTML show it unchanged."""
+    """Return untrusted text such that Markdown and HTML show it unchanged."""
     escaped = _SPECIAL.sub(lambda match: "\\" + match[0], text.translate(_ENTITIES))
     return _NUMBERED.sub(r"\1\\\2", escaped)
 

@@ -1,27 +1,30 @@
 """Printing on the terminal without breaking live progress bars."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeAlias, cast
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from lightning_perf.reports.document import Document
 from lightning_perf.reports.wording import fit_encoding
 
+from .console import DocumentReport
 
-def emit(content: RenderableType, *, console: Console | None = None, stream: TextIO | None = None) -> None:
+Content: TypeAlias = RenderableType | Document | Sequence[Document]
+"""What can be printed: documents, another rich renderable, or text, which is never read as markup."""
+
+
+def emit(content: Content, *, console: Console | None = None, stream: TextIO | None = None) -> None:
     """Print a report, or plain text, above any live progress bar.
 
-    Args:
-        content: A report, another rich renderable, or text, which is never read as markup.
-        console: The console of a live rich display (Lightning's ``RichProgressBar``), which makes room by itself.
-        stream: Where to write without a console; None for standard output. No colors and no control characters unless
-            it is a terminal; in notebooks, rich's own colors are unreadable on dark backgrounds.
+    ``console`` is that of a live rich display (Lightning's ``RichProgressBar``), which moves aside by itself. Without
+    one, the report goes to ``stream`` or standard output, with colors and control characters only on a terminal; in
+    notebooks, rich's colors are unreadable on dark backgrounds.
     """
     if console is not None and not console.is_jupyter:
         # Uncropped: code to copy may be longer than the line.
@@ -36,7 +39,7 @@ def emit(content: RenderableType, *, console: Console | None = None, stream: Tex
         out.write("\n" * _has_open_line(out) + to_text(content, own.width, own.encoding))
 
 
-def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
+def to_text(content: Content, width: int = 80, encoding: str = "utf-8") -> str:
     """Return a report as plain text without colors."""
     # The file only gives the encoding: the output is captured before it reaches the file.
     recorder = Console(
@@ -53,8 +56,12 @@ def to_text(content: RenderableType, width: int = 80, encoding: str = "utf-8") -
     return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
 
 
-def _renderable(content: RenderableType, console: Console) -> RenderableType:
-    return Text(fit_encoding(content, console.encoding), overflow="fold") if isinstance(content, str) else content
+def _renderable(content: Content, console: Console) -> RenderableType:
+    if isinstance(content, str):
+        return Text(fit_encoding(content, console.encoding), overflow="fold")
+    if isinstance(content, Document):
+        return DocumentReport(content)
+    return DocumentReport(*content) if isinstance(content, list | tuple) else cast(RenderableType, content)
 
 
 def _tqdm_aside(stream: Any) -> AbstractContextManager[Any]:

@@ -1,6 +1,4 @@
-"""What a report says about the measurement itself: memory peaks, overhead, rules, what is missing."""
-
-from __future__ import annotations
+"""Facts on the measurement itself: memory peaks, overhead, rules, what is missing."""
 
 import shlex
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from lightning_perf.rules.engine import all_rules
 from .machine import machine_facts
 from .memory import peaks_fact
 
-MISSING_TOLD = 2
+_MAX_MISSING = 2
 """Missing measurements that are listed with their reason in the short form."""
 
 _MAIN_FIGURES = ("steady", "validation", "memory", "windows")
@@ -95,9 +93,9 @@ def missing_fact(session: Session) -> str:
     unexpected = _OPTIONAL_FIGURES if session.machine.devices else (*_DEVICE_FIGURES, *_OPTIONAL_FIGURES)
     rows = [(what, why) for what, why in missing_rows(session)
             if what.partition(".")[0] in _MAIN_FIGURES and what not in unexpected]  # fmt: skip
-    told = [f"{what}: {why}" for what, why in rows[:MISSING_TOLD]]
-    rest = len(rows) - len(told)
-    return "; ".join(told) + (f"; and {rest} more" if rest else "")
+    texts = [f"{what}: {why}" for what, why in rows[:_MAX_MISSING]]
+    rest = len(rows) - len(texts)
+    return "; ".join(texts) + (f"; and {rest} more" if rest else "")
 
 
 def missing_rows(session: Session) -> list[tuple[str, str]]:
@@ -116,14 +114,14 @@ def probes_fact(session: Session) -> str:
 
 def applied_fact(session: Session) -> str:
     """Return what ``apply=`` changed during the run; figures span the time before and after."""
-    told = []
+    texts = []
     tried = {one.treatment for one in session.autopilot.tries} if session.autopilot is not None else ()
     for one in session.applied:
-        if one.treatment in tried:  # the autopilot's own section says more
+        if one.treatment in tried:  # the autopilot's own section shows it
             continue
         name, code = line(one.treatment, 60), line(one.finding, 16)
         if one.status == "applied":
-            told.append(f"{name} from epoch {one.epoch} on, as {code} recommends; figures include the time before")
+            texts.append(f"{name} from epoch {one.epoch} on, as {code} recommends; figures include the time before")
         else:
-            told.append(f"{name} was refused: {line(one.reason, 200)}")
-    return "; ".join(told)
+            texts.append(f"{name} was refused: {line(one.reason, 200)}")
+    return "; ".join(texts)

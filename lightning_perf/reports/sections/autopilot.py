@@ -1,7 +1,5 @@
 """What the autopilot tried in the run, what it kept, and the lines for the next run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import AutopilotTry, Interval, Session
@@ -20,27 +18,18 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
     n_kept = count(sum(one.status == "kept" for one in found.tries), "kept treatment")
     waiting = ", ".join(line(text, 60) for text in found.waiting)
     yield facts([
-        f"{interval_text(found.speedup)} from {n_kept}" if found.speedup is not None else "",
+        f"{_speedup_text(found.speedup)} from {n_kept}" if found.speedup is not None else "",
         f"{seconds(found.lost_s)} lost to slower treatments, of {seconds(found.budget_s)} allowed",
         f"not tried: {waiting}" if waiting else "",
     ])  # fmt: skip
     rows: Rows = [
         (
-            line(one.setting, 60), RESULTS[one.status], *_speedup(one), _blocks(one),
+            line(one.setting, 60), RESULTS[one.status], *_speedup_cells(one), _blocks(one),
             f"{one.first_step}–{one.last_step}", line(one.finding, 16), why(one),
         )
         for one in found.tries
     ]  # fmt: skip
-    heads = (
-        "treatment",
-        "result",
-        "speedup",
-        "95 % CI",
-        "blocks",
-        Column("steps", 100),
-        "finding",
-        "why",
-    )
+    heads = ("treatment", "result", "speedup", "95 % CI", "blocks", Column("steps", 100), "finding", "why")
     yield table(heads, rows, key="autopilot")
     if found.code:
         yield code(block(found.code), "the next run starts as this one ended with")
@@ -48,9 +37,9 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
 
 def decision_line(one: AutopilotTry) -> str:
     """Return a decision as one line for the console."""
-    speedup = interval_text(one.speedup)
-    told = [speedup, _blocks(one) if speedup else "", line(one.reason, 200)]
-    return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, told))}"
+    speedup = _speedup_text(one.speedup)
+    texts = [speedup, _blocks(one) if speedup else "", line(one.reason, 200)]
+    return f"{RESULTS[one.status]} {line(one.setting, 60)}: {', '.join(filter(None, texts))}"
 
 
 def kept_facts(session: Session) -> list[tuple[str, str]]:
@@ -60,10 +49,10 @@ def kept_facts(session: Session) -> list[tuple[str, str]]:
         return []
     settings = ", ".join(line(one.setting, 60) for one in found.tries if one.status == "kept")
     code = "; ".join(line(each, 200) for each in block(found.code))
-    return [("kept", f"{interval_text(found.speedup)}: {settings}"), ("next run", code)]
+    return [("kept", f"{_speedup_text(found.speedup)}: {settings}"), ("next run", code)]
 
 
-def interval_text(speedup: Interval | None) -> str:
+def _speedup_text(speedup: Interval | None) -> str:
     """Return a speedup with its interval: ``1.74x (1.69–1.80)``; empty without one."""
     return f"{speedup.value:.2f}x ({speedup.low:.2f}–{speedup.high:.2f})" if speedup is not None else ""
 
@@ -75,7 +64,7 @@ def why(one: AutopilotTry) -> str:
     return line(one.reason, 200)
 
 
-def _speedup(one: AutopilotTry) -> tuple[str, str]:
+def _speedup_cells(one: AutopilotTry) -> tuple[str, str]:
     found = one.speedup
     return ("", "") if found is None else (f"{found.value:.2f}x", f"{found.low:.2f}–{found.high:.2f}")
 

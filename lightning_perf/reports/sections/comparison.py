@@ -1,7 +1,5 @@
 """The comparison of two runs: headline, times, findings, settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import (
@@ -17,8 +15,8 @@ from lightning_perf.reports.cells import PAGE, Cell, Heads, Rows, Value
 from lightning_perf.reports.cells import seconds as seconds_cell
 from lightning_perf.reports.document import AnyPart, Document, Verdict, facts, listing, section, table
 from lightning_perf.reports.wording import (
-    NOT_TOLD,
     TOO_WIDE,
+    UNKNOWN,
     count,
     interval_text,
     line,
@@ -32,7 +30,8 @@ from lightning_perf.reports.wording import (
 MAX_DIFFERENCES = 40
 """Differences shown; JSON has all of them."""
 
-_NEGLIGIBLE = 0.002  # of the step: phases without a verdict that changed by less are left out
+_NEGLIGIBLE = 0.002
+"""Phases without a verdict that changed by less than this share of the step are left out."""
 
 
 def comparison_document(comparison: Comparison) -> Document:
@@ -63,7 +62,7 @@ def _notes(comparison: Comparison) -> Iterator[AnyPart]:
 
 def _times(comparison: Comparison) -> Iterator[AnyPart]:
     heads: Heads = ("", "base", "new", "change", "95 % CI", "verdict")
-    yield table(heads, time_rows(comparison), about=_BASIS, key="times", bars="new", bar_room=PAGE)
+    yield table(heads, time_rows(comparison), about=_BASIS, key="times", bars="new", bars_min_width=PAGE)
 
 
 def _figures(comparison: Comparison) -> Iterator[AnyPart]:
@@ -88,8 +87,8 @@ def headline(comparison: Comparison) -> str:
         return "Nothing to compare: " + (line(shown.reason, 300) if shown is not None else "no time was measured")
     what = _time_name(shown.name, comparison.per)
     if shown.ratio is None:
-        told = f"{what} was {seconds(shown.base_s)}, now {seconds(shown.new_s)}; {line(shown.reason, 200)}"
-        return f"Inconclusive: {told}"
+        change_text = f"{what} was {seconds(shown.base_s)}, now {seconds(shown.new_s)}"
+        return f"Inconclusive: {change_text}; {line(shown.reason, 200)}"
     if shown.change == "inconclusive":
         interval = _range(shown.ratio)
         why = "the runs vary too much to compare them" if interval == _UNKNOWN else f"95 % CI {interval}"
@@ -160,9 +159,9 @@ def trial_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 def gate_line(regressions: Sequence[TimeChange], percent: float) -> str:
     """Return the message of a failed regression gate."""
-    told = [f"{_time_name(one.name, 'step')} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
+    texts = [f"{_time_name(one.name, 'step')} {_longer(one.ratio.value)}, at least {percent_change(one.ratio.low)}"
             for one in regressions if one.ratio is not None]  # fmt: skip
-    return f"regression beyond {percent:g} %: " + "; ".join(told)
+    return f"regression beyond {percent:g} %: " + "; ".join(texts)
 
 
 def _cause(comparison: Comparison, shown: TimeChange) -> str:
@@ -205,10 +204,8 @@ def _finding(one: FindingChange) -> tuple[Cell, ...]:
 
 
 def _figure(one: FigureChange) -> tuple[Cell, ...]:
-    def told(value: float | None) -> Value:
-        return Value(NOT_TOLD if value is None else quantity(value, one.unit), value)
-
-    return line(one.name, 60), told(one.base), told(one.new), change(one.base, one.new)
+    cells = (Value(UNKNOWN if value is None else quantity(value, one.unit), value) for value in (one.base, one.new))
+    return line(one.name, 60), *cells, change(one.base, one.new)
 
 
 def _value(text: str | None) -> str:
@@ -218,8 +215,8 @@ def _value(text: str | None) -> str:
 def _speedup(interval: Interval | None, verdict: str | None) -> str:
     if verdict is None:
         return "not tried"
-    told = f"{times(interval.value)} ({interval_text(interval)}), " if interval else ""
-    return told + verdict.replace("_", " ")
+    speedup = f"{times(interval.value)} ({interval_text(interval)}), " if interval else ""
+    return speedup + verdict.replace("_", " ")
 
 
 def change(base: float | None, new: float | None) -> Value:

@@ -1,7 +1,5 @@
 """Earlier runs of the same training: what became slower since, and what changed from run to run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import EarlierRun, Session
@@ -22,18 +20,18 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),
                    number(each.n_steps), _longest(each), changes_text(each)) for each in runs]  # fmt: skip
     heads = ("started (UTC)", "step", Column("steps", 100), "longest phase", "changed since the run before")
-    yield table(heads, rows, key="earlier", n_brief=6, bars="step", bar_room=100)
+    yield table(heads, rows, key="earlier", n_brief=6, bars="step", bars_min_width=100)
 
 
 def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
     """Return what changed since the run before, the first few."""
-    told = [f"{each.name} {_value(each.base)} → {_value(each.new)}" for each in run.changes[:limit]]
-    rest = len(run.changes) - len(told)
-    return ", ".join(line(each, 120) for each in told) + (f" and {rest} more" if rest > 0 else "")
+    texts = [f"{each.name} {_value(each.base)} → {_value(each.new)}" for each in run.changes[:limit]]
+    rest = len(run.changes) - len(texts)
+    return ", ".join(line(each, 120) for each in texts) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _value(value: str | None) -> str:
-    return "none" if value is None else value[:7] if len(value) == 40 else value  # a commit
+    return "none" if value is None else value[:7] if len(value) == 40 else value  # the short form of a commit
 
 
 def _longest(run: EarlierRun) -> str:

@@ -1,7 +1,5 @@
 """Short documents during a run: before the first step, and at the end of an epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -19,23 +17,17 @@ EPOCH_FINDINGS = 3
 
 
 def epoch_document(session: Session, epoch_index: int, previous: Session | None = None) -> Document:
-    """Return the short diagnosis at the end of an epoch.
-
-    Args:
-        session: With findings and verdict up to now.
-        epoch_index: ``Epoch.index`` of the epoch that ended.
-        previous: The session at the last report; its findings are only named. None at first.
-    """
+    """Return the short diagnosis at the end of an epoch; findings of the last report (``previous``) are only named."""
     epoch = next((e for e in session.epochs if e.index == epoch_index), None)
-    told = [f"epoch {epoch_index}"]
+    texts = [f"epoch {epoch_index}"]
     if epoch is not None:
-        told += [count(epoch.n_steps, "step"), seconds(epoch.wall_s)]
+        texts += [count(epoch.n_steps, "step"), seconds(epoch.wall_s)]
         if epoch.step_p50_s is not None:
-            told.append(f"{seconds(epoch.step_p50_s)} per step (p50)")
+            texts.append(f"{seconds(epoch.step_p50_s)} per step (p50)")
         if epoch.samples is not None and epoch.wall_s > 0:
-            told.append(f"{number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
+            texts.append(f"{number(round(epoch.samples / epoch.wall_s, 1))} samples/s")
         if epoch.tokens is not None and epoch.wall_s > 0:
-            told.append(f"{number(round(epoch.tokens / epoch.wall_s, 1))} tokens/s")
+            texts.append(f"{number(round(epoch.tokens / epoch.wall_s, 1))} tokens/s")
     rows = phase_rows(epoch.phases, epoch.wall_s) if epoch is not None else []
     known = {(f.code, f.severity) for f in previous.findings} if previous is not None else set()
     findings = ordered_findings(session)
@@ -43,7 +35,7 @@ def epoch_document(session: Session, epoch_index: int, previous: Session | None 
     as_before = [f for f in findings if (f.code, f.severity) in known]
     return Document(
         verdict_of(session),
-        tuple(told),
+        tuple(texts),
         (section("phases", "", [breakdown(rows)]), section("findings", "", _short(new, as_before))),
     )
 

@@ -1,7 +1,5 @@
 """Findings with evidence and recommendations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import SEVERITIES, Finding, Session

@@ -1,7 +1,5 @@
 """The ranked fixes: what to change, what it brings, and what it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lightning_perf.records import Arm, Finding, Interval, Prescription, Session
@@ -11,8 +9,8 @@ from lightning_perf.reports.fixes import alternatives, fix_groups, fix_text, tri
 from lightning_perf.reports.wording import certainty, gain, interval_text, line, times
 
 _WIDE, _WIDEST = 72, 100
-_ROOM = 120
-"""Characters of a fix."""
+_MAX_LENGTH = 120
+"""Longest text of a fix."""
 
 
 def fixes_table(session: Session) -> Table:
@@ -20,8 +18,8 @@ def fixes_table(session: Session) -> Table:
     rows: Rows = []
     for group in fix_groups(session):
         first, fix = group[0], group[0].prescriptions[0]
-        other = alternatives(group, session, _ROOM)
-        text = fix_text(fix, session, _ROOM) + (f"; {other}" if other else "")
+        other = alternatives(group, session, _MAX_LENGTH)
+        text = fix_text(fix, session, _MAX_LENGTH) + (f"; {other}" if other else "")
         rows.append(
             (line(first.code, 16), line(first.name, 60), text, speedup_of(session, first), fix.effort, certainty(first))
         )

@@ -1,7 +1,5 @@
 """A hang, as a block of text for the screen."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Hang, RankState
@@ -28,8 +26,8 @@ def _lines(hang: Hang) -> Iterator[str]:
     if hang.call or used:
         yield f"  call     {'; '.join(each for each in (line(hang.call, 80), used) if each)}"
     for worker in hang.workers[:_MAX_LISTED]:
-        told = (worker.state, f"in {worker.waits_in}" if worker.waits_in else "", worker.where and f"at {worker.where}")
-        yield f"  worker   process {worker.pid} {line(' '.join(each for each in told if each), 200)}"
+        place = f"in {worker.waits_in}" if worker.waits_in else "", f"at {worker.where}" if worker.where else ""
+        yield f"  worker   process {worker.pid} {line(' '.join(filter(None, (worker.state, *place))), 200)}"
     # Of many ranks, those that are elsewhere than most.
     ranks = sorted(hang.ranks, key=lambda one: (sum(_place(one) == _place(other) for other in hang.ranks), one.rank))
     for rank in sorted(ranks[:_MAX_LISTED], key=lambda one: one.rank):

@@ -1,7 +1,5 @@
 """Host code inside steps: lines that take time or synchronize, loops over tensors, the compiler, the loss scaler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -44,12 +42,12 @@ def host_parts(session: Session) -> Iterator[AnyPart]:
         yield facts(f"{line(part, 40)} not measured: {line(why, 160)}" for part, why in calls.unseen.items())
     if watch is not None:
         yield heading(f"torch.compile: {count(watch.n_compiles, 'compilation')} in {seconds_text(watch.compile_s)}")
-        told = [count(watch.n_functions, "function")] if watch.n_functions else []
+        texts = [count(watch.n_functions, "function")] if watch.n_functions else []
         if watch.n_compiled_steps:
-            told.append(f"{count(watch.n_compiled_steps, 'step')} with compilation, excluded from all figures")
+            texts.append(f"{count(watch.n_compiled_steps, 'step')} with compilation, excluded from all figures")
         if watch.n_after_warmup:
-            told.append(f"{watch.n_after_warmup} after warmup, {seconds_text(watch.compile_after_warmup_s)}")
-        yield facts(told, "Compiler")
+            texts.append(f"{watch.n_after_warmup} after warmup, {seconds_text(watch.compile_after_warmup_s)}")
+        yield facts(texts, "Compiler")
         rows: Rows = [
             (_place(each.file, each.line, each.function), what, number(each.n), line(each.reason, 100))
             for what, events in (("recompilation", watch.recompiles), ("graph break", watch.graph_breaks))

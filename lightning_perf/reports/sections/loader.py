@@ -1,7 +1,5 @@
 """The DataLoader, measured by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,14 +19,14 @@ _MIN_LINE_SHARE = 0.1
 
 
 class CurveRow(NamedTuple):
-    """One number of workers.
+    """The speed of the loader with one number of workers.
 
     Attributes:
-        num_workers: As many.
+        num_workers: Number of workers.
         fetch_s: Seconds between batches without any training.
         step_s: The expected step time in training; None if no step was measured.
-        mark: What is special about it: ``"enough"``, ``"in use"``; else empty.
-        fill: Length of its bar, 0…1: its throughput ÷ the highest of all.
+        mark: ``"enough"``, ``"in use"``, both or empty.
+        fill: Length of the bar, 0…1: the throughput ÷ the highest one.
     """
 
     num_workers: int
@@ -67,7 +65,7 @@ def loader_parts(session: Session) -> Iterator[AnyPart]:
         for each in probe.functions
     ]  # fmt: skip
     heads = ("function", "line", "in", "own code", "total", "self")
-    yield table(heads, functions, title="Functions that take the time of a sample", key="functions", room=TAB)
+    yield table(heads, functions, title="Functions that take the time of a sample", key="functions", min_width=TAB)
 
 
 def ceiling_facts(session: Session) -> list[str]:

@@ -1,7 +1,5 @@
 """The machine during the run: devices, host, energy, cost."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Cost, Energy, Finding, GpuTelemetry, HostTelemetry, Session
 from lightning_perf.reports.wording import count, line, number, share, size
 
@@ -43,8 +41,8 @@ def other_programs_fact(session: Session) -> str:
 def _findings_cost(session: Session) -> str:
     """Return the daily cost of each finding at the user's price; empty without a price or a speedup."""
     costs = ((finding, finding_cost(session, finding)) for finding in session.findings)
-    told = [f"{line(finding.code, 16)} costs {amount}" for finding, amount in costs if amount]
-    return ", ".join(told) + " (shared time counts more than once)" * (len(told) > 1)
+    texts = [f"{line(finding.code, 16)} costs {amount}" for finding, amount in costs if amount]
+    return ", ".join(texts) + " (shared time counts more than once)" * (len(texts) > 1)
 
 
 def finding_cost(session: Session, finding: Finding) -> str:

@@ -1,6 +1,4 @@
-"""What memory holds, when, and how it grows."""
-
-from __future__ import annotations
+"""The memory in use: its components, its course over a step, and its growth."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,17 +12,17 @@ from lightning_perf.reports.wording import count, line, share, size
 _MAX_MODULES = 6
 _MIN_SHARE = 0.005
 MAX_TIMES = 100
-"""A batch so many times larger than the present one is limited by other things than memory."""
+"""The headroom is not shown beyond this multiple of the batch: other things than memory limit such batches."""
 
 
 class MemoryRow(NamedTuple):
     """One component of the memory in use.
 
     Attributes:
-        name: As shown.
-        n_bytes: Its size.
-        share: Of all components together.
-        note: How it is known, if it was not counted; else empty.
+        name: Name of the component, such as "gradients".
+        n_bytes: Size in bytes.
+        share: Fraction of the sum of all components.
+        note: How the size was obtained, if it was not counted; else empty.
     """
 
     name: str
@@ -52,7 +50,7 @@ def breakdown_parts(breakdown: Breakdown) -> Iterator[AnyPart]:
     """Yield the components of the memory in use, and the modules that hold most."""
     cells = [(row.name, Value(share(row.share, decimals=1), row.share), size_cell(row.n_bytes), row.note)
              for row in memory_rows(breakdown)]  # fmt: skip
-    yield table(("component", "share", "size", "basis"), cells, key="holds", bars="size", bar_room=PAGE)
+    yield table(("component", "share", "size", "basis"), cells, key="holds", bars="size", bars_min_width=PAGE)
     yield facts(module_facts(breakdown), "By module")
     rows: Rows = [
         (name, *map(size_cell, (total, each.parameters_bytes, each.gradients_bytes, each.optimizer_bytes,
@@ -60,7 +58,7 @@ def breakdown_parts(breakdown: Breakdown) -> Iterator[AnyPart]:
         for name, total, each in _by_module(breakdown)
     ]  # fmt: skip
     heads: Heads = ("module", "total", "parameters", "gradients", "optimizer", "buffers", "activations")
-    yield table(heads, rows, title="Memory by module", key="memory-modules", room=PAGE, bars="total")
+    yield table(heads, rows, title="Memory by module", key="memory-modules", min_width=PAGE, bars="total")
 
 
 def _devices(session: Session) -> Table:
@@ -77,7 +75,7 @@ def _devices(session: Session) -> Table:
         "inactive split",
         Column("allocation retries", TAB),
     )
-    return table(heads, rows, title="Devices", key="devices", room=PAGE)
+    return table(heads, rows, title="Devices", key="devices", min_width=PAGE)
 
 
 def _phases(session: Session) -> Table:
@@ -88,14 +86,14 @@ def _phases(session: Session) -> Table:
         rows: Rows = [(f"after {each.phase}", size_cell(each.rss_bytes), number(each.n))
                       for each in (host.phases if host is not None else ())]  # fmt: skip
         heads: Heads = ("phase", "resident", "sampled steps")
-        return table(heads, rows, title=title, key=key, room=PAGE, bars="resident")
+        return table(heads, rows, title=title, key=key, min_width=PAGE, bars="resident")
     rows = [
         (f"after {each.phase}", size_cell(each.allocated_bytes), size_cell(each.reserved_bytes),
          size_cell(each.peak_bytes or None), number(each.n))
         for each in device.phases
     ]  # fmt: skip
     heads = ("phase", "allocated", "reserved", "peak raised here", "sampled steps")
-    return table(heads, rows, title=title, key=key, room=PAGE, bars="allocated")
+    return table(heads, rows, title=title, key=key, min_width=PAGE, bars="allocated")
 
 
 def _growth(session: Session) -> Table:
@@ -106,7 +104,7 @@ def _growth(session: Session) -> Table:
         for each in session.memory.growth
     ]  # fmt: skip
     heads: Heads = ("memory", "per 1,000 steps", "95 % CI", "steady growth", "readings", "steps")
-    return table(heads, rows, title="Memory growth", key="growth", room=PAGE, bars="per 1,000 steps")
+    return table(heads, rows, title="Memory growth", key="growth", min_width=PAGE, bars="per 1,000 steps")
 
 
 def memory_rows(breakdown: Breakdown) -> list[MemoryRow]:
@@ -163,10 +161,10 @@ def phase_facts(session: Session) -> list[str]:
     memory = session.memory
     if memory.devices:
         device = memory.devices[0]
-        told = [f"after {p.phase} {size(p.allocated_bytes)}" for p in device.phases]
-        if told and device.peak_phase:
-            told.append(f"peak in {device.peak_phase}")
-        return told
+        texts = [f"after {p.phase} {size(p.allocated_bytes)}" for p in device.phases]
+        if texts and device.peak_phase:
+            texts.append(f"peak in {device.peak_phase}")
+        return texts
     phases = memory.host.phases if memory.host is not None else ()
     return [f"after {p.phase} {size(p.rss_bytes)} resident" for p in phases]
 

@@ -1,7 +1,5 @@
 """Compute cost of the model: modules and operators against the limits of the device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_perf.records import Breakdown, ModelProfile, Utilisation
@@ -31,25 +29,23 @@ def model_document(profile: ModelProfile | None, memory: Breakdown | None) -> Do
     """Return the compute cost of a model, what its memory holds, or both; outside a run."""
     sections = []
     if profile is not None:
-        sections.append(section("model", model_title(profile), model_parts(profile, in_run=False), is_short=True))
+        sections.append(section("model", model_title(profile), model_parts(profile, is_in_run=False), is_short=True))
     if memory is not None:
         sections.append(section("memory", memory_title(memory), breakdown_parts(memory), is_short=True))
     return Document(None, (), tuple(sections))
 
 
-def model_parts(profile: ModelProfile | None, in_run: bool = True) -> Iterator[AnyPart]:
-    """Yield totals, utilization and limits, then modules and operators.
+def model_parts(profile: ModelProfile | None, is_in_run: bool = True) -> Iterator[AnyPart]:
+    """Yield totals, utilization and limits, then modules and operators; nothing unless FLOPs were counted.
 
-    Args:
-        profile: The figures; nothing is yielded unless FLOPs were counted.
-        in_run: Whether step times are shown elsewhere.
+    Step times are left out if ``is_in_run``, since other sections show them.
     """
     if profile is None or profile.forward_flops is None:
         return
     yield facts(model_facts(profile), "Model")
-    if not in_run:
+    if not is_in_run:
         yield facts(_time_facts(profile), "Time")
-    yield facts(utilisation_facts(profile.utilisation), "Utilization")
+    yield facts(utilization_facts(profile.utilisation), "Utilization")
     yield facts(_bound_facts(profile), "Limit")
     yield Figure("roofline", "Roofline")
     yield module_table(profile)
@@ -74,65 +70,65 @@ def flops_in(value: float | None, unit: str = "FLOPs") -> str:
 
 def model_facts(profile: ModelProfile) -> list[str]:
     """Return parameters, FLOPs and bytes of the whole model."""
-    told = [f"{number_text(profile.n_parameters)} parameters ({size(profile.parameters_bytes)})"]
+    texts = [f"{number_text(profile.n_parameters)} parameters ({size(profile.parameters_bytes)})"]
     if profile.n_samples is not None:
-        told.append(f"batch size {profile.n_samples:,}")
+        texts.append(f"batch size {profile.n_samples:,}")
     if profile.forward_flops is not None:
-        told.append(f"forward {flops_in(profile.forward_flops)}")
+        texts.append(f"forward {flops_in(profile.forward_flops)}")
     if profile.backward_flops is not None:
-        told.append(f"backward {flops_in(profile.backward_flops)}")
+        texts.append(f"backward {flops_in(profile.backward_flops)}")
     if profile.recomputed_flops:
-        told.append(f"{flops_in(profile.recomputed_flops)} of these recompute activations")
+        texts.append(f"{flops_in(profile.recomputed_flops)} of these recompute activations")
     n_flops, n_bytes = work_of(profile)
     if profile.basis != "step":
-        told.append("counted from shapes" + (", as if not compiled" if profile.basis == "uncompiled" else ""))
+        texts.append("counted from shapes" + (", as if not compiled" if profile.basis == "uncompiled" else ""))
     if profile.saved_bytes is not None:
-        told.append(f"{size(profile.saved_bytes)} saved for backward")
+        texts.append(f"{size(profile.saved_bytes)} saved for backward")
     if n_bytes:
-        told.append(f"{size(n_bytes)} read and written, {number_text(intensity(n_flops, n_bytes))} FLOP/byte")
+        texts.append(f"{size(n_bytes)} read and written, {number_text(intensity(n_flops, n_bytes))} FLOP/byte")
     if profile.precision:
-        told.append(f"mostly {line(profile.precision, 16)}")
+        texts.append(f"mostly {line(profile.precision, 16)}")
     if profile.uncounted:
-        told.append("not counted: " + ", ".join(line(name, 60) for name in profile.uncounted[:4]))
-    return told
+        texts.append("not counted: " + ", ".join(line(name, 60) for name in profile.uncounted[:4]))
+    return texts
 
 
 def _time_facts(profile: ModelProfile) -> list[str]:
-    told = []
+    texts = []
     for name, timed in (("forward", profile.forward_s), ("step", profile.step_s)):
         if timed is not None:
-            told.append(f"{name} {seconds_text(timed.p50)} (p50), {seconds_text(timed.p95)} (p95)")
+            texts.append(f"{name} {seconds_text(timed.p50)} (p50), {seconds_text(timed.p95)} (p95)")
     timed = profile.step_s or profile.forward_s
     if timed is not None and profile.n_samples and timed.p50 > 0:
-        told.append(f"{number_text(round(profile.n_samples / timed.p50, 1))} samples/s")
-    return [*told, count(profile.n_timed, "repetition")] if told else []
+        texts.append(f"{number_text(round(profile.n_samples / timed.p50, 1))} samples/s")
+    return [*texts, count(profile.n_timed, "repetition")] if texts else []
 
 
-def utilisation_facts(used: Utilisation | None) -> list[str]:
+def utilization_facts(used: Utilisation | None) -> list[str]:
     """Return FLOP/s, and their share of what was measured and of the datasheet."""
     if used is None:
         return []
-    told = [f"{flops_in(used.flops_per_s, 'FLOP/s')} in {line(used.precision, 16)}"]
+    texts = [f"{flops_in(used.flops_per_s, 'FLOP/s')} in {line(used.precision, 16)}"]
     if used.measured_fraction is not None:
         peak = flops_in(used.measured_flops_per_s, "FLOP/s")
-        told.append(f"{share(used.measured_fraction)} of the measured peak of {peak}")
+        texts.append(f"{share(used.measured_fraction)} of the measured peak of {peak}")
     if used.datasheet_fraction is not None:
         peak = flops_in(used.datasheet_flops_per_s, "FLOP/s")
-        told.append(f"{share(used.datasheet_fraction)} of the {peak} of the datasheet ({line(used.datasheet, 80)})")
-    return told
+        texts.append(f"{share(used.datasheet_fraction)} of the {peak} of the datasheet ({line(used.datasheet, 80)})")
+    return texts
 
 
 def _bound_facts(profile: ModelProfile) -> list[str]:
-    told = []
+    texts = []
     if profile.bound is not None:
         part = "forward" if profile.backward_flops is None else "forward and backward"
-        told.append(f"{part}: {bound_name(profile.bound)}-bound")
+        texts.append(f"{part}: {bound_name(profile.bound)}-bound")
     if profile.advice:
-        told.append(line(profile.advice, 120))
+        texts.append(line(profile.advice, 120))
     edge = ridge(profile.ceilings, profile.precision) if profile.ceilings is not None else None
     if edge is not None:
-        told.append(f"memory-bound below {number_text(edge)} FLOP/byte")
-    return told
+        texts.append(f"memory-bound below {number_text(edge)} FLOP/byte")
+    return texts
 
 
 def bound_name(bound: str) -> str:
@@ -161,7 +157,7 @@ def module_table(profile: ModelProfile) -> Table:
     about = "one step, forward and backward; each module without the modules listed inside it"
     bars = "time" if any(map(module_s, profile.modules)) else "FLOPs"
     return table(heads, rows, title="Modules", about=about, key="modules", n_brief=_MAX_MODULES, bars=bars,
-                 bar_room=PAGE)  # fmt: skip
+                 bars_min_width=PAGE)  # fmt: skip
 
 
 def operator_table(profile: ModelProfile) -> Table:
@@ -179,7 +175,7 @@ def operator_table(profile: ModelProfile) -> Table:
         about += "; modules were timed in other steps, so their times differ"
     title = "Compute cost by operator"
     return table(heads, rows, title=title, about=about, key="counted-operators", n_brief=_MAX_OPERATORS, bars="time",
-                 bar_room=PAGE)  # fmt: skip
+                 bars_min_width=PAGE)  # fmt: skip
 
 
 def _flops(value: float | None) -> Value:

@@ -1,7 +1,5 @@
 """Where the time of a run went: steady state, validation, epochs, callbacks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
@@ -17,18 +15,18 @@ from .verdict import step_word
 FOLDED_BELOW_SHARE = 0.005
 """Phases below half a percent are folded into one row."""
 
-_ROOM_FOR_SIX = 80
-"""Columns of text that a line must have for all columns of a breakdown with the device's times."""
+_SIX_COLUMNS_MIN_WIDTH = 80
+"""The shortest line that shows all columns of a breakdown with the device's times, in characters."""
 
 
 class PhaseRow(NamedTuple):
     """One line of a breakdown; the rows of a breakdown add up to its span.
 
     Attributes:
-        name: As shown.
-        phase: Its name in the records; empty for folded phases.
+        name: Name for reports.
+        phase: Name in the records; empty for folded phases.
         total_s: Seconds.
-        share: Of the span.
+        share: Fraction of the span.
         p50_s: Median seconds per step; None outside steps.
     """
 
@@ -83,12 +81,12 @@ def phase_rows(
 
 def rate_facts(stage: StageTimes, word: str) -> list[str]:
     """Return the percentiles of the step time and the throughput."""
-    told = [f"{seconds_text(stage.step_s.p50)} per {word} (p50)", f"p95 {seconds_text(stage.step_s.p95)}",
+    texts = [f"{seconds_text(stage.step_s.p50)} per {word} (p50)", f"p95 {seconds_text(stage.step_s.p95)}",
             f"p99 {seconds_text(stage.step_s.p99)}"]  # fmt: skip
     for rate, unit in ((stage.samples_per_s, "samples/s"), (stage.tokens_per_s, "tokens/s")):
         if rate is not None:
-            told.append(f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.2f} {unit}")
-    return told
+            texts.append(f"{rate:,.0f} {unit}" if rate >= 10 else f"{rate:.2f} {unit}")
+    return texts
 
 
 def device_fact(stage: StageTimes) -> str:
@@ -127,7 +125,7 @@ def history_parts(session: Session) -> Iterator[AnyPart]:
     rows: Rows = [(name.replace("_", " "), seconds(spent_s)) for name, spent_s in
                   sorted(session.run.startup.items(), key=lambda part: -part[1])]  # fmt: skip
     title = "Time to the end of the first step"
-    yield table(("part", "time"), rows, title=title, key="startup", room=PAGE, bars="time")
+    yield table(("part", "time"), rows, title=title, key="startup", min_width=PAGE, bars="time")
 
 
 def stage_parts(stage: StageTimes, word: str, key: str) -> Iterator[AnyPart]:
@@ -153,7 +151,7 @@ def breakdown(
         for row, total, p50 in zip(rows, seconds_column([row.total_s for row in rows]),
                                    seconds_column([row.p50_s for row in rows]), strict=True)
     ]  # fmt: skip
-    heads: Heads = ("phase", "share", Column("total", _ROOM_FOR_SIX if device_s else 0), f"p50 per {word}",
+    heads: Heads = ("phase", "share", Column("total", _SIX_COLUMNS_MIN_WIDTH if device_s else 0), f"p50 per {word}",
                     *(("p50 on device",) if device_s else ()), Column(f"p95 per {word}", PAGE))  # fmt: skip
     return table(heads, cells, key=key, bars="share", full=1.0)
 
@@ -166,7 +164,7 @@ def _epochs(session: Session) -> Table:
         for epoch in session.epochs
     ]  # fmt: skip
     heads: Heads = ("epoch", "steps", "wall time", "p50 per step", *map(phase_name, names))
-    return table(heads, rows, title="Epochs", key="epochs", room=PAGE, is_folded=True)
+    return table(heads, rows, title="Epochs", key="epochs", min_width=PAGE, is_folded=True)
 
 
 def named_parts(session: Session) -> Iterator[AnyPart]:
@@ -177,4 +175,4 @@ def named_parts(session: Session) -> Iterator[AnyPart]:
         for each in (session.steady.named if session.steady is not None else ())
     ]  # fmt: skip
     heads: Heads = ("name", "hook", "kind", "phase", "calls", "total", "share")
-    yield table(heads, rows, title="Callbacks, loggers and loop overhead", key="named", room=TAB)
+    yield table(heads, rows, title="Callbacks, loggers and loop overhead", key="named", min_width=TAB)

@@ -1,7 +1,5 @@
 """What was known when memory ran out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from lightning_perf.records import OutOfMemory, Session
@@ -67,14 +65,14 @@ def _what_happened(session: Session, oom: OutOfMemory) -> Iterator[AnyPart]:
 
 def circumstances(oom: OutOfMemory) -> list[str]:
     """Return where memory ran out, how much was requested, and the batch."""
-    told = [f"in {phase_name(oom.phase)}"] if oom.phase else []
+    texts = [f"in {phase_name(oom.phase)}"] if oom.phase else []
     if oom.requested_bytes is not None:
-        told.append(f"{size(oom.requested_bytes)} requested")
+        texts.append(f"{size(oom.requested_bytes)} requested")
     for name, shape in list(oom.batch_shapes.items())[:4]:
-        told.append(f"batch{'' if name == 'batch' else ' ' + line(name, 30)}: {_shape(shape)}")
+        texts.append(f"batch{'' if name == 'batch' else ' ' + line(name, 30)}: {_shape(shape)}")
     if oom.code:
-        told.append(f"at {line(oom.code, 80)}")
-    return told
+        texts.append(f"at {line(oom.code, 80)}")
+    return texts
 
 
 def _curves(oom: OutOfMemory) -> Iterator[Section]:

@@ -1,7 +1,5 @@
 """The ranks of a run side by side, readable for eight ranks and for a thousand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
@@ -30,8 +28,9 @@ def is_worth_showing(ranks: Ranks) -> bool:
 def rank_title(ranks: Ranks) -> str:
     """Return the heading of the section."""
     n_nodes = len({one.node for one in ranks.summaries})
-    told = "" if ranks.world_size in (None, len(ranks.summaries)) else f"{len(ranks.summaries)} of "
-    return f"Ranks: {told}{ranks.world_size or len(ranks.summaries)} on {count(n_nodes, 'machine')}, mean per step"
+    n = len(ranks.summaries)
+    n_reported = "" if ranks.world_size in (None, n) else f"{n} of "
+    return f"Ranks: {n_reported}{ranks.world_size or n} on {count(n_nodes, 'machine')}, mean per step"
 
 
 def rank_parts(ranks: Ranks | None) -> Iterator[AnyPart]:
@@ -53,9 +52,9 @@ def rank_parts(ranks: Ranks | None) -> Iterator[AnyPart]:
     ]  # fmt: skip
     heads = ("rank", "machine", "steps", "step", "own work", *PARTS, "waits for ranks", "waits for data",
              "slowest callback", "batches", "peak memory")  # fmt: skip
-    yield table(heads, rows, title="All ranks, mean per step", key="ranks", room=TAB)
+    yield table(heads, rows, title="All ranks, mean per step", key="ranks", min_width=TAB)
     rows = [(Value(str(one.rank), one.rank), one.reason) for one in ranks.missing]
-    yield table(("rank", "reason"), rows, title="Ranks without a report", key="missing-ranks", room=TAB)
+    yield table(("rank", "reason"), rows, title="Ranks without a report", key="missing-ranks", min_width=TAB)
 
 
 def rank_rows(ranks: Ranks) -> list[tuple[Cell, ...]]:
@@ -93,21 +92,21 @@ def rank_strip(ranks: Ranks) -> str:
 def rank_facts(ranks: Ranks) -> list[str]:
     """Return the spread of the ranks, findings of single ranks, and missing ranks."""
     own = sorted(one.own_s for one in ranks.summaries)
-    told = []
+    texts = []
     if len(own) > 1 and own[0] > 0:
-        told.append(f"own work {seconds(own[0])} to {seconds(own[-1])} per step, median {seconds(median(own))}")
+        texts.append(f"own work {seconds(own[0])} to {seconds(own[-1])} per step, median {seconds(median(own))}")
     waiting = [one.waiting_s for one in ranks.summaries if one.waiting_s is not None]
     if waiting:
         steps = [one.step_s for one in ranks.summaries if one.step_s > 0]
-        told.append(
+        texts.append(
             f"waits {seconds(min(waiting))} to {seconds(max(waiting))} per step"
             + (f" (median {share(median(waiting) / median(steps))})" if steps else "")
         )
-    told += _found_on_few(ranks)
-    told += [f"rank {one.rank}: {line(one.reason, 80)}" for one in ranks.missing[:3]]
+    texts += _found_on_few(ranks)
+    texts += [f"rank {one.rank}: {line(one.reason, 80)}" for one in ranks.missing[:3]]
     if len(ranks.missing) > 3:
-        told.append(f"{len(ranks.missing) - 3} more ranks did not report")
-    return told
+        texts.append(f"{len(ranks.missing) - 3} more ranks did not report")
+    return texts
 
 
 def _found_on_few(ranks: Ranks) -> list[str]:

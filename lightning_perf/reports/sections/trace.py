@@ -1,6 +1,4 @@
-"""What a profiler trace says: time by category, what-if, waits, collectives, kernels, operators, copies."""
-
-from __future__ import annotations
+"""Tables of a profiler trace: time by category, what-if, waits, collectives, kernels, operators, copies."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -40,7 +38,7 @@ def trace_documents(records: Sequence[TraceRecord]) -> list[Document]:
 
 
 def trace_document(record: TraceRecord) -> Document:
-    """Return everything that one trace says."""
+    """Return the full report of one trace."""
     return Document(
         verdict_of_trace(record),
         (),
@@ -69,52 +67,52 @@ def detail_parts(record: TraceRecord) -> Iterator[AnyPart]:
     yield from copy_parts(record)
     yield steps_table(record)
     rows: Rows = list(record.missing.items())
-    yield table(("what", "reason"), rows, title="Not in this trace", key="not-told", is_folded=True)
+    yield table(("what", "reason"), rows, title="Not in this trace", key="missing-in-trace", is_folded=True)
 
 
 def trace_facts(record: TraceRecord) -> list[tuple[str, str]]:
     """Return single facts by label."""
     s = wording.seconds
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     if record.loader:
         batches, spent = wording.count(record.loader.n, "batch"), record.loader
-        told["loader"] = f"{batches} in {s(spent.total_s)} (p50 {s(spent.p50_s)}, max {s(spent.max_s)})"
-        told["loader"] += f", {s(spent.exposed_s)} of it with the device idle"
+        texts["loader"] = f"{batches} in {s(spent.total_s)} (p50 {s(spent.p50_s)}, max {s(spent.max_s)})"
+        texts["loader"] += f", {s(spent.exposed_s)} of it with the device idle"
     if record.idle and record.idle.span_s:
         host_s, queue_s, other_s = map(s, (record.idle.host_wait_s, record.idle.kernel_wait_s, record.idle.other_s))
-        told["gaps"] = f"between kernels: {host_s} launch latency, {queue_s} kernel queue, {other_s} other"
+        texts["gaps"] = f"between kernels: {host_s} launch latency, {queue_s} kernel queue, {other_s} other"
     if record.copies and (record.copies.h2d_n or record.copies.d2h_n):
         each = record.copies
         pageable = f"{each.h2d_pageable_n:,} from pageable memory, {s(each.h2d_exposed_s)} exposed"
-        told["copies"] = f"{each.h2d_n:,} host to device in {s(each.h2d_s)} ({pageable})"
-        told["copies"] += f", {each.d2h_n:,} device to host in {s(each.d2h_s)}"
+        texts["copies"] = f"{each.h2d_n:,} host to device in {s(each.h2d_s)} ({pageable})"
+        texts["copies"] += f", {each.d2h_n:,} device to host in {s(each.d2h_s)}"
     if record.communication:
         net = record.communication
         late = "" if net.waiting_s is None else f", {s(net.waiting_s)} of that waiting for other ranks"
         collectives = f"{net.n_per_step:,.0f} collectives per step"
-        told["communication"] = f"{collectives}, {s(net.total_s)}, {s(net.exposed_s)} exposed{late}"
+        texts["communication"] = f"{collectives}, {s(net.total_s)}, {s(net.exposed_s)} exposed{late}"
         for shard in net.shards:
             when = "between phases" if shard.phase == "other" else f"in {shard.phase}"
             spent_s = f"{shard.n:,} in {s(shard.total_s)}, {s(shard.exposed_s)} exposed"
-            told[f"{shard.kind.replace('_', '-')} {when}"] = f"{spent_s}; {shard.hidden_n:,} prefetched"
+            texts[f"{shard.kind.replace('_', '-')} {when}"] = f"{spent_s}; {shard.hidden_n:,} prefetched"
     if record.kernels and record.kernels.median_s is not None:
         matrix = record.kernels.matrix_tensor_core_fraction
         cores = f"; {wording.share(matrix)} of matrix time on tensor cores" if matrix is not None else ""
-        told["kernels"] = f"{record.kernels.n_per_step:,.0f} per step, p50 {s(record.kernels.median_s)}{cores}"
+        texts["kernels"] = f"{record.kernels.n_per_step:,.0f} per step, p50 {s(record.kernels.median_s)}{cores}"
     if record.allocator and record.allocator.total_s > _LEAST_SHARE * record.span_s:
-        told["allocations"] = f"{record.allocator.n:,} calls of the driver, {s(record.allocator.total_s)}"
+        texts["allocations"] = f"{record.allocator.n:,} calls of the driver, {s(record.allocator.total_s)}"
     if record.startup and record.startup.calls:
-        told["startup"] = f"{s(record.startup.total_s)} of one-off calls, mostly {record.startup.calls[0].name}"
+        texts["startup"] = f"{s(record.startup.total_s)} of one-off calls, mostly {record.startup.calls[0].name}"
     if record.attention:
         place = f" at {record.attention.site}" if record.attention.site else ""
         part = f"{wording.share(record.attention.share)} of {'device' if record.device else 'operator'} time"
-        told["attention"] = f"unfused{place}, {record.attention.n:,} times, {part}"
+        texts["attention"] = f"unfused{place}, {record.attention.n:,} times, {part}"
     phases = [(wording.phase_name(each.name), s(each.host_s), s(each.device_s)) for each in record.phases]
     on_device = record.device is not None
-    told["phases"] = ", ".join(
+    texts["phases"] = ", ".join(
         f"{n} {host}" + (f" (device {device})" if on_device else "") for n, host, device in phases
     )
-    return list(told.items())
+    return list(texts.items())
 
 
 def categories_table(record: TraceRecord) -> Table:
@@ -169,7 +167,7 @@ def steps_table(record: TraceRecord) -> Table:
         for step in record.steps
     ]  # fmt: skip
     heads: Heads = ("step", "duration", "device busy", "busy", "data wait", "exposed", "kernels", "operators")
-    return table(heads, rows, title="Steps", key="steps", room=TAB)
+    return table(heads, rows, title="Steps", key="steps", min_width=TAB)
 
 
 def _syncs_table(record: TraceRecord) -> Table:
@@ -205,24 +203,24 @@ def kernel_parts(record: TraceRecord) -> Iterator[AnyPart]:
         heads: Heads = ("kernel", "kind", "n", "time", Column("mean", TAB), "share", Column("occupancy", TAB),
                  Column("blocks per SM", TAB))  # fmt: skip
         yield table(heads, rows, title="Kernels", about=_occupancy(seen), key="kernels", n_brief=_N_ROWS,
-                    n_chars=_N_CHARS, bars="time", bar_room=PAGE)  # fmt: skip
+                    n_chars=_N_CHARS, bars="time", bars_min_width=PAGE)  # fmt: skip
         kinds = [(name, number(kind.n), seconds(kind.total_s), share(kind.share))
                  for name, kind in sorted(seen.kinds.items(), key=lambda item: -item[1].total_s)]  # fmt: skip
-        yield table(("kind", "n", "time", "share"), kinds, title="Kernels by kind", key="kinds", room=TAB)
+        yield table(("kind", "n", "time", "share"), kinds, title="Kernels by kind", key="kinds", min_width=TAB)
         precisions = [(name, seconds(s), share(s / seen.matrix_s if seen.matrix_s else None))
                       for name, s in sorted(seen.matrix_precisions.items(), key=lambda item: -item[1])]  # fmt: skip
         heads = ("precision", "time", "share")
-        yield table(heads, precisions, title="Matrix kernels by precision", key="precisions", room=TAB)
+        yield table(heads, precisions, title="Matrix kernels by precision", key="precisions", min_width=TAB)
     if idle is not None and idle.span_s:
         causes = (("launch latency", idle.host_wait_s), ("kernel queue", idle.kernel_wait_s), ("other", idle.other_s))
         rows = [(what, seconds(spent), share(spent / idle.span_s)) for what, spent in causes]
         title = "Gaps between kernels of the busiest stream"
-        yield table(("cause", "time", "share"), rows, title=title, key="gaps", room=TAB)
+        yield table(("cause", "time", "share"), rows, title=title, key="gaps", min_width=TAB)
 
 
 def _occupancy(kernels: Kernels) -> str:
-    told = (("estimated achieved occupancy", kernels.occupancy), ("estimated SM efficiency", kernels.sm_efficiency))
-    return ", ".join(f"{name} {wording.share(value)}" for name, value in told if value is not None)
+    known = (("estimated achieved occupancy", kernels.occupancy), ("estimated SM efficiency", kernels.sm_efficiency))
+    return ", ".join(f"{name} {wording.share(value)}" for name, value in known if value is not None)
 
 
 def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
@@ -243,7 +241,7 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
     )
     about = f"in {wording.seconds(record.span_s)} of the trace"
     yield table(heads, rows, title="Operators", about=about, key="operators", n_brief=_N_ROWS, n_chars=_N_CHARS,
-                bars="device self" if on_device else "host self", bar_room=PAGE)  # fmt: skip
+                bars="device self" if on_device else "host self", bars_min_width=PAGE)  # fmt: skip
     yield _operator_memory_table(record)
     rows = [
         (each.operator, each.shapes, each.dtype, number(each.calls), seconds(each.host_s), seconds(each.device_s),
@@ -251,7 +249,8 @@ def operator_parts(record: TraceRecord) -> Iterator[AnyPart]:
         for each in record.matrix_shapes
     ]  # fmt: skip
     heads = ("operator", "shapes", "dtype", "calls", "host", "device", "fits tensor cores")
-    yield table(heads, rows, title="Matrix multiplications and convolutions by shape", key="matrix-shapes", room=TAB)
+    title = "Matrix multiplications and convolutions by shape"
+    yield table(heads, rows, title=title, key="matrix-shapes", min_width=TAB)
     rows = [
         (_site(each.site, each.function), number(each.n_operators), seconds(each.host_s),
          seconds(each.device_s if on_device else None), each.top_operator, number(each.top_n))
@@ -277,11 +276,11 @@ def _operator_memory_table(record: TraceRecord) -> Table:
 def copy_parts(record: TraceRecord) -> Iterator[AnyPart]:
     """Yield allocations from the driver, and copies."""
     if record.allocator is not None:
-        told = record.allocator
-        rows: Rows = [(call.name, number(call.n), seconds(call.total_s)) for call in told.calls]
-        about = f"{wording.count(told.n, 'call')}, {wording.seconds(told.exposed_s)} of it with the device idle"
-        title = f"Allocations from the driver: {wording.seconds(told.total_s)}"
-        yield table(("call", "n", "time"), rows, title=title, about=about, key="allocator", room=TAB)
+        found = record.allocator
+        rows: Rows = [(call.name, number(call.n), seconds(call.total_s)) for call in found.calls]
+        about = f"{wording.count(found.n, 'call')}, {wording.seconds(found.exposed_s)} of it with the device idle"
+        title = f"Allocations from the driver: {wording.seconds(found.total_s)}"
+        yield table(("call", "n", "time"), rows, title=title, about=about, key="allocator", min_width=TAB)
     copies = record.copies
     if copies is not None:
         rows = [
@@ -293,13 +292,14 @@ def copy_parts(record: TraceRecord) -> Iterator[AnyPart]:
              size(copies.d2h_bytes)),
             ("device to device", number(copies.d2d_n), seconds(copies.d2d_s), seconds(None), size(None)),
         ]  # fmt: skip
-        yield table(("direction", "n", "time", "exposed", "size"), rows, title="Copies", key="copies", room=TAB)
+        yield table(("direction", "n", "time", "exposed", "size"), rows, title="Copies", key="copies", min_width=TAB)
         rows = [
             (each.site, {"h2d": "host to device", "d2h": "device to host"}.get(each.direction, each.direction),
              number(each.n), seconds(each.total_s), "pageable" if each.is_pageable else "pinned")
             for each in copies.sites
         ]  # fmt: skip
-        yield table(("line", "direction", "n", "time", "memory"), rows, title="Lines that copy", key="sites", room=TAB)
+        heads: Heads = ("line", "direction", "n", "time", "memory")
+        yield table(heads, rows, title="Lines that copy", key="sites", min_width=TAB)
 
 
 def trace_ranks_parts(records: Sequence[TraceRecord]) -> Iterator[AnyPart]:
@@ -365,7 +365,7 @@ def _title(record: TraceRecord) -> str:
 
 
 def _site(site: str, function: str) -> str:
-    # The end of a path says more than its start.
+    # The end of a path identifies a file better than its start.
     short = site if len(site) <= 40 else "…" + site[-39:]
     return wording.line(f"{short} {function}".strip())
 

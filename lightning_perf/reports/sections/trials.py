@@ -1,7 +1,5 @@
 """What a trial measured: the ladder of treatments, what was left out and why, what to copy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from statistics import fmean, median
 
@@ -9,16 +7,7 @@ from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Tri
 from lightning_perf.reports.cells import Cell, Column, Heads, Rows, Value
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, Document, code, facts, heading, note, section, table
-from lightning_perf.reports.wording import (
-    block,
-    count,
-    gain,
-    interval_text,
-    line,
-    seconds,
-    share,
-    times,
-)
+from lightning_perf.reports.wording import block, count, gain, interval_text, line, seconds, share, times
 
 _WIDE = 92
 _PAIR = ("baseline", "baseline-again")
@@ -34,7 +23,7 @@ MEASUREMENT = "bare-loop"
 """The arm that is no treatment: it measures what Lightning costs."""
 _SEARCH = -1
 _MAX_SPREAD = 1.25
-"""Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be seen."""
+"""Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be measured."""
 _NAME = 60
 _PASTED = 60
 _SENTENCE = 600
@@ -86,8 +75,8 @@ def ladder_rows(trial: Trial) -> list[tuple[Cell, ...]]:
 def alone_rows(trial: Trial) -> list[tuple[Cell, ...]]:
     """Return each treatment by itself, the fastest first; empty if the ladder already shows all of them."""
     arms = _treatments(trial)
-    told = {rung.arm for rung in trial.ladder if rung.is_kept}
-    if all(arm.id in told for arm in arms):
+    on_ladder = {rung.arm for rung in trial.ladder if rung.is_kept}
+    if all(arm.id in on_ladder for arm in arms):
         return []
     return [
         _cells(line(arm.id, _NAME), arm)
@@ -215,5 +204,5 @@ def _cells(name: str, one: Arm | Rung, step_gain: Interval | None = None) -> tup
 
 
 def _why(verdict: str, reason: str) -> str:
-    told = _VERDICTS.get(verdict, verdict)
-    return f"{told}: {line(reason, 300)}" if reason else told
+    text = _VERDICTS.get(verdict, verdict)
+    return f"{text}: {line(reason, 300)}" if reason else text

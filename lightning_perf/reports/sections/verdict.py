@@ -1,7 +1,5 @@
 """The verdict and the facts of the run as a whole."""
 
-from __future__ import annotations
-
 from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.reports.document import Verdict
 from lightning_perf.reports.fixes import is_kept
@@ -51,17 +49,12 @@ def run_facts(session: Session) -> list[str]:
 
 
 def run_name(session: Session, name: str = "") -> str:
-    """Return the name of the run and when it started.
-
-    Args:
-        session: The session.
-        name: Where the session is; if empty, the class of the model.
-    """
+    """Return the name of the run, or else the class of its model, and when it started."""
     model = session.settings.model
     started = line(session.run.started_at, 40)[:16].replace("T", " ")
     here = "" if name == "." else line(name, 120)  # a session in the current folder
-    told = (here or (line(model.class_name, 60) if model is not None else ""), started and f"{started} UTC")
-    return " · ".join(filter(None, told))
+    texts = (here or (line(model.class_name, 60) if model is not None else ""), started and f"{started} UTC")
+    return " · ".join(filter(None, texts))
 
 
 def machine_text(session: Session) -> str:

@@ -9,7 +9,7 @@ from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import FULL_PRECISION, is_cpu_run, steady_of
 from lightning_perf.rules.step_signals import counted
 from lightning_perf.rules.thresholds import LOW_SHARE, MATRIX_MIN_SHARE
-from lightning_perf.rules.trace_reading import is_blind, reading_of
+from lightning_perf.rules.trace_reading import lacks_device_events, reading_of
 from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
@@ -20,7 +20,7 @@ MATRIX_OPERATORS = (
     "aten::bmm",
     "aten::baddbmm",
     "aten::mkldnn_convolution",
-    "aten::convolution_backward",  # its products are in its own time: nothing is called below it
+    "aten::convolution_backward",  # calls no other operator: its own time contains the products
 )
 
 
@@ -37,8 +37,7 @@ def check(session: Session) -> Diagnosis | None:
     if found is None:
         return None
     treatment, flag = found
-    metric = "share of compute time in fp32 matrix multiplications"
-    evidence = fact(metric, share, "fraction", MATRIX_MIN_SHARE)
+    evidence = fact("share of compute time in fp32 matrix multiplications", share, "fraction", MATRIX_MIN_SHARE)
     setting = () if precision is None else (fact("precision", precision),)
     symptom = f"{percent(time_share)} of step time is fp32 matrix multiplication"
     effect = f"{treatment.removeprefix('precision-')} runs these operators"
@@ -59,10 +58,10 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return _sampled_shares(session)
     trace, kernels = reading.trace, reading.trace.kernels
     if trace.device is None:
-        if is_blind(trace) or not trace.operators:
+        if lacks_device_events(trace) or not trace.operators:
             return _sampled_shares(session)
         if precision is None:
-            raise Skip("the trace does not tell in which precision the CPU computes")
+            raise Skip("the trace does not show in which precision the CPU computes")
         matrix_s = sum(operator.host_self_s for operator in trace.operators if operator.name in MATRIX_OPERATORS)
         all_s = sum(operator.host_self_s for operator in trace.operators)
         return (matrix_s / all_s if all_s > 0 else 0.0), reading.share(matrix_s)
@@ -70,7 +69,7 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return 0.0, 0.0
     seconds = full_precision_s(trace)
     if seconds and kernels.matrix_tensor_core_fraction is None and precision is None:
-        raise Skip("the names of the matrix kernels do not tell their precision")
+        raise Skip("the names of the matrix kernels do not show their precision")
     return work_share(trace, *MATRIX_KINDS), reading.share(seconds)
 
 
@@ -78,30 +77,25 @@ def _sampled_shares(session: Session) -> tuple[float, float]:
     steady, operators = steady_of(session), counted(session).operators
     all_s = sum(one.total_s or 0.0 for one in operators)
     full = [one for one in operators if one.flops and one.dtype == "float32"]
-    # Operators on a device are not timed: there what multiplies stands for the computing.
+    # Operators on a device are not timed: if any multiplies matrices in fp32, all compute time counts.
     share = sum(one.total_s or 0.0 for one in full) / all_s if all_s > 0 else float(bool(full))
     return share, share * computing_s(session, steady, "forward", "backward") / steady.span_s
 
 
 def _precision(session: Session) -> tuple[str, str] | None:
-    """Return the treatment to measure, and its Trainer argument: on a CPU bf16, on a device the fastest it may have.
-
-    None where it has none.
-    """
+    """Return the 16-bit treatment to measure and its Trainer argument; None if no 16-bit dtype is fast here."""
     trace = next((window.trace for window in reversed(session.windows) if window.trace is not None), None)
     is_cpu = is_cpu_run(session) and (trace is None or trace.device is None)
     units = matrix_units(session, trace)
     bf16, fp16 = (_may_compute_in_bf16(session), False) if is_cpu else (units.bf16, units.fp16)
     if bf16 is None and not fp16:
         raise Skip("whether the hardware has fast 16-bit matrix multiplications is not known")
-    if not bf16 and not fp16:
-        return None
     treatment, flag = ("precision-bf16", "bf16-mixed") if bf16 else ("precision-fp16", "16-mixed")
-    return treatment, flag
+    return (treatment, flag) if bf16 or fp16 else None
 
 
 def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
-    """Return the recommendation; as advice only where the flag alone would end the training."""
+    """Return the recommendation; without arguments to apply if the flag alone would end the training."""
     if not session.settings.clips_fused:
         return trainer_fix(f'set precision="{flag}"', "numerics", treatment, precision=flag)
     return fix(
@@ -114,10 +108,10 @@ def _prescription(session: Session, treatment: str, flag: str) -> Prescription:
 
 
 def _may_compute_in_bf16(session: Session) -> bool:
-    """Return whether a replay in bf16 is safe: one product took 38 times as long where a CPU only has AVX2.
+    """Return whether a replay in bf16 is safe on this CPU.
 
-    An operator cannot be interrupted, so that trying could pause the training for a minute. Whether bf16 is faster on
-    the other CPUs is for the replay to say.
+    With AVX2 only, one matrix multiplication took 38 times as long as in fp32. An operator cannot be interrupted, so a
+    replay could pause the training for a minute.
     """
     features = session.machine.cpu_features
     return not features or bool({"avx512f", "amx_bf16"} & set(features))

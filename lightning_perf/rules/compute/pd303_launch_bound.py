@@ -6,7 +6,7 @@ from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
-from lightning_perf.rules.step_signals import bound_of, counted, trace_or_live
+from lightning_perf.rules.step_signals import bound_of, counted, from_trace_or_steps
 from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
@@ -16,10 +16,10 @@ from lightning_perf.stats.roofline import least_of_step
 @rule("PD303", "launch-bound")
 def check(session: Session) -> Finding | None:
     """Compare the time of late launches with the threshold; without a trace, the time to launch operators."""
-    return trace_or_live(session, _from_trace, _live, "model_profile")
+    return from_trace_or_steps(session, _from_trace, _from_steps, "model_profile")
 
 
-def _live(session: Session) -> Finding | None:
+def _from_steps(session: Session) -> Finding | None:
     profile = counted(session)
     if profile.device == "cpu":
         raise Skip("a CPU launches no kernels")

@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import CODE_PHASES
-from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
+from lightning_perf.rules.step_signals import loop_evidence, loop_finding, loops_of, sampled_steps_of
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place_of
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
     if is_exact or session.sync_calls is None:
         return finding
     try:
-        loop = _live(session)
+        loop = _from_steps(session)
     except Skip as skip:
         if not reason:
             return finding
@@ -35,8 +35,8 @@ def check(session: Session) -> Finding | None:
     return loop if sum(loop.claims.values()) >= EXPLAINED_PART * sum(finding.claims.values()) else finding
 
 
-def _live(session: Session) -> Finding | None:
-    calls, steady = looked_at(session)
+def _from_steps(session: Session) -> Finding | None:
+    calls, steady = sampled_steps_of(session)
     loops = loops_of(calls)
     if not loops:
         return None

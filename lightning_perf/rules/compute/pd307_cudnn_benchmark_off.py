@@ -4,7 +4,7 @@ from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, trainer_fix
 from lightning_perf.rules.kernel_signals import kind_s, work_share
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.rule import required
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
@@ -14,25 +14,21 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Diagnosis | None:
     """Report that benchmark mode is off unless a replay shows that it is not faster."""
     reading, device = device_reading_of(session)
-    is_on = session.settings.torch.is_cudnn_benchmark_on
-    if is_on is None:
-        raise Skip("whether cudnn.benchmark is on is not known from a trace")
-    if is_on or device.kind not in ("cuda", "rocm") or session.settings.torch.is_deterministic:
+    torch = session.settings.torch
+    is_on = required(torch.is_cudnn_benchmark_on, "whether cudnn.benchmark is on is not known from a trace")
+    if is_on or device.kind not in ("cuda", "rocm") or torch.is_deterministic:
         return None
     convolutions = reading.trace.convolutions
     share = work_share(reading.trace, "convolution")
     if share < CONVOLUTION_MIN_SHARE or convolutions is None:
         return None
-    if convolutions.n_input_shapes is None:
-        raise Skip("the profiler window recorded no shapes")
-    if convolutions.n_input_shapes > 1:
+    if required(convolutions.n_input_shapes, "the profiler window recorded no shapes") > 1:
         return None
-    metric = "convolutions ÷ kernel time"
     return Diagnosis(
         f"{percent(share)} of kernel time is convolutions of one input shape, and cudnn.benchmark is off",
         (
             reading.evidence("convolutions", kind_s(reading.trace, "convolution")),
-            fact(metric, share, "fraction", CONVOLUTION_MIN_SHARE, convolutions.n),
+            fact("convolutions ÷ kernel time", share, "fraction", CONVOLUTION_MIN_SHARE, convolutions.n),
             fact("cudnn.benchmark", False),
         ),
         trainer_fix("set benchmark=True", "numerics", "cudnn-benchmark", benchmark=True),

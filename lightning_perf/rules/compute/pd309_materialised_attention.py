@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import on_path_s
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.step_signals import looked_at, trace_or_live
+from lightning_perf.rules.step_signals import from_trace_or_steps, sampled_steps_of
 from lightning_perf.rules.thresholds import ATTENTION_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place, place_of
@@ -14,11 +14,11 @@ from lightning_perf.rules.wording import percent, place, place_of
 @replay_rule("PD309", "materialised-attention", explains=("PD301", "PD302"))
 def check(session: Session) -> Diagnosis | None:
     """Report written-out attention unless a replay shows that fused attention is not faster."""
-    return trace_or_live(session, _from_trace, _live)
+    return from_trace_or_steps(session, _from_trace, _from_steps)
 
 
-def _live(session: Session) -> Diagnosis | None:
-    calls, _ = looked_at(session)
+def _from_steps(session: Session) -> Diagnosis | None:
+    calls, _ = sampled_steps_of(session)
     if calls.device != "cpu":
         raise Skip("on a device the time of attention is known from a profiler window only")
     share = min(1.0, sum(call.share or 0.0 for call in calls.attentions))
@@ -57,11 +57,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
 
 
 def _diagnosed(
-    share: float,
-    site: str,
-    scores: str,
-    evidence: tuple[Evidence, ...],
-    prescription: Prescription,
+    share: float, site: str, scores: str, evidence: tuple[Evidence, ...], prescription: Prescription
 ) -> Diagnosis:
     return Diagnosis(
         f"{percent(share)} of the time is attention written out as matrix multiplications and softmax: "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.step_signals import looked_at, loop_evidence, loop_finding, loops_of
+from lightning_perf.rules.step_signals import loop_evidence, loop_finding, loops_of, sampled_steps_of
 from lightning_perf.rules.wording import number_of, percent, place_of
 
 
@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
             prescriptions=advice,
             confidence="medium",
         )
-    calls, steady = looked_at(session)
+    calls, steady = sampled_steps_of(session)
     return loop_finding(
         steady,
         loop,

@@ -30,13 +30,12 @@ def check(session: Session) -> Diagnosis | None:
         return None
     n = session.settings.trainer.accumulate_grad_batches or 1
     fewer = f", and accumulate fewer than {n} batches" if n > 1 else ""
-    metric = "peak reserved memory ÷ device memory"
     return Diagnosis(
         f"The device is busy {percent(busy)} of the time ({bound_of(session)}-bound), and {percent(1 - fraction)} of "
         "its memory is free",
         (
             reading.evidence("device busy", device.busy_s, SMALL_BATCH_MAX_BUSY),
-            fact(metric, fraction, "fraction", HEADROOM_MAX_FRACTION),
+            fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION),
             fact("bound of the step", bound_of(session)),
         ),
         fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),

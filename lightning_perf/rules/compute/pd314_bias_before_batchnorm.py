@@ -3,15 +3,13 @@
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.trace_reading import is_blind, reading_of
+from lightning_perf.rules.rule import Skip, required
+from lightning_perf.rules.trace_reading import lacks_device_events, reading_of
 
 
 def _from_layers(session: Session) -> Diagnosis | None:
-    model = session.settings.model
-    if model is None:
-        raise Skip("the model's layers are not known, and no profiler window recorded shapes of convolutions")
-    names = model.conv_bias_before_norm
+    reason = "the model's layers are not known, and no profiler window recorded shapes of convolutions"
+    names = required(session.settings.model, reason).conv_bias_before_norm
     shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
     symptom = f"{len(names)} convolutions add a bias that the next batch normalization likely removes: {shown}"
     return _diagnosed(len(names), symptom) if names else None
@@ -25,7 +23,7 @@ def check(session: Session) -> Diagnosis | None:
     except Skip:
         return _from_layers(session)
     n = trace.convolutions.bias_before_batch_norm_n if trace.convolutions is not None else None
-    if is_blind(trace) or n is None:
+    if lacks_device_events(trace) or n is None:
         return _from_layers(session)
     return _diagnosed(n, f"{n} convolutions add a bias that the next batch normalization removes") if n else None
 

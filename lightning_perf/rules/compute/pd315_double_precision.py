@@ -17,12 +17,11 @@ def _from_dtypes(session: Session) -> Diagnosis | None:
     fraction = n_double / max(1, sum(group.n_elements for group in model.parameters))
     if fraction < DOUBLE_MIN_FRACTION:
         return None
-    metric = "fraction of parameter elements in float64"
     return Diagnosis(
         f"{percent(fraction)} of the parameters are float64",
         (
-            fact(metric, fraction, "fraction", DOUBLE_MIN_FRACTION),
-            fact("precision", session.settings.trainer.precision or "unknown"),
+            fact("fraction of parameter elements in float64", fraction, "fraction", DOUBLE_MIN_FRACTION),
+            fact("precision", session.settings.trainer.precision),
         ),
         _prescription(session),
         "float32 runs their operators",

@@ -25,10 +25,12 @@ def check(session: Session) -> Diagnosis | None:
     share, n = share_of(times), sum(time.n_calls for time in times)
     if share < ZEROING_MIN_SHARE:
         return None
-    metric = "share of the time in zero_grad"
     return Diagnosis(
         f"{percent(share)} of the time is spent filling gradients with zeros",
-        (fact(metric, share, "fraction", ZEROING_MIN_SHARE, n), fact("gradients kept as zeros", True)),
+        (
+            fact("share of the time in zero_grad", share, "fraction", ZEROING_MIN_SHARE, n),
+            fact("gradients kept as zeros", True),
+        ),
         fix("call zero_grad(set_to_none=True)", "one line", code="optimizer.zero_grad(set_to_none=True)"),
         "with set_to_none=True clearing and accumulating gradients is",
         replayed_as="zero-grad-none",

@@ -34,7 +34,7 @@ def check(session: Session) -> Finding | None:
             fact("device busy", busy, "fraction", BUSY_MIN_SHARE, len(trace.steps) or None),
             fact("matrix kernels ÷ kernel time", matrix, "fraction", n=trace.n_kernels),
             *_speed(reading),
-            *_utilisation(session),
+            *_utilization(session),
         ),
         prescriptions=compile_prescription(": it may fuse other operators"),
         confidence="high" if trace.steps else "medium",
@@ -67,7 +67,7 @@ def _speed(reading: Reading) -> tuple[Evidence, ...]:
     return (*facts, fact(metric, speed / peak, "fraction"))
 
 
-def _utilisation(session: Session) -> tuple[Evidence, ...]:
+def _utilization(session: Session) -> tuple[Evidence, ...]:
     """Return the FLOP/s of the whole step, and its fraction of the measured ceiling and of the datasheet peak."""
     used = session.model_profile.utilisation if session.model_profile is not None else None
     if used is None:

@@ -13,25 +13,24 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the fraction of skipped optimizer steps with the threshold, and check the loss scale."""
     scaler = required(session.loss_scaler, session.missing.get("loss_scaler", "this training has no loss scaler"))
-    if scaler.skips is None:
-        raise Skip("the loss scaler does not report skipped steps")
+    n_skipped = required(scaler.skips, "the loss scaler does not report skipped steps")
     if scaler.n_steps < SCALER_MIN_STEPS:
         raise Skip(f"{scaler.n_steps} optimizer steps with a settled scale; at least {SCALER_MIN_STEPS} are needed")
     steady = steady_of(session)
-    skipped = scaler.skips / scaler.n_steps
+    skipped = n_skipped / scaler.n_steps
     has_collapsed = scaler.scale < SCALER_MIN_SCALE
     if skipped < LOW_SHARE and not has_collapsed:
         return None
     collapse = f" The loss scale fell from {scaler.first_scale:g} to {scaler.scale:g}." if has_collapsed else ""
     has_bf16 = matrix_units(session, None).bf16
     lost_s = skipped * steady.span_s
-    basis = "the skipped steps"
-    gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, basis, "timed")  # bf16 has the range of fp32
+    # bf16 has the range of fp32
+    gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, "the skipped steps", "timed")
     return unsigned_finding(
         severity=severity_of_gain(gain) if skipped >= LOW_SHARE else "low",
         summary=(
             f"{percent(skipped)} of optimizer steps are skipped because fp16 gradients overflow "
-            f"({scaler.skips} of {scaler.n_steps}).{collapse}"
+            f"({n_skipped} of {scaler.n_steps}).{collapse}"
         ),
         evidence=(
             fact("optimizer steps skipped", skipped, "fraction", LOW_SHARE, scaler.n_steps),

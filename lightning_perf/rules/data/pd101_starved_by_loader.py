@@ -33,9 +33,9 @@ def check(session: Session) -> Finding | None:
     plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
     in_process_s, _ = in_process_of(session, steady)
     if plan.n_now and in_process_s is not None and steady.fetch is not None and in_process_s < steady.fetch.wait_s.p50:
-        return None  # PD103: batches are faster without workers.
+        return None  # PD103 applies: batches are faster without workers.
     if predicted is not None and plan.cost_more:
-        return None  # PD103 or PD109, from the probe alone.
+        return None  # PD103 or PD109 applies.
     evidence = (
         fact(
             f"share of the time {'the device' if device else 'the host'} waits for data",
@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
         ),
         fact(f"time to make one batch ({plan.basis})", plan.batch_s, "s"),
         fact("step without waiting", plan.compute_s, "s", n=steady.n_steps),
-        fact("num_workers", "unknown" if loader.num_workers is None else loader.num_workers),
+        fact("num_workers", loader.num_workers),
         fact(f"maximum number of workers, limited by {plan.cap_basis}", plan.n_cap, "count"),
         *plan_evidence(plan),
         *_rank_evidence(session),

@@ -32,7 +32,7 @@ def check(session: Session) -> Finding | None:
     if not is_contended or is_blocked(wait, BLOCKED_MIN_FRACTION):
         return None
     if session.loader_probe is not None and is_waiting(session.loader_probe):
-        return None  # PD106
+        return None  # PD106 applies: storage is slow.
     plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
     n_processes = n_workers * session.machine.local_world_size
     usable = session.machine.usable_cores

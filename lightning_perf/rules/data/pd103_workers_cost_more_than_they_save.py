@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import duration
@@ -19,15 +19,13 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
-    if loader.num_workers is None:
-        raise Skip("the number of workers is not known")
-    if loader.num_workers == 0:
+    if required(loader.num_workers, "the number of workers is not known") == 0:
         return None
     in_process_s, basis = in_process_of(session, steady)
     if fetch is None or in_process_s is None:
         raise Skip(f"the cost of a batch without workers: {basis}")
     if _has_another_cause(session) or fetch.wait_s.p50 <= in_process_s:
-        return None  # PD104: if workers deliver faster, only their start costs time
+        return None  # Workers that deliver faster cost time only at their start, which PD104 reports.
     restart_s = start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)

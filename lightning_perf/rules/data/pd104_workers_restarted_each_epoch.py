@@ -19,7 +19,7 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the same from the flags of the loader and the Trainer."""
+    """Report the finding from the flags of the loader and the Trainer alone."""
     loader = _restarting_loader(session)
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None
@@ -56,7 +56,7 @@ def check(session: Session) -> Finding | None:
             fact("persistent_workers", False),
         ),
         prescriptions=_prescription(loader),
-        claims={"epoch_boundary": spent_s},  # it holds the wait for each first batch
+        claims={"epoch_boundary": spent_s},  # the wait for each first batch is in this phase
         low_s=min(first_low_s + (1 - SPREAD) * iterator, spent_s),
         basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
     )

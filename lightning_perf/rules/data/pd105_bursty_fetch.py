@@ -5,11 +5,11 @@ from lightning_perf.rules.findings import fact, fix, loader_fix, timed_finding
 from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, ProbedLoader, probed_loader_of
 from lightning_perf.rules.loader_signals import (
     burst_share,
+    costliest_function_text,
     function_evidence,
     indexes_rows,
     is_bursty,
     wait_evidence,
-    where_from,
 )
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
@@ -114,7 +114,7 @@ def _probed(probed: ProbedLoader) -> Finding | None:
         summary=(
             f"{spent_waiting(probed.share)}; a few slow samples take {percent(uneven)} of loading time. The slowest of "
             f"{getitem.n} samples took {duration(getitem.max_s)}, the median {duration(getitem.p50_s)}."
-            f"{where_from(probe)}"
+            f"{costliest_function_text(probe)}"
         ),
         evidence=(
             wait_evidence(probed, LOW_SHARE),

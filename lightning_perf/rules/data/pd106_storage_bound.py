@@ -3,7 +3,13 @@
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import timed_steps_of
-from lightning_perf.rules.loader_signals import function_evidence, is_bursty, is_serialized, is_waiting, where_from
+from lightning_perf.rules.loader_signals import (
+    costliest_function_text,
+    function_evidence,
+    is_bursty,
+    is_serialized,
+    is_waiting,
+)
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
@@ -18,7 +24,6 @@ from lightning_perf.rules.thresholds import (
 from lightning_perf.rules.wording import percent, spent_waiting
 
 BASIS = "at most the data wait in which the loader was blocked"
-
 
 RECOMMENDATION = fix(
     "keep the dataset in memory if it fits; otherwise pack it into large shards, or copy it to a fast disk", "hours"
@@ -35,7 +40,7 @@ def check(session: Session) -> Finding | None:
     probe = session.loader_probe
     if probe is not None and probe.getitem_cpu_fraction is not None:
         if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
-            return None  # PD107: it computes; PD105: a few samples are slow; PD115: workers block one another
+            return None  # Applies: PD107 (computing), PD105 (a few slow samples), PD115 (workers block one another).
         return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
     if any(each.n_threads is not None for each in loaders_of(session)):
         return None  # the training thread is blocked on the pipeline's own threads
@@ -89,7 +94,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         summary=(
             f"{spent_waiting(share)}; making a sample is blocked on "
             f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its "
-            f"time.{where_from(probe)}"
+            f"time.{costliest_function_text(probe)}"
         ),
         evidence=(
             fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),

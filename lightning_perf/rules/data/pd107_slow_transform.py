@@ -16,7 +16,7 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
 
@@ -29,10 +29,9 @@ def check(session: Session) -> Finding | None:
     if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
     if is_waiting(probe) or is_bursty(probe) or indexes_rows(probe) or is_transport_costly(probed):
-        return None  # PD106, PD105, PD110, PD109
-    function = costliest(probe, "getitem")
-    if function is None:
-        raise Skip(probe.missing.get("functions", "no function of the dataset was profiled"))
+        return None  # PD106, PD105, PD110 or PD109 applies.
+    reason = probe.missing.get("functions", "no function of the dataset was profiled")
+    function = required(costliest(probe, "getitem"), reason)
     share = function_share(function)
     of_batch = share * sample_share(probe)
     if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:

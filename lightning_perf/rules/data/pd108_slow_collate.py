@@ -13,7 +13,7 @@ from lightning_perf.rules.loader_signals import (
     sample_share,
     wait_evidence,
 )
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import COLLATE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, percent, spent_waiting
 
@@ -23,16 +23,11 @@ def check(session: Session) -> Finding | None:
     """Compare the time to collate a batch with the time to make it."""
     probed = probed_loader_of(session)
     probe, plan = probed.probe, probed.plan
-    if (
-        probed.share < WAIT_MIN_SHARE
-        or plan.is_too_cheap
-        or plan.cost_more
-        or indexes_rows(probe)
-        or is_transport_costly(probed)
-    ):
+    if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
         return None
-    if probe.collate is None:
-        raise Skip(probe.missing.get("collate", "collate was not timed"))
+    if indexes_rows(probe) or is_transport_costly(probed):
+        return None  # PD110 or PD109 applies.
+    collate = required(probe.collate, probe.missing.get("collate", "collate was not timed"))
     share = 1.0 - sample_share(probe)
     if share < COLLATE_MIN_SHARE:
         return None
@@ -46,12 +41,12 @@ def check(session: Session) -> Finding | None:
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; collating in {who} takes "
-            f"{percent(share)} of the time to make a batch, {duration(probe.collate.p50_s)} per batch."
+            f"{percent(share)} of the time to make a batch, {duration(collate.p50_s)} per batch."
         ),
         evidence=(
             wait_evidence(probed),
-            fact("collate time ÷ time to make a batch", share, "fraction", COLLATE_MIN_SHARE, probe.collate.n),
-            fact("collate time per batch", probe.collate.p50_s, "s", n=probe.collate.n),
+            fact("collate time ÷ time to make a batch", share, "fraction", COLLATE_MIN_SHARE, collate.n),
+            fact("collate time per batch", collate.p50_s, "s", n=collate.n),
             *function_evidence(probe, "collate"),
         ),
         prescriptions=fix(
@@ -63,7 +58,7 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
         ),
-        # The fix replaces only this function of the collate time; one of the user's with what it calls.
+        # The fix replaces this function: the default one alone, a user's with the functions that it calls.
         claims={"data_wait": probed.saved_s(share * part)},
         basis=f"at most the time of {who}, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",

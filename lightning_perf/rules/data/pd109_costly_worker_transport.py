@@ -4,7 +4,7 @@ from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, run_spread, saved_by
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_BYTES,
@@ -23,12 +23,11 @@ def check(session: Session) -> Finding | None:
     probe, plan, stage = probed.probe, probed.plan, probed.stage
     if plan.n_now == 0 or probed.share < WAIT_MIN_SHARE:
         return None
-    if probe.transport is None:
-        raise Skip(probe.missing.get("transport", "moving a batch was not timed"))
+    transport = required(probe.transport, probe.missing.get("transport", "moving a batch was not timed"))
     share = transport_share(probed)
     if share < TRANSPORT_MIN_SHARE:
         return None
-    moved_s = probe.transport.p50_s
+    moved_s = transport.p50_s
     what = _what(probe.n_tensors or 0, probe.n_objects or 0, probe.batch_bytes or 0)
     is_in_pieces = (probe.n_tensors or 0) >= TRANSPORT_MIN_TENSORS or (probe.n_objects or 0) >= TRANSPORT_MIN_OBJECTS
     transfer_s = phase_s(stage, "transfer") if is_in_pieces else 0.0
@@ -49,7 +48,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             wait_evidence(probed),
-            fact("time to move a batch from a worker", moved_s, "s", n=probe.transport.n),
+            fact("time to move a batch from a worker", moved_s, "s", n=transport.n),
             fact("transport time ÷ fetch time", share, "fraction", TRANSPORT_MIN_SHARE),
             optional_fact("tensors per batch", probe.n_tensors, "count", TRANSPORT_MIN_TENSORS),
             optional_fact("other objects per batch", probe.n_objects, "count", TRANSPORT_MIN_OBJECTS),

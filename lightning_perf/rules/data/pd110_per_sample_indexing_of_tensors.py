@@ -17,7 +17,7 @@ def check(session: Session) -> Finding | None:
     if not indexes_rows(probe) or probed.share < WAIT_MIN_SHARE:
         return None
     if is_waiting(probe) or is_transport_costly(probed):
-        return None  # PD106, PD109
+        return None  # PD106 or PD109 applies.
     batch_size = probe.batch_size or 1
     return timed_finding(
         probed.stage,

@@ -20,8 +20,8 @@ def check(session: Session) -> Finding | None:
         raise Skip("no second epoch has started yet")
     loader = loaders_of(session)[0]
     if loader.num_workers and loader.persistent_workers is False:
-        return None  # PD104
-    ended = session.epochs[:-1] or session.epochs  # a diagnosis may come soon after the start of an epoch
+        return None  # PD104 applies: workers start again.
+    ended = session.epochs[:-1] or session.epochs  # the last epoch may have just started
     epochs = [epoch.wall_s for epoch in ended if epoch.wall_s > 0]
     if not epochs:
         raise Skip("no epoch has ended yet")

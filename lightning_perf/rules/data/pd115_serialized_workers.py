@@ -10,7 +10,7 @@ from lightning_perf.rules.loader_signals import (
     serialized_speedup,
     wait_evidence,
 )
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import SAME_LINE_MIN_SHARE, WAIT_MIN_SHARE
 from lightning_perf.rules.wording import spent_waiting
 
@@ -22,18 +22,17 @@ def check(session: Session) -> Finding | None:
     probe = probed.probe
     if probed.share < WAIT_MIN_SHARE:
         return None
-    speedup = serialized_speedup(probe)
-    if speedup is None:
-        raise Skip(probe.missing.get("curve", "the loader was not probed with several workers"))
+    reason = probe.missing.get("curve", "the loader was not probed with several workers")
+    n_workers, low, high = required(serialized_speedup(probe), reason)
     if not is_serialized(probe) or is_bursty(probe):
         return None
-    n_workers, low, high = speedup
+    times = dict.fromkeys((f"{low:.1f}", f"{high:.1f}"))
     line = next(iter(probe.worker_lines), None)
     waited = 1.0 - (probe.getitem_cpu_fraction or 0.0)
     return timed_finding(
         probed.stage,
         summary=(
-            f"{spent_waiting(probed.share)}; {n_workers} workers deliver {_times(low, high)} the batches of "
+            f"{spent_waiting(probed.share)}; {n_workers} workers deliver {'–'.join(times)}x the batches of "
             "one process: they block one another."
         ),
         evidence=(
@@ -62,8 +61,3 @@ def check(session: Session) -> Finding | None:
         confidence="high" if line is not None else "medium",
         method="modeled",
     )
-
-
-def _times(low: float, high: float) -> str:
-    ends = dict.fromkeys((f"{low:.1f}", f"{high:.1f}"))
-    return f"{'–'.join(ends)}x"

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
-from lightning_perf.rules.rank_signals import found_alone, listed, ranks_of, traced_ranks_of, usual_of
+from lightning_perf.rules.rank_signals import found_alone, median_of_others, ranks_of, ranks_text, traced_ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_within, is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
@@ -38,12 +38,12 @@ def check(session: Session) -> Finding | None:
 
 def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool) -> Finding | None:
     worst = max(ranks.summaries, key=lambda one: one.own_s)
-    usual_s = usual_of(ranks, lambda one: one.own_s, worst)
+    usual_s = median_of_others(ranks, lambda one: one.own_s, worst)
     excess_s = worst.own_s - usual_s
     step_s = steady.step_s.mean
     if usual_s <= 0 or step_s <= 0:
         raise Skip("the ranks' own work was not measured")
-    usual_excess_s = worst.own_p50_s - usual_of(ranks, lambda one: one.own_p50_s, worst)
+    usual_excess_s = worst.own_p50_s - median_of_others(ranks, lambda one: one.own_p50_s, worst)
     is_usual = usual_excess_s >= STRAGGLER_USUAL_PART * excess_s
     least_share = STRAGGLER_MIN_STEP_SHARE if is_usual else STRAGGLER_MIN_RARE_SHARE
     part = max(PARTS, key=lambda name: _excess_s(ranks, worst, name))
@@ -113,7 +113,7 @@ def _measured_s(ranks: Ranks, worst: RankSummary) -> float | None:
 
 
 def _excess_s(ranks: Ranks, worst: RankSummary, part: str) -> float:
-    return worst.parts_s.get(part, 0.0) - usual_of(ranks, lambda one: one.parts_s.get(part, 0.0), worst)
+    return worst.parts_s.get(part, 0.0) - median_of_others(ranks, lambda one: one.parts_s.get(part, 0.0), worst)
 
 
 def _claims(
@@ -147,7 +147,7 @@ def _line_of(ranks: Ranks, worst: RankSummary) -> str:
 
 
 def _slow_too(ranks: list[int]) -> str:
-    many = f" Ranks {listed(ranks)} are slow too." if ranks else ""
+    many = f" Ranks {ranks_text(ranks)} are slow too." if ranks else ""
     return f" Rank {ranks[0]} is slow too." if len(ranks) == 1 else many
 
 

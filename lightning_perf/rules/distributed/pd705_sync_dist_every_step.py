@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, RankSummary, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import claims_of, own_summary, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import percent
@@ -13,10 +13,8 @@ def check(session: Session) -> Finding | None:
     """Compare the time of reductions in steps with the threshold."""
     if session.run.world_size < 2:
         raise Skip("the run has one rank")
-    is_on = session.settings.trainer.sync_dist_on_step
-    if is_on is None:
-        raise Skip(session.missing.get("settings.trainer.sync_dist_on_step", "no step logged a metric"))
-    if not is_on:
+    reason = session.missing.get("settings.trainer.sync_dist_on_step", "no step logged a metric")
+    if not required(session.settings.trainer.sync_dist_on_step, reason):
         return None
     steady = steady_of(session)
     reducing = [one for one in steady.named if one.name == "sync_dist"]
@@ -33,11 +31,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact(
-                "share of the time reducing metrics",
-                share,
-                "fraction",
-                LOW_SHARE,
-                sum(one.n_calls for one in reducing),
+                "share of the time reducing metrics", share, "fraction", LOW_SHARE, sum(one.n_calls for one in reducing)
             ),
             fact("sync_dist in each step", True),
         ),

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, HostLine, Prescription, Session, Syn
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within
-from lightning_perf.rules.step_signals import looked_at, steps_s, trace_or_live, users_waits
+from lightning_perf.rules.step_signals import from_trace_or_steps, sampled_steps_of, steps_s, user_sync_calls
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.user_lines import whole_lines_of
@@ -16,12 +16,12 @@ from lightning_perf.rules.wording import duration, number_of, percent, place, pl
 @rule("PD501", "synchronising-call")
 def check(session: Session) -> Finding | None:
     """Compare the device's idle time after synchronizing calls with the threshold; without a trace, find the lines."""
-    return trace_or_live(session, _from_trace, _live)
+    return from_trace_or_steps(session, _from_trace, _from_steps)
 
 
-def _live(session: Session) -> Finding | None:
-    calls, steady = looked_at(session)
-    waits = users_waits(calls)
+def _from_steps(session: Session) -> Finding | None:
+    calls, steady = sampled_steps_of(session)
+    waits = user_sync_calls(calls)
     if not waits:
         return None
     is_host = calls.device == "cpu"

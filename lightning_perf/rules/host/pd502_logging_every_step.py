@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
 from lightning_perf.rules.logging_cost import call_s, log_every, log_once, loggers_of, longer_interval, slow_calls
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
 from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_of
@@ -16,16 +16,15 @@ PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the same from the Trainer's flag."""
+    """Report the finding from the Trainer's flag alone."""
     trainer = session.settings.trainer
-    if trainer.log_every_n_steps is None:
-        raise Skip("log_every_n_steps is not known")
-    if not trainer.loggers or not 0 < trainer.log_every_n_steps < LOG_FREQUENT_STEPS:
+    interval = required(trainer.log_every_n_steps, "log_every_n_steps is not known")
+    if not trainer.loggers or not 0 < interval < LOG_FREQUENT_STEPS:
         return None
     return unsigned_finding(
         severity="info",
-        summary=f"Logging every {trainer.log_every_n_steps} steps is likely to cost time.",
-        evidence=fact("log_every_n_steps", trainer.log_every_n_steps, threshold=LOG_FREQUENT_STEPS),
+        summary=f"Logging every {interval} steps is likely to cost time.",
+        evidence=fact("log_every_n_steps", interval, threshold=LOG_FREQUENT_STEPS),
         prescriptions=log_every(LOG_EVERY_STEPS),
     )
 
@@ -47,7 +46,7 @@ def check(session: Session) -> Finding | None:
     kept_share = share_of(time for time in others if time.hook)
     interval = session.settings.trainer.log_every_n_steps
     wanted = longer_interval(interval or 1, share)
-    part = 1 - (interval or 1) / wanted  # of the rows, what a longer interval leaves out
+    part = 1 - (interval or 1) / wanted  # fraction of the rows that the longer interval leaves out
     once = log_once(session)
     can_wait = once is None and interval is not None and interval < LOG_EVERY_STEPS
     is_writing = can_wait and writing_share >= share_of(others)
@@ -71,7 +70,7 @@ def check(session: Session) -> Finding | None:
 def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Evidence]:
     trainer = session.settings.trainer
     yield fact("share of the time in logging", share, "fraction", HOOK_MIN_SHARE, steady.n_steps)
-    yield fact("log_every_n_steps", "unknown" if trainer.log_every_n_steps is None else trainer.log_every_n_steps)
+    yield fact("log_every_n_steps", trainer.log_every_n_steps)
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
     yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
     for name, times in loggers_of(steady).items():

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import AskedCollection, Collections, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, removal_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS
@@ -11,12 +11,11 @@ from lightning_perf.rules.wording import called, duration, number_of, percent, p
 
 @rule("PD508", "garbage-collector-pauses")
 def check(session: Session) -> Finding | None:
-    """Compare what collections take with the threshold."""
+    """Compare the time of collections with the threshold."""
     steady = steady_of(session)
     found = session.collections
     if found is None:
-        if steady.gc_s is None:
-            raise Skip("collections were not measured")
+        required(steady.gc_s, "collections were not measured")
         return None
     total_s = sum(each.total_s for each in found.generations)
     if found.span_s <= 0:
@@ -63,7 +62,7 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
     of = {each.generation: each for each in found.generations}
     youngest, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
     if not (youngest and middle and oldest) or 2 not in of:
-        return 1.0  # the collector is off, or has other generations: nothing says how often it would run
+        return 1.0  # the collector is off or has other generations, so how often it would run is unknown
     full_s = of[2].total_s / of[2].n
 
     def collection_s(generation: int, n_objects: int) -> float:
@@ -81,8 +80,8 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
 def _left_with_raised_thresholds(found: Collections) -> float:
     """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
 
-    Work that comes at regular intervals is seen ``n`` times in a span of at least ``n - 1`` intervals: a single full
-    collection in a short run promises nothing.
+    ``n`` full collections at regular intervals show a span of at least ``n - 1`` intervals, so a single one in a short
+    run shows nothing.
     """
     total_s = sum(found.automatic_by_phase_s.values())
     full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)

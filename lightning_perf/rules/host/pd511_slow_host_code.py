@@ -21,7 +21,9 @@ def check(session: Session) -> Finding | None:
     if session.host_profile is None:
         raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
     least_s = USER_LINE_MIN_SHARE * phase_s(steady, *STEP_PHASES)
-    found = [time for time in lines_of(session, *PHASES) if time.seconds >= least_s and not _is_priced(session, time)]
+    found = [
+        time for time in lines_of(session, *PHASES) if time.seconds >= least_s and not _has_own_rule(session, time)
+    ]
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
         return None
     worst = found[0]
@@ -50,7 +52,7 @@ def _called_by(time: LineTime) -> str:
     return f", called by {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
 
 
-def _is_priced(session: Session, time: LineTime) -> bool:
+def _has_own_rule(session: Session, time: LineTime) -> bool:
     """Return whether another rule covers the line: a loop over a tensor, logging, a collection, a metric, a trace."""
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []

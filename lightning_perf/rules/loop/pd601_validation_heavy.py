@@ -32,8 +32,8 @@ def check(session: Session) -> Finding | None:
         summary=f"{percent(share)} of training time is validation.",
         evidence=(
             fact("validation, share of the time", share, "fraction", VALIDATION_MIN_SHARE),
-            fact("val_check_interval", _shown(trainer.val_check_interval)),
-            fact("check_val_every_n_epoch", _shown(trainer.check_val_every_n_epoch)),
+            fact("val_check_interval", trainer.val_check_interval),
+            fact("check_val_every_n_epoch", trainer.check_val_every_n_epoch),
         ),
         prescriptions=(
             _less_often_fix(flags) if flags else None,
@@ -84,10 +84,6 @@ def _fewer_batches(session: Session, part: float) -> tuple[float | int, float] |
         lengths = [one.n_batches for one in session.settings.loaders if one.stage == "val" and one.n_batches]
         limit = max(0.01, round(part * now, 2), *(math.ceil(100 / length) / 100 for length in lengths))
     return (limit, limit / now) if limit < now else None
-
-
-def _shown(value: float | int | None) -> float | int | str:
-    return "unknown" if value is None else value
 
 
 def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:

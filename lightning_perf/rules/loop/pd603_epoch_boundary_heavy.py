@@ -19,7 +19,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
-    loading_s = max(first_waits_s(session, steady), start_s(session, steady))  # PD104 and PD114
+    loading_s = max(first_waits_s(session, steady), start_s(session, steady))  # reported by PD104 and PD114
     seconds = phase_s(steady, "epoch_boundary") - loading_s - collecting_s(session, "epoch_boundary")
     share = seconds / steady.span_s
     if share < LOOP_MIN_SHARE:
@@ -65,9 +65,7 @@ def _reloading(session: Session, steady: StageTimes) -> Finding | None:
         ),
         evidence=evidence_of(line, steady),
         prescriptions=trainer_fix(
-            f"set reload_dataloaders_every_n_epochs=0 (now {every})",
-            "semantics",
-            reload_dataloaders_every_n_epochs=0,
+            f"set reload_dataloaders_every_n_epochs=0 (now {every})", "semantics", reload_dataloaders_every_n_epochs=0
         ),
         timed={"epoch_boundary": boundary_s},
         left=1 - line.low_s / boundary_s,

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Prescription, Session, Severity
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.thresholds import (
     LONG_START_S,
     NOTICED_START_S,
@@ -26,9 +26,8 @@ def check(session: Session) -> Finding | None:
     run = session.run
     if run.stage != "fit":
         raise Skip(f"the start is measured for fit, this is {run.stage}")
-    start_s = run.time_to_first_step_s
-    if start_s is None:
-        raise Skip(session.missing.get("run.time_to_first_step_s", "no step was finished"))
+    reason = session.missing.get("run.time_to_first_step_s", "no step was finished")
+    start_s = required(run.time_to_first_step_s, reason)
     share = start_s / run.wall_s if run.status != "running" and run.wall_s > 0 else 0.0
     is_long = start_s >= LONG_START_S
     if not is_long and (share < START_MIN_FIT_SHARE or start_s < NOTICED_START_S):

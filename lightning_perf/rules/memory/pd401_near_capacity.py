@@ -21,8 +21,6 @@ def check(session: Session) -> Finding | None:
     fraction = capacity_fraction(device)
     if fraction < NEAR_CAPACITY_FRACTION:
         return None
-    headroom = session.memory.headroom
-    n_samples = headroom.n_samples if headroom is not None else None
     return unsigned_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=(
@@ -33,5 +31,5 @@ def check(session: Session) -> Finding | None:
             fact("peak reserved memory ÷ device memory", fraction, "fraction", NEAR_CAPACITY_FRACTION),
             fact("peak allocated memory", device.peak_allocated_bytes, "bytes"),
         ),
-        prescriptions=(checkpointing_of(session), *bf16_of(session), smaller_batch(session, n_samples)),
+        prescriptions=(checkpointing_of(session), *bf16_of(session), smaller_batch(session)),
     )

@@ -2,8 +2,8 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
-from lightning_perf.rules.memory_signals import breakdown_of, is_tight, smaller_optimizer, whole_of
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.memory_signals import breakdown_of, fraction_in_use, is_tight, smaller_optimizer
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import percent, size_text
 
@@ -12,24 +12,20 @@ from lightning_perf.rules.wording import percent, size_text
 def check(session: Session) -> Finding | None:
     """Compare optimizer states with the memory in use."""
     breakdown = breakdown_of(session)
-    if breakdown.optimizer_bytes is None:
-        raise Skip(breakdown.optimizer_basis)
-    whole = whole_of(breakdown)
-    if whole <= 0:
-        raise Skip("no memory was counted")
-    fraction = breakdown.optimizer_bytes / whole
+    n_bytes = required(breakdown.optimizer_bytes, breakdown.optimizer_basis)
+    fraction = fraction_in_use(breakdown, n_bytes)
     if fraction <= DOMINANT_PART:
         return None
     is_limited = is_tight(session)
     return unsigned_finding(
         severity="medium" if is_limited else "info",
         summary=(
-            f"Optimizer states are {percent(fraction)} of the memory in use ({size_text(breakdown.optimizer_bytes)})."
+            f"Optimizer states are {percent(fraction)} of the memory in use ({size_text(n_bytes)})."
             + (" Memory limits this run." if is_limited else "")
         ),
         evidence=(
             fact("optimizer states ÷ memory in use", fraction, "fraction", DOMINANT_PART),
-            fact("optimizer states", breakdown.optimizer_bytes, "bytes"),
+            fact("optimizer states", n_bytes, "bytes"),
         ),
         prescriptions=smaller_optimizer(session),
     )

@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import size_text
 def check(session: Session) -> Finding | None:
     """Find growing memory and containers that keep autograd graphs."""
     memory = session.memory
-    trends = [g for g in memory.growth if g.where != "workers"]  # PD113
+    trends = [g for g in memory.growth if g.where != "workers"]  # PD113 reports growth of workers
     held = [s for s in memory.held_graphs if s.n_with_graph >= HELD_MIN_TENSORS or s.kind == "graph"]
     leaks = [g for g in trends if is_leak(g)]
     if not leaks and not held:
@@ -29,15 +29,7 @@ def check(session: Session) -> Finding | None:
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
-            *(
-                fact(
-                    f"growth of {s.name} per step",
-                    s.items_per_step,
-                    _unit(s),
-                    n=s.n_items,
-                )
-                for s in suspects[:3]
-            ),
+            *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
         prescriptions=_prescription(suspects),
         confidence="high" if suspects else "medium",

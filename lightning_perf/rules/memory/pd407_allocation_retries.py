@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, unsigned_finding
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.wording import called
 
 
@@ -11,21 +11,18 @@ from lightning_perf.rules.wording import called
 def check(session: Session) -> Finding | None:
     """Check the allocator's count of retries."""
     device = device_memory_of(session)
-    if device.alloc_retries is None:
-        raise Skip(f"the allocator of {device.device} does not count its retries")
-    if device.alloc_retries == 0:
+    n = required(device.alloc_retries, f"the allocator of {device.device} does not count its retries")
+    if n == 0:
         return None
-    headroom = session.memory.headroom
-    n_samples = headroom.n_samples if headroom is not None else None
     return unsigned_finding(
         severity="medium",
         summary=(
-            f"The allocator of {device.device} flushed its cache {called(device.alloc_retries)} to allocate memory, "
-            f"{'and' if device.alloc_retries == 1 else 'each time'} waiting for the device."
+            f"The allocator of {device.device} flushed its cache {called(n)} to allocate memory, "
+            f"{'and' if n == 1 else 'each time'} waiting for the device."
         ),
         evidence=(
-            fact("allocation retries", device.alloc_retries, "count", 0),
+            fact("allocation retries", n, "count", 0),
             fact("peak reserved memory", device.peak_reserved_bytes, "bytes"),
         ),
-        prescriptions=(smaller_batch(session, n_samples), EXPANDABLE_SEGMENTS),
+        prescriptions=(smaller_batch(session), EXPANDABLE_SEGMENTS),
     )

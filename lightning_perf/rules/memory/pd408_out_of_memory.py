@@ -1,5 +1,6 @@
 """PD408: the run ended because memory ran out."""
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -12,9 +13,9 @@ from lightning_perf.rules.memory_signals import (
     bf16_of,
     checkpointing_of,
     fewer_batches_ahead,
+    memory_in_use,
     smaller_batch,
     smaller_optimizer,
-    whole_of,
 )
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
@@ -42,8 +43,8 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("completed steps", oom.step, "count"),
             *(
-                fact(f"live tensor: {one.name or 'an unnamed tensor'}", one.n_bytes, "bytes")
-                for one in oom.largest_tensors[:3]
+                fact(f"live tensor: {t.name or 'an unnamed tensor'}", t.n_bytes, "bytes")
+                for t in oom.largest_tensors[:3]
             ),
         ),
         prescriptions=_prescriptions(session, oom),
@@ -63,17 +64,18 @@ def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescripti
     breakdown = session.memory.breakdown
     activations = (breakdown.activations_bytes or 0) if breakdown is not None else 0
     states = (breakdown.optimizer_bytes or 0) if breakdown is not None else 0
-    if breakdown is not None and activations > DOMINANT_PART * whole_of(breakdown):
+    much = DOMINANT_PART * memory_in_use(breakdown) if breakdown is not None else math.inf
+    if activations > much:
         yield from ((one, activations // 2) for one in (checkpointing_of(session), *bf16_of(session)))
-    elif breakdown is not None and states > DOMINANT_PART * whole_of(breakdown):
+    elif states > much:
         for one in smaller_optimizer(session):
-            n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 of 32 bits
+            n_parts = session.run.world_size if "fsdp" in one.code else 4  # 8 instead of 32 bits per state
             yield one, states - states // n_parts
     unused = max((d.peak_reserved_bytes - d.peak_allocated_bytes for d in session.memory.devices), default=0)
     if unused > (oom.requested_bytes or 2**40):
         yield EXPANDABLE_SEGMENTS, unused
     parts = 1 if oom.n_samples == 1 else batch_parts(session, oom.n_samples)
-    yield smaller_batch(session, oom.n_samples), (activations - activations // parts) or None
+    yield smaller_batch(session, oom), (activations - activations // parts) or None
 
 
 _STREAM = fix("read samples from disk when needed instead of keeping them in memory", "hours")

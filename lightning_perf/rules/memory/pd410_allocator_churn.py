@@ -17,6 +17,7 @@ def check(session: Session) -> Finding | None:
     if reading.share(exposed_s) < LOW_SHARE:
         return None
     least_s, most_s = reading.saved_s("allocator", exposed_s)
+    variable = "PYTORCH_HIP_ALLOC_CONF" if device.kind == "rocm" else "PYTORCH_CUDA_ALLOC_CONF"
     calls = ", ".join(reading.per_step(call.n, call.name, call.name) for call in allocator.calls[:2])
     return reading.finding(
         summary=(
@@ -31,16 +32,12 @@ def check(session: Session) -> Finding | None:
             "keep freed memory cached: no torch.cuda.empty_cache() in the step, and expandable_segments:True",
             "minutes",
             treatment="expandable-segments",
-            code=_setting(device.kind),
+            code=(
+                'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)\n'
+                f'os.environ["{variable}"] = "expandable_segments:True"'
+            ),
         ),
         low_s=least_s,
         high_s=most_s,
         basis="at most the time of these calls in which the device was idle",
-    )
-
-
-def _setting(kind: str) -> str:
-    variable = "PYTORCH_HIP_ALLOC_CONF" if kind == "rocm" else "PYTORCH_CUDA_ALLOC_CONF"
-    return (
-        f'os.environ.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)\nos.environ["{variable}"] = "expandable_segments:True"'
     )

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import claims_time, fact, fix, unsigned_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 
 
@@ -10,9 +10,7 @@ from lightning_perf.rules.signals import steady_of
 def check(session: Session) -> Finding | None:
     """Report a run whose halves have different step times."""
     steady = steady_of(session)
-    if steady.is_steady is None:
-        raise Skip("fewer than 20 steps: two halves cannot be compared")
-    if steady.is_steady:
+    if required(steady.is_steady, "fewer than 20 steps: two halves cannot be compared"):
         return None
     return unsigned_finding(
         severity="info",

@@ -39,8 +39,7 @@ def check(session: Session) -> Finding | None:
             optional_fact("quota", quota, "cores"),
         ),
         prescriptions=fix(
-            "raise the quota (Kubernetes: limits.cpu), or use no more workers and threads than it allows",
-            "minutes",
+            "raise the quota (Kubernetes: limits.cpu), or use no more workers and threads than it allows", "minutes"
         ),
         claims={name: stopped * phase.total_s for name, phase in steady.phases.items()},
         basis="at most the throttled time",

@@ -39,7 +39,7 @@ def check(session: Session) -> Finding | None:
             sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
             optional_fact("base clock", host.base_cpu_mhz, "MHz"),
             optional_fact("maximum clock", host.max_cpu_mhz, "MHz"),
-            fact("governor", host.cpu_governor or "unknown"),
+            fact("governor", host.cpu_governor),
         ),
         prescriptions=fix(
             "set the CPU governor to performance" if is_governed else "check for thermal throttling or a power limit",

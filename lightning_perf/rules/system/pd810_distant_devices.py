@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
         return None
     far = [link for link in device.links if link.ancestor_level >= FAR_LEVEL and not link.has_nvlink]
     if any(link.has_nvlink is None for link in far):
-        raise Skip(session.missing.get(f"{missing}.has_nvlink", "the driver does not tell which devices have NVLink"))
+        raise Skip(session.missing.get(f"{missing}.has_nvlink", "the driver does not report which devices have NVLink"))
     span, share, claims, basis = _exposed(session)
     if share < COMMUNICATION_MIN_SHARE:
         return None

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.thresholds import OVERSIZED_MIN_BYTES, OVERSIZED_MIN_RATIO
 from lightning_perf.rules.wording import size_text
@@ -13,24 +13,23 @@ from lightning_perf.rules.wording import size_text
 def check(session: Session) -> Finding | None:
     """Compare the bytes of a batch with the bytes that its values need."""
     probe = probe_of(session)
-    if probe.batch_bytes is None:
-        raise Skip(probe.missing.get("batch_bytes", "the size of a batch is not known"))
+    n_bytes = required(probe.batch_bytes, probe.missing.get("batch_bytes", "the size of a batch is not known"))
     needed_bytes = _needed_bytes(probe)
-    if probe.batch_bytes < OVERSIZED_MIN_BYTES or probe.batch_bytes < OVERSIZED_MIN_RATIO * needed_bytes:
+    if n_bytes < OVERSIZED_MIN_BYTES or n_bytes < OVERSIZED_MIN_RATIO * needed_bytes:
         return None
     stage = timed_steps_of(session)
-    ratio = probe.batch_bytes / max(1, needed_bytes)
-    part = 1.0 - needed_bytes / probe.batch_bytes
+    ratio = n_bytes / max(1, needed_bytes)
+    part = 1.0 - needed_bytes / n_bytes
     moved_s = probe.transport.p50_s if probe.transport is not None and probe.num_workers else 0.0
     wide = probe.bytes_by_dtype.get("float64", 0)
     return timed_finding(
         stage,
         summary=(
-            f"A batch has {size_text(probe.batch_bytes)}, its values need {size_text(needed_bytes)} "
+            f"A batch has {size_text(n_bytes)}, its values need {size_text(needed_bytes)} "
             f"({ratio:.1f} times less). {_why(probe)}"
         ),
         evidence=(
-            fact("bytes per batch", probe.batch_bytes, "bytes", OVERSIZED_MIN_BYTES),
+            fact("bytes per batch", n_bytes, "bytes", OVERSIZED_MIN_BYTES),
             fact("bytes ÷ bytes that its values need", ratio, "ratio", OVERSIZED_MIN_RATIO),
             optional_fact("float64", wide or None, "bytes"),
             optional_fact("float values that fit one byte", probe.narrow_bytes or None, "bytes"),

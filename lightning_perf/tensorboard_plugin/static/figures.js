@@ -19,13 +19,13 @@ const OPTIONS = {responsive: true, displayModeBar: false, topojsonURL: 'none://'
 
 async function draw(section, place, parameters) {
   try {
-    const told = await ask('figure', {...parameters, theme: isDark() ? 'dark' : 'light'});
-    if (told.state === 'reading') {
+    const reply = await ask('figure', {...parameters, theme: isDark() ? 'dark' : 'light'});
+    if (reply.state === 'reading') {
       setTimeout(() => { if (place.isConnected) draw(section, place, parameters); }, 600);
       return;
     }
-    if (told.state === 'failed') throw new Error(told.error);
-    if (!told.figure) {
+    if (reply.state === 'failed') throw new Error(reply.error);
+    if (!reply.figure) {
       section.remove();
       return;
     }
@@ -33,8 +33,8 @@ async function draw(section, place, parameters) {
     if (!place.isConnected) return;
     place.classList.remove('waiting');
     place.replaceChildren();
-    place.style.minHeight = `${told.figure.layout.height ?? 300}px`;
-    await library.react(place, told.figure.data, told.figure.layout, OPTIONS);
+    place.style.minHeight = `${reply.figure.layout.height ?? 300}px`;
+    await library.react(place, reply.figure.data, reply.figure.layout, OPTIONS);
     section.dataset.drawn = isDark() ? 'dark' : 'light';
   } catch (error) {
     place.classList.remove('waiting');

@@ -40,17 +40,17 @@ function theme() {
 }
 
 async function poll() {
-  let told;
+  let reply;
   try {
-    told = await ask('runs');
+    reply = await ask('runs');
   } catch (error) {
     say(`PerfDoctor cannot reach TensorBoard: ${error.message}`, 'problem');
     return;
   }
   const before = stamp();
-  state.runs = told.runs;
-  state.search = [told.is_complete ? '' : 'still searching the log directory', told.is_cut ? 'the log directory has too many folders: some were not searched' : ''];
-  state.views = [...told.views, DIFF];
+  state.runs = reply.runs;
+  state.search = [reply.is_complete ? '' : 'still searching the log directory', reply.is_cut ? 'the log directory has too many folders: some were not searched' : ''];
+  state.views = [...reply.views, DIFF];
   const known = (id) => state.runs.some((run) => run.id === id);
   if (!known(state.run)) state.run = state.runs[0]?.id ?? null;
   if (!known(state.base) || state.base === state.run) state.base = other();
@@ -60,7 +60,7 @@ async function poll() {
   tabs();
   if (!state.runs.length) {
     state.drawn = '';
-    say(told.is_complete ? 'This log directory has no PerfDoctor sessions and no profiler traces yet. Add PerfDoctor() to the callbacks of the Trainer.'
+    say(reply.is_complete ? 'This log directory has no PerfDoctor sessions and no profiler traces yet. Add PerfDoctor() to the callbacks of the Trainer.'
       : 'Searching the log directory …');
   } else if (stamp() !== before || !state.drawn) show();
 }
@@ -160,43 +160,43 @@ async function show() {
   }
   page.view.setAttribute('aria-busy', 'true');
   page.view.dataset.view = '';
-  let told;
+  let reply;
   try {
-    told = await ask(isDiff ? 'diff' : 'view', isDiff ? parameters : {...parameters, view: state.view});
+    reply = await ask(isDiff ? 'diff' : 'view', isDiff ? parameters : {...parameters, view: state.view});
   } catch (error) {
-    told = {state: 'failed', error: error.message};
+    reply = {state: 'failed', error: error.message};
   }
   if (mine !== state.asked) return;
   page.view.setAttribute('aria-busy', 'false');
-  if (told.state === 'reading') {
-    say(told.text);
+  if (reply.state === 'reading') {
+    say(reply.text);
     setTimeout(() => { if (mine === state.asked) show(); }, READING_MS);
     return;
   }
   state.drawn = now;
-  if (told.state === 'failed') {
-    say(told.error, 'problem');
+  if (reply.state === 'failed') {
+    say(reply.error, 'problem');
     return;
   }
-  traces(told);
-  if (told.empty) state.empty = told.empty;
+  traces(reply);
+  if (reply.empty) state.empty = reply.empty;
   tabs();
   const open = new Set(isNew ? [] : [...page.view.querySelectorAll('details[open]')].map((one) => one.dataset.code));
   const at = document.scrollingElement.scrollTop;
-  page.view.replaceChildren(...draw(told.sections, parameters));
+  page.view.replaceChildren(...draw(reply.sections, parameters));
   if (!isNew) for (const one of page.view.querySelectorAll('details')) one.open = open.has(one.dataset.code);
   document.scrollingElement.scrollTop = isNew ? 0 : at; // keep the place while a run goes on
   page.view.dataset.view = state.view;
   page.view.dataset.run = state.run;
 }
 
-function traces(told) {
-  if (told.traces === undefined) return;
-  page.forTrace.hidden = told.traces.length < 2;
-  const labels = JSON.stringify(told.traces);
+function traces(reply) {
+  if (reply.traces === undefined) return;
+  page.forTrace.hidden = reply.traces.length < 2;
+  const labels = JSON.stringify(reply.traces);
   if (page.trace.dataset.listed !== labels) {
     page.trace.dataset.listed = labels;
-    page.trace.replaceChildren(...told.traces.map((label, i) => el('option', {value: i, text: label})));
+    page.trace.replaceChildren(...reply.traces.map((label, i) => el('option', {value: i, text: label})));
   }
-  page.trace.value = told.trace;
+  page.trace.value = reply.trace;
 }

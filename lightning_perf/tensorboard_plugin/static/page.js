@@ -19,14 +19,14 @@ export async function ask(route, parameters = {}) {
   }
   const address = new URL(`./${route}?${query}`, import.meta.url.replace(/static\/[^/]*$/, ''));
   const response = await fetch(address);
-  let told;
+  let reply;
   try {
-    told = await response.json();
+    reply = await response.json();
   } catch {
     throw new Error(`TensorBoard answered ${response.status} without JSON`);
   }
-  if (!response.ok) throw new Error(told.error ?? `TensorBoard answered ${response.status}`);
-  return told;
+  if (!response.ok) throw new Error(reply.error ?? `TensorBoard answered ${response.status}`);
+  return reply;
 }
 
 export function address(path) {

@@ -276,13 +276,13 @@ def measured(
     raise AssertionError(f"{record.status}: {record.reason or record}")
 
 
-def left_since(before: dict[str, Any], patience_s: float = 5.0) -> dict[str, set[str]]:
+def left_since(before: dict[str, Any], timeout_s: float = 5.0) -> dict[str, set[str]]:
     """Return by kind what ``traces_left`` lists now and did not before, and still lists after a while.
 
     Shared memory of other processes on the machine is released within seconds.
     """
     left = {kind: set(now) - set(before[kind]) for kind, now in traces_left().items()}
-    end_s = time.monotonic() + patience_s
+    end_s = time.monotonic() + timeout_s
     while any(left.values()) and time.monotonic() < end_s:
         time.sleep(0.1)
         left = {kind: left[kind] & set(now) for kind, now in traces_left().items()}
