@@ -46,7 +46,9 @@ SETTINGS: dict[str, Setting] = {
     "n_samples": Setting(_DATA),
     "multiprocessing_context": Setting((*_DATA, "epoch_boundary")),
     "shm_bytes": Setting(_DATA),
-    "precision": Setting(_COMPUTE, {"bf16-mixed": "precision-bf16", "16-mixed": "precision-fp16"}),
+    "precision": Setting(
+        _COMPUTE, {"bf16-mixed": "precision-bf16", "16-mixed": "precision-fp16", "bf16-true": "precision-bf16-true"}
+    ),
     "is_compiled": Setting(_COMPUTE, {"True": "compile"}),
     "n_threads": Setting(_UPDATE, "threads={}"),
     "float32_matmul_precision": Setting(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
@@ -12,17 +12,20 @@ from lightning_perf.records import Session
 from .treatment import Treatment
 
 
-class MixedPrecision(Treatment):
-    """``Trainer(precision=...)`` set to a 16-bit format."""
+class _LowerPrecision(Treatment):
+    """``Trainer(precision=...)`` set to a 16-bit format.
 
-    safety = "numerics"
+    Attributes:
+        replaces: Values of the flag that it improves on.
+    """
+
     trainer_flag = "precision"
+    replaces: ClassVar[tuple[str, ...]] = ("32-true",)
 
     def applies_to(self, session: Session) -> str | None:
         precision = session.settings.trainer.precision
-        if session.settings.clips_fused:
-            return f"with precision={self.setting!r}, Lightning does not clip gradients of fused optimizers"
-        return None if precision in (None, "32-true", "32") else f"precision is {precision}, not 32-true"
+        is_replaced = precision in (None, "32", *self.replaces)
+        return None if is_replaced else f"precision is {precision}, not {' or '.join(self.replaces)}"
 
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
         plugins = arguments.get("plugins")
@@ -34,6 +37,17 @@ class MixedPrecision(Treatment):
                 )
         super().change_trainer_arguments(value, arguments, undos)
 
+
+class _MixedPrecision(_LowerPrecision):
+    """A 16-bit format inside the step, with weights in float32."""
+
+    safety = "numerics"
+
+    def applies_to(self, session: Session) -> str | None:
+        if session.settings.clips_fused:
+            return f"with precision={self.setting!r}, Lightning does not clip gradients of fused optimizers"
+        return super().applies_to(session)
+
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         fused = [each for each in trainer.optimizers if getattr(each, "_step_supports_amp_scaling", False)]
         if fused and trainer.gradient_clip_val:
@@ -43,7 +57,12 @@ class MixedPrecision(Treatment):
             )
 
 
-class PrecisionBf16(MixedPrecision):
+def _without_fast_bf16(session: Session) -> str | None:
+    slow = [device.name for device in session.machine.devices if device.has_fast_bf16 is False]
+    return f"{slow[0]} has no fast bf16" if slow else None
+
+
+class PrecisionBf16(_MixedPrecision):
     id = "precision-bf16"
     summary = "computes matrix multiplications and convolutions in bfloat16; weights stay in float32"
     when = (
@@ -54,11 +73,42 @@ class PrecisionBf16(MixedPrecision):
     setting = "bf16-mixed"
 
     def applies_to(self, session: Session) -> str | None:
-        slow = [device.name for device in session.machine.devices if device.has_fast_bf16 is False]
-        return super().applies_to(session) or (f"{slow[0]} has no fast bf16" if slow else None)
+        return super().applies_to(session) or _without_fast_bf16(session)
 
 
-class PrecisionFp16(MixedPrecision):
+class PrecisionBf16True(_LowerPrecision):
+    id = "precision-bf16-true"
+    safety = "semantics"  # an update of less than 1/256 of a weight is rounded away, and so is part of each batch
+    summary = "trains in bfloat16 alone: weights, gradients, optimizer state, batches and checkpoints too"
+    when = (
+        "Where weights and optimizer state fill the memory: they need half of it, and nothing is cast as in mixed "
+        "precision. Updates much smaller than their weight are lost, so compare the final quality, above all with "
+        "small learning rates. Code that creates float32 tensors may fail. After the training, weights are float32 again."
+    )
+    conflicts = frozenset({"precision-bf16", "precision-fp16"})
+    setting = "bf16-true"
+    replaces = ("32-true", "bf16-mixed")
+
+    def applies_to(self, session: Session) -> str | None:
+        return super().applies_to(session) or _without_fast_bf16(session)
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        tensors = [*module.parameters(), *module.buffers()]
+        if any(tensor.is_complex() for tensor in tensors):
+            raise TreatmentError(f"{self.id} would discard the imaginary part of the module's complex weights")
+        if type(trainer.precision_plugin).__name__ == "HalfPrecision":  # others keep weights of their own
+            undos.note(partial(_restore_dtypes, [(one, one.dtype) for one in tensors if one.is_floating_point()]))
+
+
+def _restore_dtypes(tensors: list[tuple[Any, Any]]) -> None:
+    """Give weights that Lightning converted the dtype that they had before."""
+    for tensor, dtype in tensors:
+        tensor.data = tensor.data.to(dtype)
+        if tensor.grad is not None:
+            tensor.grad = tensor.grad.to(dtype)
+
+
+class PrecisionFp16(_MixedPrecision):
     id = "precision-fp16"
     summary = "computes matrix multiplications and convolutions in float16 with loss scaling; weights stay in float32"
     when = (
@@ -104,4 +154,4 @@ class MatmulPrecisionHigh(Treatment):
         torch.set_float32_matmul_precision(value)
 
 
-TREATMENTS = (PrecisionBf16(), PrecisionFp16(), MatmulPrecisionHigh())
+TREATMENTS = (PrecisionBf16(), PrecisionBf16True(), PrecisionFp16(), MatmulPrecisionHigh())

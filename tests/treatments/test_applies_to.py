@@ -95,6 +95,8 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("precision-bf16", {"trainer": {"precision": "bf16-mixed"}}, "not 32-true"),
         ("precision-bf16", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
         ("precision-bf16", {"trainer": {"gradient_clip_val": 1.0}, "model": {"optimizers": (FUSED,)}}, "clip"),
+        ("precision-bf16-true", {"trainer": {"precision": "16-mixed"}}, "not 32-true or bf16-mixed"),
+        ("precision-bf16-true", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
         ("precision-fp16", {"trainer": {"accelerator": "cpu"}}, "CPU"),
         ("matmul-precision-high", {"trainer": {"accelerator": "cpu"}}, "TF32"),
         ("matmul-precision-high", {"torch": {"float32_matmul_precision": "high"}}, "already"),
@@ -172,6 +174,11 @@ def test_value_is_the_recommended_one_when_a_finding_gives_it(
 ) -> None:
     prescription = Prescription(treatment=treatment, summary="", safety="exact", effort="one line", **written)
     assert find(treatment).default_value(session(prescription=prescription)) == value
+
+
+def test_bf16_true_replaces_mixed_precision_and_clips_what_is_fused() -> None:
+    changes = {"trainer": {"precision": "bf16-mixed", "gradient_clip_val": 1.0}, "model": {"optimizers": (FUSED,)}}
+    assert find("precision-bf16-true").applies_to(session(**changes)) is None
 
 
 def test_graphs_are_not_asked_for_when_the_training_runs_on_a_cpu() -> None:

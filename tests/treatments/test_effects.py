@@ -64,6 +64,39 @@ def test_precision_is_refused_when_a_plugin_decides_it() -> None:
     assert fp16.change_trainer_arguments({"precision": 32})["precision"] == "16-mixed"
 
 
+def test_weights_batches_and_optimizer_state_are_bf16_until_the_training_ends() -> None:
+    def dtypes(trainer: Trainer, module: Any) -> set[torch.dtype]:
+        state = list(trainer.optimizers[0].state.values())
+        return (
+            {p.dtype for p in module.parameters()} | {one["exp_avg"].dtype for one in state} | {module.batches[0].dtype}
+        )
+
+    done = train("precision-bf16-true", look=dtypes, gradient_clip_val=1.0)
+    assert done.seen == {torch.bfloat16}
+    assert done.trainer.precision == "bf16-true"
+    assert (
+        {p.dtype for p in done.module.parameters()}
+        == {p.grad.dtype for p in done.module.parameters()}
+        == {torch.float32}
+    )
+    again = train(module=done.module, max_steps=1)
+    assert torch.isfinite(torch.tensor(again.losses)).all()
+
+
+def test_bf16_true_is_refused_when_weights_are_complex_or_a_plugin_decides() -> None:
+    class Complex(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotation = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+    with pytest.raises(TreatmentError, match="imaginary"):
+        train("precision-bf16-true", module=Complex)
+    with pytest.raises(TreatmentError, match="MixedPrecision"):
+        Applier([parse("precision-bf16-true")]).change_trainer_arguments(
+            {"plugins": MixedPrecision("bf16-mixed", "cpu")}
+        )
+
+
 @pytest.mark.parametrize(
     ("text", "read", "expected"),
     [
@@ -216,6 +249,7 @@ def test_lower_precision_is_refused_when_gradients_of_a_fused_optimizer_are_clip
             return torch.optim.Adam(self.parameters(), fused=True)
 
     assert train("precision-bf16", module=Fused).losses
+    assert train("precision-bf16-true", module=Fused, gradient_clip_val=1.0).losses
     with pytest.raises(TreatmentError, match="fused Adam"):
         train("precision-bf16", module=Fused, gradient_clip_val=1.0)
 

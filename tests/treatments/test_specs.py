@@ -62,7 +62,13 @@ def test_parse_all_reads_text_with_commas_and_lists_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["precision-bf16,precision-fp16", "compile,compile-regions", "loader-workers=1,loader-workers=2"]
+    "text",
+    [
+        "precision-bf16,precision-fp16",
+        "precision-bf16,precision-bf16-true",
+        "compile,compile-regions",
+        "loader-workers=1,loader-workers=2",
+    ],
 )
 def test_parse_all_refuses_when_treatments_exclude_one_another(text: str) -> None:
     with pytest.raises(ConfigError, match=text.partition(",")[0].partition("=")[0]):
@@ -86,4 +92,6 @@ def test_check_together_refuses_when_mixed_precision_fused_and_clipping_meet() -
     with pytest.raises(ConfigError, match="clips"):
         check_together(parse_all("precision-bf16,fused-optimizer"), with_trainer(gradient_clip_val=1.0))
     check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=1.0, precision="32-true"))
+    true = parse_all("precision-bf16-true,fused-optimizer")  # no loss scale
+    check_together(true, with_trainer(gradient_clip_val=1.0, precision="bf16-mixed"))
     check_together(parse_all("fused-optimizer"), with_trainer(gradient_clip_val=0.0, precision="bf16-mixed"))
