@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,46 +25,39 @@ MEMORY_SHARE = 0.5  # of the free memory, for the caches of all processes: the t
 SAMPLED_ITEMS = 32  # loaded before the size of all of them is judged
 
 
-def cached(loader: Any, is_strict: bool) -> CachedDataset:
-    """Return the dataset of a ``DataLoader`` with an empty cache.
+class CachedDataset(Dataset[Any]):
+    """The map-style dataset of a ``DataLoader``, with a cache in each process; other attributes are the dataset's own.
+
+    The loads that the training makes anyway show whether they draw from the global random generators and whether all
+    items will fit. The first, second, fourth, eighth … item that is in the cache is loaded again, to be compared.
 
     Args:
         loader: The loader, with its final number of workers.
         is_strict: Whether to raise ``TreatmentError`` if items turn out not to be cacheable; otherwise warn.
 
     Raises:
-        TreatmentError: Its items have no index, are in memory, or are random; or the dataset has no length.
+        TreatmentError: Items have no index, are in memory already, or may be random.
     """
-    dataset, own = loader.dataset, generator_in(loader.dataset)
-    refused = "" if hasattr(type(dataset), "__len__") else f"{type(dataset).__qualname__} has no length"
-    if is_iterable(dataset):
-        refused = "items of an IterableDataset have no index"
-    elif isinstance(dataset, (TensorDataset, list, tuple)):
-        refused = "the items are in memory already"
-    elif own is not None:
-        refused = f"the dataset has a random generator of its own ({type(own).__name__})"
-    if refused:
-        raise TreatmentError(f"dataset-cache cannot be applied: {refused}")
-    ranks = torch.distributed
-    n_ranks = ranks.get_world_size() if ranks.is_available() and ranks.is_initialized() else 1
-    n_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or n_ranks)
-    return CachedDataset(dataset, _Cache(len(dataset), max(1, loader.num_workers) * n_ranks, is_strict))
 
-
-class CachedDataset(Dataset[Any]):
-    """A map-style dataset with a cache in each process. Its other attributes are those of the dataset."""
-
-    def __init__(self, dataset: Any, cache: _Cache) -> None:
-        vars(self).update(_dataset=dataset, _cache=cache)
+    def __init__(self, loader: Any, is_strict: bool) -> None:
+        dataset, refused = loader.dataset, ""
+        if is_iterable(dataset):
+            refused = "items of an IterableDataset have no index"
+        elif isinstance(dataset, (TensorDataset, list, tuple)):
+            refused = "the items are in memory already"
+        elif (own := generator_in(dataset)) is not None:
+            refused = f"the dataset has a random generator of its own ({type(own).__name__})"
+        if refused:
+            raise TreatmentError(f"dataset-cache cannot be applied: {refused}")
+        ranks = torch.distributed
+        n_ranks = ranks.get_world_size() if ranks.is_available() and ranks.is_initialized() else 1
+        n_processes = max(1, loader.num_workers) * int(os.environ.get("LOCAL_WORLD_SIZE") or n_ranks)
+        limit = MEMORY_SHARE * free_bytes() / n_processes
+        vars(self).update(_dataset=dataset, _items={}, _n_bytes=0, _n_hits=0, _is_off=False)
+        vars(self).update(_is_strict=is_strict, _n_processes=n_processes, _limit=limit)
 
     def __len__(self) -> int:
         return len(self._dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._cache.fetch([index], self._load)[0]
-
-    def __getitems__(self, indices: Sequence[Any]) -> Any:
-        return self._cache.fetch(indices, getattr(self._dataset, "__getitems__", None) or self._load)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_dataset" not in vars(self):  # copies and pickles ask for these
@@ -72,33 +65,22 @@ class CachedDataset(Dataset[Any]):
         return getattr(self._dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._dataset, name, value)
+        if name in vars(self):
+            vars(self)[name] = value
+        else:
+            setattr(self._dataset, name, value)
 
-    def _load(self, indices: Sequence[Any]) -> list[Any]:
-        return [self._dataset[index] for index in indices]
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index], one_by_one=True)[0]
 
-
-class _Cache:
-    """The items of one process, by index.
-
-    The loads that the training makes anyway show whether they draw from the global random generators and whether all
-    items will fit. The first, second, fourth, eighth … item that is in the cache is loaded again, to be compared.
-    """
-
-    def __init__(self, n_items: int, n_processes: int, is_strict: bool) -> None:
-        self.items: dict[int, Any] = {}
-        self._n_items, self._n_processes, self._is_strict = n_items, n_processes, is_strict
-        self._limit = MEMORY_SHARE * free_bytes() / n_processes
-        self._n_bytes = self._n_hits = 0
-        self._is_off = False
-
-    def fetch(self, indices: Sequence[Any], load: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return the items of some indices; load those that are not in the cache."""
+    def __getitems__(self, indices: Sequence[Any], one_by_one: bool = False) -> Any:
+        load = None if one_by_one else getattr(self._dataset, "__getitems__", None)
+        load = load or (lambda some: [self._dataset[index] for index in some])
         if not self._is_off and not all(isinstance(index, (int, np.integer)) for index in indices):
             self._refuse("the sampler does not yield whole numbers")
         if self._is_off:
             return load(indices)
-        due = [at for at, index in enumerate(indices) if index not in self.items or self._is_checked()]
+        due = [at for at, index in enumerate(indices) if index not in self._items or self._is_checked()]
         found: dict[int, Any] = {}
         if due:
             before = random_states()
@@ -109,27 +91,29 @@ class _Cache:
                 self._refuse(reason)
                 return loaded if len(due) == len(indices) else load(indices)
             found = dict(zip(due, loaded, strict=True))
-        return [found[at] if at in found else tree_map(_copy, self.items[i]) for at, i in enumerate(indices)]
+        return [found[at] if at in found else tree_map(_copy, self._items[i]) for at, i in enumerate(indices)]
 
     def _is_checked(self) -> bool:
         self._n_hits += 1
-        return self._n_hits & (self._n_hits - 1) == 0
+        return bool(self._n_hits & (self._n_hits - 1) == 0)
 
     def _keep(self, indices: Sequence[int], due: list[int], loaded: Any) -> str:
         """Keep copies of items that were loaded; return why that is not possible."""
         try:
+            n_items = len(self)
             for index, item in zip([indices[at] for at in due], loaded, strict=True):
-                if index in self.items:
-                    if _bits(item) != _bits(self.items[index]):
+                if index in self._items:
+                    if _bits(item) != _bits(self._items[index]):
                         return f"item {index} differs when it is loaded again"
                     continue
-                self.items[index] = tree_map(_copy, item)
-                self._n_bytes += sum(map(_size, tree_flatten(item)[0]))
-                mean = self._n_bytes / len(self.items)
-                total = mean * self._n_items
-                if max(self._n_bytes, total * (len(self.items) >= SAMPLED_ITEMS)) > self._limit:
+                self._items[index] = tree_map(_copy, item)
+                self._n_bytes += sum(
+                    max(sys.getsizeof(one), getattr(one, "nbytes", 0)) for one in tree_flatten(item)[0]
+                )
+                mean = self._n_bytes / len(self._items)
+                if max(self._n_bytes, mean * n_items * (len(self._items) >= SAMPLED_ITEMS)) > self._limit:
                     return (
-                        f"{self._n_items:,} items of about {size_text(mean)} take {size_text(total)} in each of the "
+                        f"{n_items:,} items of about {size_text(mean)} take {size_text(mean * n_items)} in each of the "
                         f"{self._n_processes} processes that load; each may use {size_text(self._limit)}, together "
                         f"{MEMORY_SHARE:.0%} of the free memory"
                     )
@@ -138,7 +122,7 @@ class _Cache:
         return ""
 
     def _refuse(self, reason: str) -> None:
-        self.items.clear()
+        self._items.clear()
         self._is_off = True
         if self._is_strict:
             raise TreatmentError(f"dataset-cache cannot be applied: {reason}")
@@ -159,10 +143,6 @@ def _copy(leaf: Any) -> Any:
             f"items hold a {type(leaf).__qualname__}; expected tensors on the CPU, arrays, numbers and texts"
         )
     return copy
-
-
-def _size(leaf: Any) -> int:
-    return max(sys.getsizeof(leaf), getattr(leaf, "nbytes", 0))
 
 
 def _bits(item: Any) -> list[Any]:

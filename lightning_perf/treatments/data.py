@@ -238,9 +238,6 @@ class DatasetCache(LoaderTreatment):
             return "each epoch has a loader of its own"
         return "there is only one epoch" if trainer.max_epochs == 1 else None
 
-    def imports(self, value: Any) -> str:
-        return "from torch.utils.data import Dataset"
-
     def statements(self, value: Any) -> str:
         return _CACHE_CODE
 
@@ -249,14 +246,14 @@ class DatasetCache(LoaderTreatment):
         return {"persistent_workers": True} if loaders and loaders[0].num_workers else {}
 
     def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
-        from .cached_dataset import cached
+        from .cached_dataset import CachedDataset
 
         has_workers = getattr(inner_loader(loader), "num_workers", 0) > 0
-        return {"dataset": partial(cached, is_strict=is_strict), "persistent_workers": has_workers}
+        return {"dataset": partial(CachedDataset, is_strict=is_strict), "persistent_workers": has_workers}
 
 
 _CACHE_CODE = """\
-class Cached(Dataset):  # with workers, each has its own: set persistent_workers=True
+class Cached(torch.utils.data.Dataset):  # each worker has its own: set persistent_workers=True
     def __init__(self, dataset):
         self.dataset, self.items = dataset, {}
 
