@@ -83,7 +83,7 @@ class PrecisionBf16True(_LowerPrecision):
     when = (
         "Where weights and optimizer state fill the memory: they need half of it, and nothing is cast as in mixed "
         "precision. Updates much smaller than their weight are lost, so compare the final quality, above all with "
-        "small learning rates. Code that creates float32 tensors may fail. After the training, weights are float32 again."
+        "small learning rates. Code that creates float32 tensors may fail. Afterwards, weights are float32 again."
     )
     conflicts = frozenset({"precision-bf16", "precision-fp16"})
     setting = "bf16-true"
