@@ -193,7 +193,6 @@ class CeilingsProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> CeilingsProbe:
-        """Assess what is counted in a fit."""
         sampled = run.probes.find(SampledSteps) if run.options.arithmetic else None
         return cls(run.trainer, lambda: run.loop.wall_ns() / 1e9, run.options.ceilings, sampled)
 
@@ -232,7 +231,6 @@ class CeilingsProbe(Probe):
         return {"model_profile": found}
 
     def reasons(self) -> Mapping[str, str]:
-        """Return why figures are None, by their path in the session."""
         if self._sampled is None:
             return {"model_profile": "arithmetic=False, or counting failed; see probes_off", **self.missing}
         if self._sampled.profile is not None:

@@ -69,7 +69,6 @@ class CompilerProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> CompilerProbe:
-        """Follow what a fit compiles."""
         main = run.loop.main
         return cls(run.now_ns, main.leave_out, step=lambda: main.n_steps)
 
@@ -120,7 +119,6 @@ class CompilerProbe(Probe):
         self._n_breaks = len(reasons)
 
     def close(self) -> None:
-        """Stop listening. Can be called twice."""
         handler = self._handler
         if handler is None:
             return
@@ -153,7 +151,6 @@ class CompilerProbe(Probe):
             self.error, self._began_ns = error, None
 
     def record(self) -> CompilerWatch | None:
-        """Return what was compiled; None if nothing was."""
         self.poll()
         compiled = [(step, m) for step, m in self._metrics if _is_a_frame(m)]
         if not compiled and not self._compiled_steps:

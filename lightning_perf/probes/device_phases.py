@@ -65,7 +65,6 @@ class DevicePhases(Probe):
 
     @property
     def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
         return self._next
 
     def step_begins(self, batch: Any) -> None:
@@ -73,7 +72,6 @@ class DevicePhases(Probe):
         self._guarded(self._begin)
 
     def enters(self, name: str) -> None:
-        """Mark the start of a phase."""
         if name in _PHASES:
             self._phases.append(_PHASES[name])
             self._guarded(self._mark)
@@ -94,12 +92,10 @@ class DevicePhases(Probe):
         self._is_pending = bool(self._begun) and not (self._is_captured or self._loop.main.is_left_out)
 
     def abandon(self) -> None:
-        """Mark and read nothing more; keep what was measured."""
         self._is_off = True
         self.close()
 
     def close(self) -> None:
-        """Stop marking the step under way. Can be called twice."""
         self._is_sampling = False
         if self._loop.timeline.phase_listener is self:
             self._loop.listen(None)
@@ -165,7 +161,6 @@ class DevicePhases(Probe):
         self._samples.append(sample)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the steady state with the phases' medians; a phase that did not run in a step counts as 0 there."""
         self._guarded(self._resolve)
         steady, samples = session.steady, self._samples
         if steady is None or steady.device is None or not samples:
@@ -176,7 +171,6 @@ class DevicePhases(Probe):
         return {"steady": msgspec.structs.replace(steady, device=device)}
 
     def reasons(self) -> Mapping[str, str]:
-        """Return why there are no phases."""
         if self._samples:
             return {}
         reason = (

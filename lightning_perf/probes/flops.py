@@ -105,21 +105,21 @@ class ArithmeticCounter(StepTracer):
         """Begin a part of the step; in manual optimization, parts are inside the training step."""
         if name in _DIRECTIONS:
             self._parts.append(name)
-            self._turn()
+            self._apply_part()
 
     def leaves(self, name: str) -> None:
         """End a part of the step."""
         if name in self._parts:
             while self._parts.pop() != name:
                 pass
-            self._turn()
+            self._apply_part()
 
     def close(self) -> bool:
         """End the step; return False if a dispatch mode of the user's is above."""
         self.__exit__()
         return not self.is_entered
 
-    def _turn(self) -> None:
+    def _apply_part(self) -> None:
         """Count as the innermost part requires: forward, backward, or not at all."""
         direction = _DIRECTIONS[self._parts[-1]] if self._parts else None
         if direction is None:
@@ -138,7 +138,7 @@ class ArithmeticCounter(StepTracer):
                 self.failure = _refusal(self._below)
             if self.failure:
                 return self
-            self._watch.put()
+            self._watch.install()
             self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
         except Exception as error:  # noqa: BLE001 - recorded: it was not counted
@@ -222,13 +222,7 @@ class ArithmeticCounter(StepTracer):
         return out
 
     def _count(
-        self,
-        known: Operator,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        out: Any,
-        ns: int,
-        denormals: dict[int, float],
+        self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int, shares: dict[int, float]
     ) -> None:
         self.n_seen += 1
         if self.n_seen > MAX_OPERATORS:
@@ -252,8 +246,8 @@ class ArithmeticCounter(StepTracer):
             flops = known.formula(given, out)
             row.flops += flops
             row.n_rows += rows_of(given)
-            if denormals:
-                row.denormal += max(denormals.values())
+            if shares:
+                row.denormal += max(shares.values())
                 row.n_inspected += 1
             if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
                 row.recomputed += flops
@@ -267,14 +261,15 @@ class ArithmeticCounter(StepTracer):
 
     def profile(self, device: str, n_samples: int | None = None, step: int | None = None) -> ModelProfile:
         """Return what was counted on ``device``, in a batch of ``n_samples``, after ``step`` steps."""
-        bare = _replaced(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
+        replace = msgspec.structs.replace
+        bare = replace(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
         if self.failure:
-            return _replaced(bare, missing={"forward_flops": self.failure, "modules": self.failure})
+            return replace(bare, missing={"forward_flops": self.failure, "modules": self.failure})
         forward, backward = (
             [row for (way, *_), row in self._rows.items() if way == each] for each in ("forward", "backward")
         )
         missing = {} if self.has_backward else {"backward_flops": "the step ran no backward pass"}
-        return _replaced(
+        return replace(
             bare,
             precision=max(self.precisions, key=lambda name: self.precisions[name], default=""),
             forward_flops=sum(row.flops for row in forward),
@@ -364,7 +359,3 @@ def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, 
             owner = owners.get(id(parameter), "")
             counts[owner] = counts.get(owner, 0) + n_elements(parameter)
     return counts
-
-
-def _replaced(profile: ModelProfile, **changes: Any) -> ModelProfile:
-    return msgspec.structs.replace(profile, **changes)

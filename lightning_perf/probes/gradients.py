@@ -61,15 +61,13 @@ class _Watched:
 
 
 class ZeroGradWatch(Probe):
-    """Watches whether gradients are cleared between the steps of each optimizer, and how.
+    """Watches in the first ``N_WATCHED_STEPS`` steps of each optimizer whether and how its gradients are cleared.
 
     It compares identity and version counter of one gradient per optimizer. Gradients used by a step are stale; a
     backward pass that adds to them makes them dirty; a change before a backward pass means that they were cleared. An
     optimizer that steps on dirty gradients did not clear them. Adding to stale gradients alone is correct: in
-    adversarial training one network's pass adds to the other's gradients, which are cleared later.
-
-    Each optimizer is watched for ``N_WATCHED_STEPS`` steps. Steps between which no backward pass was reported are not
-    judged.
+    adversarial training one network's pass adds to the other's gradients, which are cleared later. Steps between which
+    no backward pass was reported are not judged.
     """
 
     name = "gradients"
@@ -82,11 +80,9 @@ class ZeroGradWatch(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> ZeroGradWatch:
-        """Watch the first steps of a fit."""
         return cls(run)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the settings, with what was seen of each optimizer."""
         settings, replace = session.settings, msgspec.structs.replace
         model, optimizers = settings.model, [] if self._context is None else self._context.trainer.optimizers
         if model is None or len(model.optimizers) != len(optimizers):
@@ -114,7 +110,6 @@ class ZeroGradWatch(Probe):
         self._release(watched)
 
     def before_backward(self) -> None:
-        """Handle the start of a backward pass."""
         for watched in self._active():
             watched.before_backward()
 

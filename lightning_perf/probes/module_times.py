@@ -76,8 +76,7 @@ class ModuleTimes(StepTracer):
     # -- the parts of the step ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin the step."""
-        self._charged(self._watch.put)
+        self._charged(self._watch.install)
 
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, backward passes are inside the training step."""
@@ -98,7 +97,6 @@ class ModuleTimes(StepTracer):
                 self._last = None
 
     def close(self) -> bool:
-        """End the step. Can be called twice."""
         self._phase, self._last = "", None
         self._phases.clear()
         self._watch.remove()
@@ -175,14 +173,12 @@ class ModuleTimes(StepTracer):
             ms = begin.elapsed_time(end)
             self._ns[phase, path] = self._ns.get((phase, path), 0) + ms * 1e6
         self._spans.clear()
-        paths = [*self._modules, REST]
+        spent_s = {key: ns / 1e9 for key, ns in self._ns.items()}
         return {
             path: ModuleTime(
-                self._ns.get(("forward", path), 0) / 1e9,
-                self._ns.get(("backward", path), 0) / 1e9,
-                self._calls.get(path, 0),
+                spent_s.get(("forward", path), 0.0), spent_s.get(("backward", path), 0.0), self._calls.get(path, 0)
             )
-            for path in paths
+            for path in (*self._modules, REST)
         }
 
 
@@ -191,17 +187,12 @@ _PHASES = {"training_step": "forward", "backward": "backward"}
 
 def mean_times(steps: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
     """Return the mean over several steps; a module that did not run in a step counts as 0 there."""
-    n = len(steps)
-    paths = {path: None for step in steps for path in step}
-    nothing = ModuleTime(0.0, 0.0, 0)
-    return {
-        path: ModuleTime(
-            sum(step.get(path, nothing).forward_s for step in steps) / n,
-            sum(step.get(path, nothing).backward_s for step in steps) / n,
-            max(step.get(path, nothing).calls for step in steps),
-        )
-        for path in paths
-    }
+    means = {}
+    for path in {path: None for step in steps for path in step}:
+        times = [step[path] for step in steps if path in step]
+        forward_s, backward_s = (sum(each[i] for each in times) / len(steps) for i in (0, 1))
+        means[path] = ModuleTime(forward_s, backward_s, max(each.calls for each in times))
+    return means
 
 
 def with_times(
@@ -221,20 +212,12 @@ def with_times(
             own = [] if part is None else [p for p in parameters(part) if id(p) not in seen and has_shape(p)]
             seen.update(map(id, own))
             name = "" if part is None else type(part).__name__
-            modules = (
-                *modules,
-                ModuleProfile(path=path, class_name=name, n_parameters=sum(n_elements(p) for p in own)),
-            )
-    timed = [
-        msgspec.structs.replace(
-            module,
-            forward_s=times[module.path].forward_s,
-            backward_s=times[module.path].backward_s,
-            calls=module.calls or times[module.path].calls,
-        )
-        if module.path in times
-        else module
-        for module in modules
-    ]
+            added = ModuleProfile(path=path, class_name=name, n_parameters=sum(n_elements(p) for p in own))
+            modules = (*modules, added)
+    timed = []
+    for module in modules:
+        forward_s, backward_s, calls = times.get(module.path, (module.forward_s, module.backward_s, module.calls))
+        replace = msgspec.structs.replace
+        timed.append(replace(module, forward_s=forward_s, backward_s=backward_s, calls=module.calls or calls))
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
     return msgspec.structs.replace(profile, modules=tuple(timed))

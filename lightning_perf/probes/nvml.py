@@ -23,13 +23,7 @@ class DeviceLostError(Exception):
 
 
 class WantedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """torch's device.
-
-    Attributes:
-        index: torch's, after CUDA_VISIBLE_DEVICES.
-        uuid: Without the prefix ``GPU-``.
-        pci_bus_id: ``domain:bus:device.function``, as NVML writes it.
-    """
+    """A device as torch identifies it: ``uuid`` without prefix, ``pci_bus_id`` as NVML writes it."""
 
     index: int
     name: str

@@ -44,11 +44,9 @@ class ProvenanceProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> ProvenanceProbe | None:
-        """Read it on the first rank."""
         return cls() if run.trainer.is_global_zero and not run.trainer.fast_dev_run else None
 
     def start(self) -> None:
-        """Start git if the project is a repository."""
         git = shutil.which("git")
         if git is not None and os.path.exists(self._project / ".git"):
             with suppress(OSError):
@@ -59,7 +57,6 @@ class ProvenanceProbe(Probe):
                 )  # fmt: skip
 
     def loops_ready(self, run: RunContext) -> None:
-        """Read the model's shapes and the dataset's path."""
         self._parameters = digest_of(module_walk.parameters(run.pl_module))
         dataset = plain.stored(run.trainer.train_dataloader, "dataset")
         path = None if dataset is None else dataset_path(dataset)
@@ -76,7 +73,6 @@ class ProvenanceProbe(Probe):
             self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)
 
     def record(self) -> Provenance:
-        """Return what is known now."""
         self._read_git()
         return Provenance(
             parameters=self._parameters,
@@ -87,7 +83,6 @@ class ProvenanceProbe(Probe):
         )
 
     def close(self) -> None:
-        """End git if it still runs."""
         self._read_git()
         git, self._git = self._git, None
         if git is not None:

@@ -90,7 +90,6 @@ class TelemetryProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> TelemetryProbe | None:
-        """Open device and host, unless ``device_stats=False``."""
         if not run.options.device_stats:
             run.missing["telemetry"] = "device_stats=False"
             return None
@@ -106,7 +105,6 @@ class TelemetryProbe(Probe):
         return probe
 
     def start(self) -> None:
-        """Begin to sample."""
         self.sample()
         self._started_s = time.monotonic()
         self._background.start(pause_s(self._hz, 0.0, 0.0))
@@ -135,7 +133,6 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        """Record the size of the first training batch."""
         self._batch_bytes = sum(_tensor_bytes(batch)) or None
 
     def loops_ready(self, run: RunContext) -> None:
@@ -156,7 +153,6 @@ class TelemetryProbe(Probe):
         self._was_aside = True
 
     def epoch_ends(self) -> None:
-        """Count the energy of a training epoch."""
         epochs = self._loop.main.epochs_so_far() if self._loop is not None else ()
         samples = epochs[-1].samples if epochs else None
         with self._lock:
@@ -206,7 +202,6 @@ class TelemetryProbe(Probe):
     # -- results ------------------------------------------------------------
 
     def record(self) -> Telemetry:
-        """Return what is known now, without cost."""
         with self._lock:
             blocked, queueing = self.fetch_watch.fractions()
             extra = {
@@ -226,7 +221,6 @@ class TelemetryProbe(Probe):
             )
 
     def reasons(self) -> dict[str, str]:
-        """Return why figures are None, by their path in the session."""
         missing = dict(self.missing)
         if self._gpu is not None:
             root = f"telemetry.devices.{self._gpu.device}"

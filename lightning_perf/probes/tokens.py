@@ -39,11 +39,9 @@ _DEPTH = 4
 
 
 class Ids(NamedTuple):
-    """What the model says about tensors of integers.
+    """Whether a model has embeddings, so that a batch of integers has tokens, and their ``padding_idx``.
 
-    Attributes:
-        has_embedding: Whether it looks up rows by integers, so that a batch of them has tokens.
-        padding_id: The ``padding_idx`` of its embeddings; None without one, or if they differ.
+    ``padding_id`` is None without a ``padding_idx``, or if embeddings differ in it.
     """
 
     has_embedding: bool = False
@@ -237,7 +235,6 @@ class TokensProbe(Probe):
 
     @property
     def next_step(self) -> int:
-        """Index of the next step whose batch is counted."""
         return self._next_step
 
     def step_begins(self, batch: Any) -> None:

@@ -24,11 +24,11 @@ from lightning_perf.probes.code_lines import (
     USER,
     Call,
     CodeLines,
-    Sight,
+    StackView,
     owner_of,
 )
 
-Operator = Callable[[str], Sight | None]
+Operator = Callable[[str], StackView | None]
 
 _OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "made_up.py")
 _PACKAGES = sysconfig.get_paths()["purelib"]
@@ -65,8 +65,8 @@ def lines() -> CodeLines:
 def operator(lines: CodeLines) -> Operator:
     """Called where an operator would be."""
 
-    def called(name: str) -> Sight | None:
-        return lines.see(sys._getframe(1), name, 0, 0, "forward")
+    def called(name: str) -> StackView | None:
+        return lines.inspect(sys._getframe(1), name, 0, 0, "forward")
 
     return called
 
@@ -175,7 +175,7 @@ def test_what_calls_the_step_is_not_followed(lines, operator):
 
 
 def test_line_below_the_step_is_named_when_there_is_no_other_caller(lines, operator):
-    def script() -> Sight | None:
+    def script() -> StackView | None:
         lines.begin(sys._getframe())
         return operator("mul")
 
@@ -189,7 +189,7 @@ def test_line_and_torchs_functions_above_an_operator_are_reported(lines, operato
         "def softmax(operator):\n    return inner(operator)\ndef inner(operator):\n    return operator('s')"
     )
 
-    def forward() -> Sight | None:
+    def forward() -> StackView | None:
         return outer["softmax"](operator)  # here
 
     sight = forward()
@@ -207,7 +207,7 @@ def test_operator_within_a_compiled_region_is_not_reported(lines, operator):
 
 
 def test_nothing_is_named_when_no_python_ran(lines):
-    sight = lines.see(None, "mul", 0, 0, "forward")
+    sight = lines.inspect(None, "mul", 0, 0, "forward")
     assert sight is not None
     assert sight.place == NOWHERE
     assert NOWHERE.text() == ""

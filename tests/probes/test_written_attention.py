@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_perf.probes.code_lines import USER, Place, Sight
+from lightning_perf.probes.code_lines import USER, Place, StackView
 from lightning_perf.probes.written_attention import AttentionTrail
 
 HERE = Place(USER, "net.py", 7, "forward")
@@ -17,11 +17,11 @@ Q, V = torch.zeros(2, 6, 3), torch.zeros(2, 5, 3)
 SCORES = torch.zeros(2, 6, 5)
 
 
-def sight(via: tuple[tuple[str, str], ...] = (), frame: Any = None) -> Sight:
-    return Sight(HERE, via, (), frame)
+def sight(via: tuple[tuple[str, str], ...] = (), frame: Any = None) -> StackView:
+    return StackView(HERE, via, (), frame)
 
 
-def forward(trail: AttentionTrail, seen: Sight, between: bool = True) -> None:
+def forward(trail: AttentionTrail, seen: StackView, between: bool = True) -> None:
     trail.follow(seen, "bmm", (Q, V.mT), SCORES, 1000, is_backward=False)
     if between:
         trail.follow(seen, "div", (SCORES, 3.0), SCORES, 10, is_backward=False)

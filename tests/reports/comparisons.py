@@ -40,7 +40,7 @@ def slower() -> Comparison:
             TimeChange(name="validation", base_s=0.0, new_s=0.002, reason="base: it did not occur"),
         ),
         figures=(
-            FigureChange(name="samples a second", unit="", base=640.0, new=571.0),
+            FigureChange(name="samples per second", unit="", base=640.0, new=571.0),
             FigureChange(name="cuda:0 peak allocated", unit="bytes", base=8 * 1024**3, new=None),
         ),
         findings=(

@@ -42,8 +42,8 @@ class OwnCode:
 
     Attributes:
         call: The function called, as the line writes it; empty if none was.
-        is_operator: Whether it was a torch operator; None if only the interpreter lock can tell: a method of an unknown
-            object that tensors and Python's own types both have, or a tensor made of what may be a list.
+        is_operator: Whether it was a torch operator. None if only the timing of samples can decide: a method of an
+            unknown object that tensors and Python's own types both have, or a tensor made of what may be a list.
     """
 
     __slots__ = ("call", "is_operator")

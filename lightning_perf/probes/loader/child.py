@@ -39,10 +39,9 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Say(NamedTuple):
-    """Reports all that the child knows so far, or its error; the last report of each kind counts.
+    """Writes a report of all results so far, or an error, to the notes; the last report of each kind counts.
 
-    Attributes:
-        descriptor: Descriptor of the notes, which the child must not close.
+    The child must not close ``descriptor``.
     """
 
     descriptor: int
@@ -55,12 +54,7 @@ class Say(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """End of a child process.
-
-    Attributes:
-        said: Its last results; empty without any.
-        trouble: Why it did not finish; empty when it did.
-    """
+    """The last results of a child process (empty without any), and why it did not finish (empty if it did)."""
 
     said: bytes
     trouble: str
@@ -70,8 +64,7 @@ class EndingError(BaseException):
     """Raised in the child, and in its workers, by the signal that ends them.
 
     It unwinds the ``with`` and ``finally`` blocks that the child entered, so that e.g. a temporary lock file or a named
-    semaphore of a sample is removed. Blocks that were entered before the fork are not unwound: the child ends before
-    it returns to those frames.
+    semaphore of a sample is removed. Blocks entered before the fork are not unwound: the child ends first.
     """
 
 
@@ -79,10 +72,9 @@ class Child:
     """One forked child at a time that runs a function and cleans up after itself.
 
     Forking gives the child the objects to measure without pickling them. ``os.fork`` is used because a daemonic process
-    (as some launchers create) may not have children of ``multiprocessing``.
-
-    The risks of the fork are those of a loader's own workers. A lock that another thread held at that moment stays
-    locked in the child, which then hangs and is killed. Using a CUDA context in the child raises an error.
+    (as some launchers create) may not have children of ``multiprocessing``. The risks are those of a loader's own
+    workers: a lock that another thread held at the fork stays locked in the child, which then hangs and is killed;
+    using a CUDA context in the child raises an error.
 
     Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
     """

@@ -87,7 +87,7 @@ def is_copied_without_init(kind: type) -> bool:
 
 
 def constructs_unnamed(value: Any) -> bool:
-    """Return whether a value is a function of the user's that may make instances of a class it does not name."""
+    """Return whether a value is a user's function that may make instances of a class that it does not name."""
     if type(value) is not types.FunctionType or owner_of(value.__code__.co_filename) != USER:
         return False
     calls = _CONSTRUCTING - ({"__init__"} if value.__code__.co_name == "__init__" else set())  # that of a base

@@ -81,13 +81,10 @@ def copies_dataset(loader: DataLoader[Any]) -> bool:
 
 
 def separate_descriptors(keep: Iterable[int] = ()) -> None:
-    """Give the child open files of its own to read from, at their present positions; take sockets and pipes away.
+    """Reopen the child's files for reading at their present positions; close its sockets and pipes, except ``keep``.
 
-    After a fork both processes share one position in each open file, so that a dataset read here would move where
-    the parent reads next; what is written to a shared file, pipe or connection arrives as if the parent had sent it.
-
-    Args:
-        keep: Descriptors to leave alone.
+    After a fork both processes share one position in each open file: reading a dataset here would move the parent's
+    position, and writing to a shared file, pipe or connection would look as if the parent had written.
     """
     kept = {0, 1, 2, *keep}
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -122,11 +119,7 @@ def _open_again(descriptor: int, nowhere: int) -> None:
 
 
 def forget_parents_processes(scratch: Path) -> None:
-    """Let the child start workers of its own, whatever the parent is and has.
-
-    Args:
-        scratch: A folder for what multiprocessing puts into files; the parent removes it.
-    """
+    """Let the child start workers even if the parent is a daemon; multiprocessing puts its files into ``scratch``."""
     me = process.current_process()
     config: dict[str, Any] = me._config  # type: ignore[attr-defined]
     config["daemon"] = False  # a daemon may not have children

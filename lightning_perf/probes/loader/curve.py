@@ -86,16 +86,11 @@ class _Visits:
 
 
 class CurveMeasurement:
-    """Measurement of the curve: once upwards until more workers bring no more, then once more downwards.
+    """Measurement of the curve: upwards until more workers do not help, then once more downwards.
 
-    Drift meanwhile (clocks, caches, a training beside) then affects all points alike.
-
-    Args:
-        pipeline: The loader's parts.
-        batch_bytes: Bytes of a batch, for what fits into shared memory.
-        start_s: Approximate seconds to start one worker.
-        pids: Called with the ids of started workers, to clean up after killed ones.
-        load: Computes between two batches; None to measure the loader alone.
+    Drift of the machine then affects all points alike. ``batch_bytes`` limits the batches in shared memory. ``start_s``
+    is the approximate time to start one worker. ``pids`` is called with the ids of started workers, to clean up after
+    killed ones. ``load`` computes between two batches; None to measure the loader alone.
     """
 
     def __init__(
@@ -113,13 +108,10 @@ class CurveMeasurement:
     def measure(
         self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
     ) -> Iterator[tuple[WorkerPoint, ...]]:
-        """Measure; yield the points up to now after each visit.
+        """Measure with numbers of workers in ascending order; yield the points so far after each visit.
 
-        Args:
-            candidates: Numbers of workers, ascending.
-            batch_s: Approximate seconds to make a batch in one process.
-            until_s: When to end, by ``time.perf_counter``.
-            fewer: Numbers of workers to measure after these and the number in use.
+        ``batch_s`` is the approximate time to make a batch in one process. The measurement ends at ``until_s`` by
+        ``time.perf_counter``. The number in use and the numbers in ``fewer`` are measured after the candidates.
         """
         settings = [self._setting(n) for n in candidates]
         visited: list[Setting] = []
@@ -305,13 +297,10 @@ def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> lis
 
 
 def urgent_first(numbers: list[int], needed: int) -> tuple[list[int], list[int]]:
-    """Return what to try where time is short: from the number that hides the loading upwards; then fewer, downwards.
+    """Return the numbers of workers to try in a short time: upwards from ``needed``, then fewer, downwards.
 
-    The training has shown what it does without workers, or with those in use.
-
-    Args:
-        numbers: Numbers of workers that may be tried, ascending.
-        needed: Workers that would hide the loading on cores of their own.
+    ``numbers`` are ascending. ``needed`` workers would hide the loading on cores of their own. How the training does
+    without workers, or with those in use, is known already.
     """
     first = min(max(1, needed), numbers[-1])
     return sorted({first, *(n for n in numbers if n > first)}), [n for n in reversed(numbers) if 0 < n < first]

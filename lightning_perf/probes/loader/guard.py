@@ -62,11 +62,9 @@ def landlock_version() -> int:
 
 
 def guard(say: Say, scratch: Path | None = None) -> None:
-    """Restrict this process, and those that it forks, for good.
+    """Restrict this process and those that it forks, for good; only the folder ``scratch`` may be written to.
 
-    Args:
-        say: Called with the reason before an attempt ends the process.
-        scratch: A folder that may be written to; None for none.
+    ``say`` is called with the reason before an attempt ends the process.
 
     Raises:
         OSError: The kernel did not restrict the process.

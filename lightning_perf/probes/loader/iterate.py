@@ -18,14 +18,9 @@ _N_PINNED = 12
 
 
 def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProbe:
-    """Iterate a loader in this process, and return the record of its refusal with what that measured.
+    """Iterate a loader in this process for ``budget_s`` seconds; return its ``refused`` record with what was measured.
 
     Only for a process that does not train afterwards: the state of sampler, generators and files changes.
-
-    Args:
-        loader: Anything that yields batches.
-        probe: Its record, ``refused``.
-        budget_s: Seconds after which no further batch is taken.
     """
     num_workers, prefetch = getattr(loader, "num_workers", None), getattr(loader, "prefetch_factor", None)
     contents = BatchContents()
@@ -66,12 +61,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
 
 
 def time_pinning(probe: LoaderProbe, device: torch.device) -> LoaderProbe:
-    """Return the record with the time of pinning as many bytes in as many tensors as a batch has.
-
-    Args:
-        probe: The record; what a batch holds must be known.
-        device: The device of the training.
-    """
+    """Return the record with the time of pinning as many bytes in as many tensors as its batch has."""
     reason = "" if device.type == "cuda" else f"{device.type} needs no pinned memory"
     if not reason and not (probe.batch_bytes and probe.n_tensors):
         reason = "what a batch holds is not known"

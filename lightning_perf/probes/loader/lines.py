@@ -36,8 +36,8 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAX_FUNCTIONS, _MAX_LINES = 12, 8
 _MAX_TRACED_LINES = 200_000
 _NATIVE_LINE_S = 5e-6
-"""A line of Python that only moves names and small numbers about takes 0.02–0.2 us on machines of the last ten years; a
-function whose lines take this long on average, without calling anything, is in C: operators on arrays or tensors."""
+"""A line of Python with names and small numbers takes 0.02–0.2 us on machines of the last ten years. A function whose
+lines take this long on average without calls runs code in C: operators on arrays or tensors."""
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
@@ -75,7 +75,6 @@ class BatchLines:
         self._profiler: Any = None
 
     def start(self) -> None:
-        """Begin to sample this thread."""
         from pyinstrument import Profiler  # not needed by a training that is not probed
 
         self._profiler = Profiler(interval=_INTERVAL_S, async_mode="disabled")
@@ -108,8 +107,7 @@ class BatchLines:
             key = function.file, line, function.name.rpartition(".")[2]
             seconds[key] += sample.seconds  # type: ignore[assignment]
             n[key] += 1
-            call = _call(sample)
-            calls.setdefault(key, Counter())[call] += sample.seconds  # type: ignore[assignment]
+            calls.setdefault(key, Counter())[_call(sample)] += sample.seconds  # type: ignore[assignment]
             entries.setdefault(key, sample.frames[0].function.name.rpartition(".")[2])
         return tuple(
             HostLine(
@@ -162,10 +160,7 @@ class BatchLines:
     ) -> tuple[HotFunction, ...]:
         """Return the functions, the first as ``"native"`` if it runs too few lines for its own time to be Python's.
 
-        Args:
-            functions: Of these samples.
-            work: One call, which is run once more.
-            call_s: Seconds of one call.
+        ``work`` is one call, which takes ``call_s`` and is run once more.
         """
         if not functions or functions[0].kind == "native":
             return functions
@@ -208,12 +203,7 @@ class BatchLines:
 
 
 class WorkerLines:
-    """``worker_init_fn`` that samples the worker's lines into a file of its own, written as the worker ends.
-
-    Args:
-        inner: The user's ``worker_init_fn``.
-        folder: Folder for the files.
-    """
+    """``worker_init_fn`` that samples the worker's lines into a file in ``folder``, written as the worker ends."""
 
     def __init__(self, inner: Callable[[int], Any] | None, folder: Path) -> None:
         self.inner = inner

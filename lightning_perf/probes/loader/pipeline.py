@@ -32,12 +32,8 @@ class Pipeline:
 
     A *unit* is the argument of one fetch: the indices of a batch, one index without batching, or for an
     ``IterableDataset`` only the number of samples. All stages of the probe share one stream of units, so that none
-    reads what another has put into the page cache; it starts over when the sampler is exhausted.
-
-    Args:
-        loader: A plain ``DataLoader``, as the child has it.
-        forks: Fork workers whatever the loader's start method is: they start in milliseconds, and the throughput is
-            the same.
+    reads what another has put into the page cache; it starts over when the sampler is exhausted. With ``forks``,
+    workers are forked whatever the loader's start method is: they start in milliseconds, with the same throughput.
     """
 
     def __init__(self, loader: DataLoader[Any], forks: bool = False) -> None:
@@ -106,22 +102,18 @@ class Pipeline:
             return max(1, len(call))
         return max(1, leading_size(got)) if self.makes_batches else 1
 
-    def batch_of(self, gotten: list[Any]) -> Any:
+    def batch_of(self, results: list[Any]) -> Any:
         """Return the batch, from what the calls for one unit gave."""
-        return self.collate(gotten[0] if self.is_batched else gotten)
+        return self.collate(results[0] if self.is_batched else results)
 
-    def time_transport(self, gotten: list[Any], budget_s: float) -> tuple[list[float], float]:
-        """Return the seconds from the end of collating in a worker to the batch in the main process, batch by batch.
+    def time_transport(self, results: list[Any], budget_s: float) -> tuple[list[float], float]:
+        """Return the transport times of batches from a worker to the main process, and the time to start the worker.
 
-        And the seconds that the worker took to start. One worker of torch's replays samples made before: the rest is
-        pickling, shared memory, the queue, and rebuilding the tensors.
-
-        Args:
-            gotten: What the dataset gave for one batch.
-            budget_s: When to stop, counted from the first batch.
+        One worker of torch's replays samples made before, so that the time from the end of collating is pickling,
+        shared memory, the queue, and rebuilding the tensors. It stops ``budget_s`` after the first batch.
         """
         loader = DataLoader(
-            _Replay(gotten),
+            _Replay(results),
             batch_size=None,
             num_workers=1,
             prefetch_factor=1,
@@ -204,21 +196,21 @@ def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> N
 class _Replay(Dataset[Any]):
     """Return the same samples again and again, copied: what is in shared memory already would not move again."""
 
-    def __init__(self, gotten: list[Any]) -> None:
-        self._gotten = gotten
+    def __init__(self, results: list[Any]) -> None:
+        self._gotten = results
 
     def __len__(self) -> int:
         return MAX_BATCHES
 
     def __getitem__(self, index: int) -> list[Any]:
-        gotten = copy.deepcopy(self._gotten)
+        results = copy.deepcopy(self._gotten)
         time.sleep(_PAUSE_S)
-        return gotten
+        return results
 
 
-def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, gotten: list[Any]) -> tuple[Any, float]:
+def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, results: list[Any]) -> tuple[Any, float]:
     """Collate as the loader does, and return the batch with the time at which that was done."""
-    return collate(gotten[0] if is_batched else gotten), time.perf_counter()
+    return collate(results[0] if is_batched else results), time.perf_counter()
 
 
 class _Forever:

@@ -33,20 +33,15 @@ BATCHES_LIMIT_S = 3.0
 
 
 class LoaderProber:
-    """Prober of one loader at a time, beside whatever this process does.
+    """Prober of one loader at a time, beside the other work of this process.
 
     A forked child and its own workers do everything, on copies of dataset, sampler, collate and generators, with
     separate open files. Random states, samplers, files and iterators of this process do not change. If the data raises,
-    hangs, ends its process or takes too much memory, the probe ends with its results so far.
+    hangs, ends its process or takes too much memory, the probe ends with its results so far. Call ``start`` once,
+    ``poll`` now and then, and ``close`` at the end.
 
-    Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
-
-    Args:
-        limit_s: Seconds after which the child is killed.
-        local_world_size: Ranks on this node, which share the cores.
-        load: Seconds per step that the training computes, and on how many threads: the curve is also measured beside
-            as much computing. None if unknown.
-        extent: What to measure.
+    The child is killed after ``limit_s``. ``local_world_size`` ranks share the cores. ``load`` are the seconds per step
+    that the training computes and its threads: the curve is also measured beside such a load; None if unknown.
     """
 
     def __init__(
@@ -67,13 +62,7 @@ class LoaderProber:
         self._started_s = 0.0
 
     def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
-        """Start measuring; return None when the child runs, else the record that says why this loader is not probed.
-
-        Args:
-            loader: The loader; its iterators may be in use.
-            stage: ``"train"``, ``"val"`` …
-            index: Its position among the loaders of the stage.
-        """
+        """Start measuring; return None if the child runs, else the record that says why this loader is not probed."""
         if self._child.is_alive:
             raise RuntimeError("start() was called while a probe runs; call close() before starting another")
         outer, loader = loader, inner_loader(loader)
@@ -113,11 +102,9 @@ class LoaderProber:
         return self._result
 
     def wait(self, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> LoaderProbe | None:
-        """Wait for the record and return it; None if the time is up first.
+        """Wait for the record and return it; None after ``patience_s`` (None: as long as the child may live).
 
-        Args:
-            patience_s: Seconds; None for as long as the child may live.
-            is_over: Returns True once the process has to end: the probe then ends too.
+        The probe ends early once ``is_over`` returns True.
         """
         until_s = time.monotonic() + (self._limit_s + 5.0 if patience_s is None else patience_s)
         while (result := self.poll()) is None and time.monotonic() < until_s:

@@ -35,12 +35,11 @@ def n_waits() -> int:
 
 
 def private_bytes(all_of_it: bool) -> float:
-    """Return the memory that is this process's own, without what it freed; NaN where the kernel does not tell.
+    """Return this process's own memory, without what it freed; NaN if the kernel does not report it.
 
-    Args:
-        all_of_it: Include pages shared with the parent until this process wrote to them: reading Python objects writes
-            to them too, since it counts references. While the parent keeps writing this is unreliable, because pages
-            that the parent copies become the child's own; False counts only what the child allocated.
+    With ``all_of_it``, pages shared with the parent until this process wrote to them count too. Reading Python objects
+    writes to them, since it counts references. While the parent keeps writing this is unreliable, because pages that
+    the parent copies become the child's own.
     """
     _trimmer()(0)
     try:

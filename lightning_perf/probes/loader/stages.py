@@ -68,10 +68,8 @@ class Plan(NamedTuple):
 
     Attributes:
         limit_s: Seconds until it is killed.
-        usable_cores: Cores of the probe.
         scratch: A folder that the parent removes.
         load: Seconds per step that the training computes, and on how many threads; None if unknown.
-        extent: What to measure.
     """
 
     limit_s: float
@@ -96,14 +94,7 @@ class _TooMuchMemory(Exception):
 
 
 def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> None:
-    """Measure a loader, as the child's work.
-
-    Args:
-        loader: The loader, as the child has it after the fork.
-        plan: Limits and settings.
-        first: The record with the fields that the parent knows.
-        say: Sends the record to the parent.
-    """
+    """Measure a loader, in the child. ``first`` is the record with the fields that the parent knows."""
     begin_s = time.perf_counter()
     separate_descriptors(keep=(say.descriptor,))
     forget_parents_processes(plan.scratch)
@@ -145,8 +136,8 @@ class _Stages:
         except EndingError:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code, SystemExit too; it is reported
-            asked = self._samples.asked
-            what = self._stage if asked is None else f"dataset[{repr(asked)[:60]}]"
+            argument = self._samples.argument
+            what = self._stage if argument is None else f"dataset[{repr(argument)[:60]}]"
             told = f"{what} raised {one_line(error)}"[:1000]
             if isinstance(error, MemoryError) or "allocate memory" in told:
                 told += f" (a probe may take {self._memory_allowed / 2**30:.1f} GiB, a part of what was free)"
@@ -258,7 +249,7 @@ class _Stages:
             _repeat(calls, budget_s)
         if is_collate_costly:
             with collating.sampling():
-                _repeat(partial(pipeline.batch_of, samples.gotten), budget_s / 2)
+                _repeat(partial(pipeline.batch_of, samples.results), budget_s / 2)
         call_s = getitem.mean_s * ((samples.batch_size or 1) if pipeline.is_batched else 1)
         functions = making.with_operators(making.functions("getitem"), calls, call_s)
         self._learn(
@@ -275,15 +266,15 @@ class _Stages:
     def _time_transport(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("moving batches from a worker")
         if pipeline.is_iterable and pipeline.makes_batches:
-            samples.gotten = samples.gotten[:1]
+            samples.results = samples.results[:1]
         try:
-            copy.deepcopy(samples.gotten)
+            copy.deepcopy(samples.results)
         except Exception as error:  # noqa: BLE001 - the user's objects; the reason is reported
             self._missing["transport"] = f"samples cannot be copied: {one_line(error)}"
             return
-        durations_s, self._start_s = pipeline.time_transport(samples.gotten, self._share(TRANSPORT_SHARE))
+        durations_s, self._start_s = pipeline.time_transport(samples.results, self._share(TRANSPORT_SHARE))
         self._learn(transport=repeated(durations_s))
-        samples.gotten = []
+        samples.results = []
 
     def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("running the loader with different numbers of workers")

@@ -50,7 +50,7 @@ class BackwardWatch:
         self._step = 0
         self._next = _FIRST_SAMPLED_STEP
         self._hooked: list[Any] = []  # the parameters with a hook of ours
-        self._hook = self._gradient_is_there  # one object, by which it is found again
+        self._hook = self._on_gradient  # one object: `remove_hook` compares by identity
         self._error: Exception | None = None
         self._n_backwards = 0
         self._n_gradients = 0
@@ -74,7 +74,6 @@ class BackwardWatch:
         return True
 
     def before_backward(self) -> None:
-        """Handle the start of a backward pass in a sampled step."""
         if not self._hooked:
             return
         self._n_gradients = 0
@@ -115,13 +114,11 @@ class BackwardWatch:
             self._broadcast_marks[0].record()
 
     def broadcast_ends(self) -> None:
-        """Mark the end of Lightning's broadcast."""
         if self._broadcast_marks is not None and self._step + 1 >= self._next and not self._is_unresolved:
             self._broadcast_marks[1].record()
             self._is_broadcast_marked = True
 
     def stop(self) -> None:
-        """Remove the hooks."""
         for one in self._hooked:
             remove_hook([getattr(one, "_post_accumulate_grad_hooks", None) or {}], self._hook)
         self._hooked = []
@@ -157,7 +154,7 @@ class BackwardWatch:
         self.n += 1
         self._own_ns.append(max(0, self._step_ns))
 
-    def _gradient_is_there(self, _: Any) -> None:
+    def _on_gradient(self, _: Any) -> None:
         try:
             self._n_gradients += 1
             if self._make_event is not None:

@@ -68,32 +68,26 @@ class RankProbe(Probe):
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
     def step_begins(self, batch: Any) -> None:
-        """Handle the start of a step."""
         if self._watch is not None and not self._is_closed:
             self._watch.batch_begins()
 
     def before_backward(self) -> None:
-        """Handle the start of a backward pass."""
         if self._watch is not None:
             self._watch.before_backward()
 
     def after_backward(self) -> None:
-        """Handle the end of a backward pass."""
         if self._watch is not None:
             self._watch.after_backward()
 
     def record(self) -> Ranks | None:
-        """Return all ranks together; None before the first time."""
         return self.ranks
 
     def reasons(self) -> dict[str, str]:
-        """Return why figures are missing, by their path in the session."""
         if self.ranks is None:
             return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
         return {"ranks.summaries.waiting_s": self._why_unknown} if self._watch is None else {}
 
     def close(self) -> None:
-        """Remove all hooks."""
         self._is_closed = True
         if self._watch is not None:
             self._watch.stop()

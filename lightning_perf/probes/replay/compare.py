@@ -58,7 +58,6 @@ class HostWatch:
         self.mark = now_ns
 
     def seconds(self, begin: int, end: int) -> float:
-        """Return the seconds between two readings."""
         return (end - begin) / 1e9
 
 

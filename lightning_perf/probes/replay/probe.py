@@ -27,7 +27,7 @@ LEAST_S, MOST_S = 0.5, 10.0
 """Replays take at most 1 % of the time trained so far; always half a second, never more than ten."""
 
 LEAST_EACH_S = 0.25
-"""For each hypothesis while there is time: one decided is better than none."""
+"""For each hypothesis while there is time: one result is better than none."""
 
 RETRIED_PART = 0.2
 """Share of the budget: more than that left is used for the largest undecided hypothesis."""
@@ -99,10 +99,10 @@ class ReplayProbe(Probe):
                     reason = "the run was asked to end"
                 found = Replayed(treatment=one.treatment, reason=reason)
             self._results[one.treatment] = found
-        self._go_on(asked)
+        self._retry(asked)
         return bool(asked)
 
-    def _go_on(self, asked: Sequence[Hypothesis]) -> None:
+    def _retry(self, asked: Sequence[Hypothesis]) -> None:
         """Measure the largest undecided hypothesis again, in the time that is left."""
         if self._trainer.received_sigterm:
             return
@@ -115,7 +115,6 @@ class ReplayProbe(Probe):
                 self._results[found.treatment] = found
 
     def record(self) -> Replay | None:
-        """Return what was replayed; None before the first replay, with the reason in ``missing``."""
         if not self._results:
             self.missing.setdefault("replay", "no rule asked for a measurement")
             return None
