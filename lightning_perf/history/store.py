@@ -22,7 +22,7 @@ import psutil
 
 from lightning_perf.errors import SessionError
 from lightning_perf.records import SCHEMA_VERSION, Record, Session, from_json
-from lightning_perf.records.files import require_room
+from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, require_room
 from lightning_perf.stats.comparison import typical_step_s
 
 from .entry import key_of, reduced
@@ -170,8 +170,6 @@ class History:
                 sessions.append(_session(zlib.decompress(content), name))
         return sessions
 
-    # -- opening ------------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _open(self, is_writer: bool = False) -> Iterator[sqlite3.Connection]:
         """Open the file; rename it first if it is broken."""
@@ -273,7 +271,4 @@ def _journal_mode(folder: Path) -> str:
     place = Path(os.path.realpath(folder))
     disks = [disk for disk in psutil.disk_partitions(all=True) if place.is_relative_to(disk.mountpoint)]
     kind = max(disks, key=lambda disk: len(disk.mountpoint)).fstype if disks else ""
-    return "delete" if kind in _SHARED or kind.startswith(("nfs", "fuse.")) else "wal"
-
-
-_SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "smb3", "smbfs", "virtiofs")
+    return "delete" if kind in NETWORK_FILE_SYSTEMS or kind.startswith(("nfs", "fuse.")) else "wal"

@@ -179,11 +179,7 @@ class CeilingsProbe(Probe):
     after = ("steps", "sampled_steps")
 
     def __init__(
-        self,
-        trainer: Any,
-        wall_s: Callable[[], float],
-        may_measure: bool = True,
-        sampled: SampledSteps | None = None,
+        self, trainer: Any, wall_s: Callable[[], float], may_measure: bool = True, sampled: SampledSteps | None = None
     ) -> None:
         self._sampled = sampled
         self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
@@ -267,7 +263,7 @@ class _Bench:
                 product = partial(torch.mm, a, b, out=out)
                 once_s = self._once(product)
                 part_s = (until - self._clock()) * (0.6 if size == largest or once_s > _LONG_ENOUGH_S else 0.25)
-                best_s = min(once_s, self._best(product, part_s, once_s))
+                best_s = self._best(product, part_s, once_s)
                 best = max(best, 2.0 * size**3 / best_s)
                 size *= 2
                 if self._clock() + 12 * best_s > until:  # the next size takes eight times as long
@@ -279,16 +275,13 @@ class _Bench:
         n_bytes = _CACHE_FACTOR_BYTES.get(self._device.type, 2**28)
         source = torch.ones(n_bytes, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
-        once_s = self._once(lambda: target.copy_(source))
-        return 2.0 * n_bytes / min(once_s, self._best(lambda: target.copy_(source), limit_s, once_s))
+        return 2.0 * n_bytes / self._best(lambda: target.copy_(source), limit_s)
 
     def transfer(self, is_pinned: bool, limit_s: float) -> float:
         """Return bytes per second from the host's memory to the device's."""
         source = torch.ones(_TRANSFER_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
         target = torch.empty(_TRANSFER_BYTES, dtype=torch.uint8, device=self._device)
-        once_s = self._once(lambda: target.copy_(source, non_blocking=is_pinned))
-        best_s = self._best(lambda: target.copy_(source, non_blocking=is_pinned), limit_s, once_s)
-        return _TRANSFER_BYTES / min(once_s, best_s)
+        return _TRANSFER_BYTES / self._best(lambda: target.copy_(source, non_blocking=is_pinned), limit_s)
 
     def launch(self, limit_s: float) -> float:
         """Return the launch latency of one small operator on the host, in seconds."""
@@ -312,10 +305,11 @@ class _Bench:
         function()
         return self._timed(function, 1)
 
-    def _best(self, function: Callable[[], Any], limit_s: float, once_s: float) -> float:
-        """Return seconds per call, of the best of several batches of calls."""
+    def _best(self, function: Callable[[], Any], limit_s: float, once_s: float | None = None) -> float:
+        """Return seconds per call: ``once_s``, measured if it is None, or the best of several batches of calls."""
+        best = once_s = self._once(function) if once_s is None else once_s
         n = max(1, min(50, int(_LONG_ENOUGH_S / max(once_s, 1e-7))))
-        best, until = float("inf"), self._clock() + limit_s
+        until = self._clock() + limit_s
         while self._clock() + n * once_s < until:
             best = min(best, self._timed(function, n))
         return best

@@ -219,9 +219,9 @@ class CodeLines:
         place = NOWHERE if inner is None else _place(owner, inner)
         return StackView(place, tuple(via), visits, inner)
 
-    def unbound(self, sight: StackView, n: int) -> None:
+    def unbound(self, stack: StackView, n: int) -> None:
         """Record that the operator unpacked a tensor into ``n`` rows."""
-        call = self._running.get(id(sight.frame))
+        call = self._running.get(id(stack.frame))
         if call is not None:
             call.n_unbound = max(call.n_unbound, n)
 

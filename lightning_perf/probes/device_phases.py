@@ -19,16 +19,9 @@ import msgspec
 from lightning_perf.records import Session
 
 from .base import Probe, RunContext
-from .clock import DeviceClock, DeviceEvent
+from .clock import FEW_STEPS, FIRST_SAMPLED_STEP, SAMPLES_KEPT, DeviceClock, DeviceEvent, next_sampled_step
 from .loop import LoopProbe
 
-_FIRST_SAMPLED_STEP = 11
-_FEW_STEPS, _MANY_STEPS = 7, 97
-"""Steps from one sample to the next: of the first samples, and later. No usual number of accumulated batches divides
-them."""
-
-_N_FIRST_SAMPLES = 16
-_SAMPLES_KEPT = 64
 _MAX_MARKS = 1024
 """Events in one step; manual optimization may run any number of backward passes in one."""
 
@@ -47,21 +40,19 @@ class DevicePhases(Probe):
         self, loop: LoopProbe, clock: DeviceClock, now_ns: Callable[[], int], on_fail: Callable[[Exception], None]
     ) -> None:
         self._loop, self._clock, self._now_ns, self._on_fail = loop, clock, now_ns, on_fail
-        self._next = _FIRST_SAMPLED_STEP
+        self._next = FIRST_SAMPLED_STEP
         self._n_sampled = 0
         self._is_off = self._is_sampling = self._is_captured = self._is_pending = False
         self._phases: list[str] = []  # those under way, innermost last
         self._events: list[DeviceEvent] = []  # reused by each sample
         self._begun: list[str] = []  # the phase that begins at each event; ``_OUTSIDE`` for none
-        self._samples: deque[dict[str, float]] = deque(maxlen=_SAMPLES_KEPT)
+        self._samples: deque[dict[str, float]] = deque(maxlen=SAMPLES_KEPT)
 
     @classmethod
     def open(cls, run: RunContext) -> DevicePhases | None:
         """Time the phases of a fit where the device has a clock; ``steady.device`` says why it has none."""
         clock = run.loop.main.device_clock
         return None if clock is None else cls(run.loop, clock, run.now_ns, partial(run.probes.switch_off, cls.name))
-
-    # -- the sampled step ---------------------------------------------------------------------------------------------
 
     @property
     def next_step(self) -> int:
@@ -88,7 +79,7 @@ class DevicePhases(Probe):
             return
         self.close()
         self._n_sampled += 1
-        self._next = self._loop.main.n_steps + (_FEW_STEPS if self._n_sampled < _N_FIRST_SAMPLES else _MANY_STEPS)
+        self._next = next_sampled_step(self._loop.main.n_steps, self._n_sampled)
         self._is_pending = bool(self._begun) and not (self._is_captured or self._loop.main.is_left_out)
 
     def abandon(self) -> None:
@@ -111,7 +102,7 @@ class DevicePhases(Probe):
             return
         self._resolve()
         if self._is_pending:
-            self._next = loop.main.n_steps + _FEW_STEPS
+            self._next = loop.main.n_steps + FEW_STEPS
             return
         self._phases.clear()
         self._begun.clear()
@@ -143,8 +134,6 @@ class DevicePhases(Probe):
             self.abandon()
             self._on_fail(error)
         self.step_cost_ns += self._now_ns() - begin
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def _resolve(self) -> None:
         """Read the last sample if the device has passed its events."""

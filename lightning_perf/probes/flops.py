@@ -99,8 +99,6 @@ class ArithmeticCounter(StepTracer):
         self._paths: list[str] = []
         self._parts: list[str] = []
 
-    # -- the parts of the step ----------------------------------------------------------------------------------------
-
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, parts are inside the training step."""
         if name in _DIRECTIONS:
@@ -156,8 +154,6 @@ class ArithmeticCounter(StepTracer):
             return
         self.is_entered = False
 
-    # -- modules ------------------------------------------------------------------------------------------------------
-
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
         self.calls[path] = self.calls.get(path, 0) + 1
         self._running.append(path)
@@ -186,8 +182,6 @@ class ArithmeticCounter(StepTracer):
             return self._owners.get(id(variable), "")
         place = bisect_right(self._sequences, node._sequence_nr()) - 1
         return self._paths[place] if place >= 0 else ""
-
-    # -- operators ----------------------------------------------------------------------------------------------------
 
     def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator and count it. Return its result even if counting fails."""
@@ -256,8 +250,6 @@ class ArithmeticCounter(StepTracer):
                 self.precisions[precision] = self.precisions.get(precision, 0) + flops
         elif known.is_uncounted:
             self.uncounted.add(known.name)
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def profile(self, device: str, n_samples: int | None = None, step: int | None = None) -> ModelProfile:
         """Return what was counted on ``device``, in a batch of ``n_samples``, after ``step`` steps."""

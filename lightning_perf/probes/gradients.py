@@ -21,7 +21,7 @@ N_WATCHED_STEPS = 20
 """A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
 
 
-class _Watched:
+class _GradientState:
     """The state of one optimizer's gradients: unknown, ``stale`` since a step, or ``dirty`` (added to)."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ZeroGradWatch(Probe):
 
     def __init__(self, context: RunContext | None = None) -> None:
         self._context = context
-        self._optimizers: dict[int, tuple[Any, _Watched]] = {}
+        self._optimizers: dict[int, tuple[Any, _GradientState]] = {}
 
     @classmethod
     def open(cls, run: RunContext) -> ZeroGradWatch:
@@ -139,23 +139,23 @@ class ZeroGradWatch(Probe):
 
     def summary(self, optimizer: Any) -> dict[str, Any]:
         """Return the watched fields of ``OptimizerSettings``; None for what was not seen."""
-        _, watched = self._optimizers.get(id(unwrap(optimizer)), (None, _Watched()))
+        _, watched = self._optimizers.get(id(unwrap(optimizer)), (None, _GradientState()))
         return {
             "zero_grad_keeps_tensors": watched.keeps_tensors,
             "steps_without_zero_grad": watched.n_uncleared if watched.n_judged else None,
             "n_steps_watched": watched.n_judged,
         }
 
-    def _entry(self, optimizer: Any) -> tuple[Any, _Watched]:
+    def _entry(self, optimizer: Any) -> tuple[Any, _GradientState]:
         optimizer = unwrap(optimizer)
         # Holding the optimizer keeps its id from being given to another.
-        return self._optimizers.setdefault(id(optimizer), (optimizer, _Watched()))
+        return self._optimizers.setdefault(id(optimizer), (optimizer, _GradientState()))
 
-    def _active(self) -> Iterator[_Watched]:
+    def _active(self) -> Iterator[_GradientState]:
         return (watched for _, watched in self._optimizers.values() if not watched.is_done)
 
     @staticmethod
-    def _release(watched: _Watched) -> None:
+    def _release(watched: _GradientState) -> None:
         if watched.is_done:
             watched.parameter = None
 

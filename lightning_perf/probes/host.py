@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections import defaultdict
@@ -69,8 +70,6 @@ class HostReader:
         for now in self._worker_counters.values():
             now.clock.close()
         self._worker_counters.clear()
-
-    # -- one sample ------------------------------------------------------------
 
     def read(self, at_s: float) -> dict[str, float]:
         """Return what happened since the last reading, by metric; empty the first time.
@@ -331,10 +330,9 @@ def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:
 
 def _used_bytes(folder: str) -> int | None:
     try:
-        statistics = os.statvfs(folder)
-    except (AttributeError, OSError):
+        return shutil.disk_usage(folder).used
+    except OSError:
         return None
-    return statistics.f_frsize * (statistics.f_blocks - statistics.f_bfree)
 
 
 def _threads_by(variable: str) -> int | None:

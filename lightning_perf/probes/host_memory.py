@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -151,9 +152,8 @@ def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
             status = (root / "proc" / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        for line in status.splitlines():
-            if line.startswith("VmSwap:"):
-                total = (total or 0) + int(line.split()[1]) * 1024
+        if (swapped := re.search(r"^VmSwap:\s+(\d+)", status, re.M)) is not None:
+            total = (total or 0) + int(swapped[1]) * 1024
     return total
 
 

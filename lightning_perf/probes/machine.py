@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -150,10 +151,9 @@ def _read_memory_bytes() -> int | None:
 
 def _read_shm_bytes(root: Path) -> int | None:
     try:
-        statistics = os.statvfs(root / "dev" / "shm")
-    except (AttributeError, OSError):  # Windows has no statvfs, macOS no /dev/shm
+        return shutil.disk_usage(root / "dev" / "shm").total
+    except OSError:  # neither Windows nor macOS has it
         return None
-    return statistics.f_frsize * statistics.f_blocks
 
 
 def device_name(device: torch.device) -> str:

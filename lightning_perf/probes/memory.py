@@ -116,8 +116,6 @@ class MemoryProbe(Probe):
         fail, history = partial(run.probes.switch_off, "memory"), run.options.memory_snapshot
         return cls(run.trainer, run.pl_module, run.loop, run.now_ns, fail, None, history, run.folder)
 
-    # -- the loop's events --------------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int:
         return min(self._next_sample, self._growth.next_step)
@@ -218,8 +216,6 @@ class MemoryProbe(Probe):
         now = read_host_memory(self._workers.pids)
         self._host = now if self._host is None else with_highest(now, self._host)
 
-    # -- the end ------------------------------------------------------------------------------------------------------
-
     def run_ends(self, error: BaseException | None) -> None:
         """Keep what is known when memory ran out in a fit, with a snapshot of the history of allocations."""
         where = None if error is None else oom.memory_kind_of(error)
@@ -268,8 +264,6 @@ class MemoryProbe(Probe):
         if self._history is not None:
             self._history.close()
             self._history = None
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def record(self) -> Memory:
         if not self._is_closed:

@@ -73,8 +73,6 @@ class ModuleTimes(StepTracer):
         self._calls: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    # -- the parts of the step ----------------------------------------------------------------------------------------
-
     def open(self) -> None:
         self._charged(self._watch.install)
 
@@ -101,8 +99,6 @@ class ModuleTimes(StepTracer):
         self._phases.clear()
         self._watch.remove()
         return True
-
-    # -- marks --------------------------------------------------------------------------------------------------------
 
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
         self._calls[path] = self._calls.get(path, 0) + 1
@@ -158,8 +154,6 @@ class ModuleTimes(StepTracer):
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
         self._last = None
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def is_resolved(self) -> bool:
         """Return whether the device reached the end of the step; never waits."""

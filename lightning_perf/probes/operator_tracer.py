@@ -57,7 +57,7 @@ _ALWAYS_WAIT = {
 }
 
 
-def sync_label(name: str, args: Any, out: Any, sight: StackView, device_type: str) -> str:
+def sync_label(name: str, args: Any, out: Any, stack: StackView, device_type: str) -> str:
     """Return the label of an operator that makes the host wait for the device; empty for others.
 
     With ``device_type`` ``"cpu"``: of one that would wait on a device. ``name`` has no namespace and no underscore of
@@ -68,7 +68,7 @@ def sync_label(name: str, args: Any, out: Any, sight: StackView, device_type: st
         return bool(tensor.device.type == device_type)
 
     if name == "_local_scalar_dense":
-        return _reading_label(sight) if is_on_device(args[0]) else ""
+        return _reading_label(stack) if is_on_device(args[0]) else ""
     if name in _ALWAYS_WAIT:
         return _ALWAYS_WAIT[name] if args and is_on_device(args[0]) else ""
     if name in ("index", "_unsafe_index", "index_put", "_index_put_impl"):
@@ -84,21 +84,21 @@ def sync_label(name: str, args: Any, out: Any, sight: StackView, device_type: st
     return ""
 
 
-def _reading_label(sight: StackView) -> str:
+def _reading_label(stack: StackView) -> str:
     """Return the expression by which the user reads a number from a tensor."""
-    if any(function == "__format__" for _, function in sight.via):
+    if any(function == "__format__" for _, function in stack.via):
         return "format(tensor)"
-    frame = sight.frame
+    frame = stack.frame
     if frame is None or not (0 <= frame.f_lasti < len(frame.f_code.co_code)):
         return "item"
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     is_asked = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
-    return "bool(tensor)" if is_asked and not sight.via else "item"
+    return "bool(tensor)" if is_asked and not stack.via else "item"
 
 
-def is_optimizers(sight: StackView) -> bool:
+def is_optimizers(stack: StackView) -> bool:
     """Return whether a torch optimizer reads its counters, which are on the host: nothing waits."""
-    return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in sight.via)
+    return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in stack.via)
 
 
 class Site:
@@ -119,11 +119,7 @@ class OperatorTracer(PassiveMode, StepTracer):
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        entry_ns: float,
-        phase: Callable[[], str],
-        now_ns: Callable[[], int] = host_now_ns,
+        self, device: torch.device, entry_ns: float, phase: Callable[[], str], now_ns: Callable[[], int] = host_now_ns
     ) -> None:
         super().__init__()
         self.failure = ""
@@ -141,8 +137,6 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._names: dict[Any, str] = {}
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
-
-    # -- setup and restoring ------------------------------------------------------------
 
     def open(self) -> None:
         self._is_open = True
@@ -179,25 +173,23 @@ class OperatorTracer(PassiveMode, StepTracer):
             except Exception as error:  # noqa: BLE001 - recorded; the user's call has been made
                 self._fail(error)
 
-    # -- operators ----------------------------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         begin = self._now_ns()
-        sight, name = None, ""
+        stack, name = None, ""
         if not (self._end_ns or self.failure):
             try:
                 name = self._name(func)
-                sight = self.lines.inspect(sys._getframe(1), name, begin, self._own_ns, self._phase())
+                stack = self.lines.inspect(sys._getframe(1), name, begin, self._own_ns, self._phase())
             except Exception as error:  # noqa: BLE001 - recorded; the operator itself must be called
                 self._fail(error)
         called = self._now_ns()
         out = func(*args, **(kwargs or {}))
         done = self._now_ns()
-        if sight is not None and not self.failure:
+        if stack is not None and not self.failure:
             try:
-                self._add(sight, name, args, out, done - called)
+                self._add(stack, name, args, out, done - called)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
-                for visits in sight.visits:
+                for visits in stack.visits:
                     visits.last = moment
             except Exception as error:  # noqa: BLE001 - recorded
                 self._fail(error)
@@ -210,13 +202,13 @@ class OperatorTracer(PassiveMode, StepTracer):
             name = self._names[func] = str(getattr(func, "__name__", func)).split(".")[0].rstrip("_") or str(func)
         return name
 
-    def _add(self, sight: StackView, name: str, args: Any, out: Any, ns: int) -> None:
-        label = sync_label(name, args, out, sight, self._device.type)
-        if label and not self._is_inside and not is_optimizers(sight):
-            self._count(sight.place, label, ns)
-        if name == "unbind" and any(function == "__iter__" for _, function in sight.via):
-            self.lines.unbound(sight, len(out))
-        self.attention.follow(sight, name, args, out, ns, is_backward=self._phase() == "backward")
+    def _add(self, stack: StackView, name: str, args: Any, out: Any, ns: int) -> None:
+        label = sync_label(name, args, out, stack, self._device.type)
+        if label and not self._is_inside and not is_optimizers(stack):
+            self._count(stack.place, label, ns)
+        if name == "unbind" and any(function == "__iter__" for _, function in stack.via):
+            self.lines.unbound(stack, len(out))
+        self.attention.follow(stack, name, args, out, ns, is_backward=self._phase() == "backward")
 
     def _count(self, place: Place, label: str, ns: int) -> None:
         key = (place, label, self._phase())
@@ -225,8 +217,6 @@ class OperatorTracer(PassiveMode, StepTracer):
             site = self.sites[key] = Site(place.text())
         site.n += 1
         site.ns += ns
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def step_s(self) -> float:
         """Return the step's duration without the known tracing cost."""

@@ -39,6 +39,19 @@ _ESSENTIAL = ("setup", "steps")
 """Without these nothing can be measured."""
 
 
+def new_run(stage: str) -> Run:
+    """Return the record of a run that starts now."""
+    now = time.gmtime()
+    return Run(
+        id=f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{stage}-{uuid.uuid4().hex[:8]}",
+        stage=stage,
+        status="running",
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+        wall_s=0.0,
+        lightning_perf=__version__,
+    )
+
+
 class ProbeSet:
     """Opens, calls, records and closes the probes of one run. An error switches only the probe off that raised it.
 
@@ -64,20 +77,10 @@ class ProbeSet:
         self._span_cost_ns = 0.0
         self._run: Run | None = None
 
-    # -- opening and closing ------------------------------------------------------------------------------------------
-
     def begin(self, context: RunContext) -> None:
         """Begin a run, in the Trainer's ``setup``."""
-        stage, now = context.stage, time.gmtime()
         self._span_cost_ns = span_cost_ns(context.now_ns)
-        self._run = Run(
-            id=f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{stage}-{uuid.uuid4().hex[:8]}",
-            stage=stage,
-            status="running",
-            started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
-            wall_s=0.0,
-            lightning_perf=__version__,
-        )
+        self._run = new_run(context.stage)
         self.context, self.loop = context, context.loop
 
     def open_all(self) -> None:
@@ -127,8 +130,6 @@ class ProbeSet:
             self.context.missing["steady"] = _FAILED
             self.call("teardown", self.context.loop.freeze)
 
-    # -- steps that more than the clock observes ----------------------------------------------------------------------
-
     def step_begins(self, loop: LoopProbe, batch: Any) -> None:
         """Start a step that probes observe."""
         loop.is_instrumented_step = True
@@ -161,8 +162,6 @@ class ProbeSet:
         if self.loop is not None:
             self.loop.next_instrumented_step = 0
 
-    # -- events -------------------------------------------------------------------------------------------------------
-
     def notify(self, event: str, *args: Any) -> None:
         """Call the probes that handle an event of `Probe`."""
         for name, handler in self._handlers.get(event, {}).items():
@@ -190,8 +189,6 @@ class ProbeSet:
         for event in _EVENTS:
             self._forget_handler(event, name)
         self._note_backward()
-
-    # -- errors -------------------------------------------------------------------------------------------------------
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a probe or report unless it is off; return None if it is, or if it raises and is switched off."""
@@ -229,8 +226,6 @@ class ProbeSet:
         elif name in self._probes:
             self._silence(name)
             self.call(f"{name} teardown", self._probes[name].abandon)
-
-    # -- the session --------------------------------------------------------------------------------------------------
 
     def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """Return the session so far; ``error`` is what ended the run. A probe that raises costs its own part only."""

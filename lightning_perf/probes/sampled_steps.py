@@ -181,8 +181,6 @@ class SampledSteps(Probe):
             make_event=run.loop.make_event(),
         )
 
-    # -- the loop's events --------------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int:
         if self._unclosed:
@@ -349,8 +347,6 @@ class SampledSteps(Probe):
                 self._attempts_left = 0
             self._on_fail(self._kind, error)
             self._stop()
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def part(self, session: Session) -> Mapping[str, Any]:
         return {

@@ -98,9 +98,6 @@ _TORCH_FIELDS: dict[str, Callable[[], Any]] = {
 }
 
 
-# -- the Trainer's flags ----------------------------------------------------------------------------------------------
-
-
 def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> TrainerSettings:
     def flag(name: str, convert: Callable[[Any], Any]) -> Callable[[], Any]:
         return lambda: convert(getattr(trainer, name))
@@ -192,9 +189,6 @@ def _ddp_flag(trainer: Any, name: str) -> bool:
     if arguments is None:
         raise _Unknown(f"{type(trainer.strategy).__name__} has no such flag")
     return bool(arguments.get(name, False))  # torch's default of all three
-
-
-# -- loaders ----------------------------------------------------------------------------------------------------------
 
 
 def _read_loaders(trainer: Any, missing: dict[str, str]) -> Iterator[LoaderSettings]:

@@ -172,12 +172,7 @@ class StepAggregator:
             phases[:, _BOUNDARY] += excess
         return phases
 
-    def _add_outliers(
-        self,
-        phases: NDArray[np.int64],
-        step_ns: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-    ) -> None:
+    def _add_outliers(self, phases: NDArray[np.int64], step_ns: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         if len(step_ns) == 0:
             return
         is_known = self._histograms.n >= _MIN_STEPS_FOR_OUTLIERS

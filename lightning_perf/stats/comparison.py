@@ -222,9 +222,6 @@ def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:
     return USUAL_NOISE, "usual on one quiet machine, not measured here: pass three runs per side to measure it"
 
 
-# -- the rest ------------------------------------------------------------
-
-
 def _check(base: Sequence[Source], new: Sequence[Source]) -> None:
     if not base or not new:
         raise SessionError("expected at least one session on each side; received none on one of them")

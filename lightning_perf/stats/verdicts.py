@@ -48,11 +48,7 @@ class ArmComparison(NamedTuple):
 
 
 def compare(
-    base: Runs,
-    new: Runs,
-    band: float,
-    base_at: Sequence[float] | None = None,
-    new_at: Sequence[float] | None = None,
+    base: Runs, new: Runs, band: float, base_at: Sequence[float] | None = None, new_at: Sequence[float] | None = None
 ) -> ArmComparison:
     """Compare two arms, given as for ``ratio_interval``; ``band`` is the relative change that counts as none."""
     speedup = ratio_interval(base, new, base_at, new_at)

@@ -182,11 +182,7 @@ class ColumnBuilder:
             self._is_annotation = np.append(self._is_annotation, notes)
 
     def _device_columns(
-        self,
-        events: Sequence[Event | Complete],
-        keep: Rows,
-        kinds: npt.NDArray[np.uint8],
-        names: npt.NDArray[np.int32],
+        self, events: Sequence[Event | Complete], keep: Rows, kinds: npt.NDArray[np.uint8], names: npt.NDArray[np.int32]
     ) -> tuple[npt.NDArray[Any], ...]:
         n = len(keep)
         correlations = np.full(n, -1, dtype=np.int64)

@@ -16,10 +16,10 @@ from lightning_perf.records import CollectiveTime, Communication, ShardTraffic
 from .columns import Details
 from .intervals import SECOND, Intervals, Times
 from .kinds import ANNOTATION, COLLECTIVE_PREFIXES, OPERATOR
-from .nesting import Nesting, Rows
+from .nesting import Rows
 from .phases import Phases
 from .syncs import costly_waits
-from .timeline import Timeline
+from .timeline import Timeline, trees_by_thread
 
 SMALL_BYTES: Final = 1 << 20
 N_ROWS: Final = 16
@@ -131,21 +131,18 @@ def _requests_of_kernels(timeline: Timeline, rows: Rows) -> tuple[Times, list[Re
     calls = launches.runtime_rows[position]
     notes = trace.rows_named(trace.rows(ANNOTATION, OPERATOR), lambda name: name.startswith(COLLECTIVE_PREFIXES))
     requests = [Request()] * len(rows)
-    known: dict[int, Request] = {}
-    for thread in np.unique(trace.thread_ids[notes]).tolist():
-        own = notes[trace.thread_ids[notes] == thread]
-        tree = Nesting(trace.starts[own], trace.ends[own])
+    for thread, host in trees_by_thread(trace, notes).items():
+        known: dict[int, Request] = {}
         mine = np.flatnonzero((calls >= 0) & (trace.thread_ids[np.maximum(calls, 0)] == thread))
-        for i, inner in zip(mine.tolist(), tree.innermost(requested_at[mine]).tolist(), strict=True):
+        for i, inner in zip(mine.tolist(), host.tree.innermost(requested_at[mine]).tolist(), strict=True):
             if inner < 0:
                 continue
             if inner not in known:
                 chain = [inner]
-                while (parent := int(tree.parents[chain[-1]])) >= 0:
+                while (parent := int(host.tree.parents[chain[-1]])) >= 0:
                     chain.append(parent)
-                known[inner] = _merged_request(timeline, own[chain])
+                known[inner] = _merged_request(timeline, host.rows[chain])
             requests[i] = known[inner]
-        known.clear()
     return requested_at, requests
 
 

@@ -13,7 +13,7 @@ from lightning_perf.errors import TrialError
 from lightning_perf.records import SESSION_FILE, Session
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.trials.job import Job, warn
-from lightning_perf.trials.runner import CommandError, check_command, explain, run_supervised
+from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_supervised
 
 STARTUP_ALLOWED_S = 900.0
 """Time that a script has to reach its training loader, besides the probe's own time."""
@@ -77,7 +77,10 @@ def _probed(command: Sequence[str], folder: Path, limit_s: float, compute_s: flo
 def _ceiling(command: Sequence[str], folder: Path) -> tuple[float | None, str]:
     """Return the seconds of a step whose batch is in memory, and how that was measured or why it was not."""
     job = Job(mode="ceiling", folder=str(folder), with_doctor=False, min_blocks=CEILING_BLOCKS, max_s=CEILING_S)
-    ended = run_supervised(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S)
+    return _step_time(run_supervised(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S))
+
+
+def _step_time(ended: Ended) -> tuple[float | None, str]:
     result = ended.result
     if result is None or result.status != "ok":
         return None, f"not measured: {ended.failure}"

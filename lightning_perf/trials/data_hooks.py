@@ -1,18 +1,18 @@
 """Callback hooks of the modes ``data`` and ``ceiling``."""
 
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import torch
 
-from lightning_perf import __version__, seams
+from lightning_perf import seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
 from lightning_perf.probes.machine import local_world_size, read_machine
+from lightning_perf.probes.probe_set import new_run
 from lightning_perf.probes.settings import read_settings
-from lightning_perf.records import LoaderProbe, Run, Session
+from lightning_perf.records import LoaderProbe, Session
 
 ITERATING_SHARE = 0.4
 """Fraction of the probe's time for a loader that cannot be copied and is only iterated."""
@@ -92,16 +92,9 @@ class DataProbeHooks:
         missing["steady"] = "nothing was trained"
         if probe is None:
             missing["loader_probe"] = "Lightning prepared no training loader"
+        wall_s, world_size = time.monotonic() - self._started_s, trainer.world_size
         return Session(
-            run=Run(
-                id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-data-{uuid.uuid4().hex[:8]}",
-                stage="data",
-                status="finished",
-                started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                wall_s=time.monotonic() - self._started_s,
-                world_size=trainer.world_size,
-                lightning_perf=__version__,
-            ),
+            run=msgspec.structs.replace(new_run("data"), status="finished", wall_s=wall_s, world_size=world_size),
             machine=read_machine(local_world_size=local_world_size(trainer), device=trainer.strategy.root_device),
             settings=settings,
             loader_probe=probe,

@@ -70,8 +70,6 @@ class MeterHooks:
         """Whether any batch was trained."""
         return self.n_batches > 0
 
-    # -- hooks ------------------------------------------------------------
-
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self.outputs is not None:
             self.outputs.redirect(trainer)
@@ -122,8 +120,6 @@ class MeterHooks:
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self.has_trained:
             self._end(trainer, is_whole=True)
-
-    # -- inside ------------------------------------------------------------
 
     def _count_samples(self, batch: Any) -> None:
         if not self._is_size_known:

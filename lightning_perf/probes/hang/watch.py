@@ -124,8 +124,6 @@ class HangWatch(Probe):
     def record(self) -> tuple[Hang, ...]:
         return tuple(self.hangs)
 
-    # -- watching -----------------------------------------------------------------------------------------------------
-
     def poll(self) -> None:
         """Read the counters; report once when nothing has moved for too long."""
         now_s, loop, phase = self._now_s(), self._loop, current_phase(self._loop)
@@ -200,8 +198,6 @@ class HangWatch(Probe):
         if is_new:
             texts = [_stack_text(*each) for each in (("training thread", own), *others.items())]
             self.hangs[-1] = self._show(hang, "\n".join([*texts, worker_stacks]))
-
-    # -- the threads --------------------------------------------------------------------------------------------------
 
     def _stacks(self) -> tuple[list[Frame], dict[str, list[Frame]]]:
         """Return the frames of the training thread, and of all other threads but PerfDoctor's."""

@@ -84,8 +84,6 @@ class LineSampler(Probe):
         self._start_ns = now_ns()
         self._n_bursts_outside = 0
 
-    # -- the run's events ---------------------------------------------------------------------------------------------
-
     @classmethod
     def open(cls, run: RunContext) -> LineSampler | None:
         from lightning_perf.probes.pauses import GarbagePauses  # which needs this package
@@ -105,8 +103,6 @@ class LineSampler(Probe):
 
     def close(self) -> None:
         self._background.close()
-
-    # -- sampling -----------------------------------------------------------------------------------------------------
 
     def burst(self) -> float:
         """Sample for a while; return the seconds to wait before the next burst."""
@@ -173,8 +169,6 @@ class LineSampler(Probe):
         timeline = self._loop.timeline
         passed_ns = sum(timeline.phase_ns) + self._now_ns() - timeline.last_ns
         return phase in STEP_PHASES and max(passed_ns, late_ns) > self._slow_ns
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def part(self, session: Session) -> Mapping[str, Any]:
         return {"host_profile": self.profile(session.steady)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -313,6 +313,5 @@ def _take(batches: Iterator[Any]) -> bool:
 
 def _free_shm_bytes() -> float:
     with contextlib.suppress(OSError):
-        statistics = os.statvfs("/dev/shm")
-        return float(statistics.f_frsize * statistics.f_bavail)
+        return float(shutil.disk_usage("/dev/shm").free)
     return float("inf")

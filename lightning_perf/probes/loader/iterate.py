@@ -12,7 +12,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LoaderProbe
 
 from .batch import BatchContents, point_of, repeated
-from .child import one_line
+from .child import error_line
 
 _N_PINNED = 12
 
@@ -44,7 +44,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
         del batches
     except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
         raise_if_from_signal(error)
-        text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {one_line(error)}"
+        text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {error_line(error)}"
         return msgspec.structs.replace(probe, reason=f"{probe.reason}; {text}")
     missing = dict(probe.missing)
     if not gaps_s:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from .child import end_in_order, one_line
+from .child import end_in_order, error_line
 from .copying import copies_dataset
 
 _PAUSE_S = 0.003
@@ -91,16 +91,16 @@ class Pipeline:
         try:
             n = len(self.dataset)
         except Exception as error:
-            raise Refused(f"the dataset has no usable length: {one_line(error)}") from error
+            raise Refused(f"the dataset has no usable length: {error_line(error)}") from error
         if n <= 0:
             raise Refused("the dataset is empty")
         return n
 
-    def samples_in(self, call: Any, got: Any) -> int:
+    def samples_in(self, call: Any, result: Any) -> int:
         """Return the number of samples that one call returned."""
         if self.fetch_many is not None or (self.makes_batches and isinstance(call, (list, tuple))):
             return max(1, len(call))
-        return max(1, leading_size(got)) if self.makes_batches else 1
+        return max(1, leading_size(result)) if self.makes_batches else 1
 
     def batch_of(self, results: list[Any]) -> Any:
         """Return the batch, from what the calls for one unit gave."""
@@ -121,7 +121,7 @@ class Pipeline:
             multiprocessing_context=self.context,
         )
         durations_s: list[float] = []
-        asked_s = time.perf_counter()
+        started_s = time.perf_counter()
         batches = iter(loader)
         begin_s = None
         for batch, made_s in batches:
@@ -134,7 +134,7 @@ class Pipeline:
             if now_s - begin_s > budget_s:
                 break
         del batches
-        return durations_s, (begin_s or asked_s) - asked_s
+        return durations_s, (begin_s or started_s) - started_s
 
     def loader(self, num_workers: int, prefetch_factor: int | None) -> DataLoader[Any]:
         """Return a loader over the same parts and stream of units with another number of workers."""
@@ -170,7 +170,7 @@ class Pipeline:
             next(iter(self.dataset), None)
         finally:
             torch_worker._worker_info = before
-        if not info.is_asked:
+        if not info.is_read:
             raise Refused(
                 "the IterableDataset does not divide its samples among workers (it never asks get_worker_info()): "
                 "each worker would yield all of them"
@@ -197,13 +197,13 @@ class _Replay(Dataset[Any]):
     """Return the same samples again and again, copied: what is in shared memory already would not move again."""
 
     def __init__(self, results: list[Any]) -> None:
-        self._gotten = results
+        self._results = results
 
     def __len__(self) -> int:
         return MAX_BATCHES
 
     def __getitem__(self, index: int) -> list[Any]:
-        results = copy.deepcopy(self._gotten)
+        results = copy.deepcopy(self._results)
         time.sleep(_PAUSE_S)
         return results
 
@@ -235,18 +235,18 @@ class _WatchedInfo:
     """Replacement of torch's worker info that records whether its id or the number of workers is read."""
 
     def __init__(self, dataset: Any) -> None:
-        self.is_asked = False
+        self.is_read = False
         self.seed = 0
         self.dataset = dataset
 
     @property
     def id(self) -> int:
-        self.is_asked = True
+        self.is_read = True
         return 0
 
     @property
     def num_workers(self) -> int:
-        self.is_asked = True
+        self.is_read = True
         return 1
 
 

@@ -20,14 +20,14 @@ from lightning_perf.records import LoaderProbe
 
 from .child import Child, Ended
 from .copying import refuses_batches, refuses_copy
-from .stages import Extent, Note, Plan, probe
+from .stages import Extent, Plan, Report, probe
 
-_decode = msgspec.json.Decoder(Note).decode  # built once: building it in two threads at once crashes
+_decode = msgspec.json.Decoder(Report).decode  # built once: building it in two threads at once crashes
 
 LIMIT_S = 20.0
 """Default number of seconds after which the child is killed; it plans to finish a little earlier."""
 MIN_LIMIT_S = 2.0
-"""Starting workers and profiling take this long before they say anything."""
+"""Starting workers and profiling take this long before they report anything."""
 BATCHES_LIMIT_S = 3.0
 """Limit for timing a few batches."""
 
@@ -121,14 +121,14 @@ class LoaderProber:
         self._remove_scratch()
 
     def _record(self, ended: Ended) -> LoaderProbe:
-        note: Note | None = None
+        note: Report | None = None
         with contextlib.suppress(msgspec.MsgspecError):
-            note = _decode(ended.said)
+            note = _decode(ended.results)
         if note is None:
-            note = Note("", [], self._first)
-            reason = ended.trouble or "its process ended before it reported anything"
+            note = Report("", [], self._first)
+            reason = ended.failure or "its process ended before it reported anything"
         else:
-            reason = f"{ended.trouble} while {note.stage}" if ended.trouble else note.trouble
+            reason = f"{ended.failure} while {note.stage}" if ended.failure else note.failure
         # Of workers that were killed; torch names shared memory by the id of the process that made it.
         _remove_shared(*(f"torch_{pid}_*" for pid in note.pids))
         if note.refusal:

@@ -121,7 +121,7 @@ class Samples:
     def growth(self) -> float | str:
         """Return the bytes per sample that are kept, 0 where memory does not grow steadily; or why that is unknown."""
         if any(math.isnan(own) for _, own in self.readings):
-            return "the kernel does not tell what memory is a process's own"
+            return "the kernel does not report what memory is a process's own"
         warm = self.readings[len(self.readings) // 4 :]
         trend = fit_trend([n for n, _ in warm], [own for _, own in warm])
         if trend is None:

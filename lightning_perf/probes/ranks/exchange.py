@@ -134,8 +134,5 @@ def gather_ranks(steady: StageTimes | None, device: Any) -> Ranks | None:
     if not math.isfinite(values[1]):
         return None
     return Ranks(
-        step_mean_s=values[0],
-        step_max_s=values[1],
-        data_wait_share_mean=values[2],
-        data_wait_share_max=values[3],
+        step_mean_s=values[0], step_max_s=values[1], data_wait_share_mean=values[2], data_wait_share_max=values[3]
     )

@@ -219,7 +219,7 @@ class ReplayProbe(Probe):
         if name != "threads" and name not in _OPTIMIZERS and name != _ZEROING:
             return []
         n_elements = min(MAX_ELEMENTS, self._room.free_bytes() // _BYTES_PER_PARAMETER)
-        optimizers = _distinct(self._trainer.optimizers)
+        optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements) for optimizer in optimizers]
         return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements) for optimizer in optimizers]
@@ -252,7 +252,3 @@ def _is_undecided(result: Replayed) -> bool:
     if result.speedup is None:
         return bool(result.n_operators)
     return result.speedup.low < 1.0 < result.speedup.high
-
-
-def _distinct(optimizers: Sequence[Any]) -> list[Any]:
-    return list({id(optimizer): optimizer for optimizer in optimizers}.values())
