@@ -57,7 +57,7 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 def cached(device: torch.device) -> Ceilings | None:
     """Return cached ceilings of a device in use, for this torch and number of threads; None if there are none."""
     try:
-        found = _decode(read_regular(_file(device)))
+        found = _decode(read_regular(_cache_file(device)))
     except (OSError, msgspec.MsgspecError):
         return None
     return found if _identity(device) == (found.device, found.name, found.torch, found.n_threads) else None
@@ -72,14 +72,14 @@ def measured(device: torch.device) -> Ceilings:
     if found is None:
         found = measure(device)
         if is_quiet(found):
-            _keep(found, device)
+            _write_cache(found, device)
     return found
 
 
 def forget(device: torch.device) -> None:
     """Remove the device's ceilings from the cache, if that can be written."""
     with interrupts.suppress(OSError):
-        _file(device).unlink(missing_ok=True)
+        _cache_file(device).unlink(missing_ok=True)
 
 
 def is_quiet(found: Ceilings) -> bool:
@@ -105,7 +105,7 @@ def measured_in_child(device: torch.device) -> tuple[Ceilings | None, str]:
         return None, f"the device was not measured: {type(error).__name__}"
     if not is_quiet(found):
         return None, found.missing["is_quiet"]
-    _keep(found, device)
+    _write_cache(found, device)
     return found, ""
 
 
@@ -338,15 +338,15 @@ def _identity(device: torch.device) -> tuple[str, str, str, int | None]:
     return device.type, read_device(device).name, str(torch.__version__), None
 
 
-def _file(device: torch.device) -> Path:
+def _cache_file(device: torch.device) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     digest = hashlib.sha256(repr(_identity(device)).encode()).hexdigest()[:16]
     return Path(base) / "lightning-perf" / f"ceilings-{device.type}-{digest}.json"
 
 
-def _keep(found: Ceilings, device: torch.device) -> None:
+def _write_cache(found: Ceilings, device: torch.device) -> None:
     """Write the cache; ignore a failure."""
-    content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _file(device)
+    content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _cache_file(device)
     with interrupts.suppress(OSError):
         require_room(file.parent, len(content))
         write_whole(file, content)

@@ -264,9 +264,8 @@ def _first_line(text: Any) -> str:
 def _innermost(stack: Any) -> Place:
     """Return the innermost line of the user's in ``traceback.FrameSummary`` objects; else the innermost."""
     frames = list(stack or ())
-    for frame in reversed(frames):
-        if owner_of(frame.filename) == USER:
-            return Place(USER, frame.filename, frame.lineno or 0, frame.name)
-    if frames:
-        return Place(USER, frames[-1].filename, frames[-1].lineno or 0, frames[-1].name)
-    return Place(USER, "", 0, "")
+    users = [frame for frame in frames if owner_of(frame.filename) == USER]
+    if not frames:
+        return Place(USER, "", 0, "")
+    frame = (users or frames)[-1]
+    return Place(USER, frame.filename, frame.lineno or 0, frame.name)

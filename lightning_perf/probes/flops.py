@@ -76,7 +76,7 @@ class ArithmeticCounter(StepTracer):
         self.direction: Direction = "forward"
         self.failure = ""
         self.cost_ns = 0
-        self.n_seen = 0
+        self.n_operators = 0
         self.calls: dict[str, int] = {}
         self.precisions: dict[str, int] = {}
         self.uncounted: set[str] = set()
@@ -183,7 +183,7 @@ class ArithmeticCounter(StepTracer):
         place = bisect_right(self._sequences, node._sequence_nr()) - 1
         return self._paths[place] if place >= 0 else ""
 
-    def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator and count it. Return its result even if counting fails."""
         if not self.failure and not isinstance(func, OpOverload):
             self.failure = f"the step ran {func}, whose inner operators are not visible"
@@ -218,8 +218,8 @@ class ArithmeticCounter(StepTracer):
     def _count(
         self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int, shares: dict[int, float]
     ) -> None:
-        self.n_seen += 1
-        if self.n_seen > MAX_OPERATORS:
+        self.n_operators += 1
+        if self.n_operators > MAX_OPERATORS:
             self.failure = f"the step ran more than {MAX_OPERATORS:,} operators"
             return
         node = torch._C._current_autograd_node()
@@ -333,7 +333,7 @@ class _Mode(PassiveMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", "") == "prim":  # the device of a fake tensor: an error here ends the process
             return func(*args, **(kwargs or {}))
-        return self._counter.see(func, args, kwargs or {})
+        return self._counter.run(func, args, kwargs or {})
 
 
 def _refusal(below: Any) -> str:

@@ -92,8 +92,8 @@ def _reading_label(stack: StackView) -> str:
     if frame is None or not (0 <= frame.f_lasti < len(frame.f_code.co_code)):
         return "item"
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    is_asked = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
-    return "bool(tensor)" if is_asked and not stack.via else "item"
+    is_truth_test = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
+    return "bool(tensor)" if is_truth_test and not stack.via else "item"
 
 
 def is_optimizers(stack: StackView) -> bool:

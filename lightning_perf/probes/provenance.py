@@ -84,10 +84,7 @@ class ProvenanceProbe(Probe):
 
     def close(self) -> None:
         self._read_git()
-        git, self._git = self._git, None
-        if git is not None:
-            git.kill()
-            _reap(git)
+        self._end_git()
 
     def _read_git(self) -> None:
         """Read git's answer if it has come; a long list of changes need not be read to its end."""
@@ -96,9 +93,16 @@ class ProvenanceProbe(Probe):
         os.set_blocking(self._git.stdout.fileno(), False)
         with suppress(BlockingIOError):
             self._code = parsed(os.read(self._git.stdout.fileno(), _READ_BYTES))
-            git, self._git = self._git, None
-            git.kill()
-            _reap(git)
+            self._end_git()
+
+    def _end_git(self) -> None:
+        git, self._git = self._git, None
+        if git is None or git.stdout is None:
+            return
+        git.kill()
+        git.stdout.close()
+        with suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
+            git.wait(1.0)
 
     def _inside(self, path: Path) -> str | None:
         """Return a path relative to the project; None outside it."""
@@ -132,10 +136,3 @@ def digest_of(parameters: Iterable[Any]) -> str | None:
             return None
         shapes.append(tuple(plain.field(parameter, "shape")))
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16] if shapes else None
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
-        process.stdout.close()
-    with suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
-        process.wait(1.0)

@@ -112,7 +112,7 @@ def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Trai
         **{name: flag(name, _limit) for name in ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps")},
         "gradient_clip_val": lambda: None if trainer.gradient_clip_val is None else float(trainer.gradient_clip_val),
         "val_check_interval": lambda: _limit(getattr(trainer, "val_check_interval", None)),
-        "is_anomaly_detection_on": lambda: torch.is_anomaly_enabled() or seams.is_anomaly_detection_asked(trainer),
+        "is_anomaly_detection_on": lambda: torch.is_anomaly_enabled() or seams.is_anomaly_detection_requested(trainer),
         "is_inference_mode": lambda: bool(trainer.fit_loop.epoch_loop.val_loop.inference_mode),
         "is_deterministic": torch.are_deterministic_algorithms_enabled,
         "is_barebones": lambda: bool(trainer.barebones),

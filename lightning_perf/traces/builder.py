@@ -122,10 +122,10 @@ class ColumnBuilder:
         if not events:
             return
         arguments = _device_arguments([event.args for event in events])
-        sizes = _whole([each.allocated for each in arguments], _MAX_ALLOCATED)  # -1 where memory was freed
-        times_us = _real([event.ts for event in events], _MAX_TIME_US)
+        sizes = _integers([each.allocated for each in arguments], _MAX_ALLOCATED)  # -1 where memory was freed
+        times_us = _floats([event.ts for event in events], _MAX_TIME_US)
         kept = np.flatnonzero((sizes > 0) & ~np.isnan(times_us))
-        on_device = _whole([each.device_type for each in arguments], 2**31)[kept] > 0  # 0 is the host
+        on_device = _integers([each.device_type for each in arguments], 2**31)[kept] > 0  # 0 is the host
         places = [(_place(events[i].pid), _place(events[i].tid)) for i in kept.tolist()]
         threads = _numbers(self._threads, places)
         self._allocations.append((times_us[kept], threads, sizes[kept], on_device))
@@ -194,17 +194,17 @@ class ColumnBuilder:
         joins = np.flatnonzero((kinds >= RUNTIME) & (kinds <= MEMSET))
         if len(joins):
             arguments = _device_arguments([events[row].args for row in keep[joins].tolist()])
-            correlations[joins] = _whole([each.correlation for each in arguments], 2**63)
+            correlations[joins] = _integers([each.correlation for each in arguments], 2**63)
             works = np.flatnonzero(kinds[joins] != RUNTIME)
             on_device = [arguments[i] for i in works.tolist()]
-            devices[joins[works]] = _whole([each.device for each in on_device], 2**31)
-            streams[joins[works]] = _whole([each.stream for each in on_device], 2**31)
+            devices[joins[works]] = _integers([each.device for each in on_device], 2**31)
+            streams[joins[works]] = _integers([each.stream for each in on_device], 2**31)
             copies = np.flatnonzero(kinds[joins] == MEMCPY)
-            sizes[joins[copies]] = _whole([arguments[i].bytes for i in copies.tolist()], 2**63)
+            sizes[joins[copies]] = _integers([arguments[i].bytes for i in copies.tolist()], 2**63)
             kernels = np.flatnonzero(kinds[joins] == KERNEL)
             on_device = [arguments[i] for i in kernels.tolist()]
-            occupancies[joins[kernels]] = _real([each.occupancy for each in on_device], 100.0) / 100
-            blocks[joins[kernels]] = _real([each.blocks for each in on_device], _MAX_BLOCKS)
+            occupancies[joins[kernels]] = _floats([each.occupancy for each in on_device], 100.0) / 100
+            blocks[joins[kernels]] = _floats([each.blocks for each in on_device], _MAX_BLOCKS)
         may_have = (kinds == OPERATOR) | (kinds == ANNOTATION) | (kinds == KERNEL)
         detailed = np.flatnonzero(self._has_details[names] & may_have)
         for row, index in zip((detailed + self._n_rows).tolist(), keep[detailed].tolist(), strict=True):
@@ -285,7 +285,7 @@ def _numbers(index: _Index, keys: list[Any]) -> npt.NDArray[np.int32]:
     return np.fromiter(map(index.__getitem__, keys), np.int32, len(keys))
 
 
-def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
+def _integers(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
     """Return the values as numbers from 0 up to a limit; -1 for others."""
     try:
         numbers = np.fromiter(values, np.int64, len(values))
@@ -296,7 +296,7 @@ def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def _real(values: list[Any], limit: float) -> npt.NDArray[np.float64]:
+def _floats(values: list[Any], limit: float) -> npt.NDArray[np.float64]:
     """Return the values as numbers from 0 up to a limit, which is allowed; NaN for others."""
     try:
         numbers = np.fromiter(values, np.float64, len(values))

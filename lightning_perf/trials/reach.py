@@ -64,7 +64,7 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
             if read_events(folder) & {"lightning", "refused"}:
                 return
             try:
-                notice = look(pid, folder)
+                notice = notice_about(pid, folder)
                 if notice.is_final or not has_notified:
                     notify(notice)
             except Exception:  # noqa: BLE001 - the command continues unwatched; its end is explained anyway
@@ -82,7 +82,7 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
         thread.join(timeout=EVERY_S)
 
 
-def look(pid: int, folder: str | Path) -> Notice:
+def notice_about(pid: int, folder: str | Path) -> Notice:
     """Return a notice about the processes of a command, a minute or more after its start."""
     reached = read_pids(folder)
     may_be_reached = False

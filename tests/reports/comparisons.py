@@ -80,7 +80,7 @@ def alike() -> Comparison:
         environment=(),
         trials=(),
         run_noise_fraction=0.03,
-        run_noise_basis="not used: 2 and 2 runs tell themselves what runs differ by",
+        run_noise_basis="not used: measured from the 2 and 2 runs themselves",
         band_fraction=0.02,
         ruled_out_fraction=0.1,
     )  # fmt: skip

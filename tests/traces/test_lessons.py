@@ -138,7 +138,7 @@ def test_many_collectives_are_counted_when_gradients_are_not_bucketed() -> None:
     ("file", "words"),
     [
         ("cupti-ranges-no-kernels.json.gz", "GPU but no kernels"),
-        ("mtia-inference.json.gz", "do not know (ARTEMIS)"),
+        ("mtia-inference.json.gz", "unknown device (ARTEMIS)"),
         ("cpu-only-rank34.json.gz", "CPU run"),
     ],
 )

@@ -18,7 +18,7 @@ from lightning_perf.errors import TrialError
 from lightning_perf.trials import data, reach
 from lightning_perf.trials.foreground import run_in_foreground
 from lightning_perf.trials.job import Job, environment_for, note, warn
-from lightning_perf.trials.reach import Notice, has_next_python, look, watch_reach
+from lightning_perf.trials.reach import Notice, has_next_python, notice_about, watch_reach
 from lightning_perf.trials.runner import explain, run_supervised
 from lightning_perf.trials.trial import Options, run_trial
 
@@ -63,7 +63,7 @@ def looked(work: Path) -> Iterator[Callable[..., Notice]]:
         started.append(subprocess.Popen(command, env=environment, start_new_session=True))
         assert wait_for(lambda: (work / "pid").exists() and (work / "pid").read_text())
         time.sleep(reach.AFTER_S)
-        return look(started[-1].pid, job.folder)
+        return notice_about(started[-1].pid, job.folder)
 
     yield look_at
     for one in started:

@@ -82,15 +82,15 @@ class ReplayProbe(Probe):
         """
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
-        asked = [one for one in hypotheses if self._is_open(one.treatment)]
-        reason = self._refusal() if asked else ""
+        pending = [one for one in hypotheses if self._is_open(one.treatment)]
+        reason = self._refusal() if pending else ""
         if reason:
             self.missing["replay"] = reason
             return False
-        for place, one in enumerate(asked):
+        for place, one in enumerate(pending):
             left_s = self._budget_s - self.spent_ns / 1e9
             if left_s > 0 and not self._trainer.received_sigterm:
-                share_s = left_s / (len(asked) - place)
+                share_s = left_s / (len(pending) - place)
                 found = self._replayed(one, min(left_s, max(share_s, LEAST_EACH_S)))
                 self.spent_ns += round(found.took_s * 1e9)
             else:
@@ -99,15 +99,15 @@ class ReplayProbe(Probe):
                     reason = "the run was asked to end"
                 found = Replayed(treatment=one.treatment, reason=reason)
             self._results[one.treatment] = found
-        self._retry(asked)
-        return bool(asked)
+        self._retry(pending)
+        return bool(pending)
 
-    def _retry(self, asked: Sequence[Hypothesis]) -> None:
+    def _retry(self, pending: Sequence[Hypothesis]) -> None:
         """Measure the largest undecided hypothesis again, in the time that is left."""
         if self._trainer.received_sigterm:
             return
         left_s = self._budget_s - self.spent_ns / 1e9
-        undecided = [one for one in asked if _is_undecided(self._results[one.treatment])]
+        undecided = [one for one in pending if _is_undecided(self._results[one.treatment])]
         if undecided and left_s > max(RETRIED_PART * self._budget_s, self._results[undecided[0].treatment].took_s):
             found = self._replayed(undecided[0], left_s)
             self.spent_ns += round(found.took_s * 1e9)
