@@ -118,7 +118,7 @@ class HeapDiff:
         return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
     def _containers(self, names: _Names, begin: float) -> Iterator[Any]:
-        yield from names.containers()  # first: included whatever the time limit
+        yield from names.containers()  # first, to be included despite the time limit
         if not self._is_wide:
             return
         for i, value in enumerate(live_objects()):

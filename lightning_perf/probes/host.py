@@ -297,7 +297,7 @@ def _core_times(cores: list[int]) -> dict[str, float]:
     mine = [each[core] for core in cores if core < len(each)] if len(each) > 1 else each
     counted: defaultdict[str, float] = defaultdict(float)
     for times in mine:
-        # A guest's time is in that of user already.
+        # Guest time is already included in user time.
         counted["cores_s"] += sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         counted["cores_idle_s"] += times.idle
         for field in ("iowait", "steal"):

@@ -72,7 +72,7 @@ class WorkerMemory:
         readings = [file.read() for file in self._files]
         if not readings:
             return None
-        if None in readings:  # one has ended: look again next time
+        if None in readings:  # one has ended: refresh at the next reading
             self._n_reads = 0
             return None
         return sum(r for r in readings if r is not None) // len(readings)

@@ -33,7 +33,7 @@ class ScalerProbe(Probe):
         self._warmup: tuple[int, int] | None = None  # steps requested and skipped in it
         self._first_scale: float | None = None
         self._scale: float | None = None
-        self._hooked: list[Any] = []  # the optimizers with a hook of ours
+        self._hooked: list[Any] = []  # the optimizers that have our hook
         self._hook = self._made  # one object: `remove_hook` compares by identity
 
     @classmethod

@@ -120,7 +120,7 @@ def _read_cuda_device(device: torch.device) -> Device:
     has_fast_bf16: bool | None = capability >= FAST_BF16_CAPABILITY
     has_fast_fp16: bool | None = capability >= FAST_FP16_CAPABILITY
     if is_rocm:
-        # Consumer chips differ too much to say no: what is not known to be fast is not known.
+        # None rather than False for other chips: consumer chips differ too much.
         has_fast_bf16 = architecture.startswith(FAST_BF16_GCN) or None
         has_fast_fp16 = architecture.startswith(FAST_FP16_GCN) or None
     return Device(

@@ -198,7 +198,7 @@ def with_times(
         profile = bare_profile(root, device_name(device))
         profile = msgspec.structs.replace(profile, missing={"forward_flops": "no step's operations were counted"})
     known = {module.path for module in modules}
-    parts = dict(named_modules(root))  # a part that was timed may be gone since
+    parts = dict(named_modules(root))  # a timed module may have been removed since
     seen: set[int] = set()
     for path in times:
         if path not in known:

@@ -51,7 +51,7 @@ class Driver:
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
-        # Bindings and driver of different ages raise an error of another family.
+        # Bindings that do not match the driver's version raise errors of other types.
         mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
         self._errors: tuple[type[Exception], ...] = (nvml.NVMLError, *([mismatch] if mismatch else []))
         self.missing: dict[str, str] = {}

@@ -133,7 +133,7 @@ def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[in
         return {place or "batch": shape}
     found: dict[str, tuple[int, ...]] = {}
     for key, value in (plain.items_of(batch) or ()) if depth else ():
-        if type(key) in (str, int):  # the text of other keys may be made by code of the user's
+        if type(key) in (str, int):  # converting other keys to text could run user code
             found.update(shapes_of(value, f"{place}.{key}" if place else str(key), depth - 1))
     return dict(list(found.items())[:32])
 

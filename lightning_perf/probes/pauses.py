@@ -55,7 +55,7 @@ class GarbagePauses(Probe):
         self._generations: dict[int, list[int]] = {}  # collections, nanoseconds, nanoseconds of automatic ones
         self._requested: dict[tuple[Site, str], list[int]] = {}
         self._n_objects: int | None = None
-        self._counted_at_ns = 0  # collections had taken so long when objects were counted
+        self._counted_at_ns = 0  # ``total_ns`` when objects were last counted
 
     @classmethod
     def open(cls, run: RunContext) -> GarbagePauses:

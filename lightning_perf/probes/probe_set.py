@@ -67,7 +67,7 @@ class ProbeSet:
         self.loop: LoopProbe | None = None
         self.failures: dict[str, ProbeFailure] = {}
         self.watches_backward = False
-        self._probes: dict[str, Probe] = {}  # those that are off too: they give what they measured before
+        self._probes: dict[str, Probe] = {}  # including those that are off, which report what they had measured
         self._observers: dict[str, Probe] = {}
         self._at_end: dict[str, Callable[[], None]] = {}
         self._handlers: dict[str, dict[str, Callable[..., None]]] = {}  # by event and probe

@@ -88,7 +88,7 @@ class StageProbe:
         self._has_begun_first_step = False
         self._units = units if units is not None else BatchUnits()
         self._samples = self._tokens = -1
-        self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
+        self._size_of: Callable[[Any], int] = len  # never called before a batch type is known
         self._tokens_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
         self._device = DeviceAggregator()

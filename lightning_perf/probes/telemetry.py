@@ -286,7 +286,7 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
         is_path = type(value) is str or (plain.is_a(value, PurePath) and plain.is_library(type(value)))
         if is_path and value:  # only then: the truth value of an array or tensor raises
             path = Path(value)
-            with contextlib.suppress(OSError, ValueError):  # a text, too long for a path or with a null in it
+            with contextlib.suppress(OSError, ValueError):  # a text that is too long for a path, or contains a null
                 if path.exists():
                     return path
     inner = fields.get("dataset")

@@ -120,7 +120,7 @@ def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[Place]:
         yield Place(path, dtype, shape)
         return
     for key, item in (plain.items_of(value) or ()) if depth else ():
-        if type(key) in (str, int):  # other keys may compare by code of the user's
+        if type(key) in (str, int):  # comparing keys of other types could run user code
             yield from _places(item, (*path, key), depth - 1)
 
 
@@ -201,7 +201,9 @@ def _n_tokens(value: Any) -> int:
 def _as_count(name: str, value: Any) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
         return int(value)
-    given = value if isinstance(value, (int, float)) else type(value).__name__  # a tensor may have to be waited for
+    given = (
+        value if isinstance(value, (int, float)) else type(value).__name__
+    )  # a tensor's value could wait for the device
     raise TypeError(f"{name} returned {given}, expected a whole number of at least 0")
 
 
@@ -246,7 +248,7 @@ class TokensProbe(Probe):
         layout = layout_of(batch, self._units.ids)
         counted = _lengths(batch, layout)
         self.missing["padding"] = layout.basis
-        if counted is None:  # as in most trainings: look ever more rarely
+        if counted is None:  # as in most trainings: check ever more rarely
             self._n_missed += 1
             self._next_step = step + 2 ** max(0, self._n_missed - _MISSES)
             return

@@ -93,5 +93,5 @@ def _step_time(ended: Ended) -> tuple[float | None, str]:
         basis += f"; {result.missing.get('block_means_s', 'not steady')}"
     else:
         return None, f"not measured: {result.missing.get('block_means_s', 'too few steps')}"
-    # Steps are the optimizer's; the loader feeds batches.
+    # Of one batch, to compare it with the loader: an optimizer step may take several.
     return step_s / max(1, result.batches_per_step), basis

@@ -33,9 +33,9 @@ MEMORY_SHARE = 0.9
 """Fraction of the memory that is free at the start that an arm may use if the user gives no limit."""
 
 _PILOT_S = 25.0  # of training, at most, to diagnose
-_PILOT_LIMIT_S = 1800.0  # with all that comes before the training
-_PILOT_TIMES = 2.0  # the user's limit of a run: the diagnosed one is no longer, but it diagnoses, too
-_PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure rests on
+_PILOT_LIMIT_S = 1800.0  # including all that comes before the training
+_PILOT_TIMES = 2.0  # times the user's limit of a run: the pilot also diagnoses
+_PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure includes
 _SLACK_S = 120.0  # for what only some arms do: compiling, starting workers
 _SLACK_TIMES = 5.0
 

@@ -159,7 +159,7 @@ class HangWatch(Probe):
             self._report(limit_s, phase, own, others)
 
     def _moves(self) -> None:
-        if self._loop.main.recent_median_ns() is not None:  # the start does not make later pauses usual
+        if self._loop.main.recent_median_ns() is not None:  # pauses of the start do not count as usual
             self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)

@@ -123,7 +123,7 @@ class Child:
     def poll(self) -> Ended | None:
         """Return how it ended; None while it runs. Never blocks."""
         if self._ended is not None:
-            self._reap()  # one that was killed may have taken its time to go
+            self._reap()  # a killed process may end later
             return self._ended
         grace_s = min(GRACE_S, 0.1 * self._limit_s)
         is_late = time.monotonic() > self._deadline_s - grace_s
@@ -145,7 +145,7 @@ class Child:
             self._ended = Ended(self._last_reports()[0], "ended before it was done")
         self._close_report_file()
         self._ask_to_end()
-        # A killed process is gone within milliseconds unless the kernel itself is stuck in its behalf (a dead
+        # A killed process is gone within milliseconds unless the kernel itself is stuck on its behalf (a dead
         # network disk): training does not hang for that.
         until_s = time.monotonic() + GRACE_S + 2.0
         while self._reap() is None and time.monotonic() < until_s:
@@ -283,7 +283,7 @@ def _leave_parent_alone(limit_s: float) -> None:
         signal.signal(each, signal.SIG_IGN if each == signal.SIGINT else signal.SIG_DFL)
     end_in_order()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS)
-    # Should the parent be killed, the child goes with it; should it never ask again, a little after it would have.
+    # The child ends with its parent, and soon after its limit if the parent never polls again.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -292,14 +292,14 @@ def _leave_parent_alone(limit_s: float) -> None:
     gc.freeze()
     faulthandler.disable()
     logging.disable(logging.CRITICAL)
-    # Should memory run out, the kernel is to end this process and not the training.
+    # If memory runs out, the kernel should end this process and not the training.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("1000")
     _PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    # In C, as code in C that does not return keeps Python's handlers of signals from running.
+    # Implemented in C, because C code that does not return keeps Python's signal handlers from running.
     faulthandler.dump_traceback_later(limit_s + 2 * GRACE_S, exit=True, file=nowhere)
     warnings.simplefilter("ignore")  # of forks beside that thread
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - they live as long as the child

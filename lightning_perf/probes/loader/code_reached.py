@@ -185,7 +185,7 @@ class CodeReached:
         """Return why a class that code names, or that a value has, is not known; its instances are judged by value."""
         module = module_of(kind)
         if module.partition(".")[0] in sys.stdlib_module_names and module not in _SHARING_STANDARD:
-            return None  # making one is seen by the audit hook, or shares nothing
+            return None  # the audit hook sees what makes an instance, or the instance shares nothing
         return self._refuses_module(module)
 
     def _refuses_module(self, name: str) -> str | None:

@@ -36,7 +36,7 @@ def refuses_copy(loader: Any) -> str | None:
     loader = inner_loader(loader)
     if getattr(plain.stored(plain.stored(loader.dataset, "input_dir"), "url"), "strip", None):
         return "chunks of the dataset are downloaded to a cache, from which the training reads as well"
-    if plain.length_of(loader.dataset) == 0:  # where only code of the user's could tell, the child asks
+    if plain.length_of(loader.dataset) == 0:  # a length that only user code can compute is read in the child
         return "the dataset is empty"
     if holds_device_tensors(loader.dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
@@ -110,7 +110,7 @@ def _open_again(descriptor: int, nowhere: int) -> None:
     flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND | os.O_ACCMODE)  # for reading only
     try:
         fresh = os.open(f"/proc/self/fd/{descriptor}", flags)
-    except OSError:  # not ours to open any more: better no file than one that the parent shares
+    except OSError:  # it cannot be opened again: no file is better than one shared with the parent
         os.dup2(nowhere, descriptor)
         return
     os.lseek(fresh, position, os.SEEK_SET)
@@ -126,7 +126,7 @@ def forget_parents_processes(scratch: Path) -> None:
     config["tempdir"] = str(scratch)
     config["semprefix"] = f"/{scratch.name}"
     process._children.clear()  # type: ignore[attr-defined]
-    # The parent's tracker would warn at its end of semaphores that a killed child could not give back.
+    # The parent's tracker would warn at its end of semaphores that a killed child could not release.
     for name in ("_fd", "_pid"):
         if hasattr(resource_tracker._resource_tracker, name):
             setattr(resource_tracker._resource_tracker, name, None)

@@ -215,7 +215,7 @@ class CurveMeasurement:
             first_s = time.perf_counter() - begin_s
             visits.first_batch_s.append(first_s)
             end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
-            # What was made while the workers started is taken first: it came without being waited for.
+            # What was made while the workers started is taken first, because it caused no waiting.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
                 if n_taken >= n_workers and time.perf_counter() > begin_s + 0.5 * budget_s:
                     break
@@ -273,7 +273,7 @@ def _taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | No
     least = max(1, n_workers) * (1 if load is None else _LEAST_BLOCKS)
     late_s = end_s + min(1.0, max(0.1, end_s - times_s[0]))
     while len(times_s) <= least or times_s[-1] < end_s:
-        if len(times_s) > 1 and times_s[-1] > late_s:  # slow batches: as many as there were
+        if len(times_s) > 1 and times_s[-1] > late_s:  # slow batches: use those taken so far
             break
         if not _take(batches):  # only an IterableDataset ends
             break

@@ -116,7 +116,7 @@ class _Existing:
         self.kind = kind
 
 
-@functools.cache  # one for each class, as what was seen is known by its id
+@functools.cache  # one object per class, because visited objects are known by id
 def _class_of(kind: type) -> _Existing | type:
     """Return a dataset's class, without its ``__init__`` where no copy runs that."""
     return _Existing(kind) if is_copied_without_init(kind) else kind

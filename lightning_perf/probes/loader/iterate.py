@@ -34,7 +34,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
         ahead = (num_workers or 0) * (prefetch or 0)
         for number, batch in enumerate(batches):
             now_s = time.perf_counter()
-            if number >= ahead:  # those before were made while the workers started
+            if number >= ahead:  # earlier batches were made while the workers started
                 gaps_s.append(now_s - last_s)
             if len(gaps_s) < 4:
                 contents.add(batch)

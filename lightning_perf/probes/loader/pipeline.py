@@ -51,8 +51,8 @@ class Pipeline:
         self.num_workers = loader.num_workers
         self.prefetch_factor = loader.prefetch_factor
         self.is_iterable = isinstance(dataset, IterableDataset)
-        self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset is asked for whole batches
-        # Python 3.14's fork server is the parent's; a fresh interpreter costs the same to a batch.
+        self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset returns whole batches
+        # Python 3.14's fork server is the parent's; a batch takes as long in a spawned interpreter.
         context = multiprocessing.get_context("fork") if forks else loader.multiprocessing_context
         self.context: Any = multiprocessing.get_context("spawn") if self.is_pickled else context
         if self.is_iterable:

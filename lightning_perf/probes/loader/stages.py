@@ -98,10 +98,10 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Rep
     begin_s = time.perf_counter()
     separate_descriptors(keep=(reporter.descriptor,))
     forget_parents_processes(plan.scratch)
-    private_bytes(all_of_it=False)  # loads what reads it, before nothing may be loaded any more
+    private_bytes(all_of_it=False)  # loads its libraries now, since ``guard`` forbids that
     if plan.extent != "full":
         guard(reporter, plan.scratch)
-    gc.enable()  # of what the child itself makes; all of the parent's is frozen
+    gc.enable()  # for the child's own objects; the parent's are frozen
     _Stages(loader, plan, first, begin_s, reporter).run()
 
 
@@ -200,7 +200,7 @@ class _Stages:
                     next_reading_s = now_s + self._share(SAMPLES_SHARE) / _MAX_READINGS
                     if samples.readings[-1][1] > self._memory_limit:
                         raise _TooMuchMemory
-                if now_s >= next_report_s:  # should the next sample hang or end the process
+                if now_s >= next_report_s:  # in case the next sample hangs or ends the process
                     self._keep_samples(pipeline, samples, read_before)
                     self._report()
                     next_report_s = time.perf_counter() + _REPORT_EVERY_S

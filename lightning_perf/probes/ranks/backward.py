@@ -43,7 +43,7 @@ class BackwardWatch:
         self._is_unresolved = False
         self._step = 0
         self._next = FIRST_SAMPLED_STEP
-        self._hooked: list[Any] = []  # the parameters with a hook of ours
+        self._hooked: list[Any] = []  # the parameters that have our hook
         self._hook = self._on_gradient  # one object: `remove_hook` compares by identity
         self._error: Exception | None = None
         self._n_backwards = 0

@@ -163,8 +163,8 @@ def rank_summary(
     def median_s(*phases: str) -> float:
         return sum(steady.phases[name].p50_s or 0.0 for name in phases if name in steady.phases)
 
-    # There the host waits for the other ranks too, outside backward. Names are counted between epochs as well, steps
-    # are not: no more than what the step has of it.
+    # In these calls the host waits for other ranks outside backward. Unlike phases of steps, named times include time
+    # between epochs, and so are limited to the phases.
     loop_s = mean_s("scheduler", "callbacks", "logging", "other")
     outside = sum(one.share for one in named if one.kind == "loop" and one.name in (REDUCING, BROADCASTING))
     outside_s = min(outside * steady.span_s / steady.n_steps, loop_s)
