@@ -23,7 +23,7 @@ from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryS
 from lightning_perf.reports.sections.autopilot import decision_line
 from lightning_perf.safe_loaders import RandomWatch, require_safe_workers
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
-from lightning_perf.stats.sequential import MIN_LOOKS, product
+from lightning_perf.stats.sequential import MIN_LOOKS, combined_speedup
 from lightning_perf.treatments.applier import Applier, loader_args
 from lightning_perf.treatments.prescription import prescription, setting_text
 from lightning_perf.treatments.rebuild import require_exact
@@ -138,11 +138,11 @@ class Autopilot:
             order = trainer.strategy.broadcast(order)
         if order.action != "wait":
             # Also after a failure: what is on must be switched off.
-            obeyed = probes.tried("switching treatments", self._obey, order, module)
+            obeyed = probes.call_even_if_off("switching treatments", self._obey, order, module)
             self._can_switch &= obeyed is not None
             is_done = self._on_all_ranks(bool(obeyed))
             if not is_done:
-                probes.tried("switching treatments", self._obey, order._replace(action="undo"), module)
+                probes.call_even_if_off("switching treatments", self._obey, order._replace(action="undo"), module)
             elif order.action == "keep":
                 self._switch = None
                 self._live.note(order.text, order.finding, trainer.current_epoch)
@@ -385,6 +385,6 @@ class Autopilot:
             waiting=tuple(text for text, _, _ in self._waiting),
             lost_s=self._lost_s(),
             budget_s=self._budget_s(),
-            speedup=product(gains),
+            speedup=combined_speedup(gains),
             code=code,
         )

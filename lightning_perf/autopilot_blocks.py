@@ -68,7 +68,7 @@ class TreatmentTry:
 
     def lost_s(self) -> float:
         """Return the seconds lost so far; 0 if the treatment gained time."""
-        return max(0.0, self._other_lost_s + self.blocks.lost * self.steps_per_block)
+        return max(0.0, self._other_lost_s + self.blocks.lost_s_per_step * self.steps_per_block)
 
 
 class BlockTimes:

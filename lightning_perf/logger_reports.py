@@ -30,7 +30,7 @@ class LoggerReports:
         """
         step = seams.logged_step(trainer)
         for logger in trainer.loggers:
-            if seams.takes_any_figure(logger):
+            if seams.accepts_any_figure(logger):
                 # With the step of the epoch's last row, which Lightning's own row for the epoch has too.
                 guard(type(logger).__name__, self._log_figures, logger, session, max(0, step - 1))
             else:

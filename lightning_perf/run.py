@@ -322,7 +322,7 @@ class DoctorRun:
 
     def restore(self) -> None:
         """Restore everything that was patched, also where an interrupt comes meanwhile."""
-        seams.run_to_the_end(self._restore)
+        seams.complete(self._restore)
 
     def _restore(self) -> None:
         if self.live is not None:

@@ -77,7 +77,7 @@ class RunReports:
         files = [name for name, is_wanted in wanted.items() if is_wanted]
         if isinstance(place, Path):
             self.folder = place
-        has_uploads = isinstance(place, RemotePath) or any(map(seams.takes_any_figure, trainer.loggers))
+        has_uploads = isinstance(place, RemotePath) or any(map(seams.accepts_any_figure, trainer.loggers))
         if has_uploads and not seams.has_trainer(trainer):
             self._spare = SpareThread()
         if trainer.fast_dev_run or not (files or isinstance(place, RemotePath)):
@@ -213,7 +213,7 @@ class RunReports:
 
     def _upload(self, session: Session) -> None:
         """Upload session and page to the hosted loggers; after an interrupt only the session, which is made faster."""
-        loggers = [logger for logger in self._trainer.loggers if seams.takes_any_figure(logger)]
+        loggers = [logger for logger in self._trainer.loggers if seams.accepts_any_figure(logger)]
         if not loggers:
             return
         files = {self._session_path(session).name: session.file_content()}

@@ -46,11 +46,11 @@ def train(folder: Path, units: int) -> None:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_perf import PerfDoctor
-    from lightning_perf.history.entry import kept
+    from lightning_perf.history.entry import reduced
     from lightning_perf.history.run_history import RunHistory
 
     states: list[Any] = []
-    RunHistory.save = lambda self, session: states.append(kept(session))  # type: ignore[method-assign]
+    RunHistory.save = lambda self, session: states.append(reduced(session))  # type: ignore[method-assign]
 
     class Net(LightningModule):
         """A linear layer that is applied many times."""

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_perf.history.entry import kept
+from lightning_perf.history.entry import reduced
 from lightning_perf.history.run_history import MIN_STEPS
 from lightning_perf.history.store import History
 from lightning_perf.history.suspects import suspects
@@ -187,12 +187,12 @@ def _alarms(n: int, row: int, noise: dict[str, Any]) -> list[list[float]]:
     base: list[Session] = []
     for i, factor in enumerate(factors):
         if i >= most:
-            looks = [kept(simulated(10_000 * row + i, slower=factor, **noise, **length)) for length in LOOKS]
+            looks = [reduced(simulated(10_000 * row + i, slower=factor, **noise, **length)) for length in LOOKS]
             slow, slower = ([_slower(look, by) for look in looks] for by in (1.1, 1.2))
             for counted, n_base in zip(counts, N_EARLIER, strict=True):
                 cases = (looks, slow[:1], slow, slower[:1])
                 counted += [real_runs.is_said(base[-n_base:], states) for states in cases]
-        base = [*base[1 - most :], kept(simulated(10_000 * row + i, slower=factor, **noise, **LAST))]
+        base = [*base[1 - most :], reduced(simulated(10_000 * row + i, slower=factor, **noise, **LAST))]
     shares: list[list[float]] = (counts / n).tolist()
     return shares
 
@@ -238,8 +238,8 @@ def _causes(name: str, n: int) -> Iterator[int]:
             hard = [each for kind, (each, _) in KINDS.items() if kind not in (name, "batch_size")]
             others = hard if is_hard else list(OTHERS)
             changes = [change, {"provenance": {"commit": "b" * 40}}, *rng.sample(others, 2)]
-            base = [kept(simulated(100 * i + k, **_settings([]))) for k in range(5)]
-            new = kept(simulated(100 * i + 99, **_settings(changes), **effect))
+            base = [reduced(simulated(100 * i + k, **_settings([]))) for k in range(5)]
+            new = reduced(simulated(100 * i + 99, **_settings(changes), **effect))
             comparison = compare_sessions([("", one) for one in base], [("", new)])
             ranked = suspects(base, [new], comparison)
             found += ranked[0].name == name
@@ -355,7 +355,7 @@ def _kills(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _write(file: Path, said: Path, name: str) -> None:
-    session = kept(simulated(1, **FIRST))
+    session = reduced(simulated(1, **FIRST))
     with said.open("a") as lines:
         for i in range(1_000_000):
             one = msgspec.structs.replace(session, run=msgspec.structs.replace(session.run, id=f"{name}-{i}"))

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from lightning_perf.errors import ConfigError, SessionError
-from lightning_perf.history.entry import kept
+from lightning_perf.history.entry import reduced
 from lightning_perf.history.store import MAX_RUNS, VARIABLE, History, Row, default_file
 from lightning_perf.history.suspects import Suspect, suspects
 from lightning_perf.records import Comparison, Session, load_run
@@ -61,7 +61,7 @@ def history(
             show(session_document(session), session, format_)
         else:
             session = found.find(run)
-            base = found.like(session, LAST_RUNS)
+            base = found.same_training(session, LAST_RUNS)
             if not base:
                 raise SessionError(f"run {session.run.id} is the first of its training: nothing to compare it with")
             _show_comparison(base, [session], format_)
@@ -78,7 +78,7 @@ def bisect(
     for name in (good, bad):
         path = any_path(name)
         if isinstance(path, RemotePath) or os.path.exists(name):
-            sides.append(kept(load_run(path)))
+            sides.append(reduced(load_run(path)))
         else:
             with opened() as found:
                 sides.append(found.find(name))
@@ -114,10 +114,10 @@ def baseline_sides(name: str, new: Sequence[Source]) -> tuple[list[Source], list
     if not name.startswith(PREFIX) or not branch:
         raise ConfigError(f"--baseline {name}: expected {PREFIX} and a branch or commit, e.g. {PREFIX}main")
     with opened() as found:
-        runs = found.like(new[0][1], LAST_RUNS, branch=branch)
+        runs = found.same_training(new[0][1], LAST_RUNS, branch=branch)
     if not runs:
         raise SessionError(f"{found.file} has no earlier run of this training on {branch}")
-    return [(f"{PREFIX}{one.run.id}", one) for one in runs], [(source, kept(session)) for source, session in new]
+    return [(f"{PREFIX}{one.run.id}", one) for one in runs], [(source, reduced(session)) for source, session in new]
 
 
 def _listed(rows: list[Row], file: Path) -> Document:

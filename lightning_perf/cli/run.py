@@ -26,7 +26,7 @@ def run(
 
     Exits with the command's exit code, or with 2 if the command succeeded without creating a Trainer.
     """
-    from lightning_perf.trials.foreground import run_in_front
+    from lightning_perf.trials.foreground import run_in_foreground
     from lightning_perf.trials.job import Job
     from lightning_perf.trials.plan import checked_specs, environment_of
     from lightning_perf.trials.reach import where_it_ended
@@ -41,7 +41,7 @@ def run(
     arguments = {} if place is None else {"out_dir": str(place)}
     with tempfile.TemporaryDirectory(prefix="lightning-perf-") as folder:
         job = Job(mode="run", folder=folder, specs=specs, with_doctor=doctor, doctor=arguments)
-        code, events = run_in_front(command, job, environment_of(specs))
+        code, events = run_in_foreground(command, job, environment_of(specs))
     if "trainer" not in events:
         message = "PerfDoctor was not added" + where_it_ended(events)
         if code == 0:

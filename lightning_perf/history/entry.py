@@ -6,6 +6,7 @@ docs/reference/history.md lists the fields.
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -33,13 +34,13 @@ def key_of(session: Session) -> str:
 
     Batch size and sample shapes are settings, which change from run to run; only the kind of batch is in the key.
     """
-    model, told, machine = session.settings.model, session.provenance, session.machine
+    model, provenance, machine = session.settings.model, session.provenance, session.machine
     device = machine.devices[0].name if machine.devices else machine.cpu_model
     parts = (
         session.run.stage,
         model.class_name if model is not None else None,
-        (told.parameters or told.script) if told is not None else None,  # an unwatched model is any model
-        [shape.count("x") + bool(shape) for shape in told.sample_shapes] if told is not None else None,
+        (provenance.parameters or provenance.script) if provenance is not None else None,  # without a known model
+        [shape.count("x") + bool(shape) for shape in provenance.sample_shapes] if provenance is not None else None,
         [each.class_name for each in model.optimizers] if model is not None else None,
         device,
         session.run.world_size,
@@ -47,25 +48,15 @@ def key_of(session: Session) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
-def kept(session: Session) -> Session:
+def reduced(session: Session) -> Session:
     """Return the part of a session that the history keeps: no code, no data, no paths outside the project."""
     replace = msgspec.structs.replace
     settings, steady, memory, telemetry = session.settings, session.steady, session.memory, session.telemetry
     if settings.model is not None:
-        model = settings.model
-        settings = replace(
-            settings,
-            model=ModelSettings(
-                class_name=model.class_name,
-                parameters=model.parameters,
-                n_trainable=model.n_trainable,
-                layers=model.layers,
-                is_compiled=model.is_compiled,
-                optimizers=model.optimizers,
-            ),
-        )
+        fields = ("class_name", "parameters", "n_trainable", "layers", "is_compiled", "optimizers")
+        settings = replace(settings, model=ModelSettings(**_fields(settings.model, fields)))
     if steady is not None:
-        timeline = coarse(steady.timeline)
+        timeline = coarsened(steady.timeline)
         steady = replace(steady, named=(), fetch=None, device=None, outliers=None, timeline=timeline)
     energy = telemetry.energy if telemetry is not None else None
     code = session.verdict.code
@@ -76,15 +67,7 @@ def kept(session: Session) -> Session:
         epochs=(*session.epochs[:1], *session.epochs[1:][1 - MAX_EPOCHS :]),
         steady=steady,
         memory=Memory(
-            devices=tuple(
-                DeviceMemory(
-                    device=each.device,
-                    peak_allocated_bytes=each.peak_allocated_bytes,
-                    peak_reserved_bytes=each.peak_reserved_bytes,
-                    total_bytes=each.total_bytes,
-                )
-                for each in memory.devices
-            ),
+            devices=tuple(DeviceMemory(**_fields(each, _DEVICE_FIELDS)) for each in memory.devices),
             host_peak_rss_bytes=memory.host_peak_rss_bytes,
         ),
         # Summaries, evidence and recommendations may quote code and paths.
@@ -103,7 +86,14 @@ def kept(session: Session) -> Session:
     )
 
 
-def coarse(timeline: Sequence[Block]) -> tuple[Block, ...]:
+_DEVICE_FIELDS = ("device", "peak_allocated_bytes", "peak_reserved_bytes", "total_bytes")
+
+
+def _fields(record: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def coarsened(timeline: Sequence[Block]) -> tuple[Block, ...]:
     """Return the timeline with at most `MAX_BLOCKS` points of equal length; a remainder at its end is left out."""
     size = max(1, -(-len(timeline) // MAX_BLOCKS))
     groups = [timeline[i : i + size] for i in range(0, len(timeline), size)]

@@ -1,4 +1,4 @@
-"""The history of one run: saves it, and says once if it is slower than the earlier runs of the same training."""
+"""The history of one run: save it, and report once if it is slower than earlier runs of the same training."""
 
 import logging
 import sqlite3
@@ -11,7 +11,7 @@ from lightning_perf.reports.wording import line, phase_name, seconds, share, tim
 from lightning_perf.stats.comparison import compare_sessions, typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 
-from .entry import kept
+from .entry import reduced
 from .slower import slower_figures
 from .store import History
 from .suspects import changes, suspects
@@ -20,7 +20,7 @@ MIN_STEPS = 200
 """Steady steps before a run is compared; then again whenever their number has doubled."""
 
 MAX_RUNS = 20
-"""Earlier runs that tell how much runs differ, and that figures show."""
+"""Earlier runs that show how much runs differ, and that figures show."""
 
 _LEAST_SCORE = 0.1
 """Weaker suspects are not named while the run goes on."""
@@ -31,20 +31,16 @@ T = TypeVar("T")
 
 
 class RunHistory:
-    """The history as one run sees it; a file that cannot be used costs only the history.
-
-    Args:
-        file: The file; None if no history is kept.
-    """
+    """The history of one run, in ``file``; None to keep no history. If the file cannot be used, there is none."""
 
     def __init__(self, file: Path | None) -> None:
         self._history = None if file is None else History(file)
-        self._like: list[Session] | None = None
+        self._runs: list[Session] | None = None
         self._next_step, self._n_looks = MIN_STEPS, 0
         self._news = ""
 
     def news(self, session: Session) -> str | None:
-        """Return what became slower than in the last runs, once; None if nothing did or too little is known."""
+        """Return in one line what is slower than in the last runs, once; None if nothing is, or if it is unknown."""
         n_steps = session.steady.n_steps if session.steady is not None else 0
         if self._news or n_steps < self._next_step:
             return None
@@ -53,7 +49,7 @@ class RunHistory:
         least = max(MIN_STEPS // 2, n_steps // 4)
         base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
         if len(base) >= MIN_RUNS:
-            self._news = news_of(base, kept(session), alpha_of(self._n_looks))
+            self._news = news_of(base, reduced(session), alpha_of(self._n_looks))
             self._n_looks += 1
         return self._news or None
 
@@ -61,7 +57,7 @@ class RunHistory:
         """Return the earlier runs and this one; None without any, or before the first steady steps."""
         if typical_step_s(session) is None:
             return None
-        runs = earlier_runs([*self._earlier(session), kept(session)])
+        runs = earlier_runs([*self._earlier(session), reduced(session)])
         return EarlierRuns(runs=runs, news=self._news) if len(runs) > 1 else None
 
     def save(self, session: Session) -> None:
@@ -70,9 +66,9 @@ class RunHistory:
             self._tried(lambda history: history.save(session))
 
     def _earlier(self, session: Session) -> list[Session]:
-        if self._like is None:
-            self._like = self._tried(lambda history: history.like(session, MAX_RUNS)) or []
-        return self._like
+        if self._runs is None:
+            self._runs = self._tried(lambda history: history.same_training(session, MAX_RUNS)) or []
+        return self._runs
 
     def _tried(self, use: Callable[[History], T]) -> T | None:
         try:
@@ -84,7 +80,7 @@ class RunHistory:
 
 
 def news_of(base: list[Session], session: Session, alpha: float) -> str:
-    """Return in one line that a run is slower than the last of its base, in which phase, and what changed; else ""."""
+    """Return in one line that a run is slower than the last runs, in which phase, and what changed; else ""."""
     ratios = slower_figures(base, session, alpha)
     if not ratios:
         return ""

@@ -8,14 +8,14 @@ from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, sampl
 from lightning_perf.stats.next_run import MIN_RUNS, Course, excess, reach
 
 _BLOCKS = 16
-"""Parts of a run that its level is made of at least: rare slow steps must not be in most of them."""
+"""Fewest parts of a run that its level is based on: rare slow steps must not be in most of them."""
 
 
 def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> dict[str, float]:
-    """Return by which factor a run is slower; by figure, as in ``Comparison.times``, and only those that are slower.
+    """Return the figures, named as in ``Comparison.times``, in which a run is slower, and by which factor.
 
-    ``base`` are earlier runs, oldest first; ``alpha`` is the probability that a figure is in the result although
-    nothing changed.
+    ``base`` are earlier runs, oldest first; ``alpha`` is the probability of a figure in the result although nothing
+    changed.
     """
     sessions = [*base, session]
     units = _units_per_step(sessions)

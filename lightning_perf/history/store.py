@@ -22,10 +22,10 @@ import psutil
 
 from lightning_perf.errors import SessionError
 from lightning_perf.records import SCHEMA_VERSION, Record, Session, from_json
-from lightning_perf.records.files import require_room
+from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, require_room
 from lightning_perf.stats.comparison import typical_step_s
 
-from .entry import kept, key_of
+from .entry import key_of, reduced
 
 VARIABLE = "LIGHTNING_PERF_HISTORY"
 SCHEMA = 1
@@ -53,7 +53,6 @@ class Row(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: Equal for runs of the same training.
-        model: Class of the LightningModule.
         n_steps: Steady steps.
         step_s: Typical seconds per step; None without steady steps.
         verdict: Code of the verdict's finding, else its category.
@@ -96,8 +95,8 @@ class History:
 
     def save(self, session: Session) -> None:
         """Save a run, or its newer state."""
-        part = kept(session)
-        told, model, steady = part.provenance, part.settings.model, part.steady
+        part = reduced(session)
+        provenance, model, steady = part.provenance, part.settings.model, part.steady
         content = zlib.compress(msgspec.json.encode(part))
         require_room(self.file.parent, 2 * len(content))
         values = (
@@ -109,8 +108,8 @@ class History:
             steady.n_steps if steady is not None else 0,
             typical_step_s(part),
             part.verdict.code or part.verdict.category,
-            told.branch if told is not None else None,
-            told.commit if told is not None else None,
+            provenance.branch if provenance is not None else None,
+            provenance.commit if provenance is not None else None,
             content,
         )
         with self._open(is_writer=True) as database, database:
@@ -120,14 +119,10 @@ class History:
                 "offset ?)", (MAX_RUNS - 1,)
             )  # fmt: skip
 
-    def like(self, session: Session, n: int, *, branch: str = "", least_steps: int = 1) -> list[Session]:
-        """Return the last runs of the same training before this one, oldest first.
+    def same_training(self, session: Session, n: int, *, branch: str = "", least_steps: int = 1) -> list[Session]:
+        """Return the last ``n`` runs of the same training before this one, with ``least_steps`` steady steps each.
 
-        Args:
-            session: The run.
-            n: Number of runs at most.
-            branch: Only of this branch, or of commits that begin so; empty for all.
-            least_steps: Steady steps that a run needs.
+        They are in order of time. ``branch`` selects a branch, or commits that begin so; empty for all.
         """
         where = "key = ? and id != ? and started_at <= ? and n_steps >= ?"
         values: list[Any] = [key_of(session), session.run.id, session.run.started_at, least_steps]
@@ -137,7 +132,7 @@ class History:
         return self._sessions(f"where {where} order by started_at desc, rowid desc limit ?", [*values, n])[::-1]
 
     def find(self, start: str) -> Session:
-        """Return the newest run whose id begins or ends so (any for empty text); raise ``SessionError`` without one."""
+        """Return the newest run whose id begins or ends with a text; raise ``SessionError`` without one."""
         found = self._sessions(
             "where substr(id, 1, ?) = ? or substr(id, -max(?, 1)) = ? order by started_at desc, rowid desc limit 1",
             [len(start), start, len(start), start],
@@ -175,24 +170,22 @@ class History:
                 sessions.append(_session(zlib.decompress(content), name))
         return sessions
 
-    # -- opening ------------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _open(self, is_writer: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open the file; one that is broken is set aside once."""
+        """Open the file; rename it first if it is broken."""
         try:
             database = self._connect(is_writer)
         except sqlite3.DatabaseError as error:
             if not _is_broken(error):
                 raise
-            self._set_aside(error)
+            self._rename(error)
             database = self._connect(is_writer)
         try:
             yield database
         except sqlite3.DatabaseError as error:
             if _is_broken(error):
                 database.close()
-                self._set_aside(error)
+                self._rename(error)
             raise
         finally:
             database.close()
@@ -208,7 +201,7 @@ class History:
             if version > SCHEMA:
                 return self._own_file(version)._connect(is_writer)
             if version < SCHEMA:
-                _patiently(database, f"pragma journal_mode = {_journal_mode(self.file.parent)}")
+                _execute_waiting(database, f"pragma journal_mode = {_journal_mode(self.file.parent)}")
                 _prepared(database)
             database.execute("pragma synchronous = normal")
         except BaseException:
@@ -224,7 +217,8 @@ class History:
                          self.file, version, own.file.name)  # fmt: skip
         return own
 
-    def _set_aside(self, error: Exception) -> None:
+    def _rename(self, error: Exception) -> None:
+        """Rename a broken file, which stays for the user."""
         if self._is_whole():  # another process was faster
             return
         stamp = f"broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -259,7 +253,7 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
     return database
 
 
-def _patiently(database: sqlite3.Connection, statement: str) -> None:
+def _execute_waiting(database: sqlite3.Connection, statement: str) -> None:
     """Execute a statement for which SQLite itself does not wait while another process has the file open."""
     end_s = time.monotonic() + PATIENCE_S
     while True:
@@ -277,7 +271,4 @@ def _journal_mode(folder: Path) -> str:
     place = Path(os.path.realpath(folder))
     disks = [disk for disk in psutil.disk_partitions(all=True) if place.is_relative_to(disk.mountpoint)]
     kind = max(disks, key=lambda disk: len(disk.mountpoint)).fstype if disks else ""
-    return "delete" if kind in _SHARED or kind.startswith(("nfs", "fuse.")) else "wal"
-
-
-_SHARED = ("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "smb3", "smbfs", "virtiofs")
+    return "delete" if kind in NETWORK_FILE_SYSTEMS or kind.startswith(("nfs", "fuse.")) else "wal"

@@ -34,16 +34,12 @@ class Setting(NamedTuple):
 
 SETTINGS: dict[str, Setting] = {
     "num_workers": Setting(_DATA, "loader-workers={}"),
-    "dataset": Setting(_DATA),
-    "dataset_class": Setting(_DATA),
+    **dict.fromkeys(("dataset", "dataset_class"), Setting(_DATA)),
     "batch_size": Setting(STEP_PHASES, "batch-size={}"),
     "persistent_workers": Setting((*_DATA, "epoch_boundary"), {"True": "loader-persistent"}),
     "prefetch_factor": Setting(_DATA, "loader-prefetch={}"),
     "pin_memory": Setting((*_DATA, "transfer"), {"True": "loader-pin-memory"}),
-    "collate": Setting(_DATA),
-    "sampler_class": Setting(_DATA),
-    "is_shuffled": Setting(_DATA),
-    "n_samples": Setting(_DATA),
+    **dict.fromkeys(("collate", "sampler_class", "is_shuffled", "n_samples"), Setting(_DATA)),
     "multiprocessing_context": Setting((*_DATA, "epoch_boundary")),
     "shm_bytes": Setting(_DATA),
     "precision": Setting(
@@ -59,8 +55,7 @@ SETTINGS: dict[str, Setting] = {
     "is_anomaly_detection_on": Setting(_COMPUTE, {"False": "anomaly-off"}),
     "sample_shapes": Setting((*_DATA, "transfer", *_COMPUTE)),
     "layers": Setting(_COMPUTE),
-    "torch": Setting(_UPDATE),
-    "cuda": Setting(_UPDATE),
+    **dict.fromkeys(("torch", "cuda"), Setting(_UPDATE)),
     "implementation": Setting(("optimizer",), {"fused": "fused-optimizer"}),
     "gradient_clip_val": Setting(("optimizer",)),
     "accumulate_grad_batches": Setting(("optimizer", "backward")),
@@ -70,8 +65,7 @@ SETTINGS: dict[str, Setting] = {
     "progress_bar_refresh_rate": Setting(_LOGS, "progress-refresh={}"),
     "callbacks": Setting(("callbacks", "checkpoint", "epoch_boundary")),
     "profiler": Setting(("callbacks", "other")),
-    "val_check_interval": Setting(_VALIDATION, "val-less-often={}"),
-    "check_val_every_n_epoch": Setting(_VALIDATION, "val-less-often={}"),
+    **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch"), Setting(_VALIDATION, "val-less-often={}")),
     "limit_val_batches": Setting(_VALIDATION, "limit-val-batches={}"),
     "find_unused_parameters": Setting(("backward",), {"False": "ddp-find-unused-off"}),
     "static_graph": Setting(("backward",), {"True": "ddp-static-graph"}),
@@ -81,27 +75,25 @@ SETTINGS: dict[str, Setting] = {
     "torchmetrics": Setting(("logging", "validation")),
     "numpy": Setting(_DATA),
 }
-"""By the end of their path; of equal suspects the first comes first. Others can act on anything."""
+"""By the last part of their path; of equal suspects the first comes first. Others can act on any phase."""
 
-_NO_SETTINGS = (
+_EXCLUDED = (
     "n_batches", "omp_num_threads", "n_steps_watched", "zero_grad_keeps_tensors", "steps_without_zero_grad",
     "eval_outputs_have_graph", "prog_bar_metrics", "sync_dist_on_step", "max_epochs", "max_steps",
     "num_sanity_val_steps", "supports_fused", "limit_train_batches", "branch", "script", "parameters",
     "memory_bytes", "lightning-perf", "index", "stage", "class_name",
 )  # fmt: skip
-"""What follows from others, is only seen in the course of a run, or does not act on the time of a step."""
+"""Values that follow from others, are only known during a run, or do not affect the time of a step."""
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A change that may explain a difference.
+    """A change that may explain a difference: the most frequent values of a setting in base and new runs.
 
     Attributes:
         name: E.g. ``num_workers``; of another loader than the training's with its stage.
         path: In the session.
-        base: Its most frequent value in the base runs.
-        new: The same of the new runs.
-        score: From 0 to 1: how well it separates the groups, by the share of the growth in its phases.
-        treatment: What `lightning-perf trial --try` takes to try the base value; empty if it is no treatment.
+        score: From 0 to 1: how well it separates the groups, times the share of the growth in its phases.
+        treatment: Argument of `lightning-perf trial --try` that tries the base value; empty if no treatment sets it.
     """
 
     name: str
@@ -127,7 +119,7 @@ def settings_of(session: Session) -> dict[str, str]:
         **dict(leaves("machine", machine)),
         **dict(leaves("provenance", msgspec.to_builtins(session.provenance))),
     }
-    return {path: str(value) for path, value in found.items() if _end(path) not in _NO_SETTINGS}
+    return {path: str(value) for path, value in found.items() if _end(path) not in _EXCLUDED}
 
 
 def changes(before: Session, after: Session) -> tuple[Difference, ...]:

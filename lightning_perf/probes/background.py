@@ -12,12 +12,8 @@ from lightning_perf import interrupts
 class BackgroundThread:
     """A daemon thread that calls a method of a probe until it is stopped or nothing else references the probe.
 
-    What the method raises ends the thread, and is kept in the probe's ``error`` for the training thread to report.
-
-    Args:
-        name: The name of the thread.
-        turn: The method; returns the seconds until the next call, None for as many as before.
-        join_s: How long to wait for its end.
+    ``turn`` returns the seconds until its next call, None for as many as before. An error of it ends the thread, and is
+    stored as the probe's ``error`` for the training thread to report. ``close`` waits ``join_s`` for the end.
 
     Attributes:
         stopping: Set to end the thread, also by the probe itself.

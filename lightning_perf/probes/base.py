@@ -1,7 +1,7 @@
-"""What a probe is: it measures one thing during a run, and gives its part of the session.
+"""The interface of a probe, which measures one thing during a run and returns its part of the session.
 
-A probe is a subclass of `Probe` in a module or package of this folder, found by where it lies (``all_probes``).
-``ProbeSet`` opens it, calls it, isolates its errors, and puts its part into the session.
+A probe is a subclass of `Probe` in a module or package of this folder, where ``all_probes`` finds it. ``ProbeSet``
+opens it, calls it, isolates its errors, and puts its part into the session.
 """
 
 from __future__ import annotations
@@ -34,21 +34,17 @@ STAGES = ("fit", "validate", "test", "predict")
 
 @dataclass(kw_only=True)
 class RunContext:
-    """One run, as its probes see it.
+    """The run that probes measure.
 
     Attributes:
         stage: One of ``STAGES``.
         loop: Times all steps.
-        now_ns: The host's clock.
-        probes: All probes of the run.
         folder: For files; None if none may be written.
-        shared_folder: The same, for what ranks exchange; None also where each rank has a folder of its own.
+        shared_folder: The same, for files that ranks exchange; None also where each rank has a folder of its own.
         window_options: Of profiler windows; None if none may open.
         is_worth_keeping: Returns whether an automatic window's trace is worth its disk space.
         probe_data: Whether the training loader is measured in a child process.
-        rates: The user's rates for energy and time.
         settings: Known once the loops are ready.
-        machine: What the run runs on.
         missing: Why figures are None by the user's options, by their path in the session.
         show_hang: Shows a hang with the stacks of all threads, and writes its file; returns the record with its name.
     """

@@ -27,14 +27,9 @@ STATE_FACTORS = {
     "SGD": lambda group: float(bool(group.get("momentum"))),
     "Adam": lambda group: 3.0 if group.get("amsgrad") else 2.0,
     "AdamW": lambda group: 3.0 if group.get("amsgrad") else 2.0,
-    "NAdam": lambda group: 2.0,
-    "RAdam": lambda group: 2.0,
-    "SparseAdam": lambda group: 2.0,
-    "Adamax": lambda group: 2.0,
-    "Adadelta": lambda group: 2.0,
+    **dict.fromkeys(("NAdam", "RAdam", "SparseAdam", "Adamax", "Adadelta", "Rprop"), lambda group: 2.0),
     "Adagrad": lambda group: 1.0,
     "RMSprop": lambda group: 1.0 + bool(group.get("momentum")) + bool(group.get("centered")),
-    "Rprop": lambda group: 2.0,
 }
 """Bytes of state per byte of trainable parameter, by class of ``torch.optim`` (from ``_init_group`` of its sources).
 Counters of a few bytes per parameter are omitted."""
@@ -181,7 +176,7 @@ def _expected_states(optimizers: Iterable[Any], device: str) -> tuple[int | None
         is_torchs = type(optimizer).__module__.startswith("torch.")
         factor = STATE_FACTORS.get(type(optimizer).__name__) if is_torchs else None
         if factor is None:
-            return None, f"{type(optimizer).__name__} has made no step yet, and what it will keep is not known"
+            return None, f"{type(optimizer).__name__} has made no step yet, and the size of its states is unknown"
         for group in optimizer.param_groups:
             total += factor(group) * sum(_local_bytes(p) for p in group["params"] if p.requires_grad)
     return (int(total), "expected") if seen else None

@@ -50,10 +50,9 @@ class CallWatch(StepTracer):
         self._outer: types.FrameType | None = None
         # Below a compiled function dynamo would compile this too.
         dynamo = sys.modules.get("torch._dynamo")
-        self._profile: Any = self._see if dynamo is None else dynamo.disable(self._see)
+        self._profile: Any = self._on_event if dynamo is None else dynamo.disable(self._on_event)
 
     def enters(self, name: str) -> None:
-        """Begin a part of the step."""
         if name == "training_step" and not self.failure:
             if sys.getprofile() is not None:
                 self.failure = "a profiler of the script is in place"
@@ -61,18 +60,16 @@ class CallWatch(StepTracer):
                 sys.setprofile(self._profile)
 
     def leaves(self, name: str) -> None:
-        """End a part of the step."""
         if name == "training_step":
             self.close()
 
     def close(self) -> bool:
-        """End the step. Can be called twice."""
         if sys.getprofile() is self._profile:
             sys.setprofile(None)
         self._outer = None
         return True
 
-    def _see(self, frame: types.FrameType, event: str, _: Any) -> None:
+    def _on_event(self, frame: types.FrameType, event: str, _: Any) -> None:
         if frame is self._outer:
             if event == "return":
                 self._outer = None

@@ -57,7 +57,7 @@ _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16,
 def cached(device: torch.device) -> Ceilings | None:
     """Return cached ceilings of a device in use, for this torch and number of threads; None if there are none."""
     try:
-        found = _decode(read_regular(_file(device)))
+        found = _decode(read_regular(_cache_file(device)))
     except (OSError, msgspec.MsgspecError):
         return None
     return found if _identity(device) == (found.device, found.name, found.torch, found.n_threads) else None
@@ -72,14 +72,14 @@ def measured(device: torch.device) -> Ceilings:
     if found is None:
         found = measure(device)
         if is_quiet(found):
-            _keep(found, device)
+            _write_cache(found, device)
     return found
 
 
 def forget(device: torch.device) -> None:
     """Remove the device's ceilings from the cache, if that can be written."""
     with interrupts.suppress(OSError):
-        _file(device).unlink(missing_ok=True)
+        _cache_file(device).unlink(missing_ok=True)
 
 
 def is_quiet(found: Ceilings) -> bool:
@@ -105,7 +105,7 @@ def measured_in_child(device: torch.device) -> tuple[Ceilings | None, str]:
         return None, f"the device was not measured: {type(error).__name__}"
     if not is_quiet(found):
         return None, found.missing["is_quiet"]
-    _keep(found, device)
+    _write_cache(found, device)
     return found, ""
 
 
@@ -179,11 +179,7 @@ class CeilingsProbe(Probe):
     after = ("steps", "sampled_steps")
 
     def __init__(
-        self,
-        trainer: Any,
-        wall_s: Callable[[], float],
-        may_measure: bool = True,
-        sampled: SampledSteps | None = None,
+        self, trainer: Any, wall_s: Callable[[], float], may_measure: bool = True, sampled: SampledSteps | None = None
     ) -> None:
         self._sampled = sampled
         self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
@@ -193,7 +189,6 @@ class CeilingsProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> CeilingsProbe:
-        """Assess what is counted in a fit."""
         sampled = run.probes.find(SampledSteps) if run.options.arithmetic else None
         return cls(run.trainer, lambda: run.loop.wall_ns() / 1e9, run.options.ceilings, sampled)
 
@@ -232,7 +227,6 @@ class CeilingsProbe(Probe):
         return {"model_profile": found}
 
     def reasons(self) -> Mapping[str, str]:
-        """Return why figures are None, by their path in the session."""
         if self._sampled is None:
             return {"model_profile": "arithmetic=False, or counting failed; see probes_off", **self.missing}
         if self._sampled.profile is not None:
@@ -269,7 +263,7 @@ class _Bench:
                 product = partial(torch.mm, a, b, out=out)
                 once_s = self._once(product)
                 part_s = (until - self._clock()) * (0.6 if size == largest or once_s > _LONG_ENOUGH_S else 0.25)
-                best_s = min(once_s, self._best(product, part_s, once_s))
+                best_s = self._best(product, part_s, once_s)
                 best = max(best, 2.0 * size**3 / best_s)
                 size *= 2
                 if self._clock() + 12 * best_s > until:  # the next size takes eight times as long
@@ -281,16 +275,13 @@ class _Bench:
         n_bytes = _CACHE_FACTOR_BYTES.get(self._device.type, 2**28)
         source = torch.ones(n_bytes, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
-        once_s = self._once(lambda: target.copy_(source))
-        return 2.0 * n_bytes / min(once_s, self._best(lambda: target.copy_(source), limit_s, once_s))
+        return 2.0 * n_bytes / self._best(lambda: target.copy_(source), limit_s)
 
     def transfer(self, is_pinned: bool, limit_s: float) -> float:
         """Return bytes per second from the host's memory to the device's."""
         source = torch.ones(_TRANSFER_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
         target = torch.empty(_TRANSFER_BYTES, dtype=torch.uint8, device=self._device)
-        once_s = self._once(lambda: target.copy_(source, non_blocking=is_pinned))
-        best_s = self._best(lambda: target.copy_(source, non_blocking=is_pinned), limit_s, once_s)
-        return _TRANSFER_BYTES / min(once_s, best_s)
+        return _TRANSFER_BYTES / self._best(lambda: target.copy_(source, non_blocking=is_pinned), limit_s)
 
     def launch(self, limit_s: float) -> float:
         """Return the launch latency of one small operator on the host, in seconds."""
@@ -314,10 +305,11 @@ class _Bench:
         function()
         return self._timed(function, 1)
 
-    def _best(self, function: Callable[[], Any], limit_s: float, once_s: float) -> float:
-        """Return seconds per call, of the best of several batches of calls."""
+    def _best(self, function: Callable[[], Any], limit_s: float, once_s: float | None = None) -> float:
+        """Return seconds per call: ``once_s``, measured if it is None, or the best of several batches of calls."""
+        best = once_s = self._once(function) if once_s is None else once_s
         n = max(1, min(50, int(_LONG_ENOUGH_S / max(once_s, 1e-7))))
-        best, until = float("inf"), self._clock() + limit_s
+        until = self._clock() + limit_s
         while self._clock() + n * once_s < until:
             best = min(best, self._timed(function, n))
         return best
@@ -346,15 +338,15 @@ def _identity(device: torch.device) -> tuple[str, str, str, int | None]:
     return device.type, read_device(device).name, str(torch.__version__), None
 
 
-def _file(device: torch.device) -> Path:
+def _cache_file(device: torch.device) -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     digest = hashlib.sha256(repr(_identity(device)).encode()).hexdigest()[:16]
     return Path(base) / "lightning-perf" / f"ceilings-{device.type}-{digest}.json"
 
 
-def _keep(found: Ceilings, device: torch.device) -> None:
+def _write_cache(found: Ceilings, device: torch.device) -> None:
     """Write the cache; ignore a failure."""
-    content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _file(device)
+    content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _cache_file(device)
     with interrupts.suppress(OSError):
         require_room(file.parent, len(content))
         write_whole(file, content)

@@ -17,6 +17,20 @@ NEVER = 1 << 62
 """Index greater than that of any step."""
 
 
+FIRST_SAMPLED_STEP = 11
+SAMPLES_KEPT = 64
+FEW_STEPS, _MANY_STEPS = 7, 97
+"""Steps from one sample by a device's events to the next: of the first samples, and later. No usual number of
+accumulated batches divides them."""
+
+_N_FIRST_SAMPLES = 16
+
+
+def next_sampled_step(step: int, n_samples: int) -> int:
+    """Return the next step to sample, after ``step`` and so many samples."""
+    return step + (FEW_STEPS if n_samples < _N_FIRST_SAMPLES else _MANY_STEPS)
+
+
 class DeviceEvent(Protocol):
     """A marker in the device's work queue, like ``torch.cuda.Event``."""
 

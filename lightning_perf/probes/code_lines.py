@@ -1,4 +1,4 @@
-"""Find the line of code behind an operator, its owner, and the loops around it."""
+"""Find the line of code that called an operator, its owner, and the loops around it."""
 
 from __future__ import annotations
 
@@ -128,19 +128,19 @@ class Call:
         return self.n_unbound >= MIN_REPEATS or any(visits.n >= MIN_REPEATS for visits in self.visits.values())
 
 
-class Sight(NamedTuple):
+class StackView(NamedTuple):
     """The stack above an operator.
 
     Attributes:
         place: The innermost line that is not torch's.
         via: Torch's own functions between it and the operator, innermost first, as ``(file, function)``.
-        touched: The visits that the operator belongs to, innermost first.
+        visits: The visits that the operator belongs to, innermost first.
         frame: The frame of ``place``; None if there is none.
     """
 
     place: Place
     via: tuple[tuple[str, str], ...]
-    touched: tuple[Visits, ...]
+    visits: tuple[Visits, ...]
     frame: FrameType | None
 
 
@@ -152,7 +152,7 @@ class CodeLines:
     """
 
     def __init__(self) -> None:
-        self._files: dict[str, tuple[str, str]] = {}  # whose, and its bare name
+        self._files: dict[str, tuple[str, str]] = {}  # owner and base name
         self._running: dict[int, Call] = {}
         self._loops: list[Call] = []
         self._users: list[int] = []  # of the last operator
@@ -171,7 +171,7 @@ class CodeLines:
     def end(self) -> None:
         """End the step and release all frames."""
         self._below.clear()
-        self._let_go(set())
+        self._release(set())
         self._users = []
 
     def place(self) -> Place:
@@ -184,7 +184,7 @@ class CodeLines:
             frame = frame.f_back
         return NOWHERE
 
-    def see(self, frame: FrameType | None, operator: str, now_ns: int, own_ns: int, phase: str) -> Sight | None:
+    def inspect(self, frame: FrameType | None, operator: str, now_ns: int, own_ns: int, phase: str) -> StackView | None:
         """Inspect the stack above an operator; return None inside a compiled region, which is not entered.
 
         ``own_ns`` is the tracing cost so far.
@@ -212,16 +212,16 @@ class CodeLines:
             frame = frame.f_back
         running = [id(user) for user in users]
         if running != self._users:
-            self._let_go(set(running))
+            self._release(set(running))
             self._users = running
         is_direct = owner == USER and (not via or [f for _, f in via] == ["__iter__"])
-        touched = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators), phase)
+        visits = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators), phase)
         place = NOWHERE if inner is None else _place(owner, inner)
-        return Sight(place, tuple(via), touched, inner)
+        return StackView(place, tuple(via), visits, inner)
 
-    def unbound(self, sight: Sight, n: int) -> None:
+    def unbound(self, stack: StackView, n: int) -> None:
         """Record that the operator unpacked a tensor into ``n`` rows."""
-        call = self._running.get(id(sight.frame))
+        call = self._running.get(id(stack.frame))
         if call is not None:
             call.n_unbound = max(call.n_unbound, n)
 
@@ -233,7 +233,7 @@ class CodeLines:
     def _visit(
         self, users: list[FrameType], operator: str, is_direct: bool, now: Moment, phase: str
     ) -> tuple[Visits, ...]:
-        touched = []
+        found = []
         child: Call | None = None
         for i, frame in enumerate(users):
             call = self._running.get(id(frame))
@@ -251,11 +251,12 @@ class CodeLines:
                 visits.n += 1
             visits.child = child
             visits.n_operators += 1
-            touched.append(visits)
+            found.append(visits)
             child = call
-        return tuple(touched)
+        return tuple(found)
 
-    def _let_go(self, running: set[int]) -> None:
+    def _release(self, running: set[int]) -> None:
+        """Release the frames of calls that are no longer running."""
         for key in [key for key in self._running if key not in running]:
             call = self._running.pop(key)
             call.frame = None

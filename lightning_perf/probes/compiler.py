@@ -69,7 +69,6 @@ class CompilerProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> CompilerProbe:
-        """Follow what a fit compiles."""
         main = run.loop.main
         return cls(run.now_ns, main.leave_out, step=lambda: main.n_steps)
 
@@ -120,7 +119,6 @@ class CompilerProbe(Probe):
         self._n_breaks = len(reasons)
 
     def close(self) -> None:
-        """Stop listening. Can be called twice."""
         handler = self._handler
         if handler is None:
             return
@@ -153,7 +151,6 @@ class CompilerProbe(Probe):
             self.error, self._began_ns = error, None
 
     def record(self) -> CompilerWatch | None:
-        """Return what was compiled; None if nothing was."""
         self.poll()
         compiled = [(step, m) for step, m in self._metrics if _is_a_frame(m)]
         if not compiled and not self._compiled_steps:
@@ -267,9 +264,8 @@ def _first_line(text: Any) -> str:
 def _innermost(stack: Any) -> Place:
     """Return the innermost line of the user's in ``traceback.FrameSummary`` objects; else the innermost."""
     frames = list(stack or ())
-    for frame in reversed(frames):
-        if owner_of(frame.filename) == USER:
-            return Place(USER, frame.filename, frame.lineno or 0, frame.name)
-    if frames:
-        return Place(USER, frames[-1].filename, frames[-1].lineno or 0, frames[-1].name)
-    return Place(USER, "", 0, "")
+    users = [frame for frame in frames if owner_of(frame.filename) == USER]
+    if not frames:
+        return Place(USER, "", 0, "")
+    frame = (users or frames)[-1]
+    return Place(USER, frame.filename, frame.lineno or 0, frame.name)

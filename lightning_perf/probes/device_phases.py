@@ -19,16 +19,9 @@ import msgspec
 from lightning_perf.records import Session
 
 from .base import Probe, RunContext
-from .clock import DeviceClock, DeviceEvent
+from .clock import FEW_STEPS, FIRST_SAMPLED_STEP, SAMPLES_KEPT, DeviceClock, DeviceEvent, next_sampled_step
 from .loop import LoopProbe
 
-_FIRST_SAMPLED_STEP = 11
-_FEW_STEPS, _MANY_STEPS = 7, 97
-"""Steps from one sample to the next: of the first samples, and later. No usual number of accumulated batches divides
-them."""
-
-_N_FIRST_SAMPLES = 16
-_SAMPLES_KEPT = 64
 _MAX_MARKS = 1024
 """Events in one step; manual optimization may run any number of backward passes in one."""
 
@@ -47,13 +40,13 @@ class DevicePhases(Probe):
         self, loop: LoopProbe, clock: DeviceClock, now_ns: Callable[[], int], on_fail: Callable[[Exception], None]
     ) -> None:
         self._loop, self._clock, self._now_ns, self._on_fail = loop, clock, now_ns, on_fail
-        self._next = _FIRST_SAMPLED_STEP
+        self._next = FIRST_SAMPLED_STEP
         self._n_sampled = 0
         self._is_off = self._is_sampling = self._is_captured = self._is_pending = False
         self._phases: list[str] = []  # those under way, innermost last
         self._events: list[DeviceEvent] = []  # reused by each sample
         self._begun: list[str] = []  # the phase that begins at each event; ``_OUTSIDE`` for none
-        self._samples: deque[dict[str, float]] = deque(maxlen=_SAMPLES_KEPT)
+        self._samples: deque[dict[str, float]] = deque(maxlen=SAMPLES_KEPT)
 
     @classmethod
     def open(cls, run: RunContext) -> DevicePhases | None:
@@ -61,11 +54,8 @@ class DevicePhases(Probe):
         clock = run.loop.main.device_clock
         return None if clock is None else cls(run.loop, clock, run.now_ns, partial(run.probes.switch_off, cls.name))
 
-    # -- the sampled step ---------------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
         return self._next
 
     def step_begins(self, batch: Any) -> None:
@@ -73,7 +63,6 @@ class DevicePhases(Probe):
         self._guarded(self._begin)
 
     def enters(self, name: str) -> None:
-        """Mark the start of a phase."""
         if name in _PHASES:
             self._phases.append(_PHASES[name])
             self._guarded(self._mark)
@@ -90,16 +79,14 @@ class DevicePhases(Probe):
             return
         self.close()
         self._n_sampled += 1
-        self._next = self._loop.main.n_steps + (_FEW_STEPS if self._n_sampled < _N_FIRST_SAMPLES else _MANY_STEPS)
+        self._next = next_sampled_step(self._loop.main.n_steps, self._n_sampled)
         self._is_pending = bool(self._begun) and not (self._is_captured or self._loop.main.is_left_out)
 
     def abandon(self) -> None:
-        """Mark and read nothing more; keep what was measured."""
         self._is_off = True
         self.close()
 
     def close(self) -> None:
-        """Stop marking the step under way. Can be called twice."""
         self._is_sampling = False
         if self._loop.timeline.phase_listener is self:
             self._loop.listen(None)
@@ -115,7 +102,7 @@ class DevicePhases(Probe):
             return
         self._resolve()
         if self._is_pending:
-            self._next = loop.main.n_steps + _FEW_STEPS
+            self._next = loop.main.n_steps + FEW_STEPS
             return
         self._phases.clear()
         self._begun.clear()
@@ -148,8 +135,6 @@ class DevicePhases(Probe):
             self._on_fail(error)
         self.step_cost_ns += self._now_ns() - begin
 
-    # -- results ---------------------------------------------------------------------------------------------
-
     def _resolve(self) -> None:
         """Read the last sample if the device has passed its events."""
         if not self._is_pending or self._clock.is_capturing():
@@ -165,7 +150,6 @@ class DevicePhases(Probe):
         self._samples.append(sample)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the steady state with the phases' medians; a phase that did not run in a step counts as 0 there."""
         self._guarded(self._resolve)
         steady, samples = session.steady, self._samples
         if steady is None or steady.device is None or not samples:
@@ -176,7 +160,6 @@ class DevicePhases(Probe):
         return {"steady": msgspec.structs.replace(steady, device=device)}
 
     def reasons(self) -> Mapping[str, str]:
-        """Return why there are no phases."""
         if self._samples:
             return {}
         reason = (

@@ -12,17 +12,11 @@ import msgspec
 from lightning_perf.cgroups import read_number, read_text
 from lightning_perf.records import Cost, Energy
 
-JOULES_A_KWH = 3.6e6
+JOULES_PER_KWH = 3.6e6
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's rates for energy and time.
-
-    Attributes:
-        hour_price: Price per hour of the whole run; None if not given.
-        gco2_per_kwh: Grams of CO2 equivalent per kWh; None if not given.
-        gco2_basis: The source of that figure.
-    """
+    """The user's rates for time and energy, None if not given; ``gco2_basis`` is the source of the carbon intensity."""
 
     hour_price: float | None = None
     gco2_per_kwh: float | None = None
@@ -182,5 +176,5 @@ def cost_of(energy: Energy | None, rates: Rates, wall_s: float, epoch_s: float |
         epoch_price=None if price is None or epoch_s is None else price * epoch_s / 3600,
         gco2_per_kwh=gco2,
         gco2_basis=rates.gco2_basis,
-        run_gco2=None if gco2 is None or metered_j is None else gco2 * metered_j / JOULES_A_KWH,
+        run_gco2=None if gco2 is None or metered_j is None else gco2 * metered_j / JOULES_PER_KWH,
     )

@@ -51,10 +51,7 @@ def wrapper_of(module: nn.Module) -> str:
 class Copier:
     """Returns copies with tensors of a ``FakeTensorMode``, the same one for the same object.
 
-    Args:
-        mode: The mode.
-        device: Where sharded parameters are gathered.
-        copies_modules: Whether modules and functions are copied too, or shared.
+    Sharded parameters are gathered on ``device``. Modules and functions are shared unless ``copies_modules``.
 
     Raises:
         RefusedError: An object holds a tensor that has no fake counterpart, or too many objects.

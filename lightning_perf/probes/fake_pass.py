@@ -49,17 +49,10 @@ _NEEDS_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
 def fake_profile(
     watch: CallWatch, root: nn.Module, depth: int, now_ns: Callable[[], int], until_ns: int
 ) -> ModelProfile:
-    """Return what the watched calls and their backward pass compute, move and save.
+    """Return what the watched calls of one step of ``root`` and their backward pass compute, move and save.
 
-    All outputs that require a gradient are taken as the start of the backward pass, or the loss alone if there is an
-    output ``"loss"``.
-
-    Args:
-        watch: Of one step of ``root``.
-        root: The module that trains; it is only read.
-        depth: Of the modules that are listed.
-        now_ns: The host's clock.
-        until_ns: When to give up.
+    The backward pass starts from all outputs that require a gradient, or from the output ``"loss"`` alone if there is
+    one. Counting gives up at ``until_ns`` by ``now_ns``. ``root`` is only read.
 
     Raises:
         Exception: The step cannot be counted.
@@ -90,7 +83,7 @@ def fake_profile(
             return tensor
 
         undo.enter_context(watch.mode)
-        undo.enter_context(_Outside())
+        undo.enter_context(_RestoredGlobals())
         starts: dict[int, torch.Tensor] = {}
         of_shards = _sharded_dtype(root)
         for call in calls:
@@ -147,8 +140,8 @@ def _sharded_dtype(root: nn.Module) -> torch.dtype | None:
     return None
 
 
-class _Outside:
-    """Context manager around user code that protects what is outside of the copies, as far as the code names it.
+class _RestoredGlobals:
+    """Context manager around user code that restores objects outside of the copies that the code names.
 
     Containers and objects in global variables and closures, and attributes of classes, are restored at the end. Code
     that prints, opens a file, or assigns variables outside of its function is stopped.
@@ -161,14 +154,14 @@ class _Outside:
     def __enter__(self) -> None:
         if sys.getprofile() is not None:
             raise RefusedError("a profiler of the script is in place")
-        sys.setprofile(self._see)
+        sys.setprofile(self._profile)
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
         for value, before in self._kept.values():
             _restore(value, before)
 
-    def _see(self, frame: types.FrameType, event: str, what: Any) -> None:
+    def _profile(self, frame: types.FrameType, event: str, what: Any) -> None:
         code = frame.f_code
         is_users = self._seen.get(code)
         if is_users is None:

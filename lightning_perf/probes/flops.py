@@ -76,7 +76,7 @@ class ArithmeticCounter(StepTracer):
         self.direction: Direction = "forward"
         self.failure = ""
         self.cost_ns = 0
-        self.n_seen = 0
+        self.n_operators = 0
         self.calls: dict[str, int] = {}
         self.precisions: dict[str, int] = {}
         self.uncounted: set[str] = set()
@@ -99,27 +99,25 @@ class ArithmeticCounter(StepTracer):
         self._paths: list[str] = []
         self._parts: list[str] = []
 
-    # -- the parts of the step ----------------------------------------------------------------------------------------
-
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, parts are inside the training step."""
         if name in _DIRECTIONS:
             self._parts.append(name)
-            self._turn()
+            self._apply_part()
 
     def leaves(self, name: str) -> None:
         """End a part of the step."""
         if name in self._parts:
             while self._parts.pop() != name:
                 pass
-            self._turn()
+            self._apply_part()
 
     def close(self) -> bool:
         """End the step; return False if a dispatch mode of the user's is above."""
         self.__exit__()
         return not self.is_entered
 
-    def _turn(self) -> None:
+    def _apply_part(self) -> None:
         """Count as the innermost part requires: forward, backward, or not at all."""
         direction = _DIRECTIONS[self._parts[-1]] if self._parts else None
         if direction is None:
@@ -138,7 +136,7 @@ class ArithmeticCounter(StepTracer):
                 self.failure = _refusal(self._below)
             if self.failure:
                 return self
-            self._watch.put()
+            self._watch.install()
             self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
         except Exception as error:  # noqa: BLE001 - recorded: it was not counted
@@ -155,8 +153,6 @@ class ArithmeticCounter(StepTracer):
             self.failure = self.failure or "another dispatch mode was entered within the step, and not left again"
             return
         self.is_entered = False
-
-    # -- modules ------------------------------------------------------------------------------------------------------
 
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
         self.calls[path] = self.calls.get(path, 0) + 1
@@ -187,9 +183,7 @@ class ArithmeticCounter(StepTracer):
         place = bisect_right(self._sequences, node._sequence_nr()) - 1
         return self._paths[place] if place >= 0 else ""
 
-    # -- operators ----------------------------------------------------------------------------------------------------
-
-    def see(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run an operator and count it. Return its result even if counting fails."""
         if not self.failure and not isinstance(func, OpOverload):
             self.failure = f"the step ran {func}, whose inner operators are not visible"
@@ -222,16 +216,10 @@ class ArithmeticCounter(StepTracer):
         return out
 
     def _count(
-        self,
-        known: Operator,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        out: Any,
-        ns: int,
-        denormals: dict[int, float],
+        self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int, shares: dict[int, float]
     ) -> None:
-        self.n_seen += 1
-        if self.n_seen > MAX_OPERATORS:
+        self.n_operators += 1
+        if self.n_operators > MAX_OPERATORS:
             self.failure = f"the step ran more than {MAX_OPERATORS:,} operators"
             return
         node = torch._C._current_autograd_node()
@@ -252,8 +240,8 @@ class ArithmeticCounter(StepTracer):
             flops = known.formula(given, out)
             row.flops += flops
             row.n_rows += rows_of(given)
-            if denormals:
-                row.denormal += max(denormals.values())
+            if shares:
+                row.denormal += max(shares.values())
                 row.n_inspected += 1
             if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
                 row.recomputed += flops
@@ -263,18 +251,17 @@ class ArithmeticCounter(StepTracer):
         elif known.is_uncounted:
             self.uncounted.add(known.name)
 
-    # -- results ---------------------------------------------------------------------------------------------
-
     def profile(self, device: str, n_samples: int | None = None, step: int | None = None) -> ModelProfile:
         """Return what was counted on ``device``, in a batch of ``n_samples``, after ``step`` steps."""
-        bare = _replaced(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
+        replace = msgspec.structs.replace
+        bare = replace(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
         if self.failure:
-            return _replaced(bare, missing={"forward_flops": self.failure, "modules": self.failure})
+            return replace(bare, missing={"forward_flops": self.failure, "modules": self.failure})
         forward, backward = (
             [row for (way, *_), row in self._rows.items() if way == each] for each in ("forward", "backward")
         )
         missing = {} if self.has_backward else {"backward_flops": "the step ran no backward pass"}
-        return _replaced(
+        return replace(
             bare,
             precision=max(self.precisions, key=lambda name: self.precisions[name], default=""),
             forward_flops=sum(row.flops for row in forward),
@@ -346,7 +333,7 @@ class _Mode(PassiveMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", "") == "prim":  # the device of a fake tensor: an error here ends the process
             return func(*args, **(kwargs or {}))
-        return self._counter.see(func, args, kwargs or {})
+        return self._counter.run(func, args, kwargs or {})
 
 
 def _refusal(below: Any) -> str:
@@ -364,7 +351,3 @@ def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, 
             owner = owners.get(id(parameter), "")
             counts[owner] = counts.get(owner, 0) + n_elements(parameter)
     return counts
-
-
-def _replaced(profile: ModelProfile, **changes: Any) -> ModelProfile:
-    return msgspec.structs.replace(profile, **changes)

@@ -62,10 +62,8 @@ _SLOW_FIGURES: tuple[_Figure, ...] = (
 class GpuReader:
     """Samples one device. Reading and counting are separate, so that no lock is held during driver calls.
 
-    Attributes:
-        device: torch's name of the device.
-        lost_reason: Why it is no longer read; empty normally.
-        missing: Why a figure is None, by its name.
+    ``device`` is torch's name of it, ``lost_reason`` why it is no longer read, ``missing`` why figures are None, by
+    name.
     """
 
     def __init__(self, device: str) -> None:

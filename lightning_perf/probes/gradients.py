@@ -21,7 +21,7 @@ N_WATCHED_STEPS = 20
 """A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
 
 
-class _Watched:
+class _GradientState:
     """The state of one optimizer's gradients: unknown, ``stale`` since a step, or ``dirty`` (added to)."""
 
     def __init__(self) -> None:
@@ -61,15 +61,13 @@ class _Watched:
 
 
 class ZeroGradWatch(Probe):
-    """Watches whether gradients are cleared between the steps of each optimizer, and how.
+    """Watches in the first ``N_WATCHED_STEPS`` steps of each optimizer whether and how its gradients are cleared.
 
     It compares identity and version counter of one gradient per optimizer. Gradients used by a step are stale; a
     backward pass that adds to them makes them dirty; a change before a backward pass means that they were cleared. An
     optimizer that steps on dirty gradients did not clear them. Adding to stale gradients alone is correct: in
-    adversarial training one network's pass adds to the other's gradients, which are cleared later.
-
-    Each optimizer is watched for ``N_WATCHED_STEPS`` steps. Steps between which no backward pass was reported are not
-    judged.
+    adversarial training one network's pass adds to the other's gradients, which are cleared later. Steps between which
+    no backward pass was reported are not judged.
     """
 
     name = "gradients"
@@ -78,15 +76,13 @@ class ZeroGradWatch(Probe):
 
     def __init__(self, context: RunContext | None = None) -> None:
         self._context = context
-        self._optimizers: dict[int, tuple[Any, _Watched]] = {}
+        self._optimizers: dict[int, tuple[Any, _GradientState]] = {}
 
     @classmethod
     def open(cls, run: RunContext) -> ZeroGradWatch:
-        """Watch the first steps of a fit."""
         return cls(run)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the settings, with what was seen of each optimizer."""
         settings, replace = session.settings, msgspec.structs.replace
         model, optimizers = settings.model, [] if self._context is None else self._context.trainer.optimizers
         if model is None or len(model.optimizers) != len(optimizers):
@@ -114,7 +110,6 @@ class ZeroGradWatch(Probe):
         self._release(watched)
 
     def before_backward(self) -> None:
-        """Handle the start of a backward pass."""
         for watched in self._active():
             watched.before_backward()
 
@@ -144,23 +139,23 @@ class ZeroGradWatch(Probe):
 
     def summary(self, optimizer: Any) -> dict[str, Any]:
         """Return the watched fields of ``OptimizerSettings``; None for what was not seen."""
-        _, watched = self._optimizers.get(id(unwrap(optimizer)), (None, _Watched()))
+        _, watched = self._optimizers.get(id(unwrap(optimizer)), (None, _GradientState()))
         return {
             "zero_grad_keeps_tensors": watched.keeps_tensors,
             "steps_without_zero_grad": watched.n_uncleared if watched.n_judged else None,
             "n_steps_watched": watched.n_judged,
         }
 
-    def _entry(self, optimizer: Any) -> tuple[Any, _Watched]:
+    def _entry(self, optimizer: Any) -> tuple[Any, _GradientState]:
         optimizer = unwrap(optimizer)
         # Holding the optimizer keeps its id from being given to another.
-        return self._optimizers.setdefault(id(optimizer), (optimizer, _Watched()))
+        return self._optimizers.setdefault(id(optimizer), (optimizer, _GradientState()))
 
-    def _active(self) -> Iterator[_Watched]:
+    def _active(self) -> Iterator[_GradientState]:
         return (watched for _, watched in self._optimizers.values() if not watched.is_done)
 
     @staticmethod
-    def _release(watched: _Watched) -> None:
+    def _release(watched: _GradientState) -> None:
         if watched.is_done:
             watched.parameter = None
 

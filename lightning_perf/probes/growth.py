@@ -18,14 +18,14 @@ FIRST_STRIDE = 5
 MAX_READINGS = 128
 """Readings kept; when there are more, every second one is dropped and the stride doubles."""
 
-COST_NS_A_STEP = 500
+COST_NS_PER_STEP = 500
 """Average cost per step of readings; slower readings are made less often."""
 
 FREE_READINGS = 40
 """Number of first readings made whatever they cost, to find a leak within 200 steps: a few milliseconds in total."""
 
 FREE_NS = 40 * 10**6
-"""Time budget of the readings of one place besides ``COST_NS_A_STEP``, spread over the first ``FREE_STEPS``.
+"""Time budget of the readings of one place besides ``COST_NS_PER_STEP``, spread over the first ``FREE_STEPS``.
 
 A place over its budget is skipped until later steps have made up for it. Reading a heap takes from a microsecond to
 tens of milliseconds; above four, a leak that only the heap shows takes longer to find.
@@ -137,7 +137,7 @@ class GrowthWatch:
         self._is_thinned = False
         free_ns = FREE_NS * min(1.0, step / FREE_STEPS)
         for place, spent_ns in list(self._spent_ns.items()):
-            if spent_ns > free_ns + COST_NS_A_STEP * step:
+            if spent_ns > free_ns + COST_NS_PER_STEP * step:
                 continue
             self._read(place, step)
             taken_ns = self._spent_ns[place] - spent_ns
@@ -146,7 +146,7 @@ class GrowthWatch:
         if self._is_thinned:
             self._stride *= 2
         self._n_observed += 1
-        cost = (self._now_ns() - begin) // COST_NS_A_STEP if self._n_observed > FREE_READINGS else 0
+        cost = (self._now_ns() - begin) // COST_NS_PER_STEP if self._n_observed > FREE_READINGS else 0
         self.next_step = step + max(self._stride, min(cost, _MAX_STRETCH * self._stride))
         self._follow_up(step)
 

@@ -1,8 +1,8 @@
 """Compare two snapshots of the live Python objects to find what grew between them.
 
-The first snapshot records the length of every container, and the size of autograd graphs held in attributes of modules
-and callbacks. The second finds those that grew with the steps, the tensors they hold, and their names. A snapshot takes
-some tens of milliseconds, and is taken only when memory grows.
+The first snapshot records the length of every container, and the size of autograd graphs in attributes of modules and
+callbacks. The second finds those that grew with the steps, the tensors they hold, and their names. A snapshot takes
+tens of milliseconds, and is taken only when memory grows.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class HeapDiff:
         return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
     def _containers(self, names: _Names, begin: float) -> Iterator[Any]:
-        yield from names.containers()  # first: included whatever the time limit
+        yield from names.containers()  # first, to be included despite the time limit
         if not self._is_wide:
             return
         for i, value in enumerate(live_objects()):

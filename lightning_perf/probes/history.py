@@ -28,11 +28,9 @@ class AllocationHistory:
         self._memory = memory
 
     def start(self) -> None:
-        """Start recording."""
         self._memory._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
 
     def read(self) -> dict[str, Any]:
-        """Return the snapshot as torch gives it."""
         snapshot: dict[str, Any] = self._memory._snapshot()
         return snapshot
 
@@ -44,7 +42,6 @@ class AllocationHistory:
             pickle.dump(snapshot, RoomKeeper(opened, file.parent))
 
     def close(self) -> None:
-        """Stop recording."""
         self._memory._record_memory_history(enabled=None)
 
 

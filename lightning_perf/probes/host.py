@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections import defaultdict
@@ -20,7 +21,7 @@ from lightning_perf.records import HostTelemetry
 from .processes import ScheduleClock, WorkerProcesses, read_bytes
 from .series import Series
 
-_KHZ_A_MHZ = 1e3
+_KHZ_PER_MHZ = 1e3
 
 
 class _WorkerCounters(msgspec.Struct):
@@ -65,13 +66,10 @@ class HostReader:
         self.read(time.monotonic())
 
     def close(self) -> None:
-        """Close all files."""
         self._clock.close()
         for now in self._worker_counters.values():
             now.clock.close()
         self._worker_counters.clear()
-
-    # -- one sample ------------------------------------------------------------
 
     def read(self, at_s: float) -> dict[str, float]:
         """Return what happened since the last reading, by metric; empty the first time.
@@ -86,13 +84,10 @@ class HostReader:
         if passed_s <= 0:
             return {}
         sample = {name: max(0.0, now[name] - last[name]) for name in now if name in last and name != "at_s"}
-        for name in ("process_cpu_s", "involuntary", "voluntary", "read_bytes", "write_bytes"):
-            if name in sample:
-                sample[_RATES[name]] = sample.pop(name) / passed_s
-        for name in ("read_bytes", "write_bytes"):
+        for name, rate in _RATES.items():
             of_workers = workers.pop(name, 0.0)
-            if _RATES[name] in sample:  # else this process's own are not known, and theirs alone say nothing
-                sample[_RATES[name]] += of_workers / passed_s
+            if name in sample:  # without this process's bytes, those of workers alone would mislead
+                sample[rate] = (sample.pop(name) + of_workers) / passed_s
         self._share_core_time(sample)
         busy_s = [at_end_s - disks_before_s[name] for name, at_end_s in self._disks_s.items() if name in disks_before_s]
         if busy_s:
@@ -123,9 +118,8 @@ class HostReader:
         if "queued_s" in sums and passed_s > 0:
             fields["process_queueing_fraction"] = min(1.0, sums["queued_s"] / passed_s)
         if "throttle_periods" in sums:
-            fields["throttle_periods"] = int(sums["throttle_periods"])
-            fields["throttled_periods"] = int(sums["throttled_periods"])
-            fields["throttled_s"] = float(sums["throttled_s"])
+            fields |= {name: int(sums[name]) for name in ("throttle_periods", "throttled_periods")}
+            fields["throttled_s"] = sums["throttled_s"]
         if sums["node_known"] > 0:
             fields["off_device_node_fraction"] = sums["off_node"] / sums["node_known"]
         return HostTelemetry(n_samples=self._n_samples, n_workers=self._most_workers, **fields)
@@ -203,7 +197,7 @@ class HostReader:
         if core is not None:
             khz = read_bytes(self._clock_file % core).strip()
             if khz.isdigit():
-                gauges["cpu_mhz"] = int(khz) / _KHZ_A_MHZ
+                gauges["cpu_mhz"] = int(khz) / _KHZ_PER_MHZ
             if self._device_node is not None and len(self._nodes) > 1:
                 gauges["node_known"] = 1.0
                 gauges["off_node"] = float(core not in self._nodes.get(self._device_node, ()))
@@ -226,8 +220,8 @@ class HostReader:
             "n_openmp_threads": _threads_by("OMP_NUM_THREADS"),
             "n_mkl_threads": _threads_by("MKL_NUM_THREADS"),
             "process_numa_nodes": tuple(sorted(n for n, cores in self._nodes.items() if cores & set(self._cores))),
-            "base_cpu_mhz": None if base_khz is None else base_khz / _KHZ_A_MHZ,
-            "max_cpu_mhz": None if max_khz is None else max_khz / _KHZ_A_MHZ,
+            "base_cpu_mhz": None if base_khz is None else base_khz / _KHZ_PER_MHZ,
+            "max_cpu_mhz": None if max_khz is None else max_khz / _KHZ_PER_MHZ,
             "cpu_governor": read_text(frequency / "scaling_governor"),
         }
 
@@ -286,10 +280,8 @@ def numa_nodes(root: Path = Path("/")) -> dict[int, set[int]]:
 
 def _used_between(before: _WorkerCounters, now: _WorkerCounters) -> dict[str, float]:
     passed_s = now.at_s - before.at_s
-    used = {
-        "read_bytes": float(now.bytes[0] - before.bytes[0]),
-        "write_bytes": float(now.bytes[1] - before.bytes[1]),
-    }
+    read, written = (float(after - earlier) for after, earlier in zip(now.bytes, before.bytes, strict=True))
+    used = {"read_bytes": read, "write_bytes": written}
     if passed_s > 0:
         used["workers_cpu_cores"] = (now.cpu_s - before.cpu_s) / passed_s
         if before.run_ns is not None and now.run_ns is not None:
@@ -305,7 +297,7 @@ def _core_times(cores: list[int]) -> dict[str, float]:
     mine = [each[core] for core in cores if core < len(each)] if len(each) > 1 else each
     counted: defaultdict[str, float] = defaultdict(float)
     for times in mine:
-        # A guest's time is in that of user already.
+        # Guest time is already included in user time.
         counted["cores_s"] += sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         counted["cores_idle_s"] += times.idle
         for field in ("iowait", "steal"):
@@ -338,10 +330,9 @@ def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:
 
 def _used_bytes(folder: str) -> int | None:
     try:
-        statistics = os.statvfs(folder)
-    except (AttributeError, OSError):
+        return shutil.disk_usage(folder).used
+    except OSError:
         return None
-    return statistics.f_frsize * (statistics.f_blocks - statistics.f_bfree)
 
 
 def _threads_by(variable: str) -> int | None:

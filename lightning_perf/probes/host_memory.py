@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -49,7 +50,6 @@ class ResidentMemory:
             return None
 
     def close(self) -> None:
-        """Close the file. Can be called twice."""
         if self._file is not None:
             file, self._file = self._file, None  # first: an interrupt must not close the descriptor twice
             os.close(file)
@@ -72,7 +72,7 @@ class WorkerMemory:
         readings = [file.read() for file in self._files]
         if not readings:
             return None
-        if None in readings:  # one has ended: look again next time
+        if None in readings:  # one has ended: refresh at the next reading
             self._n_reads = 0
             return None
         return sum(r for r in readings if r is not None) // len(readings)
@@ -88,7 +88,6 @@ class WorkerMemory:
         self.on_change()
 
     def close(self) -> None:
-        """Forget the workers."""
         for file in self._files:
             file.close()
         self._files, self.pids = [], []
@@ -153,9 +152,8 @@ def _swapped_bytes(pids: Collection[int], root: Path) -> int | None:
             status = (root / "proc" / str(pid) / "status").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        for line in status.splitlines():
-            if line.startswith("VmSwap:"):
-                total = (total or 0) + int(line.split()[1]) * 1024
+        if (swapped := re.search(r"^VmSwap:\s+(\d+)", status, re.M)) is not None:
+            total = (total or 0) + int(swapped[1]) * 1024
     return total
 
 
@@ -179,12 +177,12 @@ def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int
 
     Resident memory is what the heap took from the kernel: a heap with free room takes nothing while a leak fills it.
     Bytes in use rise from the first byte. glibc sums ``uordblks`` over all arenas; blocks with their own mapping are in
-    ``hblkhd`` (mallinfo(3)). That takes from a microsecond to tens of milliseconds with hundreds of thousands of free
-    blocks, so callers limit readings by their cost.
+    ``hblkhd`` (mallinfo(3)). That takes up to tens of milliseconds with hundreds of thousands of free blocks, so
+    callers limit readings by their cost. ``find`` replaces the lookup in tests.
 
     Returns:
         The function, or None with the reason: no ``mallinfo2`` (glibc before 2.33, musl, macOS, Windows), or another
-            allocator in malloc's place (jemalloc, mimalloc). ``find`` replaces the lookup in tests.
+            allocator in malloc's place (jemalloc, mimalloc).
     """
     try:
         # PyDLL keeps the GIL: releasing and acquiring it would take longer than the call.

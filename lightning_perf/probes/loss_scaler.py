@@ -29,23 +29,21 @@ class ScalerProbe(Probe):
         self._scaler: Any = None
         self.is_there = False
         self._n_made = 0
-        self._first_asked = 0
-        self._warmup: tuple[int, int] | None = None  # asked and skipped in it
+        self._first_step = 0
+        self._warmup: tuple[int, int] | None = None  # steps requested and skipped in it
         self._first_scale: float | None = None
         self._scale: float | None = None
-        self._hooked: list[Any] = []  # the optimizers with a hook of ours
-        self._hook = self._made  # one object, by which it is found again
+        self._hooked: list[Any] = []  # the optimizers that have our hook
+        self._hook = self._made  # one object: `remove_hook` compares by identity
 
     @classmethod
     def open(cls, run: RunContext) -> ScalerProbe:
-        """Follow the scaler of a fit, if it has one."""
         return cls(run.trainer)
 
     def loops_ready(self, run: RunContext) -> None:
-        """Start counting steps."""
         self._scaler = getattr(getattr(self._trainer, "precision_plugin", None), "scaler", None)
         self.is_there = self._scaler is not None and bool(self._scaler.is_enabled())
-        self._first_asked = self._trainer.global_step
+        self._first_step = self._trainer.global_step
         if not self.is_there:
             return
         self._hooked = list(self._trainer.optimizers)
@@ -54,9 +52,9 @@ class ScalerProbe(Probe):
         self.epoch_ends()
 
     def _made(self, *args: Any, **kwargs: Any) -> None:
-        asked = self._trainer.global_step - self._first_asked
-        if self._warmup is None and asked >= WARMUP_STEPS:
-            self._warmup = (asked, max(0, asked - self._n_made))
+        requested = self._trainer.global_step - self._first_step
+        if self._warmup is None and requested >= WARMUP_STEPS:
+            self._warmup = (requested, max(0, requested - self._n_made))
         self._n_made += 1
 
     def epoch_ends(self) -> None:
@@ -68,22 +66,20 @@ class ScalerProbe(Probe):
             self._first_scale = self._scale
 
     def close(self) -> None:
-        """Remove the hooks. Can be called twice."""
         for optimizer in self._hooked:
             remove_hook([optimizer._optimizer_step_post_hooks], self._hook)
         self._hooked = []
 
     def record(self) -> LossScaler | None:
-        """Return what is known now; None without a scaler."""
         if not self.is_there or self._scale is None or self._first_scale is None:
             return None
-        asked = self._trainer.global_step - self._first_asked
-        skipped = max(0, asked - self._n_made)
-        n_warmup, warmup_skips = self._warmup if self._warmup is not None else (asked, skipped)
+        requested = self._trainer.global_step - self._first_step
+        skipped = max(0, requested - self._n_made)
+        n_warmup, warmup_skips = self._warmup if self._warmup is not None else (requested, skipped)
         return LossScaler(
             scale=self._scale,
             first_scale=self._first_scale,
-            n_steps=asked - n_warmup,
+            n_steps=requested - n_warmup,
             skips=skipped - warmup_skips,
             n_warmup_steps=n_warmup,
             warmup_skips=warmup_skips,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -119,7 +120,7 @@ def _read_cuda_device(device: torch.device) -> Device:
     has_fast_bf16: bool | None = capability >= FAST_BF16_CAPABILITY
     has_fast_fp16: bool | None = capability >= FAST_FP16_CAPABILITY
     if is_rocm:
-        # Consumer chips differ too much to say no: what is not known to be fast is not known.
+        # None rather than False for other chips: consumer chips differ too much.
         has_fast_bf16 = architecture.startswith(FAST_BF16_GCN) or None
         has_fast_fp16 = architecture.startswith(FAST_FP16_GCN) or None
     return Device(
@@ -150,10 +151,9 @@ def _read_memory_bytes() -> int | None:
 
 def _read_shm_bytes(root: Path) -> int | None:
     try:
-        statistics = os.statvfs(root / "dev" / "shm")
-    except (AttributeError, OSError):  # Windows has no statvfs, macOS no /dev/shm
+        return shutil.disk_usage(root / "dev" / "shm").total
+    except OSError:  # neither Windows nor macOS has it
         return None
-    return statistics.f_frsize * statistics.f_blocks
 
 
 def device_name(device: torch.device) -> str:

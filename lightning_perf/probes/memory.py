@@ -14,14 +14,7 @@ from typing import Any
 import msgspec
 
 from lightning_perf import seams
-from lightning_perf.records import (
-    Breakdown,
-    DeviceMemory,
-    Growth,
-    HostMemory,
-    Memory,
-    OutOfMemory,
-)
+from lightning_perf.records import Breakdown, DeviceMemory, Growth, HostMemory, Memory, OutOfMemory
 
 from . import oom, plain
 from .base import Probe, RunContext
@@ -39,7 +32,7 @@ FIRST_SAMPLED_STEPS = (1, 2)
 """The first step allocates what later ones reuse; the next ones show where the peak rises."""
 
 SAMPLE_EVERY = 50
-_SAMPLES_BEFORE_RARER = 8  # then every so many steps become twice as many: a long run learns nothing new
+_SAMPLES_BEFORE_RARER = 8  # after so many samples the distance between them doubles
 
 _BREAKDOWN_ATTEMPTS = 3
 _HOST_EVERY_NS = 30 * 10**9
@@ -117,22 +110,17 @@ class MemoryProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> MemoryProbe | None:
-        """Read memory, unless ``memory=False``."""
         if not run.options.memory:
             run.missing["memory"] = "memory=False"
             return None
         fail, history = partial(run.probes.switch_off, "memory"), run.options.memory_snapshot
         return cls(run.trainer, run.pl_module, run.loop, run.now_ns, fail, None, history, run.folder)
 
-    # -- the loop's events --------------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
         return min(self._next_sample, self._growth.next_step)
 
     def step_begins(self, batch: Any) -> None:
-        """Handle the start of a step whose batch is on the device."""
         step = self._loop.main.n_steps
         if step >= self.next_step and not self.is_off:
             begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
@@ -140,7 +128,6 @@ class MemoryProbe(Probe):
             self.step_cost_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
 
     def step_ends(self) -> None:
-        """Handle the end of a step."""
         if self._is_sampling:
             begin = self._now_ns()
             self._guarded(self._sample_ends)
@@ -189,12 +176,10 @@ class MemoryProbe(Probe):
         self._saved = SavedTensors(memory.count, memory.modules, self._now_ns)
 
     def enters(self, name: str) -> None:
-        """Handle the start of a part of the sampled step."""
         if name == "training_step" and self._saved is not None and self._model_memory is not None:
             self._saved.__enter__()
 
     def leaves(self, name: str) -> None:
-        """Handle the end of a part of the sampled step."""
         if name == "training_step" and self._saved is not None and self._model_memory is not None:
             self._saved.__exit__()
             if self.is_off:  # it failed meanwhile
@@ -230,8 +215,6 @@ class MemoryProbe(Probe):
         self._workers.refresh()
         now = read_host_memory(self._workers.pids)
         self._host = now if self._host is None else with_highest(now, self._host)
-
-    # -- the end ------------------------------------------------------------------------------------------------------
 
     def run_ends(self, error: BaseException | None) -> None:
         """Keep what is known when memory ran out in a fit, with a snapshot of the history of allocations."""
@@ -269,11 +252,9 @@ class MemoryProbe(Probe):
             self._history.write(self._history.read(), self._folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
 
     def abandon(self) -> None:
-        """Read nothing more."""
         self.is_off = True
 
     def close(self) -> None:
-        """Restore everything. Can be called twice."""
         self._is_closed = True
         self._loop.listen(None)
         if self._saved is not None:
@@ -284,10 +265,7 @@ class MemoryProbe(Probe):
             self._history.close()
             self._history = None
 
-    # -- results ---------------------------------------------------------------------------------------------
-
     def record(self) -> Memory:
-        """Return what is known now."""
         if not self._is_closed:
             self.read_host()
         host = msgspec.structs.replace(

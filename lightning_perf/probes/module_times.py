@@ -73,11 +73,8 @@ class ModuleTimes(StepTracer):
         self._calls: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    # -- the parts of the step ----------------------------------------------------------------------------------------
-
     def open(self) -> None:
-        """Begin the step."""
-        self._charged(self._watch.put)
+        self._charged(self._watch.install)
 
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, backward passes are inside the training step."""
@@ -98,13 +95,10 @@ class ModuleTimes(StepTracer):
                 self._last = None
 
     def close(self) -> bool:
-        """End the step. Can be called twice."""
         self._phase, self._last = "", None
         self._phases.clear()
         self._watch.remove()
         return True
-
-    # -- marks --------------------------------------------------------------------------------------------------------
 
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
         self._calls[path] = self._calls.get(path, 0) + 1
@@ -161,8 +155,6 @@ class ModuleTimes(StepTracer):
         super()._fail(error)
         self._last = None
 
-    # -- results ---------------------------------------------------------------------------------------------
-
     def is_resolved(self) -> bool:
         """Return whether the device reached the end of the step; never waits."""
         return not self._spans or self._spans[-1][3].query()
@@ -175,14 +167,12 @@ class ModuleTimes(StepTracer):
             ms = begin.elapsed_time(end)
             self._ns[phase, path] = self._ns.get((phase, path), 0) + ms * 1e6
         self._spans.clear()
-        paths = [*self._modules, REST]
+        spent_s = {key: ns / 1e9 for key, ns in self._ns.items()}
         return {
             path: ModuleTime(
-                self._ns.get(("forward", path), 0) / 1e9,
-                self._ns.get(("backward", path), 0) / 1e9,
-                self._calls.get(path, 0),
+                spent_s.get(("forward", path), 0.0), spent_s.get(("backward", path), 0.0), self._calls.get(path, 0)
             )
-            for path in paths
+            for path in (*self._modules, REST)
         }
 
 
@@ -191,17 +181,12 @@ _PHASES = {"training_step": "forward", "backward": "backward"}
 
 def mean_times(steps: list[dict[str, ModuleTime]]) -> dict[str, ModuleTime]:
     """Return the mean over several steps; a module that did not run in a step counts as 0 there."""
-    n = len(steps)
-    paths = {path: None for step in steps for path in step}
-    nothing = ModuleTime(0.0, 0.0, 0)
-    return {
-        path: ModuleTime(
-            sum(step.get(path, nothing).forward_s for step in steps) / n,
-            sum(step.get(path, nothing).backward_s for step in steps) / n,
-            max(step.get(path, nothing).calls for step in steps),
-        )
-        for path in paths
-    }
+    means = {}
+    for path in {path: None for step in steps for path in step}:
+        times = [step[path] for step in steps if path in step]
+        forward_s, backward_s = (sum(each[i] for each in times) / len(steps) for i in (0, 1))
+        means[path] = ModuleTime(forward_s, backward_s, max(each.calls for each in times))
+    return means
 
 
 def with_times(
@@ -213,7 +198,7 @@ def with_times(
         profile = bare_profile(root, device_name(device))
         profile = msgspec.structs.replace(profile, missing={"forward_flops": "no step's operations were counted"})
     known = {module.path for module in modules}
-    parts = dict(named_modules(root))  # a part that was timed may be gone since
+    parts = dict(named_modules(root))  # a timed module may have been removed since
     seen: set[int] = set()
     for path in times:
         if path not in known:
@@ -221,20 +206,12 @@ def with_times(
             own = [] if part is None else [p for p in parameters(part) if id(p) not in seen and has_shape(p)]
             seen.update(map(id, own))
             name = "" if part is None else type(part).__name__
-            modules = (
-                *modules,
-                ModuleProfile(path=path, class_name=name, n_parameters=sum(n_elements(p) for p in own)),
-            )
-    timed = [
-        msgspec.structs.replace(
-            module,
-            forward_s=times[module.path].forward_s,
-            backward_s=times[module.path].backward_s,
-            calls=module.calls or times[module.path].calls,
-        )
-        if module.path in times
-        else module
-        for module in modules
-    ]
+            added = ModuleProfile(path=path, class_name=name, n_parameters=sum(n_elements(p) for p in own))
+            modules = (*modules, added)
+    timed = []
+    for module in modules:
+        forward_s, backward_s, calls = times.get(module.path, (module.forward_s, module.backward_s, module.calls))
+        replace = msgspec.structs.replace
+        timed.append(replace(module, forward_s=forward_s, backward_s=backward_s, calls=module.calls or calls))
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
     return msgspec.structs.replace(profile, modules=tuple(timed))

@@ -23,13 +23,7 @@ class DeviceLostError(Exception):
 
 
 class WantedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """torch's device.
-
-    Attributes:
-        index: torch's, after CUDA_VISIBLE_DEVICES.
-        uuid: Without the prefix ``GPU-``.
-        pci_bus_id: ``domain:bus:device.function``, as NVML writes it.
-    """
+    """A device as torch identifies it: ``uuid`` without prefix, ``pci_bus_id`` as NVML writes it."""
 
     index: int
     name: str
@@ -57,7 +51,7 @@ class Driver:
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
-        # Bindings and driver of different ages raise an error of another family.
+        # Bindings that do not match the driver's version raise errors of other types.
         mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
         self._errors: tuple[type[Exception], ...] = (nvml.NVMLError, *([mismatch] if mismatch else []))
         self.missing: dict[str, str] = {}

@@ -41,16 +41,11 @@ _OWN_REFERENCES = 3
 
 # The innermost frame with one of these functions gives the part of the step that raised.
 _PHASES_BY_FUNCTION = {
-    "training_step": "forward",
+    **dict.fromkeys(("training_step", "test_step", "predict_step"), "forward"),
+    **dict.fromkeys(("backward", "manual_backward"), "backward"),
+    **dict.fromkeys(("optimizer_zero_grad", "optimizer_step"), "optimizer"),
+    **dict.fromkeys(("batch_to_device", "transfer_batch_to_device"), "transfer"),
     "validation_step": "validation",
-    "test_step": "forward",
-    "predict_step": "forward",
-    "backward": "backward",
-    "manual_backward": "backward",
-    "optimizer_zero_grad": "optimizer",
-    "optimizer_step": "optimizer",
-    "batch_to_device": "transfer",
-    "transfer_batch_to_device": "transfer",
     "_next_data": "data_wait",
     "save_checkpoint": "checkpoint",
 }
@@ -138,7 +133,7 @@ def shapes_of(batch: Any, place: str = "", depth: int = 4) -> dict[str, tuple[in
         return {place or "batch": shape}
     found: dict[str, tuple[int, ...]] = {}
     for key, value in (plain.items_of(batch) or ()) if depth else ():
-        if type(key) in (str, int):  # the text of other keys may be made by code of the user's
+        if type(key) in (str, int):  # converting other keys to text could run user code
             found.update(shapes_of(value, f"{place}.{key}" if place else str(key), depth - 1))
     return dict(list(found.items())[:32])
 
@@ -214,8 +209,8 @@ def _local_names(error: BaseException) -> dict[Key, str]:
 def _locals(frame: FrameType) -> dict[str, Any]:
     """Return a copy of a frame's local variables that leaves no reference to them behind.
 
-    Before Python 3.13 ``f_locals`` of a function is a dict that the frame keeps. With the exception among the variables
-    it would be a reference cycle: loader workers would outlive a failed training until the garbage collector runs.
+    Before Python 3.13 ``f_locals`` of a function is a dict that the frame keeps. With the exception in it, it would be
+    a reference cycle: loader workers would outlive a failed training until the garbage collector runs.
     """
     kept = frame.f_locals
     found = dict(kept)

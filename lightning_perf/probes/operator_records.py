@@ -50,17 +50,14 @@ def _calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int])
     n = len(tracers)
     calls = [
         SyncCall(
-            operator=word,
-            file=place.file,
-            line=place.line,
-            function=place.function,
+            operator=label,
             per_step=count / n,
             cost_s=seconds / n,
             owner=place.owner,  # type: ignore[arg-type]
             phase=phase,
-            code=texts[place],
+            **{**place.fields(), "code": texts[place]},
         )
-        for (place, word, phase), (count, seconds) in merged.items()
+        for (place, label, phase), (count, seconds) in merged.items()
     ]
     known = {(call.file, call.line) for call in calls}
     calls += [
@@ -140,15 +137,16 @@ def _attentions(tracers: list[OperatorTracer], device: str) -> tuple[AttentionCa
     is_host = device == "cpu"
     calls = []
     for place, pairs in found.items():
-        one = pairs[0][1]
+        first = pairs[0][1]
+        spent = [(tracer.attention.seconds(one), tracer.step_s()) for tracer, one in pairs]
         calls.append(
             AttentionCall(
-                per_step=sum(a.n for _, a in pairs) / n,
-                rows=one.rows,
-                columns=one.columns,
-                cost_s=sum(tracer.attention.seconds(a) for tracer, a in pairs) / n if is_host else None,
-                share=min(1.0, sum(k.attention.seconds(a) / k.step_s() for k, a in pairs) / n) if is_host else None,
-                via=one.via,
+                per_step=sum(one.n for _, one in pairs) / n,
+                rows=first.rows,
+                columns=first.columns,
+                cost_s=sum(s for s, _ in spent) / n if is_host else None,
+                share=min(1.0, sum(s / step_s for s, step_s in spent) / n) if is_host else None,
+                via=first.via,
                 **place.fields(),
             )
         )

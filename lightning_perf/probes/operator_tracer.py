@@ -18,66 +18,57 @@ import torch
 from lightning_perf.seams import Undos, change_attribute
 
 from .clock import now_ns as host_now_ns
-from .code_lines import CodeLines, Moment, Place, Sight, Visits
+from .code_lines import CodeLines, Moment, Place, StackView, Visits
 from .tracing import PassiveMode, StepTracer, leave_mode
 from .written_attention import AttentionTrail
 
 _METHODS = ("tolist", "numpy", "cpu")
 
 Called = Callable[[str, Any, Any, Any, Any], Any]
-"""Receives the word for a method, the tensor, the original and its arguments; calls the original and returns its
-result."""
+"""Gets a method's label, the tensor, the original and its arguments; calls the original and returns its result."""
 
 
 class TensorPatches:
-    """Patches methods of tensors, from ``put`` to ``take_away``, to call ``called`` instead."""
+    """Patches methods of tensors, from ``install`` to ``restore``, to call ``called`` instead."""
 
     def __init__(self, called: Called) -> None:
         self._called = called
         self._undos = Undos()
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Patch the methods, for all threads."""
         for name in _METHODS:
             change_attribute(torch.Tensor, name, self._wrapping(name, getattr(torch.Tensor, name)), self._undos)
         prints: Any = torch._tensor_str
         change_attribute(prints, "_str", self._wrapping("print(tensor)", prints._str), self._undos)
 
-    def take_away(self) -> None:
+    def restore(self) -> None:
         """Restore the methods. Can be called twice."""
         self._undos.close()
 
-    def _wrapping(self, word: str, original: Any) -> Callable[..., Any]:
-        def wrapped(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._called(word, tensor, original, args, kwargs)
-
-        return wrapped
+    def _wrapping(self, label: str, original: Any) -> Callable[..., Any]:
+        return lambda tensor, *args, **kwargs: self._called(label, tensor, original, args, kwargs)
 
 
 _ALWAYS_WAIT = {
-    "nonzero": "nonzero",
+    **{name: name for name in ("nonzero", "equal", "bincount", "repeat_interleave")},
+    **dict.fromkeys(("_unique2", "unique_dim", "unique_consecutive"), "unique"),
     "masked_select": "boolean mask",
-    "_unique2": "unique",
-    "unique_dim": "unique",
-    "unique_consecutive": "unique",
-    "equal": "equal",
-    "bincount": "bincount",
-    "repeat_interleave": "repeat_interleave",
 }
 
 
-def waiting_word(name: str, args: Any, out: Any, sight: Sight, device_type: str) -> str:
-    """Return the word for an operator that makes the host wait for the device; empty for others.
+def sync_label(name: str, args: Any, out: Any, stack: StackView, device_type: str) -> str:
+    """Return the label of an operator that makes the host wait for the device; empty for others.
 
-    With ``device_type`` ``"cpu"``: what would wait on a device. ``name`` has no namespace and no underscore of an
-    in-place operator.
+    With ``device_type`` ``"cpu"``: of one that would wait on a device. ``name`` has no namespace and no underscore of
+    an in-place operator.
     """
 
     def is_on_device(tensor: Any) -> bool:
         return bool(tensor.device.type == device_type)
 
     if name == "_local_scalar_dense":
-        return _reading_word(sight) if is_on_device(args[0]) else ""
+        return _reading_label(stack) if is_on_device(args[0]) else ""
     if name in _ALWAYS_WAIT:
         return _ALWAYS_WAIT[name] if args and is_on_device(args[0]) else ""
     if name in ("index", "_unsafe_index", "index_put", "_index_put_impl"):
@@ -93,21 +84,21 @@ def waiting_word(name: str, args: Any, out: Any, sight: Sight, device_type: str)
     return ""
 
 
-def _reading_word(sight: Sight) -> str:
-    """Return how the user wrote the reading of a number."""
-    if any(function == "__format__" for _, function in sight.via):
+def _reading_label(stack: StackView) -> str:
+    """Return the expression by which the user reads a number from a tensor."""
+    if any(function == "__format__" for _, function in stack.via):
         return "format(tensor)"
-    frame = sight.frame
+    frame = stack.frame
     if frame is None or not (0 <= frame.f_lasti < len(frame.f_code.co_code)):
         return "item"
     operation = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-    is_asked = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
-    return "bool(tensor)" if is_asked and not sight.via else "item"
+    is_truth_test = ("JUMP" in operation and "_IF_" in operation) or operation in ("UNARY_NOT", "TO_BOOL")
+    return "bool(tensor)" if is_truth_test and not stack.via else "item"
 
 
-def is_optimizers(sight: Sight) -> bool:
+def is_optimizers(stack: StackView) -> bool:
     """Return whether a torch optimizer reads its counters, which are on the host: nothing waits."""
-    return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in sight.via)
+    return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in stack.via)
 
 
 class Site:
@@ -128,11 +119,7 @@ class OperatorTracer(PassiveMode, StepTracer):
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        entry_ns: float,
-        phase: Callable[[], str],
-        now_ns: Callable[[], int] = host_now_ns,
+        self, device: torch.device, entry_ns: float, phase: Callable[[], str], now_ns: Callable[[], int] = host_now_ns
     ) -> None:
         super().__init__()
         self.failure = ""
@@ -151,12 +138,9 @@ class OperatorTracer(PassiveMode, StepTracer):
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
 
-    # -- setup and restoring ------------------------------------------------------------
-
     def open(self) -> None:
-        """Begin the step."""
         self._is_open = True
-        self._patches.put()
+        self._patches.install()
         self.lines.begin(sys._getframe(1))
         self.__enter__()
         self._begin_ns = self._now_ns()
@@ -168,7 +152,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         if not self._end_ns:
             self._end_ns = self._now_ns()
         self.lines.end()
-        self._patches.take_away()
+        self._patches.restore()
         if not leave_mode(self):
             return False
         self._is_open = False
@@ -189,25 +173,23 @@ class OperatorTracer(PassiveMode, StepTracer):
             except Exception as error:  # noqa: BLE001 - recorded; the user's call has been made
                 self._fail(error)
 
-    # -- operators ----------------------------------------------------------------------------------------------------
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         begin = self._now_ns()
-        sight, name = None, ""
+        stack, name = None, ""
         if not (self._end_ns or self.failure):
             try:
                 name = self._name(func)
-                sight = self.lines.see(sys._getframe(1), name, begin, self._own_ns, self._phase())
+                stack = self.lines.inspect(sys._getframe(1), name, begin, self._own_ns, self._phase())
             except Exception as error:  # noqa: BLE001 - recorded; the operator itself must be called
                 self._fail(error)
         called = self._now_ns()
         out = func(*args, **(kwargs or {}))
         done = self._now_ns()
-        if sight is not None and not self.failure:
+        if stack is not None and not self.failure:
             try:
-                self._add(sight, name, args, out, done - called)
+                self._add(stack, name, args, out, done - called)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
-                for visits in sight.touched:
+                for visits in stack.visits:
                     visits.last = moment
             except Exception as error:  # noqa: BLE001 - recorded
                 self._fail(error)
@@ -220,23 +202,21 @@ class OperatorTracer(PassiveMode, StepTracer):
             name = self._names[func] = str(getattr(func, "__name__", func)).split(".")[0].rstrip("_") or str(func)
         return name
 
-    def _add(self, sight: Sight, name: str, args: Any, out: Any, ns: int) -> None:
-        word = waiting_word(name, args, out, sight, self._device.type)
-        if word and not self._is_inside and not is_optimizers(sight):
-            self._count(sight.place, word, ns)
-        if name == "unbind" and any(function == "__iter__" for _, function in sight.via):
-            self.lines.unbound(sight, len(out))
-        self.attention.follow(sight, name, args, out, ns, is_backward=self._phase() == "backward")
+    def _add(self, stack: StackView, name: str, args: Any, out: Any, ns: int) -> None:
+        label = sync_label(name, args, out, stack, self._device.type)
+        if label and not self._is_inside and not is_optimizers(stack):
+            self._count(stack.place, label, ns)
+        if name == "unbind" and any(function == "__iter__" for _, function in stack.via):
+            self.lines.unbound(stack, len(out))
+        self.attention.follow(stack, name, args, out, ns, is_backward=self._phase() == "backward")
 
-    def _count(self, place: Place, word: str, ns: int) -> None:
-        key = (place, word, self._phase())
+    def _count(self, place: Place, label: str, ns: int) -> None:
+        key = (place, label, self._phase())
         site = self.sites.get(key)
         if site is None:
             site = self.sites[key] = Site(place.text())
         site.n += 1
         site.ns += ns
-
-    # -- results ---------------------------------------------------------------------------------------------
 
     def step_s(self) -> float:
         """Return the step's duration without the known tracing cost."""

@@ -22,7 +22,7 @@ from .spans import OWN
 _COUNT_SHARE = 0.01
 """Share of time in collections above which objects are counted, which takes as long as a small collection."""
 
-_MAX_ASKED = 8
+_MAX_REQUESTED = 8
 Site = tuple[CodeType, int]
 
 
@@ -53,9 +53,9 @@ class GarbagePauses(Probe):
         self._site: Site | None = None
         self._is_call: dict[Site, bool] = {}
         self._generations: dict[int, list[int]] = {}  # collections, nanoseconds, nanoseconds of automatic ones
-        self._asked: dict[tuple[Site, str], list[int]] = {}
+        self._requested: dict[tuple[Site, str], list[int]] = {}
         self._n_objects: int | None = None
-        self._counted_at_ns = 0  # collections had taken so long when objects were counted
+        self._counted_at_ns = 0  # ``total_ns`` when objects were last counted
 
     @classmethod
     def open(cls, run: RunContext) -> GarbagePauses:
@@ -72,11 +72,9 @@ class GarbagePauses(Probe):
         return cls(run.now_ns, is_training_time, lambda: current_phase(loop), stepping_s)
 
     def start(self) -> None:
-        """Start listening."""
         gc.callbacks.append(self._on_collection)
 
     def close(self) -> None:
-        """Stop listening. Can be called twice."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
@@ -94,7 +92,7 @@ class GarbagePauses(Probe):
             if not self._is_counted():
                 self._started_ns = 0
                 return
-            self._site = self._asking(sys._getframe().f_back)
+            self._site = self._requesting(sys._getframe().f_back)
             self._started_ns = self._now_ns()
         elif self._started_ns:
             passed = self._now_ns() - self._started_ns
@@ -105,16 +103,16 @@ class GarbagePauses(Probe):
             sums = self._generations.setdefault(info.get("generation", 2), [0, 0, 0])
             sums[0] += 1
             sums[1] += passed
+            phase = self._phase()
             if self._site is None:
-                phase = self._phase()
                 self._automatic_by_phase[phase] = self._automatic_by_phase.get(phase, 0) + passed
                 sums[2] += passed
             else:
-                asked = self._asked.setdefault((self._site, self._phase()), [0, 0])
-                asked[0] += 1
-                asked[1] += passed
+                requested = self._requested.setdefault((self._site, phase), [0, 0])
+                requested[0] += 1
+                requested[1] += passed
 
-    def _asking(self, frame: FrameType | None) -> Site | None:
+    def _requesting(self, frame: FrameType | None) -> Site | None:
         """Return the code and line that call ``gc.collect``, preferably the user's; None for automatic collections."""
         if frame is None or "collect" not in frame.f_code.co_names:
             return None
@@ -135,21 +133,19 @@ class GarbagePauses(Probe):
         return site
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the collections, and their time in the steady state."""
         steady = session.steady
         if steady is not None:
             steady = msgspec.structs.replace(steady, gc_s=self.total_ns / 1e9)
         return {"collections": self.record(), "steady": steady}
 
     def record(self) -> Collections | None:
-        """Return the collections; None before the first."""
         if not self._generations:
             return None
         span_s = self._counted_s()
         if self.total_ns > max(_COUNT_SHARE * span_s * 1e9, 2 * self._counted_at_ns):
             self._counted_at_ns = self.total_ns
             self._n_objects = n_live_objects()
-        asked = sorted(self._asked.items(), key=lambda item: -item[1][1])[:_MAX_ASKED]
+        requested = sorted(self._requested.items(), key=lambda item: -item[1][1])[:_MAX_REQUESTED]
         return Collections(
             span_s=span_s,
             automatic_by_phase_s={name: ns / 1e9 for name, ns in self._automatic_by_phase.items()},
@@ -169,6 +165,6 @@ class GarbagePauses(Probe):
                     n=n,
                     total_s=ns / 1e9,
                 )
-                for ((code, line), phase), (n, ns) in asked
+                for ((code, line), phase), (n, ns) in requested
             ),
         )

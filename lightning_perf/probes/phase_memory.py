@@ -20,14 +20,9 @@ _MAX_KEPT = 64
 class AllocatorReading(NamedTuple):
     """The allocator at one moment, in bytes; None if unknown.
 
-    Attributes:
-        allocated: In live tensors.
-        reserved: Held from the driver.
-        peak_allocated: Highest since the process began or the user reset it.
-        peak_reserved: Likewise.
-        peak_inactive_split: Highest sum of free parts of blocks in use.
-        n_retries: Flushes of the cache to satisfy a request.
-        n_ooms: Requests that failed.
+    ``reserved`` is held from the driver. Peaks count from the start of the process or the user's reset. ``n_retries``
+    are flushes of the cache to satisfy a request, ``n_ooms`` requests that failed. ``peak_inactive_split`` is the
+    highest sum of free parts of blocks in use.
     """
 
     allocated: int

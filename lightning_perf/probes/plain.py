@@ -328,7 +328,7 @@ def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
     if type(batch) is PackedSequence or _n_graphs(batch) is not None:
         return ()
     for key, value in (items_of(batch) or ()) if depth else ():
-        if type(key) in (str, int):  # other keys may compare by code of the user's
+        if type(key) in (str, int):  # comparing keys of other types could run user code
             path = _path_to_tensor(value, depth - 1)
             if path is not None:
                 return (key, *path)

@@ -39,6 +39,19 @@ _ESSENTIAL = ("setup", "steps")
 """Without these nothing can be measured."""
 
 
+def new_run(stage: str) -> Run:
+    """Return the record of a run that starts now."""
+    now = time.gmtime()
+    return Run(
+        id=f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{stage}-{uuid.uuid4().hex[:8]}",
+        stage=stage,
+        status="running",
+        started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
+        wall_s=0.0,
+        lightning_perf=__version__,
+    )
+
+
 class ProbeSet:
     """Opens, calls, records and closes the probes of one run. An error switches only the probe off that raised it.
 
@@ -54,30 +67,20 @@ class ProbeSet:
         self.loop: LoopProbe | None = None
         self.failures: dict[str, ProbeFailure] = {}
         self.watches_backward = False
-        self._probes: dict[str, Probe] = {}  # those that are off too: they give what they measured before
+        self._probes: dict[str, Probe] = {}  # including those that are off, which report what they had measured
         self._observers: dict[str, Probe] = {}
         self._at_end: dict[str, Callable[[], None]] = {}
         self._handlers: dict[str, dict[str, Callable[..., None]]] = {}  # by event and probe
         self._begun: dict[str, None] = {}  # probes that observe the step under way; ordered
         self._is_step_requested = False
-        self._known_causes: set[str] = set()  # of failures: each is worth one warning
+        self._known_causes: set[str] = set()  # of failures, to warn once about each
         self._span_cost_ns = 0.0
         self._run: Run | None = None
 
-    # -- opening and closing ------------------------------------------------------------------------------------------
-
     def begin(self, context: RunContext) -> None:
         """Begin a run, in the Trainer's ``setup``."""
-        stage, now = context.stage, time.gmtime()
         self._span_cost_ns = span_cost_ns(context.now_ns)
-        self._run = Run(
-            id=f"{time.strftime('%Y%m%dT%H%M%SZ', now)}-{stage}-{uuid.uuid4().hex[:8]}",
-            stage=stage,
-            status="running",
-            started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
-            wall_s=0.0,
-            lightning_perf=__version__,
-        )
+        self._run = new_run(context.stage)
         self.context, self.loop = context, context.loop
 
     def open_all(self) -> None:
@@ -127,8 +130,6 @@ class ProbeSet:
             self.context.missing["steady"] = _FAILED
             self.call("teardown", self.context.loop.freeze)
 
-    # -- steps that more than the clock observes ----------------------------------------------------------------------
-
     def step_begins(self, loop: LoopProbe, batch: Any) -> None:
         """Start a step that probes observe."""
         loop.is_instrumented_step = True
@@ -161,15 +162,13 @@ class ProbeSet:
         if self.loop is not None:
             self.loop.next_instrumented_step = 0
 
-    # -- events -------------------------------------------------------------------------------------------------------
-
     def notify(self, event: str, *args: Any) -> None:
         """Call the probes that handle an event of `Probe`."""
         for name, handler in self._handlers.get(event, {}).items():
             self.call(name, handler, *args)
 
     def leave_backward(self, probe: Probe) -> None:
-        """Notify a probe of backward passes no more; once none is left to notify, do not time these hooks either."""
+        """Stop notifying a probe of backward passes; once no probe needs these hooks, do not time them either."""
         for event in BACKWARD_EVENTS:
             self._forget_handler(event, probe.name)
         self._note_backward()
@@ -184,40 +183,29 @@ class ProbeSet:
         self._handlers[event] = {one: call for one, call in self._handlers.get(event, {}).items() if one != name}
 
     def _silence(self, name: str) -> None:
-        """Call none of a probe's handlers of steps and events any more."""
+        """Stop calling a probe's handlers of steps and events."""
         self._observers.pop(name, None)
         self._at_end.pop(name, None)
         for event in _EVENTS:
             self._forget_handler(event, name)
         self._note_backward()
 
-    # -- errors -------------------------------------------------------------------------------------------------------
-
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a probe or report unless it is off; return None if it is, or if it raises and is switched off."""
-        if name in self.failures:
-            return None
+        return None if name in self.failures else self.call_even_if_off(name, function, *args, **kwargs)
+
+    def call_even_if_off(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function of a probe that may be off, to get what it measured before; None if it raises."""
         try:
             return function(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - reported by switch_off
             self.switch_off(name, error)
             return None
 
-    def tried(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of a probe, even if it is off, as for what it measured before."""
-        try:
-            return function(*args)
-        except Exception as error:  # noqa: BLE001 - reported by switch_off
-            self.switch_off(name, error)
-            return None
-
     def switch_off(self, name: str, error: Exception, warning: str = "") -> None:
-        """Record that a probe or report failed and call it no more; the first failure of each cause is logged.
+        """Record that a probe or report failed, and do not call it again; the first failure of each cause is logged.
 
-        Args:
-            name: The probe or report.
-            error: What it raised.
-            warning: What is logged; empty for the usual line.
+        ``warning`` replaces the usual log line.
         """
         raise_if_from_signal(error)
         if name in self.failures:
@@ -225,21 +213,19 @@ class ProbeSet:
         step = self.context.loop.main.n_steps if self.context is not None else 0
         failure = ProbeFailure(probe=name, error=f"{type(error).__name__}: {error}", step=step)
         cause = _cause_of(error)
-        is_news = cause not in self._known_causes
+        is_new = cause not in self._known_causes
         self._known_causes.add(cause)
         self.failures[name] = failure
         usual = (
             f"PerfDoctor switched its probe {name!r} off for this run ({failure.error}); the training is not affected."
         )
-        level = logging.WARNING if is_news else logging.DEBUG
+        level = logging.WARNING if is_new else logging.DEBUG
         _log.log(level, "%s", warning or usual, exc_info=_log.isEnabledFor(logging.DEBUG))
         if name in _ESSENTIAL:
             self._give_up()
         elif name in self._probes:
             self._silence(name)
             self.call(f"{name} teardown", self._probes[name].abandon)
-
-    # -- the session --------------------------------------------------------------------------------------------------
 
     def session(self, status: Status = "running", error: BaseException | None = None) -> Session:
         """Return the session so far; ``error`` is what ended the run. A probe that raises costs its own part only."""
@@ -248,13 +234,13 @@ class ProbeSet:
         assert run is not None
         missing = {"steady": "the session could not be put together; see probes_off"}
         bare = Session(run=run, machine=context.machine, missing=missing)
-        session = self.tried("session", self._with_parts, bare) or bare
+        session = self.call_even_if_off("session", self._with_parts, bare) or bare
         wall_s, cause = context.wall_s(), None if error is None else type(error).__name__  # after everything above
         return msgspec.structs.replace(
             session,
             run=msgspec.structs.replace(session.run, status=status, wall_s=wall_s, error=cause),
-            telemetry=self.tried("cost", with_cost, session, context.rates, wall_s),
-            overhead=self.tried("overhead", self.overhead, wall_s),
+            telemetry=self.call_even_if_off("cost", with_cost, session, context.rates, wall_s),
+            overhead=self.call_even_if_off("overhead", self.overhead, wall_s),
             missing={**session.missing, **context.missing},
         )
 
@@ -262,7 +248,7 @@ class ProbeSet:
         """Return the session with the parts of all probes, and why figures are missing."""
         missing: dict[str, str] = {}
         for name, probe in tuple(self._probes.items()):
-            session = self.tried(name, _with_part, session, probe, missing) or session
+            session = self.call_even_if_off(name, _with_part, session, probe, missing) or session
             if probe.error is not None:
                 self.switch_off(name, probe.error)
         for kind in all_probes():
@@ -301,10 +287,8 @@ class ProbeSet:
             loop.back_off()
 
 
-_EVENTS = (
-    "loops_ready", "first_batch", *BACKWARD_EVENTS, "after_step", "validation_begins", "evaluation_begins",
-    "epoch_ends", "before_report", "training_ends", "run_ends",
-)  # fmt: skip
+_EVENTS = ("loops_ready", "first_batch", *BACKWARD_EVENTS, "after_step", "validation_begins", "evaluation_begins",
+           "epoch_ends", "before_report", "training_ends", "run_ends")  # fmt: skip
 
 
 def _overrides(kind: type[Probe], name: str) -> bool:

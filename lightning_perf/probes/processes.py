@@ -118,7 +118,6 @@ class ScheduleClock:
             return None
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -150,7 +149,6 @@ class FetchWatch:
         self._wall_ns = self._ran_ns = self._queued_ns = 0
 
     def begins(self, n_steps: int) -> None:
-        """Handle the start of a fetch. ``n_steps`` is at least ``next_step``."""
         self._n_samples += 1
         self.next_step = n_steps + (self.EVERY if self._n_samples < self.ENOUGH else self.RARELY)
         reading = self._clock.read()
@@ -158,7 +156,6 @@ class FetchWatch:
         self.is_sampling = True
 
     def ends(self) -> None:
-        """Handle the end of a fetch."""
         self.is_sampling = False
         if self._before is None:
             return
@@ -178,6 +175,5 @@ class FetchWatch:
         return max(0.0, 1.0 - self._ran_ns / self._wall_ns - queueing), queueing
 
     def close(self) -> None:
-        """Close the file."""
         self._clock.close()
         self._before = None

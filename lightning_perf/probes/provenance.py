@@ -44,11 +44,9 @@ class ProvenanceProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> ProvenanceProbe | None:
-        """Read it on the first rank."""
         return cls() if run.trainer.is_global_zero and not run.trainer.fast_dev_run else None
 
     def start(self) -> None:
-        """Start git if the project is a repository."""
         git = shutil.which("git")
         if git is not None and os.path.exists(self._project / ".git"):
             with suppress(OSError):
@@ -59,7 +57,6 @@ class ProvenanceProbe(Probe):
                 )  # fmt: skip
 
     def loops_ready(self, run: RunContext) -> None:
-        """Read the model's shapes and the dataset's path."""
         self._parameters = digest_of(module_walk.parameters(run.pl_module))
         dataset = plain.stored(run.trainer.train_dataloader, "dataset")
         path = None if dataset is None else dataset_path(dataset)
@@ -76,7 +73,6 @@ class ProvenanceProbe(Probe):
             self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)
 
     def record(self) -> Provenance:
-        """Return what is known now."""
         self._read_git()
         return Provenance(
             parameters=self._parameters,
@@ -87,12 +83,8 @@ class ProvenanceProbe(Probe):
         )
 
     def close(self) -> None:
-        """End git if it still runs."""
         self._read_git()
-        git, self._git = self._git, None
-        if git is not None:
-            git.kill()
-            _reap(git)
+        self._end_git()
 
     def _read_git(self) -> None:
         """Read git's answer if it has come; a long list of changes need not be read to its end."""
@@ -101,9 +93,16 @@ class ProvenanceProbe(Probe):
         os.set_blocking(self._git.stdout.fileno(), False)
         with suppress(BlockingIOError):
             self._code = parsed(os.read(self._git.stdout.fileno(), _READ_BYTES))
-            git, self._git = self._git, None
-            git.kill()
-            _reap(git)
+            self._end_git()
+
+    def _end_git(self) -> None:
+        git, self._git = self._git, None
+        if git is None or git.stdout is None:
+            return
+        git.kill()
+        git.stdout.close()
+        with suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
+            git.wait(1.0)
 
     def _inside(self, path: Path) -> str | None:
         """Return a path relative to the project; None outside it."""
@@ -137,10 +136,3 @@ def digest_of(parameters: Iterable[Any]) -> str | None:
             return None
         shapes.append(tuple(plain.field(parameter, "shape")))
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16] if shapes else None
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is not None:
-        process.stdout.close()
-    with suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
-        process.wait(1.0)

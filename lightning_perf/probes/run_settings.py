@@ -26,11 +26,9 @@ class SettingsProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> SettingsProbe:
-        """Read the settings of any run."""
         return cls(run)
 
     def loops_ready(self, run: RunContext) -> None:
-        """Read the settings."""
         run.settings, missing = read_settings(run.trainer, run.pl_module)
         self.missing.update(missing)
 
@@ -39,7 +37,6 @@ class SettingsProbe(Probe):
         self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the settings, completed by what only steps could show."""
         context, replace = self._context, msgspec.structs.replace
         settings = context.settings
         prog_bar_metrics, sync_dist_on_step = read_step_logging(context.trainer)

@@ -92,7 +92,6 @@ class DeviceWarnings(StepTracer):
             raise
 
     def close(self) -> bool:
-        """End the step; restore mode and filters. Can be called twice."""
         catch = self._catch
         if catch is not None:
             try:
@@ -117,15 +116,8 @@ class DeviceWarnings(StepTracer):
 class SampledSteps(Probe):
     """The sampled steps of one run.
 
-    Args:
-        trainer: The Trainer, in its ``setup``.
-        pl_module: Its module.
-        loop: Times all steps.
-        now_ns: The host's clock.
-        on_fail: Called with a kind of tracer and its error; that kind is then off.
-        depth: Of the modules that are timed; 0 only counts operations.
-        counts_operations: Whether a step's operations are counted.
-        make_event: Makes an event of the device's clock; None without one.
+    ``on_fail`` is called with a kind of tracer and its error; that kind is then off. Modules are timed down to
+    ``depth``; 0 only counts operations. ``make_event`` is None without a device clock.
     """
 
     name = "sampled_steps"
@@ -175,7 +167,6 @@ class SampledSteps(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> SampledSteps:
-        """Sample steps of a fit."""
         options = run.options
         if not options.module_depth:
             run.missing["sync_calls"] = "module_depth=0"
@@ -190,27 +181,21 @@ class SampledSteps(Probe):
             make_event=run.loop.make_event(),
         )
 
-    # -- the loop's events --------------------------------------------------------------------------------------------
-
     @property
     def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
         if self._unclosed:
             return 0
         return min(COUNTED_STEP, self._next_round) if self._attempts_left else self._next_round
 
     def step_begins(self, batch: Any = None) -> None:
-        """Start to trace the step if it is due."""
         if self._loop.main.n_steps >= self.next_step:
             self._guarded(self._begin, batch)
 
     def enters(self, name: str) -> None:
-        """Handle the start of a part of the sampled step."""
         if self._open is not None:
             self._guarded(self._open.enters, name)
 
     def leaves(self, name: str) -> None:
-        """Handle the end of a part of the sampled step."""
         if self._open is not None:
             self._guarded(self._open.leaves, name)
 
@@ -338,7 +323,6 @@ class SampledSteps(Probe):
             self.cost_ns += self._now_ns() - begin
 
     def close(self) -> None:
-        """Restore everything. Can be called twice."""
         self._attempts_left, self._next_round = 0, NEVER
         self._stop()
         self._unclosed = [tracer for tracer in self._unclosed if not tracer.close()]
@@ -364,10 +348,7 @@ class SampledSteps(Probe):
             self._on_fail(self._kind, error)
             self._stop()
 
-    # -- results ---------------------------------------------------------------------------------------------
-
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return what the sampled steps called, and the counted operations with the modules' times."""
         return {
             "sync_calls": self._tried("operators", self.sync_calls),
             "model_profile": self._tried("modules", self._timed_profile) or self.profile,

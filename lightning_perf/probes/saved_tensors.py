@@ -37,13 +37,12 @@ class SavedTensors(StepTracer):
 
     Tensors are passed on unchanged. What ``count`` counted before (parameters, the batch) and views of it do not count.
     Under activation checkpointing, or where the user's hooks move tensors elsewhere, only what reaches autograd counts.
-    Sharded parameters (FSDP), gathered for the forward pass of their module, are not activations.
+    Sharded parameters (FSDP), gathered for the forward pass of their module, are not activations. ``modules`` are the
+    top-level modules by name, for sums by module.
 
-    Nothing is counted, and ``failure`` says why, where hooks would change what user code does: below the user's own
-    hooks (torch calls only the innermost), where hooks are disabled, e.g. by transforms of ``torch.func``, and once an
-    autograd function of the user's runs, which would get new objects instead of the tensors it saved.
-
-    ``modules`` are the top-level modules by name, for sums by module.
+    Nothing is counted, and ``failure`` says why, where hooks would change the results of user code: below the user's
+    own hooks (torch calls only the innermost), where hooks are disabled, e.g. by transforms of ``torch.func``, and once
+    an autograd function of the user's runs, which would get new objects instead of the tensors it saved.
     """
 
     def __init__(self, count: StorageCount, modules: dict[str, nn.Module], now_ns: Callable[[], int]) -> None:
@@ -59,27 +58,27 @@ class SavedTensors(StepTracer):
         self._kept: dict[Key, tuple[str, int]] = {}
         self._hooks: tuple[Any, Any] | None = None
         self._thread = threading.get_ident()
-        self._gathered_hook = partial(self._charged, self._gathered)  # one object, by which it is found again
+        self._gathered_hook = partial(self._charged, self._gathered)  # one object: hooks are removed by identity
         self._undos = Undos()
 
     def __enter__(self) -> None:
         self.failure = self.failure or _refusal()
         if not self.failure:
-            self._charged(self._put)
+            self._charged(self._install)
             if self.failure:
                 self._remove()
 
-    def _put(self) -> None:
-        self._watch.put()
+    def _install(self) -> None:
+        self._watch.install()
         # Hooks on all modules run before those of one module, which give gathered parameters back.
         register_module_forward_hook(self._gathered_hook)
-        # Below a compiled function dynamo would compile the hook too, and count the user for what breaks in it.
+        # Below a compiled function dynamo would compile the hook too, and blame its graph breaks on the user.
         dynamo = sys.modules.get("torch._dynamo")
         pack = self._pack if dynamo is None else dynamo.disable(self._pack)
         self._hooks = (pack, _unpack)  # first: an interrupt may come right after they are in place
         _HOOKS._push_saved_tensors_default_hooks(pack, _unpack)
         # Torch's function that disables hooks raises while any are in place.
-        self._patch(_HOOKS, _DISABLE, partial(self._step_aside, _DISABLED))
+        self._patch(_HOOKS, _DISABLE, partial(self._give_way, _DISABLED))
         self._patch(torch._C, _APPLIES, self._before_applying)
 
     @property
@@ -109,14 +108,14 @@ class SavedTensors(StepTracer):
         change_attribute(owner, name, patched, self._undos)
 
     def _before_applying(self) -> None:
-        """Step aside for an autograd function of the user's."""
+        """Stop counting for an autograd function of the user's."""
         caller = sys._getframe(2)
         if caller.f_code is _APPLY:
             kind = caller.f_locals.get("cls")
             if isinstance(kind, type) and kind.__module__.partition(".")[0] != "torch":
-                self._step_aside(f"hooks would replace the tensors that the autograd function {kind.__name__} saves")
+                self._give_way(f"hooks would replace the tensors that the autograd function {kind.__name__} saves")
 
-    def _step_aside(self, reason: str) -> None:
+    def _give_way(self, reason: str) -> None:
         if self._hooks is not None and threading.get_ident() == self._thread:  # the stack of hooks is the thread's own
             self.failure = reason
             self._remove()

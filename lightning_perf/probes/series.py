@@ -61,20 +61,20 @@ class Course:
     """The course of several figures: at most ``MAX_POINTS`` means, over more and more samples each."""
 
     def __init__(self) -> None:
-        self._samples_a_point = 1
+        self._samples_per_point = 1
         self._points: list[_Point] = []
 
     def add(self, start_s: float, step: int, values: Mapping[str, float]) -> None:
         """Add a sample by metric, which began ``start_s`` after the start of the run, after ``step`` steps."""
-        fresh = _Point(start_s, step, values)
-        if self._points and self._points[-1].n < self._samples_a_point:
-            self._points[-1].take(fresh)
+        new = _Point(start_s, step, values)
+        if self._points and self._points[-1].n < self._samples_per_point:
+            self._points[-1].merge(new)
             return
-        self._points.append(fresh)
+        self._points.append(new)
         if len(self._points) > MAX_POINTS:
-            self._samples_a_point *= 2
+            self._samples_per_point *= 2
             for point, other in zip(self._points[::2], self._points[1::2], strict=False):
-                point.take(other)
+                point.merge(other)
             self._points = self._points[::2]
 
     def records(self) -> tuple[TelemetryPoint, ...]:
@@ -89,7 +89,7 @@ class _Point:
         self.n = 1
         self._sums = {name: (value, 1) for name, value in values.items()}
 
-    def take(self, other: _Point) -> None:
+    def merge(self, other: _Point) -> None:
         self.n += other.n
         for name, (value, n) in other._sums.items():
             mine, n_mine = self._sums.get(name, (0.0, 0))

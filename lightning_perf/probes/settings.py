@@ -63,12 +63,7 @@ def read_step_logging(trainer: Any) -> tuple[int | None, bool | None]:
     return seams.step_logging(trainer) or (None, None)
 
 
-def _get(thing: Any, name: str) -> Any:
-    """Return an attribute unless user code computes it."""
-    try:
-        return plain.attribute(thing, name)
-    except plain.ComputedError as error:
-        raise _Unknown(str(error)) from None
+_get = plain.attribute
 
 
 class _Unknown(Exception):
@@ -78,7 +73,7 @@ class _Unknown(Exception):
 def _guard(missing: dict[str, str], path: str, read: Callable[[], T]) -> T | None:
     try:
         return read()
-    except _Unknown as unknown:
+    except (_Unknown, plain.ComputedError) as unknown:
         missing[path] = str(unknown)
     except Exception as error:  # noqa: BLE001 - whatever the user's object raises is reported as the reason
         raise_if_from_signal(error)
@@ -103,30 +98,21 @@ _TORCH_FIELDS: dict[str, Callable[[], Any]] = {
 }
 
 
-# -- the Trainer's flags ----------------------------------------------------------------------------------------------
-
-
 def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> TrainerSettings:
+    def flag(name: str, convert: Callable[[Any], Any]) -> Callable[[], Any]:
+        return lambda: convert(getattr(trainer, name))
+
     readers: dict[str, Callable[[], Any]] = {
-        "precision": lambda: _text(trainer.precision),
         "accelerator": lambda: str(trainer.strategy.root_device.type),
         "strategy": lambda: type(trainer.strategy).__name__,
-        "n_devices": lambda: _integer(trainer.num_devices),
-        "n_nodes": lambda: _integer(trainer.num_nodes),
-        "world_size": lambda: _integer(trainer.world_size),
-        "max_epochs": lambda: _integer(trainer.max_epochs),
-        "max_steps": lambda: _integer(trainer.max_steps),
-        "accumulate_grad_batches": lambda: _integer(trainer.accumulate_grad_batches),
+        "n_devices": flag("num_devices", _integer),
+        "n_nodes": flag("num_nodes", _integer),
+        **{name: flag(name, _integer) for name in _INTEGERS},
+        **{name: flag(name, _text) for name in ("precision", "gradient_clip_algorithm")},
+        **{name: flag(name, _limit) for name in ("limit_train_batches", "limit_val_batches", "num_sanity_val_steps")},
         "gradient_clip_val": lambda: None if trainer.gradient_clip_val is None else float(trainer.gradient_clip_val),
-        "gradient_clip_algorithm": lambda: _text(trainer.gradient_clip_algorithm),
-        "log_every_n_steps": lambda: _integer(trainer.log_every_n_steps),
         "val_check_interval": lambda: _limit(getattr(trainer, "val_check_interval", None)),
-        "check_val_every_n_epoch": lambda: _integer(trainer.check_val_every_n_epoch),
-        "limit_train_batches": lambda: _limit(trainer.limit_train_batches),
-        "limit_val_batches": lambda: _limit(trainer.limit_val_batches),
-        "num_sanity_val_steps": lambda: _limit(trainer.num_sanity_val_steps),
-        "reload_dataloaders_every_n_epochs": lambda: _integer(trainer.reload_dataloaders_every_n_epochs),
-        "is_anomaly_detection_on": lambda: torch.is_anomaly_enabled() or seams.is_anomaly_detection_asked(trainer),
+        "is_anomaly_detection_on": lambda: torch.is_anomaly_enabled() or seams.is_anomaly_detection_requested(trainer),
         "is_inference_mode": lambda: bool(trainer.fit_loop.epoch_loop.val_loop.inference_mode),
         "is_deterministic": torch.are_deterministic_algorithms_enabled,
         "is_barebones": lambda: bool(trainer.barebones),
@@ -139,11 +125,14 @@ def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Trai
         "loggers": lambda: tuple(type(each).__name__ for each in trainer.loggers),
         "prog_bar_metrics": lambda: _step_logging(trainer)[0],
         "sync_dist_on_step": lambda: _step_logging(trainer)[1],
-        "find_unused_parameters": lambda: _ddp_flag(trainer, "find_unused_parameters"),
-        "static_graph": lambda: _ddp_flag(trainer, "static_graph"),
-        "gradient_as_bucket_view": lambda: _ddp_flag(trainer, "gradient_as_bucket_view"),
+        **{name: partial(_ddp_flag, trainer, name) for name in _DDP_FLAGS},
     }
     return TrainerSettings(**_read_fields(missing, "settings.trainer", readers))
+
+
+_INTEGERS = ("world_size", "max_epochs", "max_steps", "accumulate_grad_batches", "log_every_n_steps",
+             "check_val_every_n_epoch", "reload_dataloaders_every_n_epochs")  # fmt: skip
+_DDP_FLAGS = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")
 
 
 def _class_name(thing: Any) -> str | None:
@@ -200,9 +189,6 @@ def _ddp_flag(trainer: Any, name: str) -> bool:
     if arguments is None:
         raise _Unknown(f"{type(trainer.strategy).__name__} has no such flag")
     return bool(arguments.get(name, False))  # torch's default of all three
-
-
-# -- loaders ----------------------------------------------------------------------------------------------------------
 
 
 def _read_loaders(trainer: Any, missing: dict[str, str]) -> Iterator[LoaderSettings]:
@@ -313,7 +299,7 @@ def _n_samples(dataset: Any) -> int:
     """Return a dataset's length unless user code counts it: that may be slow, or draw random numbers."""
     n_samples = plain.length_of(dataset)
     if n_samples is None:
-        raise _Unknown(f"{type(dataset).__name__} is not asked for its length: only user code could compute it")
+        raise _Unknown(f"the length of {type(dataset).__name__} is not read: only user code can compute it")
     return n_samples
 
 

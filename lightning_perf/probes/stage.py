@@ -88,7 +88,7 @@ class StageProbe:
         self._has_begun_first_step = False
         self._units = units if units is not None else BatchUnits()
         self._samples = self._tokens = -1
-        self._size_of: Callable[[Any], int] = len  # never asked before a batch type is known
+        self._size_of: Callable[[Any], int] = len  # never called before a batch type is known
         self._tokens_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
         self._device = DeviceAggregator()
@@ -194,15 +194,13 @@ class StageProbe:
         if self.device_clock is not None:
             self.device_clock.forget()
 
-    # -- results ------------------------------------------------------------
-
     def stage_times(self) -> StageTimes | None:
         """Return the steps so far; None before the first steady one."""
         self.close_record()
         if self._aggregator is not None:
             self.aggregate()
             return self._aggregator.stage_times(self._n_warmup_steps)
-        aggregator, n_warmup = self._started(self._matrix())
+        aggregator, n_warmup = self._started(_as_matrix(self._rows))
         return aggregator.stage_times(n_warmup)
 
     def device_times(self) -> DeviceTimes | None:
@@ -212,7 +210,7 @@ class StageProbe:
         resolved = self.device_clock.resolved
         device = self._device
         if self._aggregator is None:  # the warm-up may become longer: keep the resolved steps
-            _, n_warmup = self._started(self._matrix())
+            _, n_warmup = self._started(_as_matrix(self._rows))
             device = DeviceAggregator()
             device.add(resolved[n_warmup:])
         else:
@@ -250,7 +248,7 @@ class StageProbe:
 
     def own_median_ns(self) -> float:
         """Return the time of PerfDoctor's own hooks in a usual step; 0 before the first."""
-        aggregator = self._aggregator if self._aggregator is not None else self._started(self._matrix())[0]
+        aggregator = self._aggregator if self._aggregator is not None else self._started(_as_matrix(self._rows))[0]
         return aggregator.own_median_ns()
 
     def epochs_so_far(self) -> tuple[Epoch, ...]:
@@ -269,7 +267,7 @@ class StageProbe:
     def aggregate(self) -> None:
         """Add the kept rows to the aggregator."""
         self._sum_epoch()
-        rows = self._matrix()
+        rows = _as_matrix(self._rows)
         if self._aggregator is None:
             self._aggregator, self._n_warmup_steps = self._started(rows)
             if self.device_clock is not None:
@@ -311,9 +309,6 @@ class StageProbe:
         self._rows.frombytes(_pack_record(*phase_ns, kind, samples, tokens, self.epoch))
         phase_ns[:] = _ZEROS
 
-    def _matrix(self) -> NDArray[np.int64]:
-        return _as_matrix(self._rows)
-
     def _started(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
         """Return an aggregator of the rows after the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
@@ -334,7 +329,7 @@ class StageProbe:
         return aggregator, n_warmup
 
     def _sum_epoch(self) -> None:
-        rows = self._matrix()[self._summed_rows :]
+        rows = _as_matrix(self._rows)[self._summed_rows :]
         self._summed_rows += len(rows)
         rows = rows[rows[:, EPOCH] == self.epoch]
         if len(rows):

@@ -172,12 +172,7 @@ class StepAggregator:
             phases[:, _BOUNDARY] += excess
         return phases
 
-    def _add_outliers(
-        self,
-        phases: NDArray[np.int64],
-        step_ns: NDArray[np.int64],
-        numbers: NDArray[np.int64],
-    ) -> None:
+    def _add_outliers(self, phases: NDArray[np.int64], step_ns: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
         if len(step_ns) == 0:
             return
         is_known = self._histograms.n >= _MIN_STEPS_FOR_OUTLIERS
@@ -250,7 +245,7 @@ class _Blocks:
     """The timeline: blocks of equally many steps. Their size doubles whenever there are too many."""
 
     def __init__(self) -> None:
-        self._steps_a_block = _FIRST_BLOCK_STEPS
+        self._steps_per_block = _FIRST_BLOCK_STEPS
         # Columns: first step, steps, start ns, sum of step ns, slowest step ns, then the sums of the step's phases.
         self._table = np.zeros((0, 5 + len(STEP_COLUMNS)))
 
@@ -264,16 +259,16 @@ class _Blocks:
         fresh = np.column_stack(
             [numbers, np.ones(len(numbers)), starts_ns, step_ns, step_ns, phases[:, STEP_COLUMNS]]
         ).astype(float)
-        if len(self._table) and self._table[-1, 1] < self._steps_a_block:
-            lacking = int(self._steps_a_block - self._table[-1, 1])
+        if len(self._table) and self._table[-1, 1] < self._steps_per_block:
+            lacking = int(self._steps_per_block - self._table[-1, 1])
             self._table[-1] = _merged(np.vstack([self._table[-1:], fresh[:lacking]]))
             fresh = fresh[lacking:]
-        size = self._steps_a_block
+        size = self._steps_per_block
         merged = [_merged(fresh[i : i + size]) for i in range(0, len(fresh), size)]
         if merged:
             self._table = np.vstack([self._table, *merged])
         while len(self._table) > _MAX_BLOCKS:
-            self._steps_a_block *= 2
+            self._steps_per_block *= 2
             self._table = np.vstack([_merged(self._table[i : i + 2]) for i in range(0, len(self._table), 2)])
 
     def is_steady(self) -> bool | None:

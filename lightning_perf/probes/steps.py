@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 def open_loop(
     trainer: Any, pl_module: Any, owner: Any, stage: str, probes: ProbeSet, wants_device: bool
 ) -> tuple[LoopProbe, dict[str, str]]:
-    """Return what times all steps, and why it does not time the device.
-
-    Args:
-        trainer: The Trainer.
-        pl_module: Its module.
-        owner: The callback that measures; its own time is kept apart.
-        stage: Of the run.
-        probes: Records what fails.
-        wants_device: Whether the device's clock is used.
-    """
+    """Return what times all steps, and why it does not time the device. ``owner`` is the callback that measures."""
     clock, reason = None, "device_stats=False"
     if wants_device:
         on_fail = partial(probes.switch_off, "device")
@@ -53,11 +44,9 @@ class StepsProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> StepsProbe:
-        """Time the run's steps."""
         return cls(run)
 
     def start(self) -> None:
-        """Install spans and hooks."""
         self._loop.install()
 
     def loops_ready(self, run: RunContext) -> None:
@@ -71,11 +60,9 @@ class StepsProbe(Probe):
         self._loop.epoch_ends()
 
     def close(self) -> None:
-        """Remove spans and hooks."""
         self._loop.uninstall()
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the run, its epochs, steady state and validation."""
         steady = self._steady()
         return {
             "run": self._run(session.run, steady),
@@ -85,7 +72,6 @@ class StepsProbe(Probe):
         }
 
     def reasons(self) -> Mapping[str, str]:
-        """Return why figures are None, by their path in the session."""
         return {**self.missing, **self._loop.missing}
 
     def _run(self, run: Run, steady: StageTimes | None) -> Run:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import DatasetDisk, Session, Telemetry
+from lightning_perf.records.files import NETWORK_FILE_SYSTEMS
 
 from . import plain
 from .background import BackgroundThread
@@ -86,27 +87,33 @@ class TelemetryProbe(Probe):
         self._is_aside = self._was_aside = False
         self._loop: LoopProbe | None = None  # samples its fetches with ``fetch_watch``
 
-    # -- the run's events ------------------------------------------------------------
-
     @classmethod
     def open(cls, run: RunContext) -> TelemetryProbe | None:
-        """Open device and host, unless ``device_stats=False``."""
         if not run.options.device_stats:
             run.missing["telemetry"] = "device_stats=False"
             return None
-        loop, strategy = run.loop, run.trainer.strategy
-        probe = open_telemetry(
-            strategy.root_device,
-            now_ns=run.now_ns,
-            start_ns=loop.timeline.start_ns,
-            step=lambda: loop.main.n_steps,
-            node_devices=getattr(strategy, "parallel_devices", None) or (),
+        import torch
+
+        loop, strategy, missing = run.loop, run.trainer.strategy, dict[str, str]()
+        device, ranks_devices = strategy.root_device, getattr(strategy, "parallel_devices", None) or ()
+        host: HostReader | None = None
+        gpu, reason = open_gpu(
+            device, lambda: host.workers.pids() if host is not None else set(), torch, node_devices=ranks_devices
         )
+        if gpu is None and device.type != "cpu":
+            missing["telemetry.devices"] = reason
+        try:
+            host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
+        except Exception as error:  # noqa: BLE001 - recorded in missing; the device can be sampled without it
+            missing["telemetry.host"] = error_text(error)
+            _log.debug("the host could not be read", exc_info=True)
+        start_ns = loop.timeline.start_ns
+        probe = cls(host, gpu, PackageEnergy(), now_ns=run.now_ns, start_ns=start_ns, step=lambda: loop.main.n_steps)
+        probe.missing.update(missing)
         probe._loop, loop.fetch_watch = loop, probe.fetch_watch
         return probe
 
     def start(self) -> None:
-        """Begin to sample."""
         self.sample()
         self._started_s = time.monotonic()
         self._background.start(pause_s(self._hz, 0.0, 0.0))
@@ -135,7 +142,6 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        """Record the size of the first training batch."""
         self._batch_bytes = sum(_tensor_bytes(batch)) or None
 
     def loops_ready(self, run: RunContext) -> None:
@@ -156,13 +162,10 @@ class TelemetryProbe(Probe):
         self._was_aside = True
 
     def epoch_ends(self) -> None:
-        """Count the energy of a training epoch."""
         epochs = self._loop.main.epochs_so_far() if self._loop is not None else ()
         samples = epochs[-1].samples if epochs else None
         with self._lock:
             self._ledger.epoch_ended(samples)
-
-    # -- sampling ------------------------------------------------------------
 
     def sample(self) -> None:
         """Take one sample."""
@@ -203,10 +206,7 @@ class TelemetryProbe(Probe):
     def _elapsed_s(self) -> float:
         return (self._now_ns() - self._start_ns) / 1e9
 
-    # -- results ------------------------------------------------------------
-
     def record(self) -> Telemetry:
-        """Return what is known now, without cost."""
         with self._lock:
             blocked, queueing = self.fetch_watch.fractions()
             extra = {
@@ -226,7 +226,6 @@ class TelemetryProbe(Probe):
             )
 
     def reasons(self) -> dict[str, str]:
-        """Return why figures are None, by their path in the session."""
         missing = dict(self.missing)
         if self._gpu is not None:
             root = f"telemetry.devices.{self._gpu.device}"
@@ -250,37 +249,6 @@ def pause_s(hz: float, ran_s: float, cost_s: float) -> float:
     return max(usual_s, cost_s / (FIRST_CORE_FRACTION if is_first else MAX_CORE_FRACTION))
 
 
-def open_telemetry(
-    device: Any,
-    *,
-    now_ns: Callable[[], int],
-    start_ns: int,
-    step: Callable[[], int],
-    node_devices: Sequence[Any] = (),
-) -> TelemetryProbe:
-    """Return the telemetry for a ``torch.device``; ``missing`` says what cannot be read.
-
-    ``node_devices`` are the devices of all ranks on this node.
-    """
-    import torch
-
-    missing: dict[str, str] = {}
-    host: HostReader | None = None
-    gpu, reason = open_gpu(
-        device, lambda: host.workers.pids() if host is not None else set(), torch, node_devices=node_devices
-    )
-    if gpu is None and device.type != "cpu":
-        missing["telemetry.devices"] = reason
-    try:
-        host = HostReader(device_node=None if gpu is None else gpu.record().numa_node)
-    except Exception as error:  # noqa: BLE001 - recorded in missing; the device can be sampled without it
-        missing["telemetry.host"] = error_text(error)
-        _log.debug("the host could not be read", exc_info=True)
-    probe = TelemetryProbe(host, gpu, PackageEnergy(), now_ns=now_ns, start_ns=start_ns, step=step)
-    probe.missing.update(missing)
-    return probe
-
-
 def with_cost(session: Session, rates: Rates, wall_s: float) -> Telemetry | None:
     """Return a session's telemetry with the run's cost by the user's rates; unchanged without rates."""
     telemetry, epochs = session.telemetry, session.epochs
@@ -297,11 +265,6 @@ def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
         for _, value in plain.items_of(batch) or ():
             yield from _tensor_bytes(value, depth - 1)
 
-
-NETWORK_FILE_SYSTEMS = {
-    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.mount-s3",
-    "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs",
-}  # fmt: skip
 
 # Names under which datasets usually keep their folder or their files.
 _PATH_FIELDS = (
@@ -323,7 +286,7 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
         is_path = type(value) is str or (plain.is_a(value, PurePath) and plain.is_library(type(value)))
         if is_path and value:  # only then: the truth value of an array or tensor raises
             path = Path(value)
-            with contextlib.suppress(OSError, ValueError):  # a text, too long for a path or with a null in it
+            with contextlib.suppress(OSError, ValueError):  # a text that is too long for a path, or contains a null
                 if path.exists():
                     return path
     inner = fields.get("dataset")

@@ -39,11 +39,9 @@ _DEPTH = 4
 
 
 class Ids(NamedTuple):
-    """What the model says about tensors of integers.
+    """Whether a model has embeddings, so that a batch of integers has tokens, and their ``padding_idx``.
 
-    Attributes:
-        has_embedding: Whether it looks up rows by integers, so that a batch of them has tokens.
-        padding_id: The ``padding_idx`` of its embeddings; None without one, or if they differ.
+    ``padding_id`` is None without a ``padding_idx``, or if embeddings differ in it.
     """
 
     has_embedding: bool = False
@@ -122,7 +120,7 @@ def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[Place]:
         yield Place(path, dtype, shape)
         return
     for key, item in (plain.items_of(value) or ()) if depth else ():
-        if type(key) in (str, int):  # other keys may compare by code of the user's
+        if type(key) in (str, int):  # comparing keys of other types could run user code
             yield from _places(item, (*path, key), depth - 1)
 
 
@@ -150,25 +148,25 @@ class BatchUnits:
 
     def sizes(self, batch: Any) -> Callable[[Any], int]:
         """Return a function that reads the samples of batches with this structure; -1 if unknown."""
-        return self._asking("batch_size_fn") or plain.size_reader(batch)
+        return self._guarded_function("batch_size_fn") or plain.size_reader(batch)
 
     def tokens(self, batch: Any) -> Callable[[Any], int] | None:
         """Return a function that reads the tokens of batches with this structure, padding included; None without."""
-        asking = self._asking("tokens_fn")
-        if asking is not None:
-            return asking
+        function = self._guarded_function("tokens_fn")
+        if function is not None:
+            return function
         place = layout_of(batch, self.ids).tokens
         return None if place is None else lambda one: _n_tokens(_at(one, place.path))
 
-    def _asking(self, name: str) -> Callable[[Any], int] | None:
+    def _guarded_function(self, name: str) -> Callable[[Any], int] | None:
         function = self._functions.get(name)
-        return None if function is None else lambda batch: self._asked(name, function, batch)
+        return None if function is None else lambda batch: self._call_guarded(name, function, batch)
 
-    def _asked(self, name: str, function: Callable[[Any], Any], batch: Any) -> int:
+    def _call_guarded(self, name: str, function: Callable[[Any], Any], batch: Any) -> int:
         if name in self._failed:
             return -1
         try:
-            return _whole(name, function(batch))
+            return _as_count(name, function(batch))
         except Exception as error:  # noqa: BLE001 - of the user's function: reported, and not called again
             raise_if_from_signal(error)
             self._failed.add(name)
@@ -200,10 +198,12 @@ def _n_tokens(value: Any) -> int:
     return int(np.prod(shape, dtype=np.int64)) if len(shape) != 2 else shape[0] * shape[1]
 
 
-def _whole(name: str, value: Any) -> int:
+def _as_count(name: str, value: Any) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
         return int(value)
-    given = value if isinstance(value, (int, float)) else type(value).__name__  # a tensor may have to be waited for
+    given = (
+        value if isinstance(value, (int, float)) else type(value).__name__
+    )  # a tensor's value could wait for the device
     raise TypeError(f"{name} returned {given}, expected a whole number of at least 0")
 
 
@@ -237,7 +237,6 @@ class TokensProbe(Probe):
 
     @property
     def next_step(self) -> int:
-        """Index of the next step whose batch is counted."""
         return self._next_step
 
     def step_begins(self, batch: Any) -> None:
@@ -249,7 +248,7 @@ class TokensProbe(Probe):
         layout = layout_of(batch, self._units.ids)
         counted = _lengths(batch, layout)
         self.missing["padding"] = layout.basis
-        if counted is None:  # as in most trainings: look ever more rarely
+        if counted is None:  # as in most trainings: check ever more rarely
             self._n_missed += 1
             self._next_step = step + 2 ** max(0, self._n_missed - _MISSES)
             return

@@ -142,9 +142,9 @@ class ModuleWatch:
     ) -> None:
         self._paths = {id(module): path for path, module in modules.items() if can_have_hooks(module)}
         self._enters, self._leaves = enters, leaves
-        self._hooks = (self._entering, self._leaving)  # kept, for they are found again by what they are
+        self._hooks = (self._entering, self._leaving)  # these objects: `remove_hook` compares by identity
 
-    def put(self) -> None:
+    def install(self) -> None:
         """Start watching."""
         entering, leaving = self._hooks
         register_module_forward_pre_hook(entering)
@@ -168,10 +168,7 @@ class ModuleWatch:
 
 
 def remove_global_hook(hook: Any) -> None:
-    """Remove a hook on the forward passes of all modules, if it is registered.
-
-    Takes the registered object itself: an interrupt right after registering loses the handle.
-    """
+    """Remove a hook on the forward passes of all modules, if it is registered; see ``remove_hook``."""
     registries = (value for name, value in vars(torch_module).items() if name.startswith("_global_forward_"))
     remove_hook([one for one in registries if isinstance(one, dict)], hook)
 

@@ -1,4 +1,4 @@
-"""Decide when profiler windows open: by schedule, when needed, or on demand. ``recording`` records them."""
+"""Decide when profiler windows open: by schedule, when needed, or on demand. ``profiler_recording`` records them."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class WindowProbe(Probe):
         self._check_every = _AUTO_CHECK_EVERY
         self._checked_s = -math.inf
         self._is_closed = False
-        self._no_files: str | None = None  # why trace files are written no more
+        self._no_files: str | None = None  # why no more trace files are written
         self._n_scheduled = 0
-        self._is_scheduled = False  # whether the window under way is one of the schedule
-        self._was_asked_for = False  # whether the window under way is one that the user asked for
-        self._is_second_try = False  # whether it follows one that validation cut off
+        self._is_scheduled = False  # whether the open window is one of the schedule
+        self._was_requested = False  # whether the user requested the open window
+        self._is_second_try = False  # whether it follows one that validation ended
         if options.is_auto:
             self._next_check = _AUTO_STEPS_BEFORE
         else:
@@ -91,7 +91,6 @@ class WindowProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> WindowProbe | None:
-        """Allow windows, if the options select this rank and stage."""
         options, trainer = run.window_options, run.trainer
         if options is None or run.folder is None or run.stage not in options.stages:
             return None
@@ -102,7 +101,6 @@ class WindowProbe(Probe):
         return cls(options, run.loop, device, rank, run.folder, run.is_worth_keeping, no_files)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the windows."""
         return {"windows": tuple(self.windows)}
 
     def request(self) -> None:
@@ -112,7 +110,6 @@ class WindowProbe(Probe):
 
     @property
     def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
         return self._next_check if self._recording is None else self._step
 
     @property
@@ -150,13 +147,12 @@ class WindowProbe(Probe):
             self._is_scheduled = False
             self._n_scheduled -= 1
             self._planned_at = self._step
-        elif self._was_asked_for:
+        elif self._was_requested:
             self._is_requested = True
         else:
             self._next_median = 0
 
     def close(self) -> None:
-        """Close an open window. Can be called twice."""
         self.run_ends(None)
 
     def run_ends(self, error: BaseException | None) -> None:
@@ -211,11 +207,11 @@ class WindowProbe(Probe):
             self._next_check = self._planned_at = NEVER
 
     def _reason_to_open(self) -> str | None:
-        self._was_asked_for = self._is_requested
+        self._was_requested = self._is_requested
         if self._is_requested:
             self._is_requested = self._is_scheduled = False
             self._next_check = self._step_of_next_check()
-            return "asked for"
+            return "requested"
         if self.options.is_auto:
             now_s = time.monotonic()
             is_soon = now_s - self._checked_s < _AUTO_CHECKED_S
@@ -223,7 +219,7 @@ class WindowProbe(Probe):
             self._checked_s = now_s
             self._next_check = self._step + self._check_every
             found = self._file_request(now_s)
-            self._was_asked_for = found is not None
+            self._was_requested = found is not None
             return found or self._auto_reason()
         if self._step < self._planned_at:
             self._next_check = self._planned_at

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .code_lines import Place, Sight
+from .code_lines import Place, StackView
 
 _PRODUCTS = frozenset({"bmm", "baddbmm"})
 _SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
@@ -31,10 +31,10 @@ class AttentionTrail:
         self._backward_ns: dict[tuple[int, int], int] = {}  # by rows and columns
         self._product_ns = 0  # since the last product of the size of scores
         self._scores: tuple[int, int, int] | None = None  # numel, rows, columns
-        # Where the last softmax over scores was called, and by way of what; no frame, which would hold its variables.
+        # Place and caller of the last softmax over scores; no frame, which would keep its variables alive.
         self._after_softmax: tuple[Place, str, int, int, int] | None = None
 
-    def follow(self, sight: Sight, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
+    def follow(self, stack: StackView, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
         """Follow product, softmax and product over the same scores; in backward, all operators of their size."""
         if is_backward:
             if self._backward_ns:
@@ -54,8 +54,8 @@ class AttentionTrail:
         if _numel(out) == self._scores[0]:
             self._product_ns += ns
         if name in _SOFTMAX and out.numel() == self._scores[0] and out.shape[-1] == self._scores[2]:
-            via = next((f for file, f in sight.via if file == "functional.py" and "attention" in f), "")
-            self._after_softmax = (sight.place, via, *self._scores)
+            via = next((f for file, f in stack.via if file == "functional.py" and "attention" in f), "")
+            self._after_softmax = (stack.place, via, *self._scores)
 
     def _attended(self, place: Place, via: str, rows: int, columns: int, ns: int) -> None:
         attention = self.found.get(place)

@@ -15,6 +15,11 @@ from .remote import AnyPath, RemotePath
 RESERVE_BYTES = 128 * 2**20
 """Free disk space that PerfDoctor's files never use, so that the training can write its own files."""
 
+NETWORK_FILE_SYSTEMS = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.mount-s3",
+    "fuse.rclone", "fuse.s3fs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "smbfs", "virtiofs",
+}  # fmt: skip
+
 _CHECK_EVERY_BYTES = 4 * 2**20
 """Bytes written between two checks of the free space, which are slow on a network disk."""
 

@@ -116,7 +116,7 @@ def changes_at(session: Session, at_s: float) -> tuple[Evidence, ...]:
         is_fraction = metric.endswith("_fraction")
         change = abs(became - was) / (1.0 if is_fraction else max(abs(was), 1e-9))
         if change >= CHANGE_MIN and max(abs(was), abs(became)) > 0:
-            words, unit = _in_words(metric)
+            words, unit = _described(metric)
             evidence = fact(f"{words} then: was {was:.4g}, became", became, unit, n=n_after)
             found.append((change, evidence))
     return tuple(evidence for _, evidence in sorted(found, key=lambda one: -one[0])[:CHANGES_SHOWN])
@@ -160,7 +160,7 @@ _UNITS = {
 """Suffix of a metric's name → its unit."""
 
 
-def _in_words(metric: str) -> tuple[str, str]:
+def _described(metric: str) -> tuple[str, str]:
     """Return the name of a metric without its suffix, and its unit."""
     suffix, unit = next((item for item in _UNITS.items() if metric.endswith(item[0])), ("", ""))
     return metric.removesuffix(suffix).replace("_", " "), unit

@@ -15,7 +15,6 @@ class Action(NamedTuple):
     Attributes:
         kind: ``callback``, ``module``, ``datamodule``, ``strategy``, ``fetch`` or ``other``.
         owner: Class name; for a fetch the stage: ``train``, ``val``, ``test`` or ``predict``.
-        hook: The hook or method.
         target: The callback; None for other kinds.
     """
 
@@ -29,12 +28,8 @@ _ACTION = re.compile(
     r"\[(?P<kind>Callback|LightningModule|LightningDataModule|Strategy)\](?P<who>.*)\.(?P<hook>\w+)", re.S
 )
 _FETCH = re.compile(r"\[\w+\]\.(?P<stage>train|val|validation|test|predict)(_dataloader)?_next")
-_KINDS = {
-    "Callback": "callback",
-    "LightningModule": "module",
-    "LightningDataModule": "datamodule",
-    "Strategy": "strategy",
-}
+_KINDS = {"Callback": "callback", "LightningModule": "module", "LightningDataModule": "datamodule",
+          "Strategy": "strategy"}  # fmt: skip
 
 
 def describe_action(trainer: Any, action_name: str) -> Action:
@@ -64,10 +59,10 @@ def _defined(cls: type, name: str) -> Any:
 
 
 def _callback_of(callbacks: list[Any], key: str) -> Any | None:
-    """Return the callback of a state key, or another one of its class; None if the class is not clear.
+    """Return the callback of a state key, or another one of its class; None if the class is ambiguous.
 
-    A state key that a user's class computes is not read here, because Lightning reads it itself at each hook. If only
-    one class computes its keys, they are those that no other callback has.
+    State keys that a user's class computes are not read, because that runs user code. If only one class computes its
+    keys, a key that no other callback has belongs to it.
     """
     unknown = []
     for callback in callbacks:

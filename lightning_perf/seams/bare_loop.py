@@ -86,7 +86,7 @@ class _BareLoop:
         self.advance(fetcher)
 
     def _n_usual(self) -> int | None:
-        """Return how many batches come before one that is the Trainer's; None if there is no end in sight."""
+        """Return how many batches come before one that the Trainer trains; None if there is no limit."""
         trainer, index = self.trainer, self.loop.batch_progress.current.ready
         limits = [trainer.num_training_batches - 1 - index]
         if self.loop.max_steps != -1:
@@ -106,11 +106,9 @@ class _BareLoop:
         every, epoch = trainer.accumulate_grad_batches, trainer.current_epoch
         clip = self._clipping(optimizer, parameters)
         schedulers = [one for one in trainer.lr_scheduler_configs if one.interval == "step"]
-        hooks = {name: getattr(module, name) if is_overridden(module, name) else None for name in _HOOKS}
-        batch_start, batch_end = hooks["on_train_batch_start"], hooks["on_train_batch_end"]
-        before_zero_grad, before_step = hooks["on_before_zero_grad"], hooks["on_before_optimizer_step"]
-        before_backward, after_backward = hooks["on_before_backward"], hooks["on_after_backward"]
-        zero_grad, backward, schedule = hooks["optimizer_zero_grad"], hooks["backward"], hooks["lr_scheduler_step"]
+        hooks = [getattr(module, name) if is_overridden(module, name) else None for name in _HOOKS]
+        batch_start, batch_end, before_zero_grad, before_backward, after_backward, *others = hooks
+        before_step, zero_grad, backward, schedule = others
         ready, steps = loop.batch_progress, loop.automatic_optimization.optim_progress.optimizer.step
         first = index = ready.current.ready
         first_step, is_over = steps.total.completed, False

@@ -14,18 +14,14 @@ from .undo import Undos
 
 
 def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
-    """Call a function once the Trainer's entry point (``fit``, ``validate``, …) is left, or Python ends.
+    """Call ``end`` once the Trainer's entry point (``fit``, ``validate``, …) returns or raises, or Python ends.
 
-    Lightning calls no hook of a callback that was taken out of ``trainer.callbacks`` meanwhile, or that comes after one
-    whose ``on_exception`` raised. The frame of the entry point holds a bound method of the Trainer that nothing else
-    holds: when it goes, the run is over. An exception that somebody keeps, keeps its frames too.
+    Lightning calls no hook of a callback that was removed from ``trainer.callbacks`` meanwhile, or that comes after one
+    whose ``on_exception`` raised. The frame of the entry point has the only reference to a bound method of the Trainer:
+    when that is freed, the run is over. An exception that is kept by someone keeps its frames too.
 
-    Args:
-        end: Called in whichever thread drops the frame; must not raise.
-        undos: Where the undo is noted.
-
-    Returns:
-        Whether the entry point was found among this function's callers.
+    Return whether the entry point was found among this function's callers. ``end`` is called in whichever thread frees
+    the frame, and must not raise.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_call_and_handle_interrupt":

@@ -1,4 +1,4 @@
-"""Read what Fabric keeps private, and make the profiler of a loop without a Trainer."""
+"""Read private parts of Fabric, and make the profiler of a loop without a Trainer."""
 
 from __future__ import annotations
 

@@ -67,26 +67,17 @@ def _stop_loader(loader: Any) -> None:
 
 
 def tap_train_loaders(trainer: Any, change: Callable[[Any], Any], undos: Undos) -> None:
-    """Exchange each training loader before its use, once Lightning has set its sampler.
+    """Exchange each training loader before its use, once Lightning has set its sampler. Called in ``setup`` of fit.
 
-    Args:
-        trainer: The Trainer, in the hook ``setup`` of fit.
-        change: Called with each training loader; an error ends the fit.
-        undos: Where the undo is noted, which also restores a ``CombinedLoader`` of the user.
+    An error of ``change`` ends the fit. The undo also restores a ``CombinedLoader`` of the user.
     """
     _LoaderExchange(trainer, change, undos)
 
 
 def tap_train_loaders_ready(trainer: Any, ready: Callable[[list[Any]], None], undos: Undos) -> bool:
-    """Call a function with all training loaders once they are prepared and before they are iterated.
+    """Call ``ready`` with all training loaders between preparing and iterating them. Called in ``setup`` of fit.
 
-    Args:
-        trainer: The Trainer, in the hook ``setup`` of fit.
-        ready: The function; an error ends the fit.
-        undos: Where the undo is noted.
-
-    Returns:
-        False if this version of Lightning prepares loaders in another way.
+    An error of ``ready`` ends the fit. Return False if this version of Lightning prepares loaders in another way.
     """
     loop = getattr(trainer, "fit_loop", None)
     inner = getattr(loop, "_load_combined_loader_states", None)  # between preparing the loaders and iterating them
@@ -111,15 +102,11 @@ def fetches_one_loader_between_steps(trainer: Any) -> bool:
 def exchange_train_loaders(
     trainer: Any, change: Callable[[Any], Any], change_later: Callable[[Any], Any], undos: Undos
 ) -> None:
-    """Exchange the training loaders between two epochs, in ``on_train_epoch_start``.
+    """Exchange the training loaders at the start of an epoch after the first, in ``on_train_epoch_start``.
 
-    Nothing is exchanged if this version of Lightning keeps its loaders elsewhere.
-
-    Args:
-        trainer: The Trainer, at the start of an epoch after the first.
-        change: Called with each training loader. An error reaches the caller, and no loader is exchanged.
-        change_later: Called with loaders of later epochs (``reload_dataloaders_every_n_epochs``). An error ends fit.
-        undos: Where the undo is noted.
+    Does nothing if this version of Lightning keeps its loaders elsewhere. An error of ``change`` reaches the caller,
+    and no loader is exchanged. ``change_later`` is called with loaders of later epochs
+    (``reload_dataloaders_every_n_epochs``); its error ends fit.
     """
     combined = getattr(getattr(trainer, "fit_loop", None), "_combined_loader", None)
     if combined is None or not hasattr(combined, "flattened"):

@@ -21,7 +21,7 @@ def tensorboard_writer(logger: Any) -> Any | None:
     return experiment if hasattr(experiment, "add_text") and hasattr(experiment, "add_scalar") else None
 
 
-def takes_any_figure(logger: Any) -> bool:
+def accepts_any_figure(logger: Any) -> bool:
     """Return whether a logger is Lightning's for a hosted service, or a subclass.
 
     Others may have fixed columns: a CSVLogger rewrites its file for a new one, a custom logger may reject it.
@@ -32,13 +32,9 @@ def takes_any_figure(logger: Any) -> bool:
 def log_own_row(logger: Any, figures: Mapping[str, float], step: int) -> None:
     """Log figures in a row that Lightning does not write.
 
-    W&B numbers its rows itself, and drops a row to which the user gives a lower number than the last one's. A row of
-    ours would raise that number, so the figures join W&B's open row (``commit=False``), which the next call completes.
-
-    Args:
-        logger: One that ``takes_any_figure``.
-        figures: By name.
-        step: The step number of the row.
+    W&B numbers its rows itself, and drops a row whose number from the user is lower than the last one's. A new row
+    would raise that number, so the figures join W&B's open row (``commit=False``), which the next call completes.
+    ``logger`` is one that ``accepts_any_figure``.
     """
     if base_class(type(logger), ("WandbLogger",)) is None:
         logger.log_metrics(metrics=dict(figures), step=step)
@@ -51,10 +47,7 @@ def log_own_row(logger: Any, figures: Mapping[str, float], step: int) -> None:
 def upload_files(logger: Any, name: str, files: Mapping[str, bytes]) -> None:
     """Add files to the run of a hosted service; the client may still send them after this returns.
 
-    Args:
-        logger: One that ``takes_any_figure``.
-        name: What the files are, for a service that keeps versions of them.
-        files: Contents by file name.
+    ``logger`` is one that ``accepts_any_figure``. ``name`` is that of the artifact in services that version them.
     """
     run, folder = logger.experiment, "lightning_perf"
     if base_class(type(logger), ("WandbLogger",)) is not None:
@@ -75,15 +68,10 @@ def upload_files(logger: Any, name: str, files: Mapping[str, bytes]) -> None:
 
 
 def run_folder(trainer: Any, log_dir: str | None, new: str) -> str:
-    """Return a folder that no other run of the same project uses.
+    """Return a folder that no other run of the same project uses: that of the first logger's checkpoints.
 
-    It is that of the first logger's checkpoints, named by project and run. ``Trainer.log_dir`` is so only for loggers
-    of files; for others it is the folder of all runs.
-
-    Args:
-        trainer: The Trainer.
-        log_dir: Its ``log_dir``.
-        new: Path of a folder that does not exist, for runs without a logger or name.
+    ``Trainer.log_dir`` is specific to the run only for loggers of files; for others it is the folder of all runs.
+    ``new`` is the path of a folder that does not exist, for runs without a logger or name.
     """
     root, logger = trainer.default_root_dir, next(iter(trainer.loggers), None)
     if logger is not None and trainer.is_global_zero:

@@ -21,18 +21,11 @@ def tap_profiler(
     """Replace ``profile``, ``start`` and ``stop`` of the Trainer's profiler, so that each action enters its span.
 
     The profiler stays the user's own object. Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``.
-    Lightning's pass-through profiler, which is there where the user has none, is not called: a span costs less than
-    the generator it makes each time. Any other profiler is called as before.
+    Lightning's default pass-through profiler is not called: a span costs less than the generator that it makes each
+    time. Any other profiler is called as before, within ``own``. ``span_for`` is called once for each action's name.
 
-    Args:
-        trainer: The Trainer.
-        span_for: Called once for each action's name.
-        undos: Where undo functions are noted.
-        own: Entered while the user's profiler itself works.
-
-    Returns:
-        A function after which ``span_for`` is called again for every action; None if this Trainer has no profiler that
-        can be patched.
+    Return a function after which ``span_for`` is called again for every action; None if this Trainer has no profiler
+    that can be patched.
     """
     profiler = getattr(trainer, "profiler", None)
     if base_class(type(profiler), ("Profiler",)) is None or not hasattr(profiler, "__dict__"):
@@ -48,7 +41,7 @@ def tap_profiler(
 class _Replaced(partial):  # type: ignore[type-arg]
     """A replaced method of a profiler; a copy or pickle of the profiler has its own instead.
 
-    A ``partial`` because it is called in C: this is called for every action.
+    A ``partial``, which is called without a Python frame: this is called for every action.
     """
 
     def __new__(cls, profiler: Any, name: str, method: Callable[[str], Any]) -> _Replaced:
@@ -67,7 +60,7 @@ def _own_method(profiler: Any, name: str) -> Any:
 
 
 class _Spans(dict[str, "AbstractContextManager[Any]"]):
-    """Action name → what to enter for it. Looking up is all that ``profile`` does after the first time."""
+    """Context manager of each action name. After the first time, ``profile`` is only a lookup."""
 
     def __init__(self, profiler: Any, span_for: SpanFor, working: AbstractContextManager[Any]) -> None:
         super().__init__()

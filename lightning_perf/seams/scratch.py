@@ -1,4 +1,4 @@
-"""For a training that is only measured: ends it early, and keeps it from writing to the user's files."""
+"""End a training that is only measured early, and keep it from writing to the user's files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from .actions import base_class, namespace
 
 
 def stop_fit(trainer: Any) -> None:
-    """End ``fit`` now, from within a hook, as Lightning's own tuner does: only teardown hooks still run.
+    """End ``fit`` now, from within a hook, by the exception of Lightning's own tuner: only teardown hooks still run.
 
-    ``should_stop`` alone would validate once more, save checkpoints and ask callbacks for metrics that do not exist
+    ``should_stop`` alone would validate once more, save checkpoints and query callbacks for metrics that do not exist
     yet. It is only used for spawned training processes, where the tuner's exception would count as a crash.
-
-    Raises:
-        Exception: Lightning's own, which ``fit`` catches.
     """
     trainer.should_stop = True
     launcher = getattr(getattr(trainer, "strategy", None), "launcher", None)

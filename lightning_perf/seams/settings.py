@@ -19,7 +19,7 @@ def user_profiler(trainer: Any) -> Any | None:
     return None if type(profiler).__name__ == "PassThroughProfiler" else profiler
 
 
-def is_anomaly_detection_asked(trainer: Any) -> bool | None:
+def is_anomaly_detection_requested(trainer: Any) -> bool | None:
     """Return ``Trainer(detect_anomaly=...)``, which takes effect only once a loop runs."""
     is_asked = getattr(trainer, "_detect_anomaly", None)
     return None if is_asked is None else bool(is_asked)

@@ -22,7 +22,7 @@ class _Timed:
         self.span: AbstractContextManager[Any] | None = span
 
     def is_measuring(self) -> bool:
-        """Whether this call is measured: only those of the loop's thread are, and loggers may be called from others."""
+        """Return whether this call is measured: it must come from the loop's thread."""
         return self.span is not None and get_ident() == self._thread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,33 +49,16 @@ class _TimedEach(_Timed):
             return self.__wrapped__(*args, **kwargs)
 
 
-class _Once:
-    """Runs an action on the first call only. An error goes to ``on_fail``, because it would end the user's call."""
+class _TimedAfter(_Timed):
+    """A method inside a span; each measured call first calls ``before``, which must not raise."""
 
-    def __init__(self, action: Callable[[], None], on_fail: Callable[[Exception], None]) -> None:
-        self._action: Callable[[], None] | None = action
-        self._on_fail = on_fail
-
-    def __call__(self) -> None:
-        action, self._action = self._action, None
-        if action is None:
-            return
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - reported
-            self._on_fail(error)
-
-
-class _TimedFromFirst(_Timed):
-    """A method inside a span whose first call runs ``first`` before."""
-
-    def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any], first: _Once) -> None:
+    def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any], before: Callable[[], None]) -> None:
         super().__init__(owner, name, span)
-        self._first = first
+        self._before = before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.is_measuring():
-            self._first()
+            self._before()
         return super().__call__(*args, **kwargs)
 
 
@@ -119,43 +102,39 @@ def tap_logging(
         trainer: The Trainer.
         collecting: Returns the span of a method of Lightning's logger connector, or of ``log`` for its results.
         logger_span: Returns the span of a logger's class name and method.
-        on_fail: Called with an error during the run; values are logged all the same.
+        on_fail: Called with an error during the run; values are logged nevertheless.
         undos: Where undo functions are noted.
 
     Returns:
-        False if this version has no logger connector that takes attributes.
+        False if this version has no logger connector that accepts attributes.
     """
     connector = getattr(trainer, "_logger_connector", None)
     if not hasattr(connector, "__dict__"):
         return False
-    collecting_methods = (
-        "on_batch_end",
-        "update_train_step_metrics",
-        "update_train_epoch_metrics",
-        "update_eval_step_metrics",
-        "update_eval_epoch_metrics",
-        "log_eval_end_metrics",
-        "on_epoch_end",
-    )
-    # methods of objects without a __dict__ cannot be replaced
-    loggers = [one for one in trainer.loggers if hasattr(one, "__dict__")]
+    methods = ["on_batch_end", "log_eval_end_metrics", "on_epoch_end"]
+    methods += [f"update_{stage}_{level}_metrics" for stage in ("train", "eval") for level in ("step", "epoch")]
+    untimed = [method for method in methods if callable(getattr(connector, method, None))]
     results = list(result_collections(trainer))
 
-    def collect() -> None:
-        for method in collecting_methods:
-            if callable(getattr(connector, method, None)):
+    def time_collection() -> None:
+        try:
+            while untimed:
+                method = untimed.pop()
                 _put(_Timed(connector, method, collecting(method)), undos)
+        except Exception as error:  # noqa: BLE001 - reported; it would end the user's ``self.log``
+            untimed.clear()
+            on_fail(error)
 
-    if not results:
-        collect()
-    else:
-        first, logging = _Once(collect, on_fail), collecting("log")
+    if results:
+        logging = collecting("log")
         for one in results:
-            _put(_TimedFromFirst(one, "log", logging, first), undos)
-    for logger in loggers:
-        kind = type(logger).__name__
-        for method in ("log_metrics", "save"):
-            _put(_Timed(logger, method, logger_span(kind, method)), undos)
+            _put(_TimedAfter(one, "log", logging, time_collection), undos)
+    else:
+        time_collection()
+    for logger in trainer.loggers:
+        if hasattr(logger, "__dict__"):  # methods of other objects cannot be replaced
+            for method in ("log_metrics", "save"):
+                _put(_Timed(logger, method, logger_span(type(logger).__name__, method)), undos)
     return True
 
 
@@ -182,10 +161,7 @@ def tap_validation(trainer: Any, around: AbstractContextManager[Any], undos: Und
 
 
 def tap_epoch_iteration(trainer: Any, around: AbstractContextManager[Any], undos: Undos) -> bool:
-    """Enclose the call that makes each later epoch's iterator; return False if it is not found.
-
-    Workers that are not persistent end and start in it.
-    """
+    """Enclose the creation of each later epoch's iterator, which restarts workers that are not persistent."""
     return _tap_method(epoch_loop(trainer), "on_run_start", around, undos)
 
 

@@ -4,7 +4,7 @@ An exception can come at any line: Python runs signal handlers between any two i
 
 - an undo is noted *before* its change is made (``Undos.note``), and does nothing if the change was not made;
 - an undo can be called again: ``Undos.close`` drops it only after it returned;
-- a function that restores a run is called again if an interrupt ended it early (``run_to_the_end``).
+- a function that restores a run is called again if an interrupt ended it early (``complete``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Undos:
             raise error
 
 
-def run_to_the_end(function: Callable[..., None], *args: Any) -> None:
+def complete(function: Callable[..., None], *args: Any) -> None:
     """Call a function that can be called twice; call it again if an interrupt ended it early.
 
     Raises:
@@ -96,7 +96,7 @@ class _Change:
             else:
                 delattr(self.owner, self.name)
             return
-        for later in list(_changes):  # a change of ours made after this one: it restores what was before this one
+        for later in list(_changes):  # a later change of ours then restores the value before this one
             if later.owner is self.owner and later.name == self.name and later.before is self.value:
                 later.had_own, later.before = self.had_own, self.before
 
@@ -112,16 +112,12 @@ def change_attribute(owner: Any, name: str, value: Any, undos: Undos) -> None:
 
 
 def remove_hook(registries: Iterable[MutableMapping[int, Any]], hook: Any) -> None:
-    """Remove a hook from torch's registries of hooks by what it is, not by its handle.
+    """Remove a hook from torch's registries by identity: an interrupt may come before the handle is stored.
 
-    An interrupt can come after torch registered a hook and before the handle is kept.
-
-    Args:
-        registries: Hooks by id, and what torch notes of them by the same id.
-        hook: The very object that was registered.
+    ``registries`` map ids to hooks, and the same ids to torch's options of them.
     """
-    places = list(registries)
-    ids = [key for registry in places for key, value in list(registry.items()) if value is hook]
-    for registry in places:
+    searched = list(registries)
+    ids = [key for registry in searched for key, value in list(registry.items()) if value is hook]
+    for registry in searched:
         for key in ids:
             registry.pop(key, None)

@@ -37,11 +37,9 @@ class Blocks(NamedTuple):
 def steady_blocks(step_s: Sequence[float]) -> Blocks:
     """Divide the steady part of a run into blocks of at least ``BLOCK_STEPS`` steps or ``BLOCK_S`` seconds.
 
-    The warm-up is left out (``warmup_length``), the halves of the rest must agree (``halves_agree``), and steps at the
-    end that do not fill a block are dropped.
-
-    Args:
-        step_s: Seconds of each optimizer step, without first steps of epochs, compilations, validations.
+    ``step_s`` excludes first steps of epochs, compilations and validations. The warm-up is left out
+    (``warmup_length``), the halves of the rest must agree (``halves_agree``), and steps at the end that do not fill a
+    block are dropped.
     """
     steps = np.asarray(step_s, dtype=np.float64)
     start = warmup_length((steps * 1e9).astype(np.int64))

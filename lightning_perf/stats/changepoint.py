@@ -19,13 +19,9 @@ _MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of level.
+    """The first point of a new level, the medians before it and from it on.
 
-    Attributes:
-        index: First point of the new level.
-        before: Median before it.
-        after: Median from it on.
-        p_value: Chance that a series without a change splits as clearly (Pettitt's approximation).
+    ``p_value`` is the probability that a series without a change splits as clearly (Pettitt's approximation).
     """
 
     index: int
@@ -35,11 +31,7 @@ class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelWatch:
-    """Watches a level for a change that lasts for two checks: other programs slow steps down temporarily.
-
-    Args:
-        factor: By how much the level must differ, up or down.
-    """
+    """Watches a level for a change by ``factor`` that lasts for two checks: other programs slow steps temporarily."""
 
     def __init__(self, factor: float) -> None:
         self.level: float | None = None

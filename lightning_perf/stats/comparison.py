@@ -25,14 +25,13 @@ from lightning_perf.records import (
     Session,
     StageTimes,
     TimeChange,
-    Trial,
     TrialChange,
 )
 
-from .single_runs import MIN_POINTS, MIN_RUNS_TO_TELL, USUAL_NOISE, Level, level, ratio_of
+from .single_runs import MIN_POINTS, MIN_RUNS_PER_SIDE, USUAL_NOISE, Level, level, ratio_of
 
 BAND = 0.02
-"""Change that counts as none, as for findings."""
+"""Relative change that counts as none, as for findings."""
 
 RULED_OUT = 0.10
 """Change that ``no_change`` rules out; single runs differ by some per cent, so less can rarely be ruled out."""
@@ -46,7 +45,7 @@ MIN_EPOCHS = 3
 _FIRST_WAITS_KEPT = 64  # Fetch.first_s
 
 Source = tuple[str, Session]
-"""Where a session was read (empty where from no file), and the session."""
+"""The file of a session (empty without one), and the session."""
 
 
 def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Comparison:
@@ -61,15 +60,14 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
     is_per_sample = None not in sizes and sizes[0] != sizes[1]
     scales = (1.0 / (sizes[0] or 1), 1.0 / (sizes[1] or 1)) if is_per_sample else (1.0, 1.0)
     noise, noise_basis = _run_noise(before + after)
-    if min(len(base), len(new)) >= MIN_RUNS_TO_TELL:
-        noise_basis = f"not used: {len(base)} and {len(new)} runs tell themselves what runs differ by"
-    judge = _Judge(before, after, scales, noise)
+    if min(len(base), len(new)) >= MIN_RUNS_PER_SIDE:
+        noise_basis = f"not used: measured from the {len(base)} and {len(new)} runs themselves"
     return Comparison(
         base=tuple(_run(source, session) for source, session in base),
         new=tuple(_run(source, session) for source, session in new),
         stage=before[0].run.stage,
         per="sample" if is_per_sample else "step",
-        times=judge.times(),
+        times=_times((before, after), scales, noise),
         figures=tuple(_figures(before, after)),
         findings=tuple(_findings(before, after)),
         settings=tuple(_differences("settings", before[0].settings, after[0].settings)),
@@ -83,63 +81,54 @@ def compare_sessions(base: Sequence[Source], new: Sequence[Source]) -> Compariso
     )
 
 
-class _Judge:
-    """Compares the times of both sides."""
-
-    def __init__(
-        self, before: Sequence[Session], after: Sequence[Session], scales: tuple[float, float], noise: float
-    ) -> None:
-        self._sides = (before, after)
-        self._scales = scales
-        self._noise = noise
-
-    def times(self) -> tuple[TimeChange, ...]:
-        step, wall = self._change("step", _step_level), self._change("wall", _wall_level)
-        names = [name for name in PHASES if any(_share(s, name) >= MIN_SHARE for side in self._sides for s in side)]
-        phases = [self._change(name, _phase_level(name)) for name in names]
-        phases.sort(key=lambda one: -abs((one.new_s or 0.0) - (one.base_s or 0.0)))
-        return (step, wall, *phases)
-
-    def _change(self, name: str, level_of: Callable[[StageTimes, Session], Level | str]) -> TimeChange:
-        sides: list[list[Level]] = []
-        values: list[float | None] = []
-        reasons: list[str] = []
-        for label, side, scale in zip(("base", "new"), self._sides, self._scales, strict=True):
-            levels = []
-            for session in side:
-                found = level_of(session.steady, session) if session.steady is not None else "it has no steady steps"
-                if isinstance(found, str):
-                    reasons.append(f"{label}: {found}")
-                else:
-                    levels.append(found._replace(log=found.log + math.log(scale)))
-            sides.append(levels)
-            is_absent = not levels and name in PHASES and all(session.steady is not None for session in side)
-            values.append(
-                0.0 if is_absent else math.exp(float(np.mean([one.log for one in levels]))) if levels else None
-            )
-        is_whole = all(len(levels) == len(side) for levels, side in zip(sides, self._sides, strict=True))
-        ratio = ratio_of(sides[0], sides[1], self._noise) if is_whole else None
-        if ratio is None and not reasons:
-            reasons.append(_TOO_SHORT.get(name, f"an interval needs {MIN_RUNS_TO_TELL} runs a side"))
-        return TimeChange(
-            name=name,
-            base_s=values[0],
-            new_s=values[1],
-            ratio=ratio,
-            change=_call(ratio),
-            reason="; ".join(dict.fromkeys(reasons)),
-        )
+Sides = tuple[Sequence[Session], Sequence[Session]]
+LevelOf = Callable[[StageTimes, Session], Level | str]
+"""Returns the time per step of a run, or why it is unknown."""
 
 
-_ELSE = f"or {MIN_RUNS_TO_TELL} runs a side"
+def _times(sides: Sides, scales: tuple[float, float], noise: float) -> tuple[TimeChange, ...]:
+    """Return the changes of step and wall time, and of phases, the largest first."""
+    names = [name for name in PHASES if any(_share(s, name) >= MIN_SHARE for side in sides for s in side)]
+    known: dict[str, LevelOf] = {"step": _step_level, "wall": _wall_level}
+    known |= {name: _phase_level(name) for name in names}
+    step, wall, *phases = (_time_change(name, level_of, sides, scales, noise) for name, level_of in known.items())
+    phases.sort(key=lambda one: -abs((one.new_s or 0.0) - (one.base_s or 0.0)))
+    return (step, wall, *phases)
+
+
+def _time_change(name: str, level_of: LevelOf, sides: Sides, scales: tuple[float, float], noise: float) -> TimeChange:
+    known: list[list[Level]] = []
+    values: list[float | None] = []
+    reasons: list[str] = []
+    for label, side, scale in zip(("base", "new"), sides, scales, strict=True):
+        levels = []
+        for session in side:
+            found = level_of(session.steady, session) if session.steady is not None else "it has no steady steps"
+            if isinstance(found, str):
+                reasons.append(f"{label}: {found}")
+            else:
+                levels.append(found._replace(log=found.log + math.log(scale)))
+        known.append(levels)
+        is_absent = not levels and name in PHASES and all(session.steady is not None for session in side)
+        values.append(0.0 if is_absent else math.exp(float(np.mean([one.log for one in levels]))) if levels else None)
+    is_whole = all(len(levels) == len(side) for levels, side in zip(known, sides, strict=True))
+    ratio = ratio_of(known[0], known[1], noise) if is_whole else None
+    if ratio is None and not reasons:
+        reasons.append(_TOO_SHORT.get(name, f"an interval needs {MIN_RUNS_PER_SIDE} runs per side"))
+    base_s, new_s = values
+    reason = "; ".join(dict.fromkeys(reasons))
+    return TimeChange(name=name, base_s=base_s, new_s=new_s, ratio=ratio, change=_classify(ratio), reason=reason)
+
+
+_OR_RUNS = f"or {MIN_RUNS_PER_SIDE} runs per side"
 _TOO_SHORT = {
-    "step": f"too few steady steps: an interval needs {MIN_POINTS} points of the timeline, {_ELSE}",
-    "wall": f"too few epochs: an interval needs {MIN_EPOCHS} after the first, {_ELSE}",
-    **dict.fromkeys(STEP_PHASES, f"too few steps, or steps without it: an interval needs more of them, {_ELSE}"),
+    "step": f"too few steady steps: an interval needs {MIN_POINTS} points of the timeline, {_OR_RUNS}",
+    "wall": f"too few epochs: an interval needs {MIN_EPOCHS} after the first, {_OR_RUNS}",
+    **dict.fromkeys(STEP_PHASES, f"too few steps with this phase: an interval needs more of them, {_OR_RUNS}"),
 }
 
 
-def _call(ratio: Interval | None) -> Change:
+def _classify(ratio: Interval | None) -> Change:
     if ratio is None:
         return "inconclusive"
     if ratio.low > 1 + BAND:
@@ -185,7 +174,7 @@ def epoch_walls(session: Session) -> list[float]:
     return [epoch.wall_s / epoch.n_steps for epoch in epochs if epoch.n_steps == usual]
 
 
-def _phase_level(name: str) -> Callable[[StageTimes, Session], Level | str]:
+def _phase_level(name: str) -> LevelOf:
     def of(steady: StageTimes, session: Session) -> Level | str:
         course = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
         if name in STEP_PHASES and course and min(course) > 0:
@@ -230,15 +219,12 @@ def _run_noise(sessions: Sequence[Session]) -> tuple[float, str]:
     measured = [trial.noise_band for session in sessions for trial in session.trials if trial.aa is not None]
     if measured:
         return max(measured), "the A/A pair of a trial of this training"
-    return USUAL_NOISE, "usual on one quiet machine, not measured here: give three runs a side to measure it"
-
-
-# -- the rest ------------------------------------------------------------
+    return USUAL_NOISE, "usual on one quiet machine, not measured here: pass three runs per side to measure it"
 
 
 def _check(base: Sequence[Source], new: Sequence[Source]) -> None:
     if not base or not new:
-        raise SessionError("a comparison needs a session on each side; received none on one of them")
+        raise SessionError("expected at least one session on each side; received none on one of them")
     ids = [session.run.id for _, session in (*base, *new)]
     twice = next((one for one in ids if ids.count(one) > 1), None)
     if twice is not None:
@@ -264,19 +250,19 @@ def _run(source: str, session: Session) -> ComparedRun:
 def _figures(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FigureChange]:
     devices = dict.fromkeys(one.device for session in (*before, *after) for one in session.memory.devices)
     figures: list[tuple[str, str, Callable[[Session], float | None]]] = [
-        ("samples a second", "", lambda s: s.steady.samples_per_s if s.steady else None),
+        ("samples per second", "", lambda s: s.steady.samples_per_s if s.steady else None),
         ("step p95", "s", lambda s: s.steady.step_s.p95 if s.steady else None),
         ("step p99", "s", lambda s: s.steady.step_s.p99 if s.steady else None),
-        ("device idle for want of data", "fraction",
+        ("device waiting for data", "fraction",
          lambda s: s.steady.device.starved_share if s.steady and s.steady.device else None),
         ("time to the first step", "s", lambda s: s.run.time_to_first_step_s),
         ("host peak", "bytes", lambda s: s.memory.host_peak_rss_bytes),
         *[(f"{device} peak allocated", "bytes", _device_peak(device, "peak_allocated_bytes")) for device in devices],
         *[(f"{device} peak reserved", "bytes", _device_peak(device, "peak_reserved_bytes")) for device in devices],
-        ("PerfDoctor's cost a step", "us", lambda s: s.overhead.per_step_us if s.overhead else None),
+        ("PerfDoctor's overhead per step", "us", lambda s: s.overhead.per_step_us if s.overhead else None),
     ]  # fmt: skip
     for name, unit, figure in figures:
-        base, new = _middle(map(figure, before)), _middle(map(figure, after))
+        base, new = _median(map(figure, before)), _median(map(figure, after))
         if base is not None or new is not None:
             yield FigureChange(name=name, unit=unit, base=base, new=new)
 
@@ -285,32 +271,32 @@ def _device_peak(device: str, field: str) -> Callable[[Session], float | None]:
     return lambda session: next((getattr(one, field) for one in session.memory.devices if one.device == device), None)
 
 
-def _middle(values: Iterator[float | None]) -> float | None:
+def _median(values: Iterator[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
 
 
 def _findings(before: Sequence[Session], after: Sequence[Session]) -> Iterator[FindingChange]:
     """Yield findings that appeared, then those that disappeared, then the rest; each group worst first."""
-    base, new = _found(before), _found(after)
-    known = sorted(
-        base.keys() | new.keys(),
-        key=lambda code: (_order(base, new, code), SEVERITIES.index((new.get(code) or base[code]).severity), code),
-    )
-    for code in known:
-        told = new.get(code) or base[code]
+    base, new = _frequent_findings(before), _frequent_findings(after)
+    latest = base | new
+
+    def rank(code: str) -> tuple[int, int, str]:
+        return (code in base) + (code in base and code in new), SEVERITIES.index(latest[code].severity), code
+
+    for code in sorted(latest, key=rank):
         absent_from = before if code not in base else after if code not in new else None
         yield FindingChange(
             code=code,
-            name=told.name,
+            name=latest[code].name,
             base=base[code].severity if code in base else None,
             new=new[code].severity if code in new else None,
-            summary=told.summary,
+            summary=latest[code].summary,
             unchecked="" if absent_from is None else _unchecked(absent_from[0], code),
         )
 
 
-def _found(side: Sequence[Session]) -> dict[str, Finding]:
+def _frequent_findings(side: Sequence[Session]) -> dict[str, Finding]:
     """Return the findings of at least half of a side's runs, as in the first of these runs."""
     found: dict[str, list[Finding]] = {}
     for session in side:
@@ -319,11 +305,8 @@ def _found(side: Sequence[Session]) -> dict[str, Finding]:
     return {code: findings[0] for code, findings in found.items() if 2 * len(findings) >= len(side)}
 
 
-def _order(base: dict[str, Finding], new: dict[str, Finding], code: str) -> int:
-    return 0 if code not in base else 1 if code not in new else 2
-
-
 def _unchecked(session: Session, code: str) -> str:
+    """Return why a rule gave no answer; empty if it passed."""
     outcome = next((one for one in session.outcomes if one.code == code), None)
     if outcome is None:
         return "its lightning-perf did not have this rule" if session.outcomes else "no rule was run on it"
@@ -359,7 +342,10 @@ def leaves(path: str, value: Any) -> Iterator[tuple[str, str | None]]:
 
 
 def _trials(before: Sequence[Session], after: Sequence[Session]) -> Iterator[TrialChange]:
-    base, new = (_arms([trial for session in side for trial in session.trials]) for side in (before, after))
+    base, new = (  # by id, from the last trial that measured them
+        {arm.id: arm for session in side for trial in session.trials for arm in trial.arms if arm.treatments}
+        for side in (before, after)
+    )
     for arm in dict.fromkeys((*base, *new)):
         first, second = base.get(arm), new.get(arm)
         yield TrialChange(
@@ -371,11 +357,6 @@ def _trials(before: Sequence[Session], after: Sequence[Session]) -> Iterator[Tri
         )
 
 
-def _arms(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return arms by id, from the last trial that measured them."""
-    return {arm.id: arm for trial in trials for arm in trial.arms if arm.treatments}
-
-
 def _cautions(before: Sequence[Session], after: Sequence[Session], is_per_sample: bool) -> Iterator[str]:
     base, new = before[0], after[0]
     if [device.name for device in base.machine.devices] != [device.name for device in new.machine.devices] or (
@@ -383,15 +364,15 @@ def _cautions(before: Sequence[Session], after: Sequence[Session], is_per_sample
     ):
         yield "the machines differ, so the figures compare machines as much as trainings"
     elif base.machine.hostname != new.machine.hostname:
-        yield "the runs were made on different hosts: two machines of one kind can differ by more than one from itself"
+        yield "the runs were made on different hosts, which can differ by more than two runs on one host"
     if is_per_sample:
-        yield "batches differ in size, so times are of a sample"
+        yield "batches differ in size, so times are per sample"
     for label, side in (("base", before), ("new", after)):
         if any(session.run.status != "finished" for session in side):
             yield f"{label} did not finish ({', '.join(sorted({session.run.status for session in side}))})"
         if any(session.steady is not None and session.steady.is_steady is False for session in side):
             yield f"{label} was not steady: its first and second half differ by more than 10 %"
         if any(one.status == "applied" for session in side for one in session.applied):
-            yield f"{label} was treated while it ran: its figures span the time before and after"
+            yield f"treatments were applied while {label} ran: its figures include the time before and after"
         if any(next(_differences("", side[0].settings, session.settings), None) for session in side[1:]):
-            yield f"the runs of {label} were not set alike"
+            yield f"the runs of {label} have different settings"

@@ -29,7 +29,7 @@ contained the true ratio in 92 % instead of 95 %)."""
 MIN_BAND = 0.01
 """Smallest band: machines with other processes vary by 1 %."""
 
-_LARGEST = 10.0  # of the logarithm: a factor of 22,000 is as good as any
+_LARGEST = 10.0  # of the logarithm, a factor of 22,000, to stay finite
 _REACH = 1.959964 * math.sqrt(2)  # standard deviations that a difference of two normal values exceeds 1 time in 20
 
 Runs = Sequence[Sequence[float]]
@@ -43,10 +43,8 @@ def levels(runs: Runs) -> NDArray[np.float64]:
 
 def step_interval(runs: Runs) -> Interval | None:
     """Return the step of one arm: the geometric mean of its runs with Student's interval, if enough runs."""
-    logs = levels(runs)
-    if len(logs) < MIN_RUNS:
-        return None
-    return log_interval(float(logs.mean()), _t(len(logs) - 1) * math.sqrt(_variance(logs) / len(logs)))
+    found = mean_interval(levels(runs))
+    return log_interval(found.value, found.high - found.value) if found is not None else None
 
 
 def ratio_interval(
@@ -54,15 +52,10 @@ def ratio_interval(
 ) -> Interval | None:
     """Return the step of ``base`` ÷ the step of ``new``, above 1 if ``new`` is faster; None if an arm has too few runs.
 
-    Welch's interval on the logarithms of the runs' levels (B. L. Welch, Biometrika 34, 1947): arms may differ in
-    their spread. With the order of at least ``MIN_RUNS_FOR_DRIFT`` runs, drift of the machine is
-    removed first, as a straight line that both arms share, which costs one degree of freedom.
-
-    Args:
-        base: Block means of the runs of one arm.
-        new: Of the other arm.
-        base_at: Positions of the runs of ``base`` in the order of all runs; None to keep drift.
-        new_at: The same for ``new``.
+    Welch's interval on the logarithms of the runs' levels (B. L. Welch, Biometrika 34, 1947): arms may differ in their
+    spread. If ``base_at`` and ``new_at`` give the positions of at least ``MIN_RUNS_FOR_DRIFT`` runs in the order of all
+    runs, drift of the machine is removed first, as a straight line that both arms share, which costs one degree of
+    freedom.
     """
     a, b = levels(base), levels(new)
     if len(a) < MIN_RUNS or len(b) < MIN_RUNS:
@@ -75,7 +68,7 @@ def ratio_interval(
     return log_interval(float(a.mean() - b.mean()), reach)
 
 
-def mean_interval(values: Sequence[float]) -> Interval | None:
+def mean_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval | None:
     """Return the mean with Student's 95 % interval; None with fewer than two values."""
     if len(values) < MIN_RUNS:
         return None
@@ -109,12 +102,9 @@ def welch_reach(variance_a: float, n_a: int, variance_b: float, n_b: int, kept: 
 def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
     """Return the relative difference that two runs of the same training stay within in 19 of 20 cases.
 
-    It is a property of the machine and the training, so it does not shrink with more runs as an interval does. At least
-    ``MIN_BAND``, also with too few runs.
-
-    Args:
-        runs: Block means of both halves of the A/A pair, by run.
-        at: Positions of the runs in the order of all runs; with ``MIN_RUNS_FOR_DRIFT`` runs, drift is removed.
+    ``runs`` are those of both halves of the A/A pair. The band is a property of the machine and the training, so it
+    does not shrink with more runs as an interval does. It is at least ``MIN_BAND``, also with too few runs. With the
+    positions ``at`` of ``MIN_RUNS_FOR_DRIFT`` runs in the order of all runs, drift is removed.
     """
     logs = levels(runs)
     n, n_fitted = len(logs), 1

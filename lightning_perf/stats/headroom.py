@@ -10,10 +10,9 @@ MIN_SIZES = 2
 
 
 def fit_samples(observed: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
-    """Return fixed bytes and bytes per sample, fitted to ``(samples, bytes)`` of batches.
+    """Fit fixed bytes and bytes per sample to the medians by batch size of ``(samples, bytes)``, by least squares.
 
-    The line is fitted by least squares to the median of each size; None with one size only, or if larger batches did
-    not take more.
+    None with one size only, or if larger batches did not take more.
     """
     by_size: dict[int, list[int]] = {}
     for samples, n_bytes in observed:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,14 +22,10 @@ QUARTER_PART = 1 / 3
 _Z_95 = 1.959964  # of the normal distribution, two-sided 95 %
 
 
-class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """A straight line through a series.
+class Trend(NamedTuple):
+    """The median of all pairwise slopes of a series with its 95 % interval, and whether all quarters grow alike.
 
-    Attributes:
-        slope: Median of all pairwise slopes.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        is_steady: Whether every quarter grows like the others; not a warm-up that flattens, or a single jump.
+    ``is_steady`` is False for a warm-up that flattens, and for a single jump.
     """
 
     slope: float

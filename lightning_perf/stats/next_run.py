@@ -1,10 +1,10 @@
 """Whether one more run is slower than earlier runs of the same training.
 
-How much runs differ is measured by what the mean of the runs before would have missed each earlier run by (recursive
-residuals; Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and
-with few earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones. Parts of
-these that are as long as the new run show by how much more its level varies. The sum of both variances has as many
-degrees of freedom as Satterthwaite (Biometrics Bulletin 2, 1946) gives it.
+The noise between runs is the error of predicting each earlier run by the mean of those before it (recursive residuals;
+Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and with few
+earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones; parts of these as
+long as the new run show how much more its level varies. Degrees of freedom of the sum of both variances are
+Satterthwaite's (Biometrics Bulletin 2, 1946).
 
 The spread of other trainings is not used (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004): a training that differs more
 from run to run than others do would be called slower too often.
@@ -28,7 +28,7 @@ ALPHA = 0.004
 simulations have up to 1 % (docs/benchmarks/history.md)."""
 
 _FIRST_LOOK = 0.9
-"""Part of ``ALPHA`` for the first comparison. What runs differ by stays the same in later ones, so they find little
+"""Part of ``ALPHA`` for the first comparison. The noise between runs is the same in later ones, so they find little
 that the first does not."""
 
 _TRIM = 0.35
@@ -53,12 +53,7 @@ def alpha_of(look: int) -> float:
 
 
 class Course(NamedTuple):
-    """One run.
-
-    Attributes:
-        step_s: Seconds per step of successive parts of equal length, positive; at least one.
-        part_length: Steps or epochs of such a part.
-    """
+    """One run: seconds per step of successive parts (positive, at least one), each of as many steps or epochs."""
 
     step_s: Sequence[float]
     part_length: float
@@ -70,7 +65,7 @@ def excess(earlier: Sequence[Course], new: Course) -> float:
 
 
 def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
-    """Return what ``excess`` exceeds with a probability (one-sided) of about ``alpha`` if nothing changed.
+    """Return the threshold that ``excess`` exceeds with probability ``alpha`` (one-sided) if nothing changed.
 
     There are at least ``MIN_RUNS`` earlier runs, oldest first.
     """
@@ -99,7 +94,7 @@ def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
             square += float(np.var(levels)) * n * (whole / n / length)
             df += n - 1
             own.append(length / whole)
-    # The share of it that earlier runs have themselves is in what they differ by.
+    # The differences between earlier runs already contain their own share of it.
     return (square / df * (1 - float(np.mean(own))), df) if df else (0.0, 0)
 
 
@@ -114,7 +109,7 @@ def _level(logs: NDArray[np.float64]) -> float:
 
 
 def _residuals(logs: Sequence[float]) -> NDArray[np.float64]:
-    """Return what the mean of up to ``LAST_RUNS`` runs before missed each run by, in units of one run's deviation."""
+    """Return the errors of predicting each run by the mean of up to ``LAST_RUNS`` before, scaled to one run's."""
     found = []
     for i in range(1, len(logs)):
         before = logs[max(0, i - LAST_RUNS) : i]

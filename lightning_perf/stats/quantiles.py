@@ -12,7 +12,7 @@ RELATIVE_ERROR = 0.01
 
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
-_LOWEST = 100.0  # ns: below a clock read, so not worth telling apart
+_LOWEST = 100.0  # ns, less than a clock read takes
 _HIGHEST = 1e13  # ns: almost three hours
 _N_BINS = math.ceil(math.log(_HIGHEST / _LOWEST) / _LOG_GAMMA) + 2
 

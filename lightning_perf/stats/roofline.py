@@ -5,7 +5,6 @@ least its operations ÷ the device's arithmetic rate, its bytes ÷ the memory ba
 latency. The largest of the three is the bottleneck, if it explains the measured time.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -35,8 +34,8 @@ LOWER_PRECISIONS = ("bf16", "fp16")
 WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precision
 
 
-class Least(NamedTuple):
-    """Lower bounds in seconds of a piece of work, by ceiling; None if the ceiling is unknown."""
+class LowerBounds(NamedTuple):
+    """Lower bounds of a piece of work in seconds, by ceiling; None if the ceiling is unknown."""
 
     compute_s: float | None
     bandwidth_s: float | None
@@ -44,26 +43,26 @@ class Least(NamedTuple):
 
     def largest(self) -> tuple[Bound, float] | None:
         """Return the limiting ceiling and its seconds."""
-        known: list[tuple[Bound, float]] = []
-        for name, value in zip(("compute", "bandwidth", "launch"), self, strict=True):
-            if value is not None:
-                known.append((name, value))  # type: ignore[arg-type]
+        bounds: dict[Bound, float | None] = {
+            "compute": self.compute_s, "bandwidth": self.bandwidth_s, "launch": self.launch_s
+        }  # fmt: skip
+        known = [(name, value) for name, value in bounds.items() if value is not None]
         return max(known, key=lambda pair: pair[1], default=None)
 
 
-def least(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precision: str) -> Least:
-    """Return the three lower bounds of a piece of work; ``n_bytes`` are counted as if there were no cache."""
+def lower_bounds(flops: int, n_bytes: int, n_operators: int, ceilings: Ceilings, precision: str) -> LowerBounds:
+    """Return the lower bounds of a piece of work; ``n_bytes`` are counted as if there were no cache."""
     speed = ceilings.matmul_flops_per_s.get(precision)
     rate, launch_s = ceilings.copy_bytes_per_s, ceilings.launch_s
-    return Least(
+    return LowerBounds(
         0.0 if not flops else flops / speed if speed else None,
         n_bytes / rate if rate else None,
         n_operators * launch_s if launch_s is not None else None,
     )
 
 
-def bound_of(work: Least, seconds: float | None, n_operators: int) -> Bound | None:
-    """Return what limits a piece of work that took so long; None if time or ceilings are missing or explain nothing."""
+def bound_of(work: LowerBounds, seconds: float | None, n_operators: int) -> Bound | None:
+    """Return what limits work that took ``seconds``; None if time or ceilings are missing or do not explain it."""
     found = work.largest()
     if seconds is None or seconds <= 0 or found is None or work.compute_s is None or work.bandwidth_s is None:
         return None
@@ -72,7 +71,7 @@ def bound_of(work: Least, seconds: float | None, n_operators: int) -> Bound | No
 
 
 def _latency(seconds: float, n_operators: int) -> Bound | None:
-    """Return latency as the bound of unexplained time; None if the operators take too long for that."""
+    """Return ``"latency"`` if the operators are short enough for it."""
     return "latency" if seconds <= MAX_LATENCY_S * max(1, n_operators) else None
 
 
@@ -104,11 +103,11 @@ def advice(bound: Bound | None, precision: str, ceilings: Ceilings | None) -> st
     if bound == "compute":
         faster = speed_up(ceilings, precision)
         if faster is not None:
-            return f"{faster[0]}: its products are {faster[1]:.1f}x faster here than {precision}"
-        return "at the device's speed already: fewer operations, or a faster device"
+            return f"use {faster[0]}: matrix multiplication is {faster[1]:.1f}x faster than in {precision} here"
+        return "already at the device's peak: reduce operations, or use a faster device"
     return {
-        "bandwidth": "move fewer bytes: fuse (torch.compile), a smaller dtype, no copies between layouts",
-        "launch": "fewer, larger operators: torch.compile, CUDA graphs, a larger batch",
+        "bandwidth": "move fewer bytes: fuse operators (torch.compile), use a smaller dtype, avoid layout copies",
+        "launch": "use fewer, larger operators: torch.compile, CUDA graphs, a larger batch",
         "latency": "use a larger batch, or fuse operators (torch.compile)",
     }[bound]
 
@@ -121,15 +120,10 @@ def assessed(
     n_timed: int = 0,
     is_optimizer_timed: bool = False,
 ) -> ModelProfile:
-    """Return the profile compared with what the device can do.
+    """Return the profile compared with the capabilities of the device.
 
-    Args:
-        profile: Counted operations, with the times that are known.
-        ceilings: None if not measured. Ceilings that the model exceeds are left out, with a reason.
-        datasheet: None for an unknown chip.
-        step_s: Time of a training step; None to keep the profile's own.
-        n_timed: Steps that ``step_s`` is based on.
-        is_optimizer_timed: Whether ``step_s`` includes the optimizer's step.
+    Ceilings that the model exceeds are left out, with a reason. ``step_s`` is the time of a training step, from
+    ``n_timed`` steps; None to keep the profile's own.
     """
     if step_s is not None:
         profile = msgspec.structs.replace(
@@ -138,8 +132,8 @@ def assessed(
     used = utilisation(profile, ceilings, datasheet)
     if used is not None and (used.measured_fraction or 0.0) > MAX_BELIEVABLE_FRACTION:
         reason = (
-            f"this device was measured at {(used.measured_flops_per_s or 0.0) / 1e9:.3g} GFLOP/s, of which the model "
-            f"reached {used.measured_fraction:.3g} times as much: something else used it then"
+            f"the device was measured at {(used.measured_flops_per_s or 0.0) / 1e9:.3g} GFLOP/s and the model reached "
+            f"{used.measured_fraction:.3g} times that: another program used the device during the measurement"
         )
         profile = msgspec.structs.replace(profile, missing={**profile.missing, "ceilings": reason})
         ceilings = None
@@ -175,8 +169,8 @@ def utilisation(
     if profile.step_s is not None:
         flops += (profile.backward_flops or 0) - profile.recomputed_flops
     measured = ceilings.matmul_flops_per_s.get(profile.precision) if ceilings is not None else None
-    maker = datasheet.matmul_flops_per_s.get(profile.precision) if datasheet is not None else None
-    if flops <= 0 or (measured is None and maker is None):
+    listed = datasheet.matmul_flops_per_s.get(profile.precision) if datasheet is not None else None
+    if flops <= 0 or (measured is None and listed is None):
         return None
     speed = flops / timed.p50
     return Utilisation(
@@ -185,9 +179,9 @@ def utilisation(
         precision=profile.precision,
         measured_flops_per_s=measured,
         measured_fraction=speed / measured if measured else None,
-        datasheet_flops_per_s=maker,
-        datasheet_fraction=speed / maker if maker else None,
-        datasheet=f"{datasheet.chip}: {datasheet.source}" if datasheet is not None and maker else "",
+        datasheet_flops_per_s=listed,
+        datasheet_fraction=speed / listed if listed else None,
+        datasheet=f"{datasheet.chip}: {datasheet.source}" if datasheet is not None and listed else "",
     )
 
 
@@ -203,10 +197,10 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
         return None
     totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     if profile.basis == "uncompiled":  # fused operators move fewer bytes, and are fewer
-        needed_s = least_of_step(profile, ceilings).compute_s or 0.0
+        needed_s = lower_bounds_of_step(profile, ceilings).compute_s or 0.0
         return "compute" if needed_s >= EXPLAINED_FRACTION * seconds else None
     for module in profile.modules:
-        work = _least_of(module, ceilings, profile.precision)
+        work = _lower_bounds_of(module, ceilings, profile.precision)
         found = work.largest()
         if found is None or work.compute_s is None or work.bandwidth_s is None:
             return None
@@ -216,14 +210,14 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
     return max(totals, key=lambda name: totals[name])
 
 
-def _least_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> Least:
-    return least(*work_of(module), module.n_operators or 0, ceilings, precision)
+def _lower_bounds_of(module: ModuleProfile, ceilings: Ceilings, precision: str) -> LowerBounds:
+    return lower_bounds(*work_of(module), module.n_operators or 0, ceilings, precision)
 
 
-def least_of_step(profile: ModelProfile, ceilings: Ceilings) -> Least:
-    """Return the three lower bounds of forward and backward of the counted step."""
+def lower_bounds_of_step(profile: ModelProfile, ceilings: Ceilings) -> LowerBounds:
+    """Return the lower bounds of forward and backward of the counted step."""
     n_operators = sum(module.n_operators or 0 for module in profile.modules)
-    return least(*work_of(profile), n_operators, ceilings, profile.precision)
+    return lower_bounds(*work_of(profile), n_operators, ceilings, profile.precision)
 
 
 def work_of(counted: ModuleProfile | ModelProfile) -> tuple[int, int]:
@@ -236,15 +230,14 @@ def work_of(counted: ModuleProfile | ModelProfile) -> tuple[int, int]:
 
 def module_s(module: ModuleProfile) -> float | None:
     """Return the seconds per step of a module, forward and backward; None if not timed."""
-    times: Sequence[float | None] = (module.forward_s, module.backward_s)
-    known = [value for value in times if value is not None]
+    known = [value for value in (module.forward_s, module.backward_s) if value is not None]
     return sum(known) if known else None
 
 
 def _assessed_module(module: ModuleProfile, ceilings: Ceilings, precision: str) -> ModuleProfile:
     if module.forward_flops is None:
         return module
-    bound = bound_of(_least_of(module, ceilings, precision), module_s(module), module.n_operators or 0)
+    bound = bound_of(_lower_bounds_of(module, ceilings, precision), module_s(module), module.n_operators or 0)
     return msgspec.structs.replace(module, bound=bound, advice=advice(bound, precision, ceilings))
 
 
@@ -253,5 +246,5 @@ _PRECISION_OF = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 def _assessed_operator(operator: OperatorProfile, ceilings: Ceilings) -> OperatorProfile:
     precision = _PRECISION_OF.get(operator.dtype, operator.dtype)
-    work = least(operator.flops, operator.n_bytes, operator.calls, ceilings, precision)
+    work = lower_bounds(operator.flops, operator.n_bytes, operator.calls, ceilings, precision)
     return msgspec.structs.replace(operator, bound=bound_of(work, operator.total_s, operator.calls))

@@ -1,4 +1,4 @@
-"""Decide from alternating blocks of one run whether a change makes it faster, whenever one looks.
+"""Decide from alternating blocks of one run whether a change makes it faster; may be asked at any time.
 
 Blocks come in pairs, one without and one with the change. Two neighboring pairs are ordered A B B A or B A A B, by
 chance: a steady drift cancels, and no rhythm of the training can favor one side. Each pair gives the logarithm of a
@@ -46,7 +46,7 @@ class BlockTrial:
 
     Attributes:
         logs: Logarithm of the speedup of each pair.
-        lost: Sum over all pairs of the treated block's mean less the other's.
+        lost_s_per_step: Sum over all pairs of the treated block's mean minus the other's.
     """
 
     def __init__(self, chance: random.Random, pairs_per_look: int = 2, max_looks: int = MAX_LOOKS) -> None:
@@ -54,7 +54,7 @@ class BlockTrial:
         self._order: list[bool] = []
         self._first_s: float | None = None  # of the pair under way
         self.logs: list[float] = []
-        self.lost = 0.0
+        self.lost_s_per_step = 0.0
 
     @property
     def is_next_treated(self) -> bool:
@@ -77,7 +77,7 @@ class BlockTrial:
         elif self._first_s is not None:
             base, treated = (self._first_s, mean_s) if is_treated else (mean_s, self._first_s)
             self.logs.append(math.log(base / treated))
-            self.lost += treated - base
+            self.lost_s_per_step += treated - base
 
     @property
     def _looks(self) -> list[float]:
@@ -120,8 +120,8 @@ def _reach(n: int, deviation: float) -> float:
     return math.sqrt((limit - 1) / (1 - limit / ratio) * (n - 1) / n) * deviation
 
 
-def product(gains: Sequence[Interval]) -> Interval | None:
-    """Return the speedup of changes that were kept one on top of the other; None without any."""
+def combined_speedup(gains: Sequence[Interval]) -> Interval | None:
+    """Return the product of independent speedups, with its interval; None without any."""
     if not gains:
         return None
     centre = sum(math.log(one.value) for one in gains)

@@ -24,7 +24,7 @@ From a standard deviation of 1 % between runs (1.96 · √2 · 1 %), as in the s
 docs/explanation/statistics.md.
 """
 
-MIN_RUNS_TO_TELL = 3
+MIN_RUNS_PER_SIDE = 3
 """Runs per side from which their own variation is used. With two runs, that interval would be wider than the one with
 the assumed variation (docs/explanation/comparison.md)."""
 
@@ -32,16 +32,14 @@ MIN_POINTS = 8
 """Points of a course (means of some steps) that an interval within a run needs."""
 
 _MIN_BATCHES, _MAX_BATCHES = 4, 32
-_MAX_CORRELATION = 0.9  # beyond that the batches of one run say nothing of its level
+_MAX_CORRELATION = 0.9  # of more correlated batches, the mean is unknown
 
 
 class Level(NamedTuple):
-    """Mean time per step of one run, on a logarithmic scale.
+    """Mean time per step of one run, as the natural logarithm of seconds.
 
-    Attributes:
-        log: Natural logarithm of the seconds per step.
-        variance: Variance of ``log``, from the spread within the run; None if the run is too short.
-        n: Independent values behind the variance.
+    ``variance`` is that of ``log``, from the spread within the run; None if the run is too short. ``n`` are the
+    independent values behind it.
     """
 
     log: float
@@ -71,18 +69,14 @@ def level(course: Sequence[float]) -> Level:
 def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Interval | None:
     """Return ``new`` ÷ ``base``, above 1 if the new side is slower.
 
-    With ``MIN_RUNS_TO_TELL`` runs on both sides it is Welch's interval over the runs. Otherwise the spread within runs
-    and ``noise`` are added in squares; if runs of a side differ by more than ``noise``, that is used. None if a
-    side has no run, or if a run is too short to know its spread and there are too few runs.
-
-    Args:
-        base: Runs of one side.
-        new: Runs of the other side.
-        noise: Relative difference of two runs of one training in 19 of 20 cases.
+    With ``MIN_RUNS_PER_SIDE`` runs on both sides it is Welch's interval over the runs. Otherwise the spread within runs
+    and ``noise`` (relative difference of two runs of one training in 19 of 20 cases) are added in squares; if runs of a
+    side differ by more than ``noise``, that is used. None if a side has no run, or if a run is too short to know its
+    spread and there are too few runs.
     """
     if not base or not new:
         return None
-    if len(base) >= MIN_RUNS_TO_TELL and len(new) >= MIN_RUNS_TO_TELL:
+    if len(base) >= MIN_RUNS_PER_SIDE and len(new) >= MIN_RUNS_PER_SIDE:
         # One value per run, which is its own median.
         return ratio_interval([[math.exp(one.log)] for one in new], [[math.exp(one.log)] for one in base])
     if any(one.variance is None for one in (*base, *new)):
@@ -90,15 +84,9 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
     centre = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
     (variance_base, n_base), (variance_new, n_new) = _pooled(base), _pooled(new)
     within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
-    noise_log = max(math.log1p(noise), _differ(base), _differ(new))
+    noise_log = max(math.log1p(noise), *(float(np.ptp([one.log for one in side])) for side in (base, new)))
     between = noise_log * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
     return log_interval(centre, math.hypot(within, between))
-
-
-def _differ(runs: Sequence[Level]) -> float:
-    """Return the largest difference of two runs of a side, as a logarithm."""
-    logs = [one.log for one in runs]
-    return max(logs) - min(logs)
 
 
 def _pooled(runs: Sequence[Level]) -> tuple[float, int]:

@@ -48,11 +48,7 @@ class ArmComparison(NamedTuple):
 
 
 def compare(
-    base: Runs,
-    new: Runs,
-    band: float,
-    base_at: Sequence[float] | None = None,
-    new_at: Sequence[float] | None = None,
+    base: Runs, new: Runs, band: float, base_at: Sequence[float] | None = None, new_at: Sequence[float] | None = None
 ) -> ArmComparison:
     """Compare two arms, given as for ``ratio_interval``; ``band`` is the relative change that counts as none."""
     speedup = ratio_interval(base, new, base_at, new_at)
@@ -61,7 +57,7 @@ def compare(
         return ArmComparison("inconclusive", None, None, more, f"an interval needs {MIN_RUNS} runs of each arm")
     a, b = levels(base).tolist(), levels(new).tolist()
     p_value = permutation_p(a, b)
-    verdict = call(speedup, band)
+    verdict = classify(speedup, band)
     if verdict in ("improved", "regressed") and can_reach(len(a), len(b)) and p_value is not None and p_value > LEVEL:
         return ArmComparison(
             "inconclusive", speedup, p_value, 1,
@@ -73,7 +69,7 @@ def compare(
     return ArmComparison(verdict, speedup, p_value, needed, _why(speedup, band, needed))
 
 
-def call(speedup: Interval, band: float) -> Call:
+def classify(speedup: Interval, band: float) -> Call:
     """Return ``improved`` or ``regressed`` beyond the band, ``no_change`` inside, else ``inconclusive``.
 
     The band is 1/(1 + band) … 1 + band; inside means within ``MAX_SAME`` at most.
@@ -111,7 +107,7 @@ def _why(speedup: Interval, band: float, needed: int | None) -> str:
         return f"about {needed} more {'repeat' if needed == 1 else 'repeats'} would probably settle it"
     noise = f"the noise (±{100 * band:.1f} %)"
     where = "within" if band > MAX_SAME and abs(math.log(speedup.value)) < math.log1p(band) else "too near the edge of"
-    return f"{speedup.value:.2f}x lies {where} {noise}, so more repeats would not settle it"
+    return f"{speedup.value:.2f}x is {where} {noise}, so more repeats would not settle it"
 
 
 def smallest_p(m: int, n: int) -> float:

@@ -47,7 +47,7 @@ def analyze(path: str | os.PathLike[str] | RemotePath, *, max_bytes: int | None 
 
 
 def analyze_trace(trace: Trace) -> TraceRecord:
-    """Analyze a trace that was read, or came from a live profiler."""
+    """Analyze a trace from a file or a live profiler."""
     return analyze_timeline(Timeline(trace))[0]
 
 
@@ -136,7 +136,7 @@ def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
             if getattr(kernels, name) is None:
                 missing[name] = "the profiler wrote no occupancy or blocks per SM with the kernels, as on AMD devices"
     if timeline.has_device_work and (timeline.launches.runtime_rows >= 0).mean() < 0.5:
-        missing["launches"] = "the trace does not join most device work with the calls that enqueued it"
+        missing["launches"] = "most device work has no correlation id of the call that enqueued it"
     if not timeline.steps.n_steps:
         missing["steps"] = "no ProfilerStep annotations: the whole trace is one span, start-up included"
     if trace.origin.rank is None:
@@ -153,11 +153,11 @@ def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
 def _why_no_device(timeline: Timeline) -> str:
     if timeline.has_unknown_device:
         names = sorted({str(device.get("name")) for device in timeline.trace.origin.devices} - {"None"})
-        return f"the trace is of a device we do not know ({', '.join(names) or 'unnamed'}): only the host side was read"
+        return f"the trace is of an unknown device ({', '.join(names) or 'unnamed'}): only the host side was read"
     if timeline.hides_device:
         return (
-            "the trace has a GPU but not a single kernel: the device side was not recorded (another profiler may have "
-            "held it); do not read it as an idle device"
+            "the trace has a GPU but no kernels: the device side was not recorded, perhaps because another profiler "
+            "was active; it does not show an idle device"
         )
     return "the trace is of a CPU run"
 

@@ -104,10 +104,10 @@ def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[Operat
 
 def describe_allocations(timeline: Timeline) -> tuple[OperatorMemory, ...]:
     """Return the operators that allocated in the analyzed span, those with most bytes first."""
-    trace, told = timeline.trace, timeline.trace.allocations
-    inside = timeline.steps.host_step_of(told.moments) >= 0
-    rows = timeline.operators_at(told.thread_ids[inside], told.moments[inside])
-    callers = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last is that of row -1: no operator
+    trace, allocations = timeline.trace, timeline.trace.allocations
+    inside = timeline.steps.host_step_of(allocations.moments) >= 0
+    rows = timeline.operators_at(allocations.thread_ids[inside], allocations.moments[inside])
+    callers = np.full(len(trace) + 1, -1, dtype=np.int64)  # the last one for row -1, no operator
     for host in timeline.threads.values():
         called = host.tree.parents >= 0
         callers[host.rows[called]] = host.rows[host.tree.parents[called]]
@@ -115,7 +115,7 @@ def describe_allocations(timeline: Timeline) -> tuple[OperatorMemory, ...]:
     while (moved := allocates[trace.name_ids[rows]] & (callers[rows] >= 0)).any():
         rows[moved] = callers[rows[moved]]
     ids, position = np.unique(np.where(rows >= 0, trace.name_ids[rows], -1), return_inverse=True)
-    sizes, on_device = told.sizes[inside], told.on_device[inside]
+    sizes, on_device = allocations.sizes[inside], allocations.on_device[inside]
     n = np.bincount(position, minlength=len(ids))
     device, host_bytes = (
         np.minimum(np.bincount(position, weights=sizes * flags, minlength=len(ids)), _MAX_SUM)
@@ -131,7 +131,7 @@ def describe_allocations(timeline: Timeline) -> tuple[OperatorMemory, ...]:
 
 
 def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> tuple[CodeSite, ...]:
-    """Return the user's functions by the operators that they called in the analyzed span, most time first."""
+    """Return the user's functions with the operators that they called in the analyzed span, most time first."""
     trace = timeline.trace
     tops = timeline.steps.on_host(trace, timeline.top_operators)
     found: dict[tuple[str, str], list[int]] = {}

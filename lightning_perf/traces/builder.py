@@ -39,10 +39,10 @@ _MAX_TIME_US: Final = 4.0e15
 """Times beyond the year 2096 are dropped, so that sums in nanoseconds fit 64 bits."""
 
 _MAX_BLOCKS: Final = 1e12
-"""More blocks per multiprocessor are not believed; a grid of so many would run for days."""
+"""Larger numbers of blocks per multiprocessor count as unknown; such a grid would run for days."""
 
 _MAX_ALLOCATED: Final = 2**48
-"""Bytes of one allocation: larger ones than an address space are not believed, so that sums fit 64 bits."""
+"""Bytes of one allocation. Larger ones, beyond an address space, count as unknown, so that sums fit 64 bits."""
 
 _NO_ALLOCATIONS: Final = tuple(np.empty(0, dtype) for dtype in (np.float64, np.int32, np.int64, np.bool_))
 
@@ -73,11 +73,11 @@ class _Index(dict[Any, int]):
 
 
 class _TextIndex(_Index):
-    """Numbers texts; other keys are an error."""
+    """Numbers strings; other keys raise ``TypeError``."""
 
     def __missing__(self, key: Any) -> int:
         if not isinstance(key, str):
-            raise TypeError(f"expected a text, got {type(key).__name__}")
+            raise TypeError(f"expected a string, got {type(key).__name__}")
         return super().__missing__(key)
 
 
@@ -110,7 +110,7 @@ class ColumnBuilder:
             columns = self._columns(complete)
         except (TypeError, ValueError, OverflowError):
             # Some event is malformed: check each one.
-            usable = [event for event in map(_sanitised, complete) if event is not None]
+            usable = [event for event in map(_sanitized, complete) if event is not None]
             self._n_dropped += len(complete) - len(usable)
             complete = usable
             if not complete:
@@ -122,10 +122,10 @@ class ColumnBuilder:
         if not events:
             return
         arguments = _device_arguments([event.args for event in events])
-        sizes = _whole([each.allocated for each in arguments], _MAX_ALLOCATED)  # -1 where memory was freed
-        times_us = _real([event.ts for event in events], _MAX_TIME_US)
+        sizes = _integers([each.allocated for each in arguments], _MAX_ALLOCATED)  # -1 where memory was freed
+        times_us = _floats([event.ts for event in events], _MAX_TIME_US)
         kept = np.flatnonzero((sizes > 0) & ~np.isnan(times_us))
-        on_device = _whole([each.device_type for each in arguments], 2**31)[kept] > 0  # 0 is the host
+        on_device = _integers([each.device_type for each in arguments], 2**31)[kept] > 0  # 0 is the host
         places = [(_place(events[i].pid), _place(events[i].tid)) for i in kept.tolist()]
         threads = _numbers(self._threads, places)
         self._allocations.append((times_us[kept], threads, sizes[kept], on_device))
@@ -133,13 +133,13 @@ class ColumnBuilder:
     def _columns(self, events: Sequence[Event | Complete]) -> tuple[npt.NDArray[Any], ...]:
         # The fastest way through many small objects; attrgetter takes three times as long.
         n = len(events)
-        starts = _times([event.ts for event in events])
-        durations = _times([event.dur for event in events])
+        starts = np.fromiter([event.ts for event in events], np.float64, n)
+        durations = np.fromiter([event.dur for event in events], np.float64, n)
         categories = _numbers(self._categories, [event.cat for event in events])
         names = _numbers(self._names, [event.name for event in events])
         places = zip([event.pid for event in events], [event.tid for event in events], strict=True)
         threads = np.fromiter(map(self._threads.__getitem__, places), np.int32, n)
-        self._know_new_names()
+        self._register_new_names()
         return starts, durations, self._kind_of_category[categories], names, threads
 
     def _append(
@@ -158,9 +158,9 @@ class ColumnBuilder:
         kinds[(kinds == OPERATOR) & self._is_annotation[names]] = ANNOTATION
         offsets = starts_us - (self._base_us or 0.0)  # exact: both are close, so nanoseconds survive what follows
         with np.errstate(invalid="ignore"):
-            makes_sense = (np.abs(offsets) < _MAX_US) & (durations_us >= 0) & (durations_us < _MAX_US)
-        self._n_dropped += int((~makes_sense).sum())
-        keep = np.flatnonzero(makes_sense & (kinds != IGNORED))
+            is_plausible = (np.abs(offsets) < _MAX_US) & (durations_us >= 0) & (durations_us < _MAX_US)
+        self._n_dropped += int((~is_plausible).sum())
+        keep = np.flatnonzero(is_plausible & (kinds != IGNORED))
         starts = np.rint(offsets[keep] * 1000).astype(np.int64)
         ends = starts + np.rint(durations_us[keep] * 1000).astype(np.int64)
         kinds, names, threads = kinds[keep], names[keep], threads[keep]
@@ -168,7 +168,7 @@ class ColumnBuilder:
         self._batches.append((kinds, names, threads, starts, ends, *joined))
         self._n_rows += len(keep)
 
-    def _know_new_names(self) -> None:
+    def _register_new_names(self) -> None:
         n_known = len(self._kind_of_category)
         if len(self._categories) > n_known:
             new = itertools.islice(self._categories, n_known, None)
@@ -182,11 +182,7 @@ class ColumnBuilder:
             self._is_annotation = np.append(self._is_annotation, notes)
 
     def _device_columns(
-        self,
-        events: Sequence[Event | Complete],
-        keep: Rows,
-        kinds: npt.NDArray[np.uint8],
-        names: npt.NDArray[np.int32],
+        self, events: Sequence[Event | Complete], keep: Rows, kinds: npt.NDArray[np.uint8], names: npt.NDArray[np.int32]
     ) -> tuple[npt.NDArray[Any], ...]:
         n = len(keep)
         correlations = np.full(n, -1, dtype=np.int64)
@@ -198,17 +194,17 @@ class ColumnBuilder:
         joins = np.flatnonzero((kinds >= RUNTIME) & (kinds <= MEMSET))
         if len(joins):
             arguments = _device_arguments([events[row].args for row in keep[joins].tolist()])
-            correlations[joins] = _whole([each.correlation for each in arguments], 2**63)
+            correlations[joins] = _integers([each.correlation for each in arguments], 2**63)
             works = np.flatnonzero(kinds[joins] != RUNTIME)
             on_device = [arguments[i] for i in works.tolist()]
-            devices[joins[works]] = _whole([each.device for each in on_device], 2**31)
-            streams[joins[works]] = _whole([each.stream for each in on_device], 2**31)
+            devices[joins[works]] = _integers([each.device for each in on_device], 2**31)
+            streams[joins[works]] = _integers([each.stream for each in on_device], 2**31)
             copies = np.flatnonzero(kinds[joins] == MEMCPY)
-            sizes[joins[copies]] = _whole([arguments[i].bytes for i in copies.tolist()], 2**63)
+            sizes[joins[copies]] = _integers([arguments[i].bytes for i in copies.tolist()], 2**63)
             kernels = np.flatnonzero(kinds[joins] == KERNEL)
             on_device = [arguments[i] for i in kernels.tolist()]
-            occupancies[joins[kernels]] = _real([each.occupancy for each in on_device], 100.0) / 100
-            blocks[joins[kernels]] = _real([each.blocks for each in on_device], _MAX_BLOCKS)
+            occupancies[joins[kernels]] = _floats([each.occupancy for each in on_device], 100.0) / 100
+            blocks[joins[kernels]] = _floats([each.blocks for each in on_device], _MAX_BLOCKS)
         may_have = (kinds == OPERATOR) | (kinds == ANNOTATION) | (kinds == KERNEL)
         detailed = np.flatnonzero(self._has_details[names] & may_have)
         for row, index in zip((detailed + self._n_rows).tolist(), keep[detailed].tolist(), strict=True):
@@ -219,7 +215,7 @@ class ColumnBuilder:
         """Return the trace; raise ``TraceError`` if there was no complete event of a known category."""
         if not self._n_rows:
             raise TraceError(
-                f"{source} holds {self._n_events:,} entries but no complete profiler event "
+                f"{source} has {self._n_events:,} entries but no complete profiler event "
                 f'("ph": "X" with "cat", "ts" and "dur"). Expected a trace exported by torch.profiler.'
             )
         columns = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]
@@ -256,15 +252,17 @@ class ColumnBuilder:
 def _merged_threads(keys: list[tuple[Any, Any]]) -> tuple[tuple[tuple[Any, Any], ...], npt.NDArray[np.int32]]:
     """Merge threads written as 7 and as "7"; return them, and the new number of each."""
     merged = _Index()
-    new_ids = np.array([merged[_plain(pid), _plain(tid)] for pid, tid in keys], dtype=np.int32)
+    new_ids = np.array([merged[_as_number(pid), _as_number(tid)] for pid, tid in keys], dtype=np.int32)
     return tuple(merged), new_ids
 
 
 def _place(value: Any) -> int | str:
+    """Return the id of a process or thread."""
     return value if isinstance(value, (int, str)) else repr(value)
 
 
-def _plain(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
+    """Return a string of digits as a number; any other value itself."""
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19 else value
 
 
@@ -283,26 +281,22 @@ def _device_arguments_of_one(text: msgspec.Raw) -> DeviceArguments:
         return DeviceArguments()
 
 
-def _times(values: list[Any]) -> npt.NDArray[np.float64]:
-    return np.fromiter(values, np.float64, len(values))
-
-
 def _numbers(index: _Index, keys: list[Any]) -> npt.NDArray[np.int32]:
     return np.fromiter(map(index.__getitem__, keys), np.int32, len(keys))
 
 
-def _whole(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
+def _integers(values: list[Any], limit: int) -> npt.NDArray[np.int64]:
     """Return the values as numbers from 0 up to a limit; -1 for others."""
     try:
         numbers = np.fromiter(values, np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
-        plain = (_plain(value) for value in values)
-        numbers = np.array([v if type(v) is int and 0 <= v < limit else -1 for v in plain], dtype=np.int64)
+        parsed = map(_as_number, values)
+        numbers = np.array([v if type(v) is int and 0 <= v < limit else -1 for v in parsed], dtype=np.int64)
     numbers[(numbers < 0) | (numbers >= limit) if limit < 2**63 else numbers < 0] = -1
     return numbers
 
 
-def _real(values: list[Any], limit: float) -> npt.NDArray[np.float64]:
+def _floats(values: list[Any], limit: float) -> npt.NDArray[np.float64]:
     """Return the values as numbers from 0 up to a limit, which is allowed; NaN for others."""
     try:
         numbers = np.fromiter(values, np.float64, len(values))
@@ -312,13 +306,11 @@ def _real(values: list[Any], limit: float) -> npt.NDArray[np.float64]:
     return numbers
 
 
-def _sanitised(event: Event | Complete) -> Event | None:
+def _sanitized(event: Event | Complete) -> Event | None:
     """Return the event with the right types; None if its times are not numbers."""
-    times = []
-    for value in (event.ts, event.dur):
-        try:
-            times.append(float(value))
-        except (TypeError, ValueError, OverflowError):
-            return None
-    texts = [value if isinstance(value, str) else repr(value) for value in (event.cat, event.name)]
-    return Event("X", texts[0], texts[1], _place(event.pid), _place(event.tid), times[0], times[1], event.args)
+    try:
+        start_us, duration_us = float(event.ts), float(event.dur)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    category, name = (value if isinstance(value, str) else repr(value) for value in (event.cat, event.name))
+    return Event("X", category, name, _place(event.pid), _place(event.tid), start_us, duration_us, event.args)

@@ -1,4 +1,4 @@
-"""Collectives: their kinds, sizes, ranks, and the time that no computing hides."""
+"""Collectives: their kinds, sizes, ranks, and exposed time, in which nothing is computed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from lightning_perf.records import CollectiveTime, Communication, ShardTraffic
 from .columns import Details
 from .intervals import SECOND, Intervals, Times
 from .kinds import ANNOTATION, COLLECTIVE_PREFIXES, OPERATOR
-from .nesting import Nesting, Rows
+from .nesting import Rows
 from .phases import Phases
 from .syncs import costly_waits
-from .timeline import Timeline
+from .timeline import Timeline, trees_by_thread
 
 SMALL_BYTES: Final = 1 << 20
 N_ROWS: Final = 16
@@ -31,7 +31,7 @@ _TYPE_BYTES: Final = {
     "float": 4, "double": 8, "half": 2, "c10::half": 2, "c10::bfloat16": 2, "bfloat16": 2, "int": 4, "long": 8,
     "long int": 8, "long long": 8, "char": 1, "signed char": 1, "unsigned char": 1, "byte": 1, "bool": 1, "short": 2,
 }  # fmt: skip
-# The first that a name holds once its separators are gone.
+# The first that is part of a name without separators.
 _KINDS: Final = (
     ("allreduce", "all_reduce"), ("reducescatter", "reduce_scatter"), ("allgather", "all_gather"),
     ("alltoall", "all_to_all"), ("broadcast", "broadcast"), ("barrier", "barrier"), ("sendrecv", "send_recv"),
@@ -55,8 +55,8 @@ def bus_factor(kind: str, n_ranks: int) -> float:
     return (n_ranks - 1) / n_ranks if kind in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
-class Asked(NamedTuple):
-    """What the host asked for; None and -1 if unknown."""
+class Request(NamedTuple):
+    """A collective that the host requested; None and -1 if unknown."""
 
     kind: str | None = None
     size: int = -1
@@ -74,7 +74,7 @@ class Collectives:
         sizes: Bytes as nccl-tests count them (see ``records.CollectiveTime``); -1 if unknown.
         groups: Process groups, by their ranks; empty if unknown.
         group_sizes: Ranks; -1 if unknown.
-        asked_at: When the host asked.
+        requested_at: When the host requested it.
         exposed: Nanoseconds in which nothing was computed.
     """
 
@@ -83,7 +83,7 @@ class Collectives:
     sizes: Times
     groups: tuple[str, ...]
     group_sizes: Times
-    asked_at: Times
+    requested_at: Times
     exposed: Times
 
 
@@ -96,19 +96,19 @@ def find_collectives(timeline: Timeline) -> Collectives:
     trace = timeline.trace
     rows = timeline.communication_rows
     if len(rows):
-        asked_at, asked = _asked_of_kernels(timeline, rows)
+        requested_at, requests = _requests_of_kernels(timeline, rows)
     elif not timeline.has_device_work:
-        rows, asked_at, asked = _host_collectives(timeline)
+        rows, requested_at, requests = _host_collectives(timeline)
     else:
-        asked_at, asked = np.empty(0, dtype=np.int64), []
+        requested_at, requests = np.empty(0, dtype=np.int64), []
     world = trace.origin.world_size
     found = []
-    for row, one in zip(rows.tolist(), asked, strict=True):
-        own = _told(trace.details.get(row), None)
+    for row, one in zip(rows.tolist(), requests, strict=True):
+        own = _request_in(trace.details.get(row), None)
         kind = one.kind or own.kind or collective_kind(trace.name(row))
         group_size = next((n for n in (own.group_size, one.group_size, world or -1) if 0 < n <= _MOST_RANKS), -1)
         size = own.size if own.size >= 0 else one.size
-        if kind == "all_gather" and size >= 0:  # the trace contains what each rank gives
+        if kind == "all_gather" and size >= 0:  # the trace contains the size of one rank's input
             size = size * group_size if group_size > 0 else -1
         found.append((kind, size if -1 <= size <= _MOST_BYTES else -1, own.group or one.group, group_size))
     computing = timeline.computing
@@ -118,59 +118,59 @@ def find_collectives(timeline: Timeline) -> Collectives:
         sizes=np.array([size for _, size, *_ in found], dtype=np.int64),
         groups=tuple(group for *_, group, _ in found),
         group_sizes=np.array([n for *_, n in found], dtype=np.int64),
-        asked_at=asked_at,
+        requested_at=requested_at,
         exposed=trace.durations[rows] - computing.covered(trace.starts[rows], trace.ends[rows]),
     )
 
 
-def _asked_of_kernels(timeline: Timeline, rows: Rows) -> tuple[Times, list[Asked]]:
-    """Return when each kernel was launched, and what annotations and operators around the launch say."""
+def _requests_of_kernels(timeline: Timeline, rows: Rows) -> tuple[Times, list[Request]]:
+    """Return when each kernel was launched, and its request by annotations and operators around the launch."""
     trace, launches = timeline.trace, timeline.launches
     position = np.searchsorted(launches.device_rows, rows)
-    asked_at = launches.times(trace)[position]
+    requested_at = launches.times(trace)[position]
     calls = launches.runtime_rows[position]
     notes = trace.rows_named(trace.rows(ANNOTATION, OPERATOR), lambda name: name.startswith(COLLECTIVE_PREFIXES))
-    asked = [Asked()] * len(rows)
-    known: dict[int, Asked] = {}
-    for thread in np.unique(trace.thread_ids[notes]).tolist():
-        own = notes[trace.thread_ids[notes] == thread]
-        tree = Nesting(trace.starts[own], trace.ends[own])
+    requests = [Request()] * len(rows)
+    for thread, host in trees_by_thread(trace, notes).items():
+        known: dict[int, Request] = {}
         mine = np.flatnonzero((calls >= 0) & (trace.thread_ids[np.maximum(calls, 0)] == thread))
-        for i, inner in zip(mine.tolist(), tree.innermost(asked_at[mine]).tolist(), strict=True):
-            if inner >= 0 and inner not in known:
+        for i, inner in zip(mine.tolist(), host.tree.innermost(requested_at[mine]).tolist(), strict=True):
+            if inner < 0:
+                continue
+            if inner not in known:
                 chain = [inner]
-                while (parent := int(tree.parents[chain[-1]])) >= 0:
+                while (parent := int(host.tree.parents[chain[-1]])) >= 0:
                     chain.append(parent)
-                known[inner] = _told_by(timeline, own[chain])
-            asked[i] = known[inner] if inner >= 0 else Asked()
-        known.clear()
-    return asked_at, asked
+                known[inner] = _merged_request(timeline, host.rows[chain])
+            requests[i] = known[inner]
+    return requested_at, requests
 
 
-def _told_by(timeline: Timeline, rows: Rows) -> Asked:
-    """Merge what nested annotations of one collective say, the innermost first."""
+def _merged_request(timeline: Timeline, rows: Rows) -> Request:
+    """Merge the details of nested annotations of one collective; the innermost comes first."""
     trace = timeline.trace
-    told = [_told(trace.details.get(row), trace.name(row)) for row in rows.tolist()]
-    return Asked(
-        next((one.kind for one in told if one.kind), None),
-        next((one.size for one in told if one.size >= 0), -1),
-        next((one.group for one in told if one.group), ""),
-        next((one.group_size for one in told if one.group_size > 0), -1),
+    noted = [_request_in(trace.details.get(row), trace.name(row)) for row in rows.tolist()]
+    return Request(
+        next((one.kind for one in noted if one.kind), None),
+        next((one.size for one in noted if one.size >= 0), -1),
+        next((one.group for one in noted if one.group), ""),
+        next((one.group_size for one in noted if one.group_size > 0), -1),
     )
 
 
-def _told(details: Details | None, name: str | None) -> Asked:
+def _request_in(details: Details | None, name: str | None) -> Request:
+    """Return the request by the details of one event, and by its name unless it is a kernel's."""
     kind = collective_kind(name) if name is not None else "other"
     if details is None:
-        return Asked(kind if kind != "other" else None)
+        return Request(kind if kind != "other" else None)
     if isinstance(details.collective, str) and kind == "other":
         kind = collective_kind(details.collective)
     group_size = details.group_size if type(details.group_size) is int else -1
     # Interned, because the logs of all ranks contain it many times.
     group = sys.intern(details.group_ranks) if isinstance(details.group_ranks, str) else ""
     if name is not None and name.startswith("c10d::"):  # its first input is the output
-        return Asked(kind if kind != "other" else None, -1, group, _shard_count(kind, details))
-    return Asked(kind if kind != "other" else None, _bytes(details), group, group_size)
+        return Request(kind if kind != "other" else None, -1, group, _shard_count(kind, details))
+    return Request(kind if kind != "other" else None, _bytes(details), group, group_size)
 
 
 def _shard_count(kind: str, details: Details) -> int:
@@ -203,7 +203,7 @@ def _width(dtype: str) -> int | None:
     return 1 if "float8" in plain else _TYPE_BYTES.get(plain)
 
 
-def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Asked]]:
+def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Request]]:
     """Find collectives of a trace without device: the work of the backend's threads, else the calls themselves.
 
     gloo implements reduce-scatter by all-reduce; if there are as many calls, they define the kinds and times.
@@ -213,13 +213,13 @@ def _host_collectives(timeline: Timeline) -> tuple[Rows, Times, list[Asked]]:
     rows = trace.rows_named(notes, lambda name: name.startswith(_CALL_PREFIXES))
     if not len(rows):
         rows = trace.rows_named(notes, lambda name: name.startswith("record_param_comms"))
-    told = [_told_by(timeline, np.array([row])) for row in rows.tolist()]
+    requests = [_merged_request(timeline, np.array([row])) for row in rows.tolist()]
     calls = trace.rows_named(notes, lambda name: name.startswith("c10d::") and collective_kind(name) != "other")
     if len(calls) != len(rows):
-        return rows, trace.starts[rows], told
+        return rows, trace.starts[rows], requests
     kinds = [collective_kind(trace.name(row)) for row in calls.tolist()]
-    asked = [one._replace(kind=kind) for one, kind in zip(told, kinds, strict=True)]
-    return rows, np.minimum(trace.starts[calls], trace.starts[rows]), asked
+    requests = [one._replace(kind=kind) for one, kind in zip(requests, kinds, strict=True)]
+    return rows, np.minimum(trace.starts[calls], trace.starts[rows]), requests
 
 
 def describe_communication(timeline: Timeline, collectives: Collectives, phases: Phases) -> Communication | None:
@@ -232,7 +232,7 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
     durations = trace.durations[rows]
     moments = trace.intervals(collectives.rows) & steps.intervals
     exposed = moments - timeline.computing
-    total, bare = moments.total_ns, exposed.total_ns
+    total_ns, exposed_ns = moments.total_ns, exposed.total_ns
     sizes = collectives.sizes[inside]
     sizes = sizes[sizes >= 0]
     n_steps = max(steps.n_steps, 1)
@@ -241,9 +241,9 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
         kind = collectives.kinds[i]
         by_name[kind] = by_name.get(kind, 0.0) + duration / SECOND
     return Communication(
-        total_s=total / SECOND,
-        exposed_s=bare / SECOND,
-        overlap_fraction=1 - bare / total if total else None,
+        total_s=total_ns / SECOND,
+        exposed_s=exposed_ns / SECOND,
+        overlap_fraction=1 - exposed_ns / total_ns if total_ns else None,
         n=len(rows),
         n_per_step=len(rows) / n_steps,
         small_per_step=int((sizes < SMALL_BYTES).sum()) / n_steps if len(sizes) else None,
@@ -301,14 +301,14 @@ def _collective_time(kind: str, n_ranks: int, sizes: Times, durations: Times, ex
 def _shard_traffic(
     timeline: Timeline, collectives: Collectives, phases: Phases, inside: Rows
 ) -> tuple[ShardTraffic, ...]:
-    """Describe all-gathers and reduce-scatters of sharded training by the phase in which the host asked for them."""
+    """Describe all-gathers and reduce-scatters of sharded training by the phase in which the host requested them."""
     kinds = {collectives.kinds[i] for i in inside.tolist()}
     is_sharded = any(name.startswith(_SHARDED_NAMES) for name in timeline.trace.names)
     if not ({"all_gather", "reduce_scatter"} <= kinds or (is_sharded and kinds & {"all_gather", "reduce_scatter"})):
         return ()
     durations = timeline.trace.durations[collectives.rows]
     masks: dict[str, npt.NDArray[np.bool_]] = {
-        name: phases[name].contains(collectives.asked_at) for name in ("forward", "backward")
+        name: phases[name].contains(collectives.requested_at) for name in ("forward", "backward")
     }
     masks["other"] = ~(masks["forward"] | masks["backward"])
     traffic = []

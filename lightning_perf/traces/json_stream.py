@@ -77,7 +77,7 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
     args: msgspec.Raw = msgspec.Raw()
 
 
-# Arrows, counters: half of a trace, which costs almost nothing if it is skipped by its tag.
+# Flow arrows and counters: half of a trace, and cheap to skip by their tag.
 _SKIPPED = tuple(msgspec.defstruct(f"Skipped_{ph}", [], gc=False, tag_field="ph", tag=ph) for ph in "MfstCBEbenNODvRPS")
 
 
@@ -107,9 +107,7 @@ _decode_header = msgspec.json.Decoder(Header).decode
 def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the text of a file in pieces, decompressed if its first bytes are those of gzip.
 
-    Args:
-        path: The file.
-        max_bytes: Most text to decompress, instead of ``MAX_BYTES`` and ``MAX_RATIO``.
+    ``max_bytes`` replaces ``MAX_BYTES`` and ``MAX_RATIO``.
 
     Raises:
         TraceError: The file cannot be opened, is an incomplete gzip file, or has more text than allowed.
@@ -152,7 +150,8 @@ def _decompressed(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator
             text = unzip.decompress(pending, CHUNK_BYTES)
         except zlib.error as error:
             raise TraceError(
-                f"{path} starts like gzip but cannot be unfolded ({error}). Expected a whole gzip file; copy it again."
+                f"{path} starts like gzip but cannot be decompressed ({error}). Expected a whole gzip file; copy it "
+                "again."
             ) from error
         pending = unzip.unused_data if unzip.eof else unzip.unconsumed_tail
         n_text += len(text)
@@ -171,10 +170,10 @@ def _decompressed(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator
 def _check_size(path: Path, n_text: int, n_read: int, max_bytes: int | None) -> None:
     if max_bytes is not None:
         if n_text > max_bytes:
-            raise TraceError(f"{path} unfolds to more than the {max_bytes:,} bytes allowed; allow more to read it.")
+            raise TraceError(f"{path} has more text than the {max_bytes:,} bytes allowed; allow more to read it.")
     elif n_text > MAX_BYTES or (n_text > FREE_BYTES and n_text > MAX_RATIO * n_read):
         raise TraceError(
-            f"{path} unfolds to {n_text:,} bytes and more from {n_read:,}: that is no trace, or one too large. "
+            f"{path} decompresses to more than {n_text:,} bytes from {n_read:,}: it is not a trace, or too large. "
             f"If you trust the file, allow more (max_bytes=, or --max-bytes on the command line)."
         )
 
@@ -334,5 +333,5 @@ def _why_no_trace(text: bytes) -> str:
         return f"is not valid JSON: {error}. Expected a profiler trace."
     keys = ", ".join(sorted(map(str, document))[:8]) if isinstance(document, dict) else type(document).__name__
     is_session = isinstance(document, dict) and "schema_version" in document
-    told = " It is a session: lightning-perf report reads it." if is_session else ""
-    return f"is JSON but no profiler trace: it holds {keys or 'nothing'}, and no list named traceEvents.{told}"
+    hint = " It is a session: lightning-perf report reads it." if is_session else ""
+    return f"is JSON but not a profiler trace: it has {keys or 'no fields'}, and no list named traceEvents.{hint}"

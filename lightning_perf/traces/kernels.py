@@ -148,7 +148,7 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
     total_ns = float(by_name_ns.sum())
     kinds = [kernel_kind(name) for name in names]
     of_kind: dict[str, list[float]] = {}
-    matrix_ns = told_ns = matrix_tensor_ns = tensor_ns = layout_ns = 0.0
+    matrix_ns = known_ns = matrix_tensor_ns = tensor_ns = layout_ns = 0.0
     layout_n = 0
     precisions: dict[str, float] = {}
     for name, kind, ns, n in zip(names, kinds, by_name_ns.tolist(), counts.tolist(), strict=True):
@@ -161,7 +161,7 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
             matrix_ns += ns
             precision = kernel_precision(name)
             if on_tensor_cores or precision != "unknown":
-                told_ns += ns
+                known_ns += ns
                 matrix_tensor_ns += ns * on_tensor_cores
             precisions[precision] = precisions.get(precision, 0.0) + ns / SECOND
         if converts_layout(name):
@@ -185,7 +185,7 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
             for i in largest
         ),
         matrix_s=matrix_ns / SECOND,
-        matrix_tensor_core_fraction=matrix_tensor_ns / told_ns if told_ns else None,
+        matrix_tensor_core_fraction=matrix_tensor_ns / known_ns if known_ns else None,
         matrix_precisions=precisions,
         kinds={
             kind: KindTime(total_s=ns / SECOND, n=int(n), share=ns / total_ns if total_ns else 0.0)

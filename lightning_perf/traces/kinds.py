@@ -15,40 +15,21 @@ DEVICE_ANNOTATION: Final = 8
 UNKNOWN_DEVICE: Final = 9
 IGNORED: Final = 0
 
-KINDS: Final[dict[str, int]] = {
-    "operator": OPERATOR,
-    "cpu_op": OPERATOR,
-    "user_annotation": ANNOTATION,
-    "python_function": PYTHON,
-    "runtime": RUNTIME,
-    "cuda_runtime": RUNTIME,
-    "driver": RUNTIME,
-    "cuda_driver": RUNTIME,
-    "hip_runtime": RUNTIME,
-    "xpu_runtime": RUNTIME,
-    "xpu_driver": RUNTIME,
-    "mtia_runtime": RUNTIME,
-    "privateuse1_runtime": RUNTIME,
-    "privateuse1_driver": RUNTIME,
-    "glow_runtime": RUNTIME,
-    "kernel": KERNEL,
-    "concurrent_kernel": KERNEL,
-    "memcpy": MEMCPY,
-    "gpu_memcpy": MEMCPY,
-    "memset": MEMSET,
-    "gpu_memset": MEMSET,
-    "gpu_user_annotation": DEVICE_ANNOTATION,
-    "mtia_ccp_events": UNKNOWN_DEVICE,
-    "mtia_insight": UNKNOWN_DEVICE,
-    "hpu_op": UNKNOWN_DEVICE,
-    "trace": IGNORED,
-    "overhead": IGNORED,
-    "cuda_sync": IGNORED,
-    "cuda_event": IGNORED,
-    "cuda_profiler_range": IGNORED,
-    "cpu_instant_event": IGNORED,
-}
-"""What a category means, by its name in lower case. Capital letters mark the profiler of torch 1.8 to 1.11."""
+_CATEGORIES: Final = {
+    OPERATOR: ("operator", "cpu_op"),
+    ANNOTATION: ("user_annotation",),
+    PYTHON: ("python_function",),
+    RUNTIME: ("runtime", "cuda_runtime", "driver", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver",
+              "mtia_runtime", "privateuse1_runtime", "privateuse1_driver", "glow_runtime"),
+    KERNEL: ("kernel", "concurrent_kernel"),
+    MEMCPY: ("memcpy", "gpu_memcpy"),
+    MEMSET: ("memset", "gpu_memset"),
+    DEVICE_ANNOTATION: ("gpu_user_annotation",),
+    UNKNOWN_DEVICE: ("mtia_ccp_events", "mtia_insight", "hpu_op"),
+    IGNORED: ("trace", "overhead", "cuda_sync", "cuda_event", "cuda_profiler_range", "cpu_instant_event"),
+}  # fmt: skip
+KINDS: Final[dict[str, int]] = {name: kind for kind, names in _CATEGORIES.items() for name in names}
+"""Kind of each category, by its name in lower case. Capital letters mark the profiler of torch 1.8 to 1.11."""
 
 MEMORY_NAME: Final = "[memory]"
 STEP_PREFIX: Final = "ProfilerStep"

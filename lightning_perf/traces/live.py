@@ -121,8 +121,7 @@ _LIVE_BATCH: Final = 50_000
 
 def _as_event(each: LiveEvent) -> Event:
     if each.name == MEMORY_NAME:
-        told = {"Bytes": each.size_bytes, "Device Type": int(each.device >= 0)}
-        args = msgspec.Raw(msgspec.json.encode(told))
+        args = msgspec.Raw(msgspec.json.encode({"Bytes": each.size_bytes, "Device Type": int(each.device >= 0)}))
         return Event("i", each.category, each.name, 0, each.thread, each.start_ns / 1000, args=args)
     arguments: dict[str, Any] = {}
     if each.correlation >= 0:

@@ -70,7 +70,7 @@ def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
         return None
     names = steps.names or ("trace",)
     if steps.n_steps:
-        step_of = steps.host_step_of(collectives.asked_at)
+        step_of = steps.host_step_of(collectives.requested_at)
     else:
         step_of = np.zeros(len(collectives.rows), dtype=np.int64)
     kept, keys = [], []
@@ -237,16 +237,12 @@ class _Waits:
         """Return the collectives by kind and mean size, timed from the last rank's arrival."""
         sizes, groups = [], []
         for one in matched:
-            told = [int(logs[i].sizes[row]) for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
-            sizes.append(round(sum(told) / len(told)) if min(told) >= 0 else -1)
+            own = [int(logs[i].sizes[row]) for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
+            sizes.append(round(sum(own) / len(own)) if min(own) >= 0 else -1)
             groups.append(int(logs[one.ranks[0]].group_sizes[one.rows[0]]))
-        return collective_times(
-            [one.kind for one in matched],
-            np.array(groups, dtype=np.int64),
-            np.array(sizes, dtype=np.int64),
-            self._least,
-            self._bare,
-        )
+        kinds = [one.kind for one in matched]
+        return collective_times(kinds, np.array(groups, dtype=np.int64), np.array(sizes, dtype=np.int64),
+                                self._least, self._bare)  # fmt: skip
 
 
 def _clocks(logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[npt.NDArray[np.float64] | None, float | None]:

@@ -81,11 +81,9 @@ def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[Ma
     shapes_seen = []
     for key, own in found.items():
         name, text, dtype = key
-        m, n, k = sizes[key] or (None, None, None)
-        unit = _ALIGNMENT.get(dtype.lower())
-        aligned = (
-            None if m is None or n is None or k is None or unit is None else not (m % unit or n % unit or k % unit)
-        )
+        size, unit = sizes[key], _ALIGNMENT.get(dtype.lower())
+        m, n, k = size or (None, None, None)
+        aligned = None if size is None or unit is None else not any(each % unit for each in size)
         shapes_seen.append(
             MatrixShape(
                 operator=name, shapes=text, dtype=dtype, calls=len(own), m=m, n=n, k=k, is_aligned=aligned,

@@ -30,8 +30,8 @@ def find_phases(timeline: Timeline) -> Phases:
     - ``optimizer``: torch's own ``Optimizer.step#`` and ``Optimizer.zero_grad#``, or our annotation.
     - ``backward``: from one autograd function to the next, on any thread, as long as the training thread starts nothing
       else in between; or our annotation, or Lightning's ``.backward``.
-    - ``forward``: what the training thread does from the end of the phase before to the start of a backward; on a trace
-      without any backward, all its operators; or our annotation, or Lightning's ``training_step``.
+    - ``forward``: what the training thread does from the end of the previous phase to the start of a backward; on a
+      trace without any backward, all its operators; or our annotation, or Lightning's ``training_step``.
     """
     trace = timeline.trace
     notes = trace.rows(ANNOTATION, OPERATOR)

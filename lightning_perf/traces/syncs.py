@@ -63,14 +63,8 @@ def lost_to_waits(timeline: Timeline, calls: Rows, gaps: Times, launched: Times)
     is lost. A gap is charged to the latest wait that has lead left. The costs are those of all waits together: without
     one of them, the next may be longer.
 
-    Args:
-        timeline: The trace.
-        calls: Rows of calls in which the host waits.
-        gaps: Nanoseconds of each late gap.
-        launched: When the work that ended each gap was launched.
-
-    Returns:
-        The nanoseconds charged to each call, and those charged of each gap.
+    ``gaps`` are nanoseconds of late gaps, ``launched`` when the work that ended each was launched. Return the
+    nanoseconds charged to each call that waits, and those charged of each gap.
     """
     trace = timeline.trace
     lost = [0] * len(calls)

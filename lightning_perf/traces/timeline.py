@@ -45,10 +45,10 @@ def innermost_at(trees: dict[int, HostThread], threads: npt.NDArray[Any], moment
     """Return for each thread and moment the row of the innermost event, -1 for none."""
     found = np.full(len(moments), -1, dtype=np.int64)
     for thread, host in trees.items():
-        asked = np.flatnonzero(threads == thread)
-        if len(asked):
-            index = host.tree.innermost(moments[asked])
-            found[asked] = np.where(index >= 0, host.rows[index], -1)
+        own = np.flatnonzero(threads == thread)
+        if len(own):
+            index = host.tree.innermost(moments[own])
+            found[own] = np.where(index >= 0, host.rows[index], -1)
     return found
 
 

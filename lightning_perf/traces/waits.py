@@ -27,7 +27,7 @@ ONE_OFF: Final = re.compile(
     r"|DeviceReset|GetDeviceCount|SetDevice$|MemGetInfo|^(cuda|hip)(Free|Malloc)$|OccupancyMax"
 )
 ONE_OFF_NS: Final = 10_000_000
-"""In the steady state each of these calls takes microseconds; those of 10 ms create a context, handle or module."""
+"""In the steady state each of these calls takes microseconds; one of 10 ms creates a context, handle or module."""
 
 MAX_ONE_OFF_CALLS: Final = 16
 

@@ -7,12 +7,12 @@ from typing import Final
 from lightning_perf.records import TraceRecord, WhatIf
 
 _MEANING: Final = {
-    "loader": "waiting for data while the device had nothing to do",
+    "loader": "waiting for data while the device was idle",
     "sync": "the device idle because the host had waited for it",
     "pageable_copy": "copies from pageable memory while no kernel ran",
     "transfer": "copies to the device while no kernel ran",
     "device_to_host": "copies from the device while no kernel ran",
-    "allocator": "asking the driver for memory while the device had nothing to do",
+    "allocator": "requesting memory from the driver while the device was idle",
     "communication": "collectives while no other kernel ran",
     "launch": "the device idle because the host launched kernels late",
 }
@@ -21,11 +21,10 @@ _MEANING: Final = {
 def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
     """Predict the step time without each cause.
 
-    With T the mean step, D what the device needs in it (any stream working), H what the host needs without waiting, and
-    E the time exclusive to the cause: the step becomes no shorter than max(D, H, T − E), because it takes the longer of
-    host and device and because only exclusive time can be won back. The upper end is T: a trace does not show what a
-    fix leaves, or which wait appears behind it. On a trace without device work D is 0 and E is the host's time in the
-    cause.
+    T is the mean step, D the time of any stream working in it, H the host's time without waiting, E the time exclusive
+    to the cause. The step becomes no shorter than max(D, H, T − E), because it takes the longer of host and device and
+    because only exclusive time can be saved. The upper end is T: a trace does not show how much of the cause a fix
+    removes, or which wait follows. On a trace without device work D is 0 and E is the host's time in the cause.
     """
     n = max(len(record.steps), 1)
     windows = record.windows

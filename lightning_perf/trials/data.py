@@ -13,7 +13,7 @@ from lightning_perf.errors import TrialError
 from lightning_perf.records import SESSION_FILE, Session
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.trials.job import Job, warn
-from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
+from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_supervised
 
 STARTUP_ALLOWED_S = 900.0
 """Time that a script has to reach its training loader, besides the probe's own time."""
@@ -21,40 +21,35 @@ CEILING_S = 8.0
 """Time for the steps on one batch, compilation and warm-up included."""
 CEILING_BLOCKS = 4
 MIN_CEILING_STEPS = 20
-"""Steps that are enough to tell the step time if they did not become steady."""
+"""Steps that are enough for the step time if it did not become steady."""
 
 
 def probe_command(
-    command: Sequence[str], folder: Path, limit_s: float, tell: Callable[[str], None] = lambda _: None
+    command: Sequence[str], folder: Path, limit_s: float, report: Callable[[str], None] = lambda _: None
 ) -> Session:
-    """Run some steps of a training command on one batch, then run it up to its loader and probe the loader.
+    """Run some steps of a training command on one batch, then run it up to its loader and probe that for ``limit_s``.
 
-    The script's checkpoints and logs go to a folder that is removed afterwards.
-
-    Args:
-        command: The command that trains.
-        folder: Where ``perf_session.json`` goes; other files in it are kept.
-        limit_s: Seconds that the probe of the loader may take.
-        tell: Called with a short text when a part starts.
+    The script's checkpoints and logs go to a folder that is removed afterwards. ``report`` is called with a short text
+    when a part starts.
 
     Returns:
-        The diagnosed and saved session; its ``run.stage`` is ``"data"``.
+        The diagnosed session, saved in the folder; its ``run.stage`` is ``"data"``.
 
     Raises:
-        TrialError: There is no command, it never reached a training loader, or the folder holds a session already.
+        TrialError: There is no command, it never reached a training loader, or the folder has a session already.
     """
     check_command(command)
     if os.path.exists(folder / SESSION_FILE):
-        raise TrialError(f"{folder} holds a session already, which would be overwritten; choose another --out")
+        raise TrialError(f"{folder} has a session already, which would be overwritten; choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))
     except OSError as error:
         raise TrialError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
     try:
-        tell(f"training on one batch, for about {CEILING_S:g} s")
+        report(f"training on one batch, for about {CEILING_S:g} s")
         compute_s, basis = _ceiling(command, work / "ceiling")
-        tell(f"probing the training loader, for at most {limit_s:g} s")
+        report(f"probing the training loader, for at most {limit_s:g} s")
         session = _probed(command, work / "probe", limit_s, compute_s)
         if session.loader_probe is not None:
             probe = msgspec.structs.replace(session.loader_probe, compute_s=compute_s, compute_basis=basis)
@@ -69,23 +64,23 @@ def probe_command(
 def _probed(command: Sequence[str], folder: Path, limit_s: float, compute_s: float | None) -> Session:
     options = {"limit_s": limit_s, "compute_s": compute_s}
     job = Job(mode="data", folder=str(folder), with_doctor=False, options=options)
-    ended = run_kept(command, job, time_limit_s=limit_s + STARTUP_ALLOWED_S, warn=warn)
+    ended = run_supervised(command, job, time_limit_s=limit_s + STARTUP_ALLOWED_S, warn=warn)
     result = ended.result
     if result is None or result.status != "ok":
         raise CommandError(explain(command, ended, "the probe"), ended.log)
     try:
         return msgspec.convert(result.data["session"], Session)
     except (KeyError, msgspec.ValidationError) as error:
-        raise CommandError(f"the loader was probed, but what it showed cannot be read ({error})", ended.log) from error
+        raise CommandError(f"the loader was probed, but the result cannot be read ({error})", ended.log) from error
 
 
 def _ceiling(command: Sequence[str], folder: Path) -> tuple[float | None, str]:
     """Return the seconds of a step whose batch is in memory, and how that was measured or why it was not."""
     job = Job(mode="ceiling", folder=str(folder), with_doctor=False, min_blocks=CEILING_BLOCKS, max_s=CEILING_S)
-    return _compute(run_kept(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S))
+    return _step_time(run_supervised(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S))
 
 
-def _compute(ended: Ended) -> tuple[float | None, str]:
+def _step_time(ended: Ended) -> tuple[float | None, str]:
     result = ended.result
     if result is None or result.status != "ok":
         return None, f"not measured: {ended.failure}"
@@ -93,10 +88,10 @@ def _compute(ended: Ended) -> tuple[float | None, str]:
     if result.block_means_s:
         step_s = statistics.median(result.block_means_s)
     elif result.usual_step_s is not None and result.n_steps >= MIN_CEILING_STEPS:
-        # Not exact enough for a trial, but enough to tell whether the loader or the model is the bottleneck.
+        # Not exact enough for a trial, but it shows whether the loader or the model is the bottleneck.
         step_s = result.usual_step_s
         basis += f"; {result.missing.get('block_means_s', 'not steady')}"
     else:
         return None, f"not measured: {result.missing.get('block_means_s', 'too few steps')}"
-    # Steps are the optimizer's; the loader feeds batches.
+    # Of one batch, to compare it with the loader: an optimizer step may take several.
     return step_s / max(1, result.batches_per_step), basis

@@ -1,18 +1,18 @@
 """Callback hooks of the modes ``data`` and ``ceiling``."""
 
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import torch
 
-from lightning_perf import __version__, seams
+from lightning_perf import seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
 from lightning_perf.probes.machine import local_world_size, read_machine
+from lightning_perf.probes.probe_set import new_run
 from lightning_perf.probes.settings import read_settings
-from lightning_perf.records import LoaderProbe, Run, Session
+from lightning_perf.records import LoaderProbe, Session
 
 ITERATING_SHARE = 0.4
 """Fraction of the probe's time for a loader that cannot be copied and is only iterated."""
@@ -21,12 +21,10 @@ MANY_BATCHES = 10**6
 
 
 class DataProbeHooks:
-    """Probes the training loaders when they are prepared and not yet iterated; then ends the process.
+    """Probes the training loaders once they are prepared, before they are iterated; then ends the process.
 
-    Args:
-        limit_s: Seconds that the probe may take, divided equally among several loaders.
-        finish: Called on every rank, with the session on rank 0 and None on the others.
-        compute_s: Seconds that a step computes; None if unknown.
+    The probe may take ``limit_s`` seconds, divided equally among several loaders. ``finish`` is called on every rank,
+    with the session on rank 0 and None on the others. A step computes for ``compute_s`` seconds; None if unknown.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class DataProbeHooks:
         return loader
 
     def _probe(self, trainer: Any, loaders: list[Any]) -> None:
-        """Probe each loader; keep the probe of the costliest."""
+        """Probe each loader; keep the probe of the most expensive one."""
         if not loaders or not trainer.is_global_zero:
             return
         probed = loaders[: max(1, int(self.limit_s / MIN_LIMIT_S))]
@@ -67,10 +65,10 @@ class DataProbeHooks:
         probes = [self._measured(trainer, loader, index, limit_s) for index, loader in enumerate(probed)]
         costliest = max(probes, key=lambda probe: batch_cost_s(probe) or 0.0)
         if len(loaders) > 1:
-            others = [_in_words(probe) for probe in probes if probe is not costliest]
-            others += [f"{index}: not probed, for want of time" for index in range(len(probes), len(loaders))]
-            told = f"the Trainer combines {len(loaders)} training loaders; this is the costliest. " + "; ".join(others)
-            costliest = msgspec.structs.replace(costliest, missing={**costliest.missing, "others": told})
+            others = [_described(probe) for probe in probes if probe is not costliest]
+            others += [f"{index}: not probed, because time ran out" for index in range(len(probes), len(loaders))]
+            text = f"the Trainer combines {len(loaders)} training loaders; this is the slowest. " + "; ".join(others)
+            costliest = msgspec.structs.replace(costliest, missing={**costliest.missing, "others": text})
         self.probe = costliest
 
     def _measured(self, trainer: Any, loader: Any, index: int, limit_s: float) -> LoaderProbe:
@@ -94,16 +92,9 @@ class DataProbeHooks:
         missing["steady"] = "nothing was trained"
         if probe is None:
             missing["loader_probe"] = "Lightning prepared no training loader"
+        wall_s, world_size = time.monotonic() - self._started_s, trainer.world_size
         return Session(
-            run=Run(
-                id=f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-data-{uuid.uuid4().hex[:8]}",
-                stage="data",
-                status="finished",
-                started_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                wall_s=time.monotonic() - self._started_s,
-                world_size=trainer.world_size,
-                lightning_perf=__version__,
-            ),
+            run=msgspec.structs.replace(new_run("data"), status="finished", wall_s=wall_s, world_size=world_size),
             machine=read_machine(local_world_size=local_world_size(trainer), device=trainer.strategy.root_device),
             settings=settings,
             loader_probe=probe,
@@ -117,7 +108,7 @@ def batch_cost_s(probe: LoaderProbe) -> float | None:
     return probe.made_s() if point is None else point.batch_s
 
 
-def _in_words(probe: LoaderProbe) -> str:
+def _described(probe: LoaderProbe) -> str:
     cost_s = batch_cost_s(probe)
     return f"{probe.index}: " + (probe.reason or "not known" if cost_s is None else f"{1e3 * cost_s:.3g} ms per batch")
 
@@ -137,7 +128,7 @@ class OneBatch:
         self.batch = batch
 
     def __iter__(self) -> Iterator[Any]:
-        return (_fresh(self.batch) for _ in range(MANY_BATCHES))
+        return (_copied_containers(self.batch) for _ in range(MANY_BATCHES))
 
 
 class SizedOneBatch(OneBatch):
@@ -159,10 +150,10 @@ def one_batch_of(loader: Any) -> OneBatch:
     return SizedOneBatch(batch)
 
 
-def _fresh(batch: Any) -> Any:
-    """Return the same tensors in new containers, because a step may remove items from them."""
+def _copied_containers(batch: Any) -> Any:
+    """Return the same tensors in new containers, because a step may change these."""
     if type(batch) is dict:
-        return {name: _fresh(value) for name, value in batch.items()}
+        return {name: _copied_containers(value) for name, value in batch.items()}
     if type(batch) in (list, tuple):
-        return type(batch)(_fresh(value) for value in batch)
+        return type(batch)(_copied_containers(value) for value in batch)
     return batch

@@ -75,11 +75,8 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
     """Return the batch size to measure next; None if the knee is known well enough.
 
     The size is doubled while that gains ``GROWTH`` and should fit; then one size between the best and each neighbor is
-    tried.
-
-    Args:
-        points: Measured so far, in any order; at least one run succeeded.
-        capacity_bytes: Smallest of any rank; None if unknown (a run that fails then shows the limit).
+    tried. At least one run succeeded. Without ``capacity_bytes`` (of the smallest rank), a run that fails shows the
+    limit.
     """
     rates = _rates(points)
     if not rates:

@@ -16,11 +16,13 @@ _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
-def run_in_front(command: Sequence[str], job: Job, environment: dict[str, str] | None = None) -> tuple[int, set[str]]:
+def run_in_foreground(
+    command: Sequence[str], job: Job, environment: dict[str, str] | None = None
+) -> tuple[int, set[str]]:
     """Run a command with a job; ``environment`` is added to this process's own.
 
-    Ctrl-C reaches the command from the terminal itself; other signals are forwarded. If this process is killed, the
-    command gets SIGTERM. If the training runs without lightning-perf, one line on stderr says so.
+    The terminal sends Ctrl-C to the command itself; other signals are forwarded. If this process is killed, the command
+    gets SIGTERM. If the training runs without lightning-perf, one line on stderr says so.
 
     Returns:
         Its exit code as a shell reports it (128 + n for signal n), and the stages it reached.
@@ -70,7 +72,4 @@ def _end_with_parent() -> Any:
         return None
     library = ctypes.CDLL(None)  # loaded before the fork
 
-    def ask() -> None:
-        library.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)
-
-    return ask
+    return lambda: library.prctl(_PARENT_DEATH, signal.SIGTERM, 0, 0, 0)

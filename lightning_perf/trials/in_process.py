@@ -1,4 +1,4 @@
-"""Run a Python function for a trial's job in this process, as ``runner.run_kept`` runs a command in its own."""
+"""Run a Python function for a trial's job in this process, as ``runner.run_supervised`` runs a command in its own."""
 
 import contextlib
 import gc
@@ -31,7 +31,7 @@ _APPLIED_LATER = {"OMP_NUM_THREADS"}
 
 
 class _Mode(TrialMode):
-    """A trial in a process with other memory than the training's, and without processes for other ranks."""
+    """A trial in a process that also holds other memory, and starts none for other ranks."""
 
     def built(self, trainer: Any, namespace: str) -> None:
         if trainer.num_devices * trainer.num_nodes > 1:
@@ -43,11 +43,11 @@ class _Mode(TrialMode):
 
 
 class InProcess:
-    """Runs a function that builds a Trainer and calls its ``fit``; called with the arguments of ``run_kept``.
+    """Runs a function that builds a Trainer and calls its ``fit``; called with the arguments of ``run_supervised``.
 
-    The run ends after enough steps by an exception that unwinds the function. Trainers, the generators of random
-    numbers, standard output and the handler of Ctrl-C are as before when a run ends. Limits of time and memory do not
-    apply, because they can only be kept by ending a process.
+    The run ends after enough steps by an exception that unwinds the function. Afterwards, Trainers, random generators,
+    standard output and the handler of Ctrl-C are restored. Limits of time and memory do not apply: enforcing them would
+    end the process.
     """
 
     def __init__(self, train: Callable[[], Any]) -> None:
@@ -95,7 +95,7 @@ class InProcess:
         note(job, "python")
         note(job, "lightning")
         try:
-            with _same_random_numbers(), _without_history(), _guests(job):
+            with _same_random_numbers(), _without_history(), _wrapped_trainers(job):
                 inside.seed_all(job.seed or 0)
                 self._train()
         except inside.Over:
@@ -128,7 +128,7 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def _guests(job: Job) -> Iterator[None]:
+def _wrapped_trainers(job: Job) -> Iterator[None]:
     """Wrap the Trainer of each namespace that is imported."""
     if not any(name in sys.modules for name in _NAMESPACES):
         importlib.import_module(_NAMESPACES[0])
@@ -137,17 +137,18 @@ def _guests(job: Job) -> Iterator[None]:
         inside.keeps_process = True
         for namespace in _NAMESPACES:
             if namespace in sys.modules:
-                guest, trainer = inside.Guest(job, namespace, _Mode), importlib.import_module(namespace).Trainer
+                wrapper = inside.TrainerWrapper(job, namespace, _Mode)
+                trainer = importlib.import_module(namespace).Trainer
                 undo.callback(setattr, trainer, "__init__", trainer.__init__)
                 undo.callback(setattr, trainer, "fit", trainer.fit)
-                trainer.__init__ = guest.around_init(trainer.__init__)
-                trainer.fit = guest.around_fit(trainer.fit)
+                trainer.__init__ = wrapper.around_init(trainer.__init__)
+                trainer.fit = wrapper.around_fit(trainer.fit)
         yield
 
 
 @contextlib.contextmanager
 def _quiet(log: Any) -> Iterator[None]:
-    """Write what the function prints to a log, without Lightning's information on each Trainer."""
+    """Write the function's output to a log, without Lightning's messages about each Trainer."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.INFO))
     try:
@@ -159,7 +160,7 @@ def _quiet(log: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_history() -> Iterator[None]:
-    """Keep short runs from the history of runs, to which later ones are compared."""
+    """Keep these short runs out of the history, with which later runs are compared."""
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "off"
     try:

@@ -38,11 +38,11 @@ def add_callback(trainer: Any, callback: Any, is_first: bool = False) -> None:
 
 def add_doctor(trainer: Any, namespace: str, arguments: dict[str, Any]) -> Any:
     """Return the Trainer's own PerfDoctor, or add one."""
-    theirs = next((one for one in trainer.callbacks if isinstance(one, DoctorHooks)), None)
-    if theirs is not None:
-        return theirs
-    home = "lightning_perf.pytorch_lightning" if namespace == "pytorch_lightning" else "lightning_perf.doctor"
-    doctor = importlib.import_module(home).PerfDoctor(**arguments)
+    existing = next((one for one in trainer.callbacks if isinstance(one, DoctorHooks)), None)
+    if existing is not None:
+        return existing
+    module = "lightning_perf.pytorch_lightning" if namespace == "pytorch_lightning" else "lightning_perf.doctor"
+    doctor = importlib.import_module(module).PerfDoctor(**arguments)
     add_callback(trainer, doctor)
     return doctor
 
@@ -64,26 +64,21 @@ def add_treater(
     fail: Callable[[BaseException], None],
     applied: Callable[[Any], None] | None = None,
 ) -> None:
-    """Add the callback that applies treatments, first: callbacks that read settings see them treated."""
+    """Add the callback that applies treatments, before callbacks that read the settings."""
     add_callback(trainer, callback_class(TreaterHooks, namespace)(applier, fail, applied), is_first=True)
 
 
 class TreaterHooks:
     """Applies treatments and undoes them.
 
-    Args:
-        applier: The treatments.
-        fail: Called with the error of a treatment that cannot be applied.
-        applied: Called with the Trainer once all treatments are applied.
+    ``fail`` is called with the error of a treatment that cannot be applied, ``applied`` with the Trainer once all are.
     """
 
     def __init__(
         self, applier: Any, fail: Callable[[BaseException], None], applied: Callable[[Any], None] | None = None
     ) -> None:
         super().__init__()
-        self.applier = applier
-        self.fail = fail
-        self.applied = applied
+        self.applier, self.fail, self.applied = applier, fail, applied
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._guard(self.applier.set_up, trainer, pl_module)

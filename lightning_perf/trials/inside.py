@@ -1,11 +1,11 @@
-"""Entry point in the user's process: wraps Lightning's Trainer, so that the job's mode (``modes``) sees it.
+"""Entry point in the user's process: wraps Lightning's Trainer for the job's mode (``modes``).
 
 In mode ``run`` an error of lightning-perf is one line on stderr, and the user's training continues. In other modes the
 script only runs to be measured, so an error ends it, with the reason in the result file.
 
-A measured script ends as by Ctrl-C: ``Over`` unwinds it, so that its ``with`` and ``finally`` blocks and its exit
-handlers run. A script that catches it gets it again from its next use of a Trainer, and is ended by force after
-``UNWINDING_S``.
+A measured script ends as by Ctrl-C: the exception ``Over`` unwinds it, so that its ``with`` and ``finally`` blocks and
+its exit handlers run. If a script catches it, the next use of a Trainer raises it again, and the process is killed
+after ``UNWINDING_S``.
 """
 
 from __future__ import annotations
@@ -49,18 +49,17 @@ def enter(module: ModuleType) -> None:
     if job.seed is not None:
         seed_all(job.seed)  # a model built from here on starts from the same weights in every arm
     namespace = module.__name__.removesuffix(".trainer.trainer")
-    guest = Guest(job, namespace)
-    trainer_class = module.Trainer
-    trainer_class.__init__ = guest.around_init(trainer_class.__init__)
-    trainer_class.fit = guest.around_fit(trainer_class.fit)
+    wrapper, trainer_class = TrainerWrapper(job, namespace), module.Trainer
+    trainer_class.__init__ = wrapper.around_init(trainer_class.__init__)
+    trainer_class.fit = wrapper.around_fit(trainer_class.fit)
     if job.mode != "run":
         seams.redirect_loggers(str(Path(job.folder) / OUTPUTS), namespace)
         for name in LATER:
-            setattr(trainer_class, name, unless_over(getattr(trainer_class, name)))
+            setattr(trainer_class, name, ending_if_over(getattr(trainer_class, name)))
 
 
-class Guest:
-    """Calls the mode around the Trainer's own methods, and handles its errors."""
+class TrainerWrapper:
+    """Calls the job's mode around the Trainer's methods, and handles its errors."""
 
     def __init__(self, job: Job, namespace: str, mode: type[TrialMode] | None = None) -> None:
         self.job = job
@@ -80,7 +79,7 @@ class Guest:
     def around_init(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            leave_again()
+            leave_if_over()
             if self._is_off or self._depth or args:  # Lightning refuses positional arguments itself
                 original(trainer, *args, **kwargs)
                 return
@@ -92,7 +91,7 @@ class Guest:
                 except Exception as error:  # raised again, or reported
                     if changed == kwargs:
                         raise
-                    reason = f"Trainer refuses the treatment's arguments: {describe(error)}"
+                    reason = f"Trainer rejects the treatment's arguments: {describe(error)}"
                     if self.job.mode != "run":
                         fail(self.job, reason, error)
                     warn(reason)
@@ -107,7 +106,7 @@ class Guest:
     def around_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            leave_again()
+            leave_if_over()
             if self._is_off or self._depth:
                 return original(trainer, *args, **kwargs)
             note(self.job, "fit")
@@ -150,7 +149,7 @@ def fail(job: Job, reason: str, error: BaseException | None = None) -> NoReturn:
 
 _code: int | None = None  # of a script that is over
 keeps_process = False
-"""Whether the measured training is called by a process that goes on afterwards (``in_process``)."""
+"""Whether the process continues after the measured training (``in_process``)."""
 
 
 def leave(code: int) -> NoReturn:
@@ -168,7 +167,7 @@ def leave(code: int) -> NoReturn:
     raise Over(code)
 
 
-def leave_again() -> None:
+def leave_if_over() -> None:
     """End a script that has caught ``Over`` and continued."""
     if _code is not None:
         leave(_code)
@@ -180,12 +179,12 @@ def end_if_over() -> None:
         end_process(_code)
 
 
-def unless_over(original: Callable[..., Any]) -> Callable[..., Any]:
+def ending_if_over(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method of the Trainer, so that a script that is over ends there."""
 
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
-        leave_again()
+        leave_if_over()
         return original(*args, **kwargs)
 
     return method

@@ -1,12 +1,13 @@
 """Judge the arms of a trial by their runs: speed against the baseline, losses and memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from statistics import median
 from typing import NamedTuple
 
 from lightning_perf.records import SAFETIES, Arm, ArmRun, ArmVerdict, Gain, Interval, LossVerdict, Safety
 from lightning_perf.stats.estimates import MIN_BAND, MIN_RUNS, noise_band, ratio_interval, step_interval
-from lightning_perf.stats.verdicts import ArmComparison, call, compare
+from lightning_perf.stats.verdicts import ArmComparison, classify, compare
 
 from .losses import loss_parity
 
@@ -49,17 +50,12 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
 
 
 def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: float) -> ArmComparison:
-    """Compare one arm with others, by runs of the same rounds.
+    """Compare one arm with others, by runs of the same rounds; ``band`` is the relative change that counts as none.
 
-    Args:
-        runs: In the order made.
-        base: Ids of arms that count as one: the two baselines, or the rung below.
-        new: Id of the arm.
-        band: Relative change that counts as none.
+    Several arms in ``base`` count as one: the two baselines, or the rung below.
     """
     done = [run for run in runs if run.status != "interrupted"]
-    ours, theirs = _same_rounds(done, base, new)
-    usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
+    usable_base, usable_new = _same_rounds(done, base, new)
     if len(usable_base) < MIN_RUNS:  # too many failed: use runs of other rounds too
         usable_base = [run for run in done if run.arm in base and run.status == "ok" and run.block_means_s]
     units = _units(usable_base, usable_new, new)
@@ -83,13 +79,7 @@ def treatments_of(arm: str) -> tuple[str, ...]:
     return () if arm in (BASELINE, AGAIN) else tuple(arm.split("+"))
 
 
-def _arm(
-    id_: str,
-    done: list[ArmRun],
-    band: float,
-    predicted: Mapping[str, Gain],
-    safety: Mapping[str, Safety],
-) -> Arm:
+def _arm(id_: str, done: list[ArmRun], band: float, predicted: Mapping[str, Gain], safety: Mapping[str, Safety]) -> Arm:
     own = [run for run in done if run.arm == id_]
     treatments = treatments_of(id_)
     least_safe = SAFETIES[max((SAFETIES.index(_safety(t, safety)) for t in treatments), default=0)]
@@ -115,8 +105,8 @@ def _arm(
     )
 
 
-def _safety(treatment: str, told: Mapping[str, Safety]) -> Safety:
-    return told.get(treatment, "semantics" if treatment.partition("=")[0] == _RESIZING else "exact")
+def _safety(treatment: str, safety: Mapping[str, Safety]) -> Safety:
+    return safety.get(treatment, "semantics" if treatment.partition("=")[0] == _RESIZING else "exact")
 
 
 def _verdict(
@@ -138,7 +128,7 @@ def _verdict(
     reasons = [comparison.reason] if comparison.reason else []
     if unsteady:
         reasons.append(f"{len(unsteady)} of {len(ended_well)} runs left out: they had no steady state")
-    if id_ == AGAIN and comparison.speedup is not None and call(comparison.speedup, MIN_BAND) in _CHANGES:
+    if id_ == AGAIN and comparison.speedup is not None and classify(comparison.speedup, MIN_BAND) in _CHANGES:
         reasons.append("the same training differs from itself, so this machine is too noisy")
     return comparison.call, "; ".join(reasons), comparison
 
@@ -154,31 +144,25 @@ def failure_of(id_: str, done: Sequence[ArmRun]) -> str:
 
 def measured_pair(done: Sequence[ArmRun]) -> tuple[float, Interval | None]:
     """Return the noise band, and the ratio of the two halves of the A/A pair (None with too few runs)."""
-    ours, theirs = _same_rounds(done, (BASELINE,), AGAIN)
-    usable_base, usable_new = [r for r in theirs if r.block_means_s], [r for r in ours if r.block_means_s]
-    base, base_at = [run.block_means_s for run in usable_base], [run.position for run in usable_base]
-    new, new_at = [run.block_means_s for run in usable_new], [run.position for run in usable_new]
+    (base, base_at), (new, new_at) = (
+        ([run.block_means_s for run in side], [run.position for run in side])
+        for side in _same_rounds(done, (BASELINE,), AGAIN)
+    )
     return noise_band([*base, *new], [*base_at, *new_at]), ratio_interval(base, new, base_at, new_at)
 
 
 def _same_rounds(done: Sequence[ArmRun], base: Sequence[str], new: str) -> tuple[list[ArmRun], list[ArmRun]]:
-    """Return usable runs of ``new`` and ``base`` from rounds with both: machines drift between rounds."""
-    rounds = rounds_of(done)
-    in_base = {rounds[i] for i, run in enumerate(done) if run.arm in base}
-    in_new = {rounds[i] for i, run in enumerate(done) if run.arm == new}
-    both = [run for i, run in enumerate(done) if rounds[i] in in_base & in_new and run.status == "ok"]
-    return [run for run in both if run.arm == new], [run for run in both if run.arm in base]
+    """Return measured runs of ``base`` and ``new`` from rounds with both: machines drift between rounds."""
+    pairs = list(zip(done, rounds_of(done), strict=True))
+    in_both = {at for run, at in pairs if run.arm in base} & {at for run, at in pairs if run.arm == new}
+    usable = [run for run, at in pairs if at in in_both and run.status == "ok" and run.block_means_s]
+    return [run for run in usable if run.arm in base], [run for run in usable if run.arm == new]
 
 
 def rounds_of(done: Sequence[ArmRun]) -> list[tuple[int, int]]:
     """Return stage and round of each run: the round counts the arm's earlier runs in that stage."""
-    seen: dict[tuple[str, int], int] = {}
-    rounds = []
-    for run in done:
-        key = (run.arm, run.stage)
-        rounds.append((run.stage, seen.get(key, 0)))
-        seen[key] = seen.get(key, 0) + 1
-    return rounds
+    counts: dict[tuple[str, int], Iterator[int]] = {}
+    return [(run.stage, next(counts.setdefault((run.arm, run.stage), count()))) for run in done]
 
 
 def _units(base: list[ArmRun], new: list[ArmRun], arm: str) -> tuple[float, float] | None:

@@ -25,8 +25,8 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
 
     Of the runs made so far, in order, interrupted ones are repeated, failed ones are not.
     """
-    walk = _walk(plan, _finished(runs))
-    if walk.round is None:
+    progress = _progress(plan, _finished(runs))
+    if progress.round is None:
         return ()
     first = 0
     repeats: dict[str, int] = {}
@@ -38,26 +38,26 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
             arm=arm,
             treatments=treatments_of(arm),
             repeat=repeats.get(arm, 0),
-            stage=walk.round.stage,
+            stage=progress.round.stage,
             position=first + i,
         )
-        for i, arm in enumerate(walk.round.left)
+        for i, arm in enumerate(progress.round.left)
     )
 
 
 def runs_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
     """Return about how many runs remain: clear verdicts make them fewer, ``extra`` repeats more."""
-    walk = _walk(plan, _finished(runs))
-    if walk.round is None:
+    progress = _progress(plan, _finished(runs))
+    if progress.round is None:
         return 0
-    current = walk.round
+    current = progress.round
     rounds_ahead = max(0, plan.repeats - current.number - 1) if plan.candidates else 0
-    return len(current.left) + rounds_ahead * len(current.members) + walk.rungs_ahead * 3 * plan.repeats
+    return len(current.left) + rounds_ahead * len(current.members) + progress.rungs_ahead * 3 * plan.repeats
 
 
 def ladder(plan: Plan, runs: Sequence[ArmRun]) -> tuple[Rung, ...]:
     """Return the ladder so far, the baseline first; rungs that were left out have a reason."""
-    return tuple(_walk(plan, _finished(runs)).rungs)
+    return tuple(_progress(plan, _finished(runs)).rungs)
 
 
 def best(rungs: Sequence[Rung]) -> str:
@@ -65,8 +65,8 @@ def best(rungs: Sequence[Rung]) -> str:
     return next((rung.arm for rung in reversed(rungs) if rung.is_kept), BASELINE)
 
 
-class _Walk(NamedTuple):
-    """Progress of a trial: its rungs so far, the open round (None at the end), and rungs that may follow."""
+class _Progress(NamedTuple):
+    """Rungs of a trial so far, the open round (None at the end), and the number of rungs that may follow."""
 
     rungs: list[Rung]
     round: Round | None
@@ -77,7 +77,7 @@ def _finished(runs: Sequence[ArmRun]) -> list[ArmRun]:
     return [run for run in runs if run.status != "interrupted"]
 
 
-def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
+def _progress(plan: Plan, done: list[ArmRun]) -> _Progress:
     """Repeat the decisions of the trial from its start, as far as the runs reach.
 
     Each decision only depends on complete rounds of its own stage, so that later runs cannot change it.
@@ -85,9 +85,9 @@ def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
     rungs: list[Rung] = []
     pair = [run for run in done if run.arm in (BASELINE, AGAIN)]
     if pair and all(run.status == "failed" for run in pair):
-        return _Walk(rungs, None, 0)
+        return _Progress(rungs, None, 0)
     if plan.candidates is None or (plan.finds_batch and not plan.candidates and len(pair) < 2):
-        return _Walk(rungs, open_round(done, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), compared_alone), 0)
+        return _Progress(rungs, open_round(done, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), compared_alone), 0)
     arms = list(dict.fromkeys(candidate.treatment for candidate in plan.candidates))
     found = open_round(done, 0, [BASELINE, AGAIN], arms, plan, compared_alone)
     if found is not None:
@@ -95,11 +95,11 @@ def _walk(plan: Plan, done: list[ArmRun]) -> _Walk:
             # The rungs of an interrupted trial: as if it ended here.
             rungs = _search(msgspec.structs.replace(plan, has_ladder=False, finds_batch=False), done).rungs
         allowed = sum(one.safety in plan.allow and not one.is_measurement for one in plan.candidates)
-        return _Walk(rungs, found, max(0, allowed - 1) if plan.has_ladder else 0)
+        return _Progress(rungs, found, max(0, allowed - 1) if plan.has_ladder else 0)
     return _search(plan, done)
 
 
-def _search(plan: Plan, done: list[ArmRun]) -> _Walk:
+def _search(plan: Plan, done: list[ArmRun]) -> _Progress:
     judgement = judge(done, *expectations(plan))
     alone = judge([run for run in done if run.stage == 0], *expectations(plan))
     search = LadderSearch(plan, done, judgement, alone)
@@ -113,8 +113,8 @@ def _search(plan: Plan, done: list[ArmRun]) -> _Walk:
         else:
             found = search.measure(candidate)
             if found is not None:
-                return _Walk(search.rungs, found, len(queue) - i - 1)
-    return _Walk(search.rungs, search.fastest_batch(), 0)
+                return _Progress(search.rungs, found, len(queue) - i - 1)
+    return _Progress(search.rungs, search.fastest_batch(), 0)
 
 
 def expectations(plan: Plan) -> tuple[dict[str, Gain], dict[str, Safety]]:

@@ -32,7 +32,7 @@ class LadderSearch:
             )
 
     def queue(self) -> list[Candidate]:
-        """Return the candidates in the order to try: strongest gain alone first, unfit ones last."""
+        """Return the candidates in the order to try: strongest gain alone first, excluded ones last."""
         candidates = [c for c in self._plan.candidates or () if c.treatment in self._alone and not c.is_measurement]
 
         def rank(candidate: Candidate) -> tuple[int, float]:
@@ -59,7 +59,7 @@ class LadderSearch:
         return "measured alone only" if self.kept and not self._plan.has_ladder else ""
 
     def leave_out(self, candidate: Candidate, reason: str) -> None:
-        """Add a rung for a treatment that was only measured alone."""
+        """Add a rung that is not kept, for a treatment that was only measured alone."""
         arm = self._alone[candidate.treatment]
         self.rungs.append(self._rung(candidate, arm.id, arm.verdict, False, None, reason))
 
@@ -116,7 +116,7 @@ class LadderSearch:
             return
         reason = "" if step.call == "improved" else _why_not(step)
         if arm.loss == "diverged":
-            reason = "its losses leave the baseline's"
+            reason = "its losses differ from the baseline's"
         if not reason:
             self.kept.append(candidate)
             total = compare_arms(own, [BASELINE], id_, band).speedup
@@ -131,7 +131,7 @@ class LadderSearch:
             return "slower alone"
         if candidate.safety not in self._plan.allow:
             return "changes the training itself, so it was measured alone only"
-        return "its losses leave the baseline's" if arm.loss == "diverged" else ""
+        return "its losses differ from the baseline's" if arm.loss == "diverged" else ""
 
     def _rung(
         self, candidate: Candidate, id_: str, verdict: ArmVerdict, is_kept: bool, gain: Interval | None, reason: str

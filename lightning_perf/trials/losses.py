@@ -36,17 +36,12 @@ MAX_OUTSIDE = 0.1
 
 
 def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safety) -> LossVerdict:
-    """Compare the losses of an arm with those of the baseline.
+    """Compare the losses of an arm with those of both halves of the A/A pair.
 
     The seed is the same, so an ``exact`` arm should repeat the baseline's losses digit by digit where the baseline
     repeats its own. Where it does not (another order of data, sums in another order), and for ``numerics``, the
-    smoothed course must stay in an envelope around the baseline's: what baseline runs differ by among themselves, the
-    expected rounding, and the sampling error of a window of batches.
-
-    Args:
-        runs: The arm's, that ended well.
-        baseline: Both halves of the A/A pair, that ended well.
-        safety: Of the arm.
+    smoothed course must stay in an envelope around the baseline's: the differences between baseline runs, the expected
+    rounding, and the sampling error of a window of batches.
 
     Returns:
         ``identical``, ``within_noise`` or ``diverged``; ``not_judged`` for ``semantics``, which train differently by

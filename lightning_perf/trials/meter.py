@@ -42,9 +42,9 @@ class MeterHooks:
         self.finish = finish
         self.outputs: Any = None
         self.is_done = False
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.n_steps = self.n_batches = self.n_epochs = 0
         self.step_ns = array("q")  # durations of usual steps
         self.step_at = array("q")  # their indices
@@ -55,7 +55,7 @@ class MeterHooks:
         self._bad_loss = ""
         self._epoch_edges: list[tuple[int, int]] = []
         self._started_ns = self._last_ns = self._checked_ns = self._ended_ns = 0
-        self._is_odd = True
+        self._is_unusual = True
         self._is_first_of_epoch = True
         self._known_steps = 0
         self._next_check = 1
@@ -70,15 +70,13 @@ class MeterHooks:
         """Whether any batch was trained."""
         return self.n_batches > 0
 
-    # -- hooks ------------------------------------------------------------
-
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self.outputs is not None:
             self.outputs.redirect(trainer)
             self.outputs.guard_checkpoints(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self._forget()
+        self._reset()
         self._device = trainer.strategy.root_device
         self._is_async = self._device.type not in ("cpu", "meta")
         self._known_steps = trainer.global_step
@@ -89,14 +87,14 @@ class MeterHooks:
         self._started_ns = self._last_ns = self._checked_ns = time.perf_counter_ns()
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._is_odd = self._is_first_of_epoch = True
+        self._is_unusual = self._is_first_of_epoch = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._is_odd = True
+        self._is_unusual = True
 
     def leave_out_step(self) -> None:
-        """Leave out the next step: in the arm ``bare-loop``, one that the Trainer makes."""
-        self._is_odd = True
+        """Exclude the next step, which the Trainer makes in the arm ``bare-loop``."""
+        self._is_unusual = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.n_epochs += 1
@@ -122,8 +120,6 @@ class MeterHooks:
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self.has_trained:
             self._end(trainer, is_whole=True)
-
-    # -- inside ------------------------------------------------------------
 
     def _count_samples(self, batch: Any) -> None:
         if not self._is_size_known:
@@ -170,36 +166,36 @@ class MeterHooks:
             self._time_group()
             return
         now = time.perf_counter_ns()
-        self._book(now, 1)
+        self._record(now, 1)
         self._last_ns = now
 
     def _time_group(self) -> None:
         """Time several steps between two synchronizations of an asynchronous device."""
         block = self.job.block_steps or BLOCK_STEPS
-        has_saved = self.outputs is not None and self.outputs.is_saving_seen
-        is_first = self._is_odd or has_saved  # a group that has begun is dropped: it contains more than steps
+        has_saved = self.outputs is not None and self.outputs.has_saved_checkpoint
+        is_first = self._is_unusual or has_saved  # a group that has begun is dropped: it contains more than steps
         if not is_first and self.n_steps - self._group_from < block:
             return
         _synchronize(self._device)
         now = time.perf_counter_ns()
-        self._book(now, 1 if is_first else self.n_steps - self._group_from)
+        self._record(now, 1 if is_first else self.n_steps - self._group_from)
         self._read_losses()
         self._group_from = self.n_steps
         self._last_ns = time.perf_counter_ns()
 
-    def _book(self, now: int, n: int) -> None:
+    def _record(self, now: int, n: int) -> None:
         """Record ``n`` steps that ended now, unless they are unusual."""
-        if self.outputs is not None and self.outputs.is_saving_seen:
-            self.outputs.is_saving_seen = False
-            self._is_odd = True
+        if self.outputs is not None and self.outputs.has_saved_checkpoint:
+            self.outputs.has_saved_checkpoint = False
+            self._is_unusual = True
         if self._is_first_of_epoch:
             self._epoch_edges.append((now, self.n_steps))
             self._is_first_of_epoch = False
-        if not self._is_odd:
+        if not self._is_unusual:
             mean = (now - self._last_ns) // n
             self.step_ns.extend([mean] * n)
             self.step_at.extend(range(self.n_steps - n, self.n_steps))
-        self._is_odd = False
+        self._is_unusual = False
 
     def _is_enough(self, trainer: Any) -> bool:
         if self.job.steps is not None:

@@ -130,11 +130,15 @@ class TrialMode:
         fail(self.job, f"the treatment cannot be applied: {describe(error)}", error)
 
 
-class CeilingMode(TrialMode):
-    """Some steps of the training on one batch that is kept in memory."""
+class _LoaderMode(TrialMode):
+    """A mode whose first use of a loader is the training's."""
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
         return {**super().change_arguments(arguments, namespace), "num_sanity_val_steps": 0}
+
+
+class CeilingMode(_LoaderMode):
+    """Some steps of the training on one batch that is kept in memory."""
 
     def built(self, trainer: Any, namespace: str) -> None:
         from lightning_perf.trials.data_hooks import OneBatchHooks
@@ -143,7 +147,7 @@ class CeilingMode(TrialMode):
         add_callback(trainer, callback_class(OneBatchHooks, namespace)(), is_first=True)
 
 
-class DataMode(TrialMode):
+class DataMode(_LoaderMode):
     """The script up to its training loader, which is probed; then the script ends."""
 
     def __init__(self, job: Job) -> None:
@@ -153,9 +157,6 @@ class DataMode(TrialMode):
     @property
     def is_over(self) -> bool:
         return self.has_probed or super().is_over
-
-    def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
-        return {**super().change_arguments(arguments, namespace), "num_sanity_val_steps": 0}
 
     def built(self, trainer: Any, namespace: str) -> None:
         from lightning_perf.trials.data_hooks import DataProbeHooks
@@ -171,9 +172,5 @@ class DataMode(TrialMode):
             Result(status="ok", data={"session": msgspec.to_builtins(session)}).write(self.job.folder)
 
 
-MODES: dict[str, type[RunMode] | type[TrialMode]] = {
-    "run": RunMode,
-    "trial": TrialMode,
-    "data": DataMode,
-    "ceiling": CeilingMode,
-}
+MODES: dict[str, type[RunMode] | type[TrialMode]] = {"run": RunMode, "trial": TrialMode, "data": DataMode,
+                                                     "ceiling": CeilingMode}  # fmt: skip

@@ -15,7 +15,7 @@ class Outputs:
     def __init__(self, folder: Path, package: str) -> None:
         self.folder = folder
         self.package = package
-        self.is_saving_seen = False
+        self.has_saved_checkpoint = False
         folder.mkdir(parents=True, exist_ok=True)
 
     def change_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Outputs:
         seams.wrap_checkpoint_io(trainer, self._save, self._remove)
 
     def _save(self, save: Callable[..., Any], checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        self.is_saving_seen = True
+        self.has_saved_checkpoint = True
         if not self._is_inside(filepath):
             filepath = str(self.folder / "saved" / Path(str(filepath)).name)
         return save(checkpoint, filepath, *args, **kwargs)

@@ -33,9 +33,7 @@ class Choice(NamedTuple):
 def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
     """Return treatments separated by commas, each as ``TreatmentSpec.text``.
 
-    Args:
-        text: As the user gave them.
-        are_combined: Whether they will be applied at once.
+    ``are_combined`` is whether they will be applied at once.
 
     Raises:
         ConfigError: One is unknown, does not accept its value, or excludes another.
@@ -50,12 +48,9 @@ def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
 
 
 def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
-    """Choose the treatments to try on a training.
+    """Choose the treatments to try on a training: ``tries``, or if empty the recommended ones.
 
-    Args:
-        session: The diagnosed session of the training.
-        tries: Treatments that the user asks for; empty for the recommended ones.
-        semantics: Whether recommended ones may change the training itself.
+    With ``semantics``, recommended ones may change the training itself.
     """
     not_tried: dict[str, str] = {}
     chosen: dict[str, tuple[TreatmentSpec, Gain | None]] = {}

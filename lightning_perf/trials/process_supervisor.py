@@ -4,8 +4,8 @@ Runs as a separate process (``python -I process_supervisor.py SPEC``) between li
 standard input is a pipe from lightning-perf: when that closes, also because lightning-perf was killed, everything
 started here is killed. It leads its own session, so that Ctrl-C in the terminal only reaches lightning-perf.
 Memory is watched, not limited by ``setrlimit``: RLIMIT_AS counts addresses, of which CUDA reserves far more than it
-uses, no limit of the kernel holds for several processes together, and one that bites raises wherever it happens to.
-Standard library only, and nothing heavy: it starts once for every run.
+uses, and no such limit holds for several processes together.
+It imports only light modules of the standard library, because it starts once for every run.
 """
 
 import contextlib
@@ -66,12 +66,11 @@ def main(spec_path: str) -> None:
 def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[str, Any], started: float) -> None:
     memory_limit = spec["memory_limit_bytes"]
     time_limit = spec["time_limit_s"]
-    looked = 0.0
-    looked_closely = -_EXACT_MEMORY_EVERY_S
+    read_at = 0.0
+    read_exactly_at = -_EXACT_MEMORY_EVERY_S
     is_over = False
     while True:
-        readable, _, _ = select.select([0], [], [], _POLL_S)
-        if readable and not os.read(0, 1):
+        if _wait_for_close():
             ended["reason"] = "interrupted"
             break
         if command.poll() is not None:
@@ -80,11 +79,11 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
         if time_limit is not None and now - started > time_limit:
             ended["reason"] = f"it ran past its time limit of {time_limit:g} s"
             break
-        if now - looked >= _MEMORY_EVERY_S:
-            looked = now
+        if now - read_at >= _MEMORY_EVERY_S:
+            read_at = now
             used = _memory_bytes()
-            if memory_limit is not None and used > memory_limit and now - looked_closely >= _EXACT_MEMORY_EVERY_S:
-                looked_closely = now
+            if memory_limit is not None and used > memory_limit and now - read_exactly_at >= _EXACT_MEMORY_EVERY_S:
+                read_exactly_at = now
                 used = _memory_bytes(is_exact=True)
                 is_over = used > memory_limit
             ended["peak_bytes"] = max(ended["peak_bytes"], used)
@@ -101,10 +100,14 @@ def _watch(command: subprocess.Popen[bytes], spec: dict[str, Any], ended: dict[s
 
 def _wait_for_stragglers(seconds: float) -> None:
     until = time.monotonic() + seconds
-    while _descendants() and time.monotonic() < until:
-        readable, _, _ = select.select([0], [], [], _POLL_S)
-        if readable and not os.read(0, 1):
-            return
+    while _descendants() and time.monotonic() < until and not _wait_for_close():
+        pass
+
+
+def _wait_for_close() -> bool:
+    """Wait a moment; return whether standard input was closed, which asks this process to end the command."""
+    readable, _, _ = select.select([0], [], [], _POLL_S)
+    return bool(readable) and not os.read(0, 1)
 
 
 def _kill_all(first: int) -> None:

@@ -1,4 +1,4 @@
-"""Find out whether lightning-perf reaches a command's training: by its arguments, while it runs, and after its end.
+"""Find out whether lightning-perf is loaded in a command's training: by its arguments, while it runs, and afterwards.
 
 Each Python process that runs the bootstrap adds its process id to the job's ``events``. A process that has loaded torch
 and is not among them trains without lightning-perf and can no longer be reached. Without such a process, the training
@@ -64,7 +64,7 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
             if read_events(folder) & {"lightning", "refused"}:
                 return
             try:
-                notice = look(pid, folder)
+                notice = notice_about(pid, folder)
                 if notice.is_final or not has_notified:
                     notify(notice)
             except Exception:  # noqa: BLE001 - the command continues unwatched; its end is explained anyway
@@ -82,7 +82,7 @@ def watch_reach(pid: int, folder: str | Path, notify: Callable[[Notice], None]) 
         thread.join(timeout=EVERY_S)
 
 
-def look(pid: int, folder: str | Path) -> Notice:
+def notice_about(pid: int, folder: str | Path) -> Notice:
     """Return a notice about the processes of a command, a minute or more after its start."""
     reached = read_pids(folder)
     may_be_reached = False
@@ -199,17 +199,15 @@ def _why(process: psutil.Process) -> str:
     """Return why a process was not reached, and what to do."""
     flag = ignores_environment(process.cmdline())
     if flag is not None:
-        return f"{flag} makes Python ignore PYTHONPATH or site, which is how lightning-perf gets in; leave the flag out"
+        return f"{flag} makes Python ignore PYTHONPATH or site, which loads lightning-perf; remove the flag"
     environment = process.environ()
     if JOB_VARIABLE not in environment:
         return (
-            "its environment is not the one that lightning-perf gave (env -i, sudo, a launcher?); pass on PYTHONPATH "
-            f"and {JOB_VARIABLE}"
+            "its environment lacks the variables that lightning-perf set (env -i, sudo, a launcher?); pass on "
+            f"PYTHONPATH and {JOB_VARIABLE}"
         )
     if str(BOOTSTRAP) not in environment.get("PYTHONPATH", "").split(os.pathsep):
-        return (
-            "the command replaces PYTHONPATH, which is how lightning-perf gets in; extend it: PYTHONPATH=…:$PYTHONPATH"
-        )
+        return "the command replaces PYTHONPATH, which loads lightning-perf; extend it: PYTHONPATH=…:$PYTHONPATH"
     if not process.name().startswith("python"):
         return "it is not a Python interpreter that reads PYTHONPATH (a frozen program?); train with python"
     return f"its Python did not run {BOOTSTRAP / 'sitecustomize.py'}; make sure that it can be read there"
@@ -220,17 +218,18 @@ _UNREACHED = "python -I, -E and -S ignore PYTHONPATH; env -i, containers and rem
 
 def where_it_ended(events: frozenset[str] | set[str]) -> str:
     """Return how far the command got, as the end of a sentence."""
-    if "fit" in events:
-        return ": Trainer.fit was called and trained no batch"
-    if "trainer" in events:
-        return ": it built a Trainer, but never called its fit"
-    if "refused" in events:
-        return ": its Python cannot import lightning_perf, which must be installed where the training runs"
-    if "lightning" in events:
-        return ": it imported Lightning, but never built a Trainer"
-    if "python" in events:
-        return ": it started Python, but never imported Lightning's Trainer"
-    return f": it never started a Python that lightning-perf reached ({_UNREACHED})"
+    last = next((event for event in _WHERE if event in events), None)
+    return ": " + (_WHERE[last] if last else f"it never started a Python that lightning-perf reached ({_UNREACHED})")
+
+
+_WHERE = {
+    "fit": "Trainer.fit was called and trained no batch",
+    "trainer": "it built a Trainer, but never called its fit",
+    "refused": "its Python cannot import lightning_perf, which must be installed where the training runs",
+    "lightning": "it imported Lightning, but never built a Trainer",
+    "python": "it started Python, but never imported Lightning's Trainer",
+}
+"""By event, the latest first."""
 
 
 def ignores_environment(command: Sequence[str]) -> str | None:

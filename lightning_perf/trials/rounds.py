@@ -1,4 +1,4 @@
-"""The plan of a trial and its rounds of interleaved runs: which round is open, which arms still take part."""
+"""The plan of a trial and its rounds of interleaved runs: which round is open, and which arms are in it."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -72,12 +72,9 @@ def arm_id(treatments: Sequence[str]) -> str:
 
 
 class Round(NamedTuple):
-    """A round that is not complete.
+    """An incomplete round: ``number`` rounds of the stage came before it.
 
-    Attributes:
-        number: Rounds of the stage before it.
-        members: Arms in the order in which they run.
-        left: Arms that have not run.
+    ``members`` are its arms in the order in which they run, ``left`` those that have not run.
     """
 
     stage: int
@@ -97,14 +94,9 @@ def open_round(
 ) -> Round | None:
     """Return the first incomplete round of a stage; None if all arms are settled or ran often enough.
 
-    Args:
-        done: Finished runs.
-        stage: The stage.
-        references: Arms that take part in every round.
-        arms: Arms that take part until they are settled.
-        plan: Sets the number of rounds.
-        compared: Returns the comparison of an arm by the stage's runs so far, and the noise band.
-        against: References that arms are compared with; empty for all.
+    ``references`` are in every round of the finished runs ``done``, ``arms`` until they are settled. ``compared``
+    returns the comparison of an arm by the stage's runs so far, and the noise band. ``against`` holds the references
+    that arms are compared with; empty for all.
     """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}

@@ -16,11 +16,7 @@ from lightning_perf.trials.reach import Notice, ignores_environment, watch_reach
 
 
 class CommandError(TrialError):
-    """Raised if a command ended without a measurement.
-
-    Attributes:
-        log: The last lines of its output; empty where it printed nothing.
-    """
+    """Raised if a command ended without a measurement; ``log`` holds the last lines of its output."""
 
     def __init__(self, message: str, log: str = "") -> None:
         super().__init__(message)
@@ -83,7 +79,7 @@ class Ended(Record, frozen=True, kw_only=True):
         return f"it ended without training{where_it_ended(self.events)}"
 
 
-def run_kept(
+def run_supervised(
     command: Sequence[str],
     job: Job,
     time_limit_s: float | None = None,
@@ -91,13 +87,14 @@ def run_kept(
     environment: dict[str, str] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Ended:
-    """Run a command with a job; whatever happens, none of its processes is left when this returns.
+    """Run a command with a job; none of its processes is left when this returns or raises.
 
-    A training that lightning-perf cannot reach is ended, because it would run to its own end without a measurement.
+    A training that lightning-perf cannot reach is ended, because it would run to its end without a measurement. The
+    job's folder gets ``log.txt`` and the other files, which replace those of an earlier run.
 
     Args:
         command: The user's command.
-        job: The job; its folder gets ``log.txt`` and the other files, which replace those of an earlier run.
+        job: The job.
         time_limit_s: After which the command is killed; None for no limit.
         memory_limit_bytes: Resident memory of all its processes together, above which it is killed; None for no limit.
         environment: Variables added to this process's own.
@@ -216,17 +213,17 @@ def check_command(command: Sequence[str]) -> None:
     flag = ignores_environment(command)
     if flag is not None:
         raise TrialError(
-            f"{' '.join(command[:2])} tells Python to ignore PYTHONPATH or site (flag {flag}), which is how "
-            "lightning-perf gets into the training; leave the flag out"
+            f"{' '.join(command[:2])} makes Python ignore PYTHONPATH or site (flag {flag}), which loads lightning-perf "
+            "into the training; remove the flag"
         )
 
 
 def explain(command: Sequence[str], ended: Ended, what: str = "the command") -> str:
-    """Return one message about a command that gave nothing to measure."""
+    """Return why a command could not be measured."""
     shown = " ".join(command)
     if ended.is_missing:
         return f"{command[0]}: command not found; give the command as you would type it, after --"
     reason = ended.failure
     if "EOFError" in reason:
-        reason += " (it asks for input, and has none here: pass what it needs as arguments)"
-    return f"{what} gave nothing to measure ({shown}): {reason}"
+        reason += " (it reads input, of which there is none: pass the values as arguments)"
+    return f"{what} could not be measured ({shown}): {reason}"

@@ -27,15 +27,9 @@ _WARMUP_SHARE = 0.25  # added blocks, because an arm may warm up longer than the
 
 
 class Sizes(Record, frozen=True, kw_only=True):
-    """The size of a run.
+    """The size of a run: optimizer steps in it and in a block, ``basis`` as in ``Trial``.
 
-    Attributes:
-        steps: Optimizer steps.
-        block_steps: Optimizer steps per block.
-        basis: As in ``Trial``.
-        expected_s: Time of a baseline run, its start included.
-        time_limit_s: After which a run is killed.
-        memory_limit_bytes: Above which a run is killed.
+    A baseline run takes ``expected_s``, its start included. A run is killed beyond either limit.
     """
 
     steps: int
@@ -47,16 +41,12 @@ class Sizes(Record, frozen=True, kw_only=True):
 
 
 def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs: bool) -> Sizes:
-    """Choose the size of a run.
+    """Choose the size of a run by the result of the diagnosed baseline, whose process took ``wall_s``.
 
-    Args:
-        result: Of the diagnosed baseline.
-        wall_s: Time of its process.
-        steps: Steps that the user asks for, if any.
-        wants_epochs: Whether a treatment acts between epochs.
+    ``steps`` are those that the user requests. With ``wants_epochs``, a treatment acts between epochs.
 
     Raises:
-        TrialError: The user asks for too few steps to measure anything.
+        TrialError: The user requests too few steps to measure anything.
     """
     step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
     block = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / step_s))) if step_s > 0 else BLOCK_STEPS

@@ -22,7 +22,7 @@ from lightning_perf.trials.ladder import best, expectations, ladder, next_runs, 
 from lightning_perf.trials.lightning_cost import features_of, lightning_cost
 from lightning_perf.trials.plan import choose, environment_of, specs_of
 from lightning_perf.trials.rounds import Plan, PlannedRun
-from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_kept
+from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_supervised
 from lightning_perf.trials.sizes import Sizes, choose_sizes
 
 STATE_FILE = "state.json"
@@ -33,9 +33,9 @@ MEMORY_SHARE = 0.9
 """Fraction of the memory that is free at the start that an arm may use if the user gives no limit."""
 
 _PILOT_S = 25.0  # of training, at most, to diagnose
-_PILOT_LIMIT_S = 1800.0  # with all that comes before the training
-_PILOT_TIMES = 2.0  # the user's limit of a run: the diagnosed one is no longer, but it diagnoses, too
-_PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure rests on
+_PILOT_LIMIT_S = 1800.0  # including all that comes before the training
+_PILOT_TIMES = 2.0  # times the user's limit of a run: the pilot also diagnoses
+_PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure includes
 _SLACK_S = 120.0  # for what only some arms do: compiling, starting workers
 _SLACK_TIMES = 5.0
 
@@ -97,13 +97,9 @@ class Outcome(NamedTuple):
 
 
 def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callable[..., Ended] | None = None) -> Outcome:
-    """Run a trial, or continue the interrupted one with the same options in this folder.
+    """Run a trial, or resume the interrupted one with the same options in this folder.
 
-    Args:
-        options: What to try.
-        folder: New, empty, or with an interrupted trial.
-        watcher: Reports the progress.
-        execute: Runs a job, as ``run_kept`` does, which is used if it is None.
+    ``execute`` runs a job in place of ``run_supervised``.
 
     Returns:
         The outcome; after Ctrl-C with the runs made until then, and the status ``interrupted``.
@@ -112,11 +108,11 @@ def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callabl
         TrialError: There is nothing to measure or to try, or the folder holds something else.
     """
     check_command(options.command)
-    execute = execute or run_kept
-    state = _found(folder, options)
+    execute = execute or run_supervised
+    state = _interrupted(folder, options)
     if state is None:
         watcher.diagnosing()
-        state, session = _begin(options, folder, execute)
+        state, session = _diagnose(options, folder, execute)
     else:
         session = load(folder / SESSION_FILE)
     watcher.planned(session, state)
@@ -127,13 +123,13 @@ def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callabl
         while planned := next_runs(state.plan, state.trial.runs):
             for run in planned:
                 watcher.running(run, runs_left(state.plan, state.trial.runs), state.trial)
-                made = _make(run, state, folder, execute)
+                made = _run_arm(run, state, folder, execute)
                 wall_s = earlier_s + time.monotonic() - started
-                state = _with(state, folder, runs=(*state.trial.runs, made), wall_s=wall_s, status="running")
+                state = _updated(state, folder, runs=(*state.trial.runs, made), wall_s=wall_s, status="running")
                 watcher.ran(made, state.trial)
     except KeyboardInterrupt:
         status = "interrupted"
-    state = _with(state, folder, status=status)
+    state = _updated(state, folder, status=status)
     session = msgspec.structs.replace(session, trials=(state.trial,))
     session.save(folder / SESSION_FILE)
     return Outcome(state.trial, session, folder)
@@ -142,7 +138,7 @@ def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callabl
 # -- the baseline, diagnosed ------------------------------------------------------------
 
 
-def _begin(options: Options, folder: Path, execute: Callable[..., Ended]) -> tuple[State, Session]:
+def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> tuple[State, Session]:
     """Diagnose the baseline and plan the trial."""
     memory = options.memory_limit_bytes or int(free_bytes() * MEMORY_SHARE)
     pilot = folder / PILOT_FOLDER
@@ -206,9 +202,9 @@ def _usable(options: Options, ended: Ended) -> Result:
         raise CommandError(explain(options.command, ended), ended.log)
     if not result.block_means_s and result.is_whole:
         raise TrialError(
-            f"the training came to its end after {result.n_steps} optimizer steps in {result.train_s:.1f} s, too short "
-            f"to measure ({result.missing.get('block_means_s', 'no block of steps')}); let it train longer, e.g. with "
-            "more epochs"
+            f"the training ended after {result.n_steps} optimizer steps in {result.train_s:.1f} s, too short to "
+            f"measure ({result.missing.get('block_means_s', 'no block of steps')}); train for longer, e.g. with more "
+            "epochs"
         )
     return result
 
@@ -223,7 +219,7 @@ def _session(pilot: Path, ended: Ended) -> Session:
 # -- one run ------------------------------------------------------------
 
 
-def _make(planned: PlannedRun, state: State, folder: Path, execute: Callable[..., Ended]) -> ArmRun:
+def _run_arm(planned: PlannedRun, state: State, folder: Path, execute: Callable[..., Ended]) -> ArmRun:
     sizes = state.sizes
     name = f"{planned.position:03d}-{_file_name(planned.arm)}"
     job = Job(
@@ -272,7 +268,7 @@ def _file_name(arm: str) -> str:
 # -- on disk ------------------------------------------------------------
 
 
-def _with(state: State, folder: Path, **changes: Any) -> State:
+def _updated(state: State, folder: Path, **changes: Any) -> State:
     """Return the state with changes to the trial, judged again, and save it."""
     runs: tuple[ArmRun, ...] = changes.get("runs", state.trial.runs)
     judged = judge(runs, *expectations(state.plan))
@@ -292,17 +288,17 @@ def _write(state: State, folder: Path) -> None:
     write_whole(folder / TRIAL_FILE, msgspec.json.format(msgspec.json.encode(state.trial), indent=1))
 
 
-def _found(folder: Path, options: Options) -> State | None:
+def _interrupted(folder: Path, options: Options) -> State | None:
     """Return the interrupted trial in a folder; None without one."""
     try:
         content = read_regular(folder / STATE_FILE)
     except FileNotFoundError:
         others = sorted({path.name for path in folder.iterdir()} - {PILOT_FOLDER}) if folder.is_dir() else []
         if others:  # a trial removes what its runs write
-            held = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
+            listed = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
             raise TrialError(
-                f"{folder} holds {held}, which no trial made; choose another --out: a new or empty folder, or one with "
-                "an interrupted trial"
+                f"{folder} has {listed}, which is not from a trial; choose another --out: a new or empty folder, or "
+                "one with an interrupted trial"
             ) from None
         return None
     except OSError as error:
@@ -315,9 +311,9 @@ def _found(folder: Path, options: Options) -> State | None:
         raise TrialError(f"{folder / STATE_FILE} is not a trial's ({error}); choose another --out") from error
     if state.options != options:
         raise TrialError(
-            f"{folder} holds a trial of another command or with other options ({' '.join(state.options.command)}); "
-            "choose another --out, or give the same to go on with it"
+            f"{folder} has a trial of another command or with other options ({' '.join(state.options.command)}); "
+            "choose another --out, or give the same to resume it"
         )
     if state.trial.status == "finished":
-        raise TrialError(f"{folder} holds this trial, finished; choose another --out to measure again")
+        raise TrialError(f"the trial in {folder} is finished; choose another --out to measure again")
     return state

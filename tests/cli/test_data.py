@@ -153,5 +153,5 @@ def test_data_leaves_what_is_in_its_folder_as_it_is(tmp_path: Path, run_data: Ru
     (tmp_path / "out" / "perf_session.json").write_text("a session")
     done = run_data("--out", "out", script="")
     assert done.returncode == 2
-    assert "holds a session already" in done.stderr
+    assert "has a session already" in done.stderr
     assert (tmp_path / "out" / "perf_session.json").read_text() == "a session"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_perf.probes.clock import device_clock
-from lightning_perf.probes.device_phases import _FIRST_SAMPLED_STEP, DevicePhases
+from lightning_perf.probes.clock import FIRST_SAMPLED_STEP, device_clock
+from lightning_perf.probes.device_phases import DevicePhases
 from tests.probes.test_device_phases import Loop
 
 from .record_traces import train
@@ -41,7 +41,7 @@ def test_phases_add_up_to_the_device_step_when_the_device_is_busy(tmp_path: Path
 
 def test_neither_marking_nor_reading_waits_for_the_device() -> None:
     loop = CudaLoop()
-    loop.step(_FIRST_SAMPLED_STEP)
+    loop.step(FIRST_SAMPLED_STEP)
     done = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)
     done.record()
@@ -56,7 +56,7 @@ def test_neither_marking_nor_reading_waits_for_the_device() -> None:
 def test_capture_of_a_graph_within_a_sampled_step_is_undisturbed() -> None:
     loop, graph = CudaLoop(), torch.cuda.CUDAGraph()
     total = torch.zeros((), device="cuda")
-    loop.step(_FIRST_SAMPLED_STEP)
+    loop.step(FIRST_SAMPLED_STEP)
     run_step = loop.pass_through
 
     def captured(steps_optimizer: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec import inspect
 from reports.sessions import SESSIONS
 
-from lightning_perf.history.entry import MAX_BLOCKS, coarse, kept, key_of
+from lightning_perf.history.entry import MAX_BLOCKS, coarsened, key_of, reduced
 from lightning_perf.probes.provenance import digest_of
 from lightning_perf.records import Session, from_json
 from lightning_perf.stats.comparison import compare_sessions
@@ -60,26 +60,26 @@ def test_key_is_equal_for_runs_with_other_settings_only() -> None:
 
 def test_key_is_that_of_the_whole_session() -> None:
     for make in SESSIONS.values():
-        assert key_of(kept(make())) == key_of(make())
+        assert key_of(reduced(make())) == key_of(make())
 
 
 @pytest.mark.parametrize("name", sorted(set(SESSIONS) - {"hostile"}))
 def test_what_is_kept_of_a_session_is_a_session(name: str) -> None:
-    part = kept(SESSIONS[name]())
+    part = reduced(SESSIONS[name]())
     assert from_json(msgspec.json.encode(part), "row") == part
-    assert kept(part) == part
+    assert reduced(part) == part
 
 
 def test_kept_runs_compare_like_whole_sessions() -> None:
     whole = compare_sessions([("", run(1))], [("", run(2, slower=1.2))])
-    part = compare_sessions([("", kept(run(1)))], [("", kept(run(2, slower=1.2)))])
+    part = compare_sessions([("", reduced(run(1)))], [("", reduced(run(2, slower=1.2)))])
     assert whole.time("step").ratio.value == pytest.approx(part.time("step").ratio.value, rel=0.02)
     assert whole.time("wall") == part.time("wall")
     assert part.settings == whole.settings
 
 
 def test_texts_of_findings_are_not_kept() -> None:
-    part = kept(SESSIONS["starved"]())
+    part = reduced(SESSIONS["starved"]())
     assert part.findings
     text = part.to_json().decode()
     for finding in SESSIONS["starved"]().findings:
@@ -89,7 +89,7 @@ def test_texts_of_findings_are_not_kept() -> None:
 
 def test_timeline_is_coarse_and_has_the_same_mean() -> None:
     blocks = run(1).steady.timeline
-    merged = coarse(blocks)
+    merged = coarsened(blocks)
     assert len(merged) <= MAX_BLOCKS < len(blocks)
     assert len({each.n_steps for each in merged}) == 1
     n = sum(each.n_steps for each in merged)
@@ -102,7 +102,7 @@ def test_page_lists_each_field_that_is_kept() -> None:
     """A field that is new in a record must be described before it is kept."""
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     listed = {(record, field) for record, names in rows for field in re.findall(r"`(\w+)`", names)}
-    found = set(fields([kept(filled(inspect.type_info(Session)))], "session"))
+    found = set(fields([reduced(filled(inspect.type_info(Session)))], "session"))
     assert sorted(found - listed) == []
     assert sorted(listed - found) == []
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_perf.history.entry import kept
+from lightning_perf.history.entry import reduced
 from lightning_perf.history.slower import _steps, slower_figures
 from lightning_perf.records import Session
 
@@ -28,7 +28,7 @@ def test_times_per_sample_are_compared_if_the_batch_size_was_changed() -> None:
 
 
 def test_runs_of_different_length_are_compared_in_parts_of_equal_length() -> None:
-    short, long = (kept(run(i, n_epochs=n, steps_an_epoch=250)) for i, n in ((1, 1), (2, 4)))
+    short, long = (reduced(run(i, n_epochs=n, steps_an_epoch=250)) for i, n in ((1, 1), (2, 4)))
     assert [each.steady.timeline[0].n_steps for each in (short, long) if each.steady is not None] == [4, 8]
     assert {each.part_length for each in _steps([short, long]) if each is not None} == {8}
 

@@ -13,7 +13,7 @@ import pytest
 
 from lightning_perf.errors import SessionError
 from lightning_perf.history import store
-from lightning_perf.history.entry import kept
+from lightning_perf.history.entry import reduced
 from lightning_perf.history.store import SCHEMA, History, default_file
 
 from .runs import run
@@ -55,9 +55,9 @@ def test_saved_runs_come_back_oldest_first_without_the_run_itself(history: Histo
     for each in runs:
         history.save(each)
     history.save(run(9, machine={"cpu_model": "another"}))
-    assert [each.run.id for each in history.like(run(3), 5)] == ["1", "2"]
-    assert history.like(run(4), 2) == [kept(run(2)), kept(run(3))]
-    assert history.like(run(4), 5, least_steps=10_000) == []
+    assert [each.run.id for each in history.same_training(run(3), 5)] == ["1", "2"]
+    assert history.same_training(run(4), 2) == [reduced(run(2)), reduced(run(3))]
+    assert history.same_training(run(4), 5, least_steps=10_000) == []
 
 
 def test_a_run_that_is_saved_again_replaces_itself(history: History) -> None:
@@ -70,9 +70,9 @@ def test_a_run_that_is_saved_again_replaces_itself(history: History) -> None:
 def test_runs_of_a_branch_or_commit_are_found(history: History) -> None:
     history.save(run(1))
     history.save(run(2, provenance={"branch": "topic", "commit": "b" * 40}))
-    assert [each.run.id for each in history.like(run(3), 5, branch="main")] == ["1"]
-    assert [each.run.id for each in history.like(run(3), 5, branch="bbbb")] == ["2"]
-    assert history.like(run(3), 5, branch="%") == []
+    assert [each.run.id for each in history.same_training(run(3), 5, branch="main")] == ["1"]
+    assert [each.run.id for each in history.same_training(run(3), 5, branch="bbbb")] == ["2"]
+    assert history.same_training(run(3), 5, branch="%") == []
 
 
 def test_a_run_is_found_by_an_end_of_its_id(history: History) -> None:
@@ -97,7 +97,7 @@ def test_only_the_newest_runs_are_kept(history: History, monkeypatch: pytest.Mon
 
 def test_reading_makes_no_file(history: History) -> None:
     assert history.rows() == []
-    assert history.like(run(1), 5) == []
+    assert history.same_training(run(1), 5) == []
     assert not history.file.parent.exists()
 
 
@@ -130,7 +130,7 @@ def test_a_file_whose_pages_are_broken_is_set_aside(history: History, caplog: py
 
 def test_a_file_that_another_process_has_replaced_stays(history: History) -> None:
     history.save(run(1))
-    history._set_aside(sqlite3.DatabaseError("file is not a database"))
+    history._rename(sqlite3.DatabaseError("file is not a database"))
     assert [row.id for row in history.rows()] == ["1"]
 
 
@@ -152,7 +152,7 @@ def test_a_run_of_a_newer_schema_is_left_out(history: History) -> None:
     history.save(msgspec.structs.replace(run(2)))
     with sqlite3.connect(history.file) as database:
         database.execute("update runs set session = x'00' where id = '2'")
-    assert [each.run.id for each in history.like(run(3), 5)] == ["1"]
+    assert [each.run.id for each in history.same_training(run(3), 5)] == ["1"]
 
 
 def test_saving_gives_up_when_another_process_writes(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

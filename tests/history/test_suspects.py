@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lightning_perf.history.entry import kept
+from lightning_perf.history.entry import reduced
 from lightning_perf.history.suspects import SETTINGS, Suspect, changes, settings_of, suspects
 from lightning_perf.records import STEP_PHASES, Session
 from lightning_perf.stats.comparison import compare_sessions
@@ -18,22 +18,22 @@ def ranked(base: list[Session], new: list[Session]) -> list[Suspect]:
 
 
 def test_the_setting_of_the_phase_that_grew_comes_before_others_that_changed_too() -> None:
-    base = [kept(run(n)) for n in range(1, 6)]
+    base = [reduced(run(n)) for n in range(1, 6)]
     torch = {"versions": {**VERSIONS, "torch": "2.10.0"}}
-    new = kept(run(9, loader={"num_workers": 4}, machine=torch, provenance={"commit": "b" * 40},
+    new = reduced(run(9, loader={"num_workers": 4}, machine=torch, provenance={"commit": "b" * 40},
                    slower=3.0, phase="data_wait"))  # fmt: skip
     found = ranked(base, [new])
     assert [each.name for each in found] == ["num_workers", "commit", "torch"]
     assert [str(each) for each in found[:2]] == ["num_workers 8 → 4", "commit aaaaaaa → bbbbbbb"]
     assert found[0].score == pytest.approx(1.0, abs=0.05)
     assert found[0].treatment == "loader-workers=8"
-    slow = kept(run(10, loader={"num_workers": 4}, machine=torch, slower=1.5, phase="backward"))
+    slow = reduced(run(10, loader={"num_workers": 4}, machine=torch, slower=1.5, phase="backward"))
     assert [each.name for each in ranked(base, [slow])] == ["torch", "num_workers"]
 
 
 def test_what_differs_from_run_to_run_is_no_suspect() -> None:
-    base = [kept(run(n, provenance={"commit": str(n) * 40})) for n in range(1, 6)]
-    [only] = ranked(base, [kept(run(9, provenance={"commit": "b" * 40}, slower=1.5))])
+    base = [reduced(run(n, provenance={"commit": str(n) * 40})) for n in range(1, 6)]
+    [only] = ranked(base, [reduced(run(9, provenance={"commit": "b" * 40}, slower=1.5))])
     assert only.score == 0.0
 
 
@@ -77,7 +77,7 @@ def test_treatments_of_settings_are_known(name: str) -> None:
 
 
 def test_values_become_treatments() -> None:
-    base = [kept(run(n, trainer={"val_check_interval": 100})) for n in (1, 2, 3)]
-    new = kept(run(9, trainer={"val_check_interval": 0.5}, loader={"batch_size": 16}, validation_s=9.0))
+    base = [reduced(run(n, trainer={"val_check_interval": 100})) for n in (1, 2, 3)]
+    new = reduced(run(9, trainer={"val_check_interval": 0.5}, loader={"batch_size": 16}, validation_s=9.0))
     found = {each.name: each.treatment for each in ranked(base, [new])}
     assert found == {"val_check_interval": "val-less-often=100b", "batch_size": "batch-size=32"}

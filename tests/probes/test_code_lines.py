@@ -24,11 +24,11 @@ from lightning_perf.probes.code_lines import (
     USER,
     Call,
     CodeLines,
-    Sight,
+    StackView,
     owner_of,
 )
 
-Operator = Callable[[str], Sight | None]
+Operator = Callable[[str], StackView | None]
 
 _OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "made_up.py")
 _PACKAGES = sysconfig.get_paths()["purelib"]
@@ -65,8 +65,8 @@ def lines() -> CodeLines:
 def operator(lines: CodeLines) -> Operator:
     """Called where an operator would be."""
 
-    def called(name: str) -> Sight | None:
-        return lines.see(sys._getframe(1), name, 0, 0, "forward")
+    def called(name: str) -> StackView | None:
+        return lines.inspect(sys._getframe(1), name, 0, 0, "forward")
 
     return called
 
@@ -150,9 +150,9 @@ def test_one_call_of_torchs_is_no_loop_however_many_operators_it_calls(lines, op
 
 def test_taking_a_tensor_apart_is_a_loop_from_as_many_rows_on(lines, operator):
     def forward(n: int) -> None:
-        sight = operator("unbind")
-        assert sight is not None
-        lines.unbound(sight, n)
+        stack = operator("unbind")
+        assert stack is not None
+        lines.unbound(stack, n)
 
     forward(MIN_REPEATS - 1)
     forward(MIN_REPEATS)
@@ -175,13 +175,13 @@ def test_what_calls_the_step_is_not_followed(lines, operator):
 
 
 def test_line_below_the_step_is_named_when_there_is_no_other_caller(lines, operator):
-    def script() -> Sight | None:
+    def script() -> StackView | None:
         lines.begin(sys._getframe())
         return operator("mul")
 
-    sight = script()
-    assert sight is not None
-    assert (sight.place.function, sight.place.owner) == ("script", USER)
+    stack = script()
+    assert stack is not None
+    assert (stack.place.function, stack.place.owner) == ("script", USER)
 
 
 def test_line_and_torchs_functions_above_an_operator_are_reported(lines, operator):
@@ -189,14 +189,14 @@ def test_line_and_torchs_functions_above_an_operator_are_reported(lines, operato
         "def softmax(operator):\n    return inner(operator)\ndef inner(operator):\n    return operator('s')"
     )
 
-    def forward() -> Sight | None:
+    def forward() -> StackView | None:
         return outer["softmax"](operator)  # here
 
-    sight = forward()
-    assert sight is not None
-    assert sight.via == (("made_up.py", "inner"), ("made_up.py", "softmax"))
-    assert (sight.place.line, sight.place.function) == (forward.__code__.co_firstlineno + 1, "forward")
-    assert sight.place.text().endswith("# here")
+    stack = forward()
+    assert stack is not None
+    assert stack.via == (("made_up.py", "inner"), ("made_up.py", "softmax"))
+    assert (stack.place.line, stack.place.function) == (forward.__code__.co_firstlineno + 1, "forward")
+    assert stack.place.text().endswith("# here")
 
 
 def test_operator_within_a_compiled_region_is_not_reported(lines, operator):
@@ -207,9 +207,9 @@ def test_operator_within_a_compiled_region_is_not_reported(lines, operator):
 
 
 def test_nothing_is_named_when_no_python_ran(lines):
-    sight = lines.see(None, "mul", 0, 0, "forward")
-    assert sight is not None
-    assert sight.place == NOWHERE
+    stack = lines.inspect(None, "mul", 0, 0, "forward")
+    assert stack is not None
+    assert stack.place == NOWHERE
     assert NOWHERE.text() == ""
 
 

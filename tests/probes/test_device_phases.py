@@ -18,15 +18,8 @@ from torch.utils.data import DataLoader
 from lightning_perf import PerfDoctor
 from lightning_perf.probes import steps
 from lightning_perf.probes.action_spans import ActionSpans
-from lightning_perf.probes.clock import DeviceClock
-from lightning_perf.probes.device_phases import (
-    _FEW_STEPS,
-    _FIRST_SAMPLED_STEP,
-    _MANY_STEPS,
-    _MAX_MARKS,
-    _N_FIRST_SAMPLES,
-    DevicePhases,
-)
+from lightning_perf.probes.clock import _MANY_STEPS, _N_FIRST_SAMPLES, FEW_STEPS, FIRST_SAMPLED_STEP, DeviceClock
+from lightning_perf.probes.device_phases import _MAX_MARKS, DevicePhases
 from lightning_perf.probes.spans import Timeline
 from lightning_perf.records import DeviceTimes, Session
 from tests.fakes import FakeClock, FakeDevice, FakeEvent
@@ -118,7 +111,7 @@ def without_phases() -> Any:
 
 def test_phases_are_those_of_the_device_when_the_host_runs_ahead() -> None:
     loop = Loop()
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     times = loop.device_times()
     assert times.phases == {
@@ -133,7 +126,7 @@ def test_phases_are_those_of_the_device_when_the_host_runs_ahead() -> None:
 def test_idle_time_of_the_device_belongs_to_the_phase_when_the_host_is_slow() -> None:
     loop = Loop(forward_s=0.01, backward_s=0.01, optimizer_s=0.0)
     loop.between = lambda part: loop.host.advance(0.2)
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     phases = loop.device_times().phases
     assert phases["backward"] == pytest.approx(0.201)
@@ -142,7 +135,7 @@ def test_idle_time_of_the_device_belongs_to_the_phase_when_the_host_is_slow() ->
 
 def test_nothing_is_read_until_the_device_has_passed_the_events() -> None:
     loop = Loop()
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     assert loop.device_times().phases == {}
     assert list(loop.probe.reasons()) == ["steady.device.phases"]
     loop.drain()
@@ -153,8 +146,8 @@ def test_no_sample_is_taken_while_the_last_one_is_unresolved() -> None:
     loop, sampled = Loop(), set()
     loop.between = lambda part: sampled.add(loop.main.n_steps) if loop.timeline.phase_listener else None
     loop.device.launch(1e6)
-    loop.step(_FIRST_SAMPLED_STEP + 5 * _FEW_STEPS)
-    assert sampled == {_FIRST_SAMPLED_STEP}
+    loop.step(FIRST_SAMPLED_STEP + 5 * FEW_STEPS)
+    assert sampled == {FIRST_SAMPLED_STEP}
     loop.drain()
     assert loop.device_times().n_phases_sampled == 1
 
@@ -163,18 +156,18 @@ def test_events_are_reused_and_samples_become_rarer() -> None:
     loop = Loop()
     sampled = []
     loop.between = lambda part: sampled.append(loop.main.n_steps) if loop.timeline.phase_listener else None
-    for _ in range(_FIRST_SAMPLED_STEP + (_N_FIRST_SAMPLES + 2) * _FEW_STEPS + 3 * _MANY_STEPS):
+    for _ in range(FIRST_SAMPLED_STEP + (_N_FIRST_SAMPLES + 2) * FEW_STEPS + 3 * _MANY_STEPS):
         loop.step()
         loop.drain()
     distances = {b - a for a, b in pairwise(sampled)}
-    assert distances == {0, _FEW_STEPS, _MANY_STEPS}
-    assert sampled[0] == _FIRST_SAMPLED_STEP
+    assert distances == {0, FEW_STEPS, _MANY_STEPS}
+    assert sampled[0] == FIRST_SAMPLED_STEP
     assert loop.n_events == 6
 
 
 def test_phase_counts_as_nothing_in_steps_without_it() -> None:
     loop = Loop()
-    for index in range(_FIRST_SAMPLED_STEP + 10 * _FEW_STEPS):
+    for index in range(FIRST_SAMPLED_STEP + 10 * FEW_STEPS):
         loop.step(steps_optimizer=index % 4 == 3)
         loop.drain()
     phases = loop.device_times().phases
@@ -185,7 +178,7 @@ def test_phase_counts_as_nothing_in_steps_without_it() -> None:
 def test_step_is_left_to_another_probe_that_listens_to_it() -> None:
     loop = Loop()
     other: Any = SimpleNamespace(enters=lambda _: None, leaves=lambda _: None)
-    loop.step(_FIRST_SAMPLED_STEP)
+    loop.step(FIRST_SAMPLED_STEP)
     loop.listen(other)
     loop.step()
     assert loop.timeline.phase_listener is other
@@ -202,7 +195,7 @@ def test_step_is_left_to_another_probe_that_listens_to_it() -> None:
 
 def test_sample_is_left_out_when_another_probe_made_the_step_longer() -> None:
     loop = Loop()
-    loop.step(_FIRST_SAMPLED_STEP)
+    loop.step(FIRST_SAMPLED_STEP)
     loop.main.is_left_out = True
     loop.step()
     loop.main.is_left_out = False
@@ -228,15 +221,15 @@ def test_no_event_is_recorded_or_queried_while_a_graph_is_captured() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("record", "query"):
             patch.setattr(FakeEvent, name, checked(name))
-        loop.step(_FIRST_SAMPLED_STEP)
+        loop.step(FIRST_SAMPLED_STEP)
         loop.between = capture
         loop.step()  # from within forward to within backward
         loop.is_capturing = True
         loop.drain()
         assert loop.device_times().phases == {}
-        loop.step(_FEW_STEPS)  # a step that is captured as a whole
+        loop.step(FEW_STEPS)  # a step that is captured as a whole
         loop.is_capturing, loop.between = False, lambda _: None
-        loop.step(2 * _FEW_STEPS)
+        loop.step(2 * FEW_STEPS)
         loop.drain()
         assert loop.device_times().n_phases_sampled >= 1
     assert loop.errors == []
@@ -244,7 +237,7 @@ def test_no_event_is_recorded_or_queried_while_a_graph_is_captured() -> None:
 
 def test_pending_sample_is_not_read_while_a_graph_is_captured() -> None:
     loop = Loop()
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     loop.is_capturing = True
     assert loop.device_times().phases == {}
@@ -261,7 +254,7 @@ def test_time_between_phases_belongs_to_none() -> None:
         loop.work("backward", 0.05)
 
     loop.pass_through = pass_through  # type: ignore[method-assign]
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     assert loop.device_times().phases == {"forward": pytest.approx(0.02), "backward": pytest.approx(0.05)}
 
@@ -277,7 +270,7 @@ def test_passes_of_manual_optimization_are_added_up() -> None:
                 loop.work("optimizer_step", 0.001)
 
     loop.pass_through = pass_through  # type: ignore[method-assign]
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     expected = {"forward": 0.02, "backward": 0.04, "optimizer": 0.002}
     assert loop.device_times().phases == {name: pytest.approx(value) for name, value in expected.items()}
@@ -286,7 +279,7 @@ def test_passes_of_manual_optimization_are_added_up() -> None:
 @pytest.mark.parametrize("name", ["record", "query", "elapsed_time"])
 def test_error_of_an_event_ends_the_samples_and_keeps_those_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     assert loop.device_times().n_phases_sampled == 1
 
@@ -295,7 +288,7 @@ def test_error_of_an_event_ends_the_samples_and_keeps_those_before(name: str, mo
 
     monkeypatch.setattr(FakeEvent, name, broken)
     for _ in range(3):
-        loop.step(_FEW_STEPS)
+        loop.step(FEW_STEPS)
         loop.drain()
         assert loop.device_times().n_phases_sampled == 1
     assert [str(error) for error in loop.errors] == ["CUDA error"]
@@ -305,7 +298,7 @@ def test_error_of_an_event_ends_the_samples_and_keeps_those_before(name: str, mo
 def test_reason_is_given_when_no_event_can_be_made() -> None:
     loop = Loop()
     loop.clock.make_event = partial(Loop._raise, RuntimeError("no events left"))
-    loop.step(_FIRST_SAMPLED_STEP + 2)
+    loop.step(FIRST_SAMPLED_STEP + 2)
     assert [str(error) for error in loop.errors] == ["no events left"]
     assert "probes_off" in loop.probe.reasons()["steady.device.phases"]
 
@@ -318,14 +311,14 @@ def test_number_of_events_is_limited() -> None:
             loop.work("backward", 0.0)
 
     loop.pass_through = pass_through  # type: ignore[method-assign]
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     assert loop.n_events == _MAX_MARKS
     assert len(loop.errors) == 1
 
 
 def test_nothing_is_read_from_a_device_when_the_run_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
-    loop.step(_FIRST_SAMPLED_STEP + 1)
+    loop.step(FIRST_SAMPLED_STEP + 1)
     loop.drain()
     loop.probe.run_ends(RuntimeError("device-side assert triggered"))
     monkeypatch.setattr(FakeEvent, "query", partial(Loop._raise, RuntimeError("device-side assert triggered")))
@@ -377,7 +370,7 @@ class Net(LightningModule):
         return optimizer
 
 
-BATCHES = DataLoader(torch.ones(_FIRST_SAMPLED_STEP + 2 * _FEW_STEPS, 4), batch_size=1)
+BATCHES = DataLoader(torch.ones(FIRST_SAMPLED_STEP + 2 * FEW_STEPS, 4), batch_size=1)
 
 
 def fit(doctor: PerfDoctor, folder: Path, device: FakeDevice, is_manual: bool) -> None:

@@ -100,7 +100,7 @@ def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int
         if step >= watch.next_step:
             watch.observe(step)
     assert dear.n_reads <= n_reads
-    assert dear.now_ns <= FREE_NS + growth.COST_NS_A_STEP * n_steps + dear.cost_ns
+    assert dear.now_ns <= FREE_NS + growth.COST_NS_PER_STEP * n_steps + dear.cost_ns
     assert cheap.n_reads >= 50
     assert watch.once_ns <= FREE_NS + dear.cost_ns
     assert (watch.once_ns > 0) == (cost_us >= 50)

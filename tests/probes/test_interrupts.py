@@ -16,7 +16,7 @@ from lightning_perf import interrupts
 from lightning_perf.interrupts import raise_if_from_signal, suppress
 from lightning_perf.probes import plain
 from lightning_perf.probes.host import HostReader
-from lightning_perf.seams import Undos, run_to_the_end
+from lightning_perf.seams import Undos, complete
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")
 
@@ -120,7 +120,7 @@ def test_undo_is_repeated_when_a_signal_handler_raises_within_it(restored_handle
     undos = Undos()
     undos.note(undo)
     with pytest.raises(Preempted):
-        run_to_the_end(undos.close)
+        complete(undos.close)
     assert done == [True]
 
 

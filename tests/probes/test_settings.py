@@ -325,7 +325,7 @@ def test_loader_loses_one_field_with_its_reason_when_an_object_misbehaves() -> N
 
     found, missing = read_one(DataLoader(Odd(), sampler=[1], batch_size=3))
     assert (found.batch_size, found.n_samples) == (3, None)
-    assert missing[".n_samples"] == "Odd is not asked for its length: only user code could compute it"
+    assert missing[".n_samples"] == "the length of Odd is not read: only user code can compute it"
     found, missing = read_one(Broken(DATA))
     assert (found.pin_memory, found.num_workers) == (None, 0)
     assert missing[".pin_memory"] == "Broken.pin_memory is computed by code of the script"

@@ -256,7 +256,7 @@ def test_window_opens_when_the_user_asks_for_it(fit, tmp_path):
 
     session = fit(watched, 30, Asks())
     assert stands(session) == [("recorded", 3, 2), ("recorded", 11, 2)]
-    assert [window.reason.split(";")[0] for window in session.windows] == ["asked for", "by schedule"]
+    assert [window.reason.split(";")[0] for window in session.windows] == ["requested", "by schedule"]
 
 
 def windows_only(tmp_path: Path, schedule: Any) -> PerfDoctor:
@@ -507,7 +507,7 @@ def test_request_is_kept_when_a_window_is_open(made):
     run_steps(probe, 4)
     ask(probe)
     run_steps(probe, 20)
-    assert [window.reason for window in probe.windows] == ["by schedule", "asked for"]
+    assert [window.reason for window in probe.windows] == ["by schedule", "requested"]
 
 
 def test_nothing_opens_when_the_run_is_over(made):

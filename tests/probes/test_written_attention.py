@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_perf.probes.code_lines import USER, Place, Sight
+from lightning_perf.probes.code_lines import USER, Place, StackView
 from lightning_perf.probes.written_attention import AttentionTrail
 
 HERE = Place(USER, "net.py", 7, "forward")
@@ -17,11 +17,11 @@ Q, V = torch.zeros(2, 6, 3), torch.zeros(2, 5, 3)
 SCORES = torch.zeros(2, 6, 5)
 
 
-def sight(via: tuple[tuple[str, str], ...] = (), frame: Any = None) -> Sight:
-    return Sight(HERE, via, (), frame)
+def stack(via: tuple[tuple[str, str], ...] = (), frame: Any = None) -> StackView:
+    return StackView(HERE, via, (), frame)
 
 
-def forward(trail: AttentionTrail, seen: Sight, between: bool = True) -> None:
+def forward(trail: AttentionTrail, seen: StackView, between: bool = True) -> None:
     trail.follow(seen, "bmm", (Q, V.mT), SCORES, 1000, is_backward=False)
     if between:
         trail.follow(seen, "div", (SCORES, 3.0), SCORES, 10, is_backward=False)
@@ -32,7 +32,7 @@ def forward(trail: AttentionTrail, seen: Sight, between: bool = True) -> None:
 
 def test_matmul_softmax_matmul_count_as_one_attention() -> None:
     trail = AttentionTrail()
-    forward(trail, sight())
+    forward(trail, stack())
     (attention,) = trail.found.values()
     assert (attention.n, attention.rows, attention.columns, attention.via) == (1, 6, 5, "")
     assert attention.ns == 1000 + 10 + 100 + 2000
@@ -41,26 +41,26 @@ def test_matmul_softmax_matmul_count_as_one_attention() -> None:
 
 def test_backward_pass_over_scores_of_that_size_belongs_to_it() -> None:
     trail = AttentionTrail()
-    trail.follow(sight(), "bmm", (SCORES, V), Q, 5000, is_backward=True)  # nothing found yet
-    forward(trail, sight(), between=False)
-    trail.follow(sight(), "_softmax_backward_data", (SCORES, SCORES), SCORES, 400, is_backward=True)
-    trail.follow(sight(), "mul", (Q,), Q, 9000, is_backward=True)
+    trail.follow(stack(), "bmm", (SCORES, V), Q, 5000, is_backward=True)  # nothing found yet
+    forward(trail, stack(), between=False)
+    trail.follow(stack(), "_softmax_backward_data", (SCORES, SCORES), SCORES, 400, is_backward=True)
+    trail.follow(stack(), "mul", (Q,), Q, 9000, is_backward=True)
     (attention,) = trail.found.values()
     assert trail.seconds(attention) == pytest.approx((3100 + 400) / 1e9)
 
 
 def test_function_of_torchs_that_wrote_it_out_is_named() -> None:
     trail = AttentionTrail()
-    forward(trail, sight(via=(("functional.py", "softmax"), ("functional.py", "multi_head_attention_forward"))))
+    forward(trail, stack(via=(("functional.py", "softmax"), ("functional.py", "multi_head_attention_forward"))))
     assert [attention.via for attention in trail.found.values()] == ["multi_head_attention_forward"]
 
 
 @pytest.mark.parametrize("second", [torch.zeros(2, 6, 4), torch.zeros(1, 6, 5)])
 def test_softmax_alone_is_none_when_the_product_after_it_is_over_something_else(second: torch.Tensor) -> None:
     trail = AttentionTrail()
-    trail.follow(sight(), "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
-    trail.follow(sight(), "_softmax", (SCORES, -1, False), SCORES, 1, is_backward=False)
-    trail.follow(sight(), "bmm", (second, V), Q, 1, is_backward=False)
+    trail.follow(stack(), "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
+    trail.follow(stack(), "_softmax", (SCORES, -1, False), SCORES, 1, is_backward=False)
+    trail.follow(stack(), "bmm", (second, V), Q, 1, is_backward=False)
     assert trail.found == {}
 
 
@@ -73,7 +73,7 @@ def test_variables_of_the_users_function_are_let_go_when_no_product_follows() ->
 
     def user() -> weakref.ref[Held]:
         held = Held()
-        seen = sight(frame=sys._getframe())
+        seen = stack(frame=sys._getframe())
         trail.follow(seen, "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
         trail.follow(seen, "_softmax", (SCORES, -1, False), SCORES, 1, is_backward=False)
         del seen
@@ -84,7 +84,7 @@ def test_variables_of_the_users_function_are_let_go_when_no_product_follows() ->
 
 def test_softmax_over_rows_of_another_length_is_none() -> None:
     trail = AttentionTrail()
-    trail.follow(sight(), "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
-    trail.follow(sight(), "_softmax", (SCORES.view(2, 30), -1, False), SCORES.view(2, 30), 1, is_backward=False)
-    trail.follow(sight(), "bmm", (SCORES, V), Q, 1, is_backward=False)
+    trail.follow(stack(), "bmm", (Q, V.mT), SCORES, 1, is_backward=False)
+    trail.follow(stack(), "_softmax", (SCORES.view(2, 30), -1, False), SCORES.view(2, 30), 1, is_backward=False)
+    trail.follow(stack(), "bmm", (SCORES, V), Q, 1, is_backward=False)
     assert trail.found == {}

@@ -40,7 +40,7 @@ def slower() -> Comparison:
             TimeChange(name="validation", base_s=0.0, new_s=0.002, reason="base: it did not occur"),
         ),
         figures=(
-            FigureChange(name="samples a second", unit="", base=640.0, new=571.0),
+            FigureChange(name="samples per second", unit="", base=640.0, new=571.0),
             FigureChange(name="cuda:0 peak allocated", unit="bytes", base=8 * 1024**3, new=None),
         ),
         findings=(
@@ -80,7 +80,7 @@ def alike() -> Comparison:
         environment=(),
         trials=(),
         run_noise_fraction=0.03,
-        run_noise_basis="not used: 2 and 2 runs tell themselves what runs differ by",
+        run_noise_basis="not used: measured from the 2 and 2 runs themselves",
         band_fraction=0.02,
         ruled_out_fraction=0.1,
     )  # fmt: skip

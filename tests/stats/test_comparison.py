@@ -113,7 +113,7 @@ def test_times_are_of_a_sample_when_batches_differ_in_size() -> None:
     assert comparison.per == "sample"
     assert change(comparison) == "no_change"
     assert comparison.times[0].base_s == pytest.approx(0.05 / 32, rel=0.1)
-    assert any("a sample" in caution for caution in comparison.cautions)
+    assert any("per sample" in caution for caution in comparison.cautions)
 
 
 def test_a_phase_that_one_side_lacks_counts_as_no_time() -> None:

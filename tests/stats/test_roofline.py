@@ -8,8 +8,8 @@ from lightning_perf.stats.roofline import (
     assessed,
     bound_of,
     intensity,
-    least,
-    least_of_step,
+    lower_bounds,
+    lower_bounds_of_step,
     ridge,
     speed_up,
     work_of,
@@ -52,12 +52,12 @@ def profile(**changes: object) -> ModelProfile:
 def test_bound_is_the_ceiling_that_explains_the_time(
     flops: int, n_bytes: int, n_operators: int, seconds: float, bound: str | None
 ) -> None:
-    assert bound_of(least(flops, n_bytes, n_operators, CEILINGS, "fp32"), seconds, n_operators) == bound
+    assert bound_of(lower_bounds(flops, n_bytes, n_operators, CEILINGS, "fp32"), seconds, n_operators) == bound
 
 
 def test_bound_is_none_when_time_or_ceilings_are_missing() -> None:
-    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp32"), None, 1) is None
-    assert bound_of(least(10**9, 10, 1, CEILINGS, "fp64"), 0.01, 1) is None
+    assert bound_of(lower_bounds(10**9, 10, 1, CEILINGS, "fp32"), None, 1) is None
+    assert bound_of(lower_bounds(10**9, 10, 1, CEILINGS, "fp64"), 0.01, 1) is None
 
 
 def test_ridge_is_where_arithmetic_takes_as_long_as_memory() -> None:
@@ -77,8 +77,8 @@ def test_speed_up_is_none_when_the_precision_is_low_already_or_gains_little() ->
 
 
 def test_advice_names_the_precision_when_arithmetic_decides() -> None:
-    assert advice("compute", "fp32", CEILINGS).startswith("bf16: its products are 4.0x faster")
-    assert "fewer operations" in advice("compute", "bf16", CEILINGS)
+    assert advice("compute", "fp32", CEILINGS).startswith("use bf16: matrix multiplication is 4.0x faster")
+    assert "reduce operations" in advice("compute", "bf16", CEILINGS)
     assert advice(None, "fp32", CEILINGS) == ""
 
 
@@ -98,7 +98,7 @@ def test_ceilings_are_left_out_when_the_model_outran_them() -> None:
     assert fast.ceilings is None
     assert fast.utilisation is None
     assert fast.bound is None
-    assert "100 GFLOP/s, of which the model reached 5.01 times as much" in fast.missing["ceilings"]
+    assert "100 GFLOP/s and the model reached 5.01 times that" in fast.missing["ceilings"]
     assert assessed(profile(), CEILINGS, None, times(3e9 / 1e11 / 4.99)).ceilings == CEILINGS
 
 
@@ -163,7 +163,7 @@ def test_work_without_products_needs_no_ceiling_for_them() -> None:
 
 def test_least_of_a_step_adds_all_modules_up_by_ceiling() -> None:
     counted = profile(forward_bytes=10**7, backward_bytes=10**7, modules=(module(), module(path="b", n_operators=700)))
-    assert least_of_step(counted, CEILINGS) == pytest.approx((0.03, 0.002, 0.001))
+    assert lower_bounds_of_step(counted, CEILINGS) == pytest.approx((0.03, 0.002, 0.001))
 
 
 def test_work_is_that_of_both_passes_and_none_where_nothing_was_counted() -> None:
@@ -173,7 +173,7 @@ def test_work_is_that_of_both_passes_and_none_where_nothing_was_counted() -> Non
 
 def test_bound_stays_unknown_without_the_memorys_rate() -> None:
     ceilings = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp32": 1e11}, launch_s=1e-6)
-    assert bound_of(least(10**9, 10, 1, ceilings, "fp32"), 0.011, 1) is None
+    assert bound_of(lower_bounds(10**9, 10, 1, ceilings, "fp32"), 0.011, 1) is None
     assert assessed(profile(modules=(module(),)), ceilings, None, times(0.03)).bound is None
 
 
@@ -184,6 +184,6 @@ def test_utilisation_is_of_the_forward_pass_where_no_step_was_timed() -> None:
 
 
 def test_bound_holds_up_to_the_explained_share_itself() -> None:
-    assert bound_of(least(6 * 10**8, 10, 1, CEILINGS, "fp32"), 0.01, 1) == "compute"
+    assert bound_of(lower_bounds(6 * 10**8, 10, 1, CEILINGS, "fp32"), 0.01, 1) == "compute"
     explained = module(forward_flops=6 * 10**8, backward_flops=0)
     assert assessed(profile(modules=(explained,)), CEILINGS, None, times(0.01)).bound == "compute"

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from lightning_perf.records import Interval
-from lightning_perf.stats.sequential import ERROR, MAX_LOOKS, BlockTrial, _reach, product
+from lightning_perf.stats.sequential import ERROR, MAX_LOOKS, BlockTrial, _reach, combined_speedup
 from tests.fuzzing import FUZZ
 
 
@@ -53,7 +53,7 @@ def test_slower_change_is_undone_at_the_first_look() -> None:
     trial = decide(3, 0.5, 0.01)
     assert trial.verdict() == "undone"
     assert len(trial.logs) == 6
-    assert trial.lost == pytest.approx(6, rel=0.1)
+    assert trial.lost_s_per_step == pytest.approx(6, rel=0.1)
 
 
 def test_certain_gain_of_less_than_two_percent_is_undone() -> None:
@@ -93,10 +93,10 @@ def test_pair_is_repeated_when_one_of_its_blocks_could_not_be_measured(place: in
 
 def test_product_is_exact_for_one_gain_and_widens_with_more() -> None:
     one = Interval(value=1.5, low=1.4, high=1.6)
-    alone, both = product([one]), product([one, one])
+    alone, both = combined_speedup([one]), combined_speedup([one, one])
     assert alone is not None
     assert both is not None
     assert (alone.value, alone.low, alone.high) == pytest.approx((1.5, 1.4, 1.6))
     assert both.value == pytest.approx(2.25)
     assert 1.4**2 < both.low < both.value < both.high < 1.6**2
-    assert product([]) is None
+    assert combined_speedup([]) is None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_perf.records import Interval
-from lightning_perf.stats.verdicts import MAX_MORE, call, compare, repeats_needed
+from lightning_perf.stats.verdicts import MAX_MORE, classify, compare, repeats_needed
 
 
 def interval(low: float, high: float) -> Interval:
@@ -31,7 +31,7 @@ def interval(low: float, high: float) -> Interval:
     ],
 )
 def test_verdict_follows_the_interval_with_a_band_of_two_percent(low: float, high: float, expected: str) -> None:
-    assert call(interval(low, high), 0.02) == expected
+    assert classify(interval(low, high), 0.02) == expected
 
 
 @given(st.floats(0.1, 10), st.floats(1, 3), st.floats(0.01, 0.05))
@@ -40,7 +40,7 @@ def test_call_is_mirrored_when_the_arms_are_swapped(centre: float, reach: float,
     one, other = interval(centre / reach, centre * reach), interval(1 / centre / reach, reach / centre)
     edges = [abs(math.log(x)) for x in (one.low, one.high)]
     if min(abs(edge - math.log1p(band)) for edge in edges) > 1e-9:
-        assert call(other, band) == mirror.get(call(one, band), call(one, band))
+        assert classify(other, band) == mirror.get(classify(one, band), classify(one, band))
 
 
 def test_comparison_improves_when_all_runs_are_faster() -> None:
@@ -87,19 +87,19 @@ def test_comparison_names_the_number_of_repeats_that_decides_it() -> None:
 
 
 def test_verdict_is_never_no_change_when_the_difference_exceeds_five_percent() -> None:
-    assert call(interval(0.96, 1.049), 0.2) == "no_change"
-    assert call(interval(0.96, 1.051), 0.2) == "inconclusive"
-    assert call(interval(1.1, 1.19), 0.2) == "inconclusive"
-    assert call(interval(1.21, 1.3), 0.2) == "improved"
+    assert classify(interval(0.96, 1.049), 0.2) == "no_change"
+    assert classify(interval(0.96, 1.051), 0.2) == "inconclusive"
+    assert classify(interval(1.1, 1.19), 0.2) == "inconclusive"
+    assert classify(interval(1.21, 1.3), 0.2) == "improved"
     found = compare([[1.0], [1.03], [1.0]], [[0.9], [0.93]], 0.2)
     assert found.repeats_needed is None
-    assert found.reason == "1.10x lies within the noise (±20.0 %), so more repeats would not settle it"
+    assert found.reason == "1.10x is within the noise (±20.0 %), so more repeats would not settle it"
 
 
 def test_number_of_repeats_is_none_when_the_ratio_is_at_the_edge_of_the_band() -> None:
     base, new = [[1.0], [1.03]], [[1.0 / 1.02], [1.03 / 1.02]]
     assert repeats_needed(base, new, 0.02) is None
-    assert "lies too near the edge of the noise (±2.0 %)" in compare(base, new, 0.02).reason
+    assert "is too near the edge of the noise (±2.0 %)" in compare(base, new, 0.02).reason
 
 
 @given(st.floats(0.0, 0.3), st.floats(0.001, 0.05))

@@ -30,7 +30,7 @@ def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
 
 
 def test_no_events_are_refused() -> None:
-    with pytest.raises(TraceError, match="live holds 0 entries"):
+    with pytest.raises(TraceError, match="live has 0 entries"):
         from_events([])
 
 

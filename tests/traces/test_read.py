@@ -65,13 +65,13 @@ def test_the_events_key_is_found_when_the_header_only_talks_about_it(tmp_path: P
         (b"", "is empty"),
         (b"hello", "is not JSON: it begins with"),
         (b"{}", "no list named traceEvents"),
-        (b'{"a": 1, "b": 2}', "it holds a, b"),
+        (b'{"a": 1, "b": 2}', "it has a, b"),
         (b'{"traceEvents": []}', "no complete profiler event"),
         (b'{"traceEvents": {"a": 1}}', "no list named traceEvents"),
         (b'{"traceEvents": [1, null, "x", []]}', "no complete profiler event"),
         (b"PK\x03\x04xxxx", "zip archive"),
         (b"\x28\xb5\x2f\xfdxxxx", "zstandard"),
-        (b"\x1f\x8b" + b"\x07" * 50, "cannot be unfolded"),
+        (b"\x1f\x8b" + b"\x07" * 50, "cannot be decompressed"),
         (gzip.compress(document(SMALL))[:-20], "cut in the middle"),
         (document(SMALL)[:-40], "cut in the middle"),
         (document(SMALL)[:20], "cut in the middle"),
@@ -105,7 +105,7 @@ def bomb(path: Path, n_megabytes: int, prefix: bytes = b'{"traceEvents": [') -> 
     return path
 
 
-def test_a_gzip_bomb_is_stopped_when_it_unfolds_beyond_what_traces_do(
+def test_a_gzip_bomb_is_stopped_when_it_decompresses_beyond_what_traces_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_stream, "FREE_BYTES", 4 << 20)

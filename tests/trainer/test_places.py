@@ -434,7 +434,7 @@ def test_neptune_run_takes_session_and_report(tmp_path: Path, monkeypatch: pytes
     kind = type("NeptuneLogger", (), {"__module__": "lightning.pytorch.loggers.neptune"})  # it refuses to be created
     logger = kind()
     logger.experiment = neptune.init_run(mode="offline", project="tests/tests", capture_hardware_metrics=False)
-    assert seams.takes_any_figure(logger)
+    assert seams.accepts_any_figure(logger)
     seams.upload_files(logger, "perf_session", {"perf_session.json": b"session", "perf_report.html": b"page"})
     logger.experiment.stop()
     assert {file.read_bytes() for file in (tmp_path / ".neptune").rglob("upload_path/*")} == {b"session", b"page"}

@@ -19,7 +19,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, P
 
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.host_lines.stacks import StackReader
-from lightning_perf.seams import Undos, change_attribute, run_to_the_end, tap_profiler
+from lightning_perf.seams import Undos, change_attribute, complete, tap_profiler
 
 from .conftest import Make, assert_nothing_left
 from .models import Tiny, loader
@@ -260,7 +260,7 @@ def test_every_undo_runs_when_one_raises_and_another_is_interrupted() -> None:
     undos.note(interrupted_once)
     undos.note(fails)
     with pytest.raises(SystemExit):
-        run_to_the_end(undos.close)
+        complete(undos.close)
     assert done == ["interrupted", "interrupted", "first"]
     undos.close()
     assert len(done) == 3

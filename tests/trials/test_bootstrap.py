@@ -121,7 +121,7 @@ def test_run_continues_unchanged_when_trainer_rejects_a_treatment(work: Path, tm
     refused = run(work, environment)
     assert refused.returncode == 0
     assert "the rest of the script" in refused.stdout
-    assert "Trainer refuses the treatment's arguments: ValueError: no such precision" in refused.stderr
+    assert "Trainer rejects the treatment's arguments: ValueError: no such precision" in refused.stderr
 
 
 def test_measured_run_ends_at_once_when_code_of_lightning_perf_raises(work: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.trials.data import MIN_CEILING_STEPS, _compute
+from lightning_perf.trials.data import MIN_CEILING_STEPS, _step_time
 from lightning_perf.trials.job import Result
 from lightning_perf.trials.runner import Ended
 
@@ -21,20 +21,20 @@ def ended(**fields: Any) -> Ended:
 
 def test_step_is_the_median_of_its_blocks_when_they_are_steady() -> None:
     steady = ended(block_means_s=(0.010, 0.011, 0.030), n_steps=60, usual_step_s=0.2)
-    assert _compute(steady) == (0.011, "training on one batch, 60 steps")
+    assert _step_time(steady) == (0.011, "training on one batch, 60 steps")
 
 
 def test_step_is_the_median_of_all_steps_when_the_run_was_not_steady() -> None:
-    step_s, basis = _compute(ended(n_steps=MIN_CEILING_STEPS, usual_step_s=0.012, missing=UNSTEADY))
+    step_s, basis = _step_time(ended(n_steps=MIN_CEILING_STEPS, usual_step_s=0.012, missing=UNSTEADY))
     assert step_s == 0.012
     assert basis == f"training on one batch, {MIN_CEILING_STEPS} steps; the halves of the run differ"
 
 
 def test_step_counts_for_each_batch_when_gradients_are_accumulated() -> None:
-    step_s, _ = _compute(ended(n_steps=50, usual_step_s=0.012, missing=UNSTEADY, batches_per_step=4))
+    step_s, _ = _step_time(ended(n_steps=50, usual_step_s=0.012, missing=UNSTEADY, batches_per_step=4))
     assert step_s == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize("fields", [{"n_steps": MIN_CEILING_STEPS - 1, "usual_step_s": 0.012}, {"n_steps": 50}])
 def test_step_time_is_unknown_when_steps_are_few(fields: dict[str, Any]) -> None:
-    assert _compute(ended(missing=UNSTEADY, **fields)) == (None, "not measured: the halves of the run differ")
+    assert _step_time(ended(missing=UNSTEADY, **fields)) == (None, "not measured: the halves of the run differ")

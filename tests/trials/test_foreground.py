@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from lightning_perf.errors import TrialError
-from lightning_perf.trials.foreground import run_in_front
+from lightning_perf.trials.foreground import run_in_foreground
 from lightning_perf.trials.job import Job
 
 from .test_process_supervisor import is_alive, wait_for
 
 FRONT = """
 import sys
-from lightning_perf.trials.foreground import run_in_front
+from lightning_perf.trials.foreground import run_in_foreground
 from lightning_perf.trials.job import Job
 command = [sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"]
-print(run_in_front(command, Job(mode="run", folder="job"))[0])
+print(run_in_foreground(command, Job(mode="run", folder="job"))[0])
 """
 
 
@@ -29,18 +29,18 @@ print(run_in_front(command, Job(mode="run", folder="job"))[0])
     [("pass", 0), ("raise SystemExit(9)", 9), ("import os; os.kill(os.getpid(), 11)", 128 + 11)],
 )
 def test_exit_code_is_reported_as_a_shell_does(tmp_path: Path, code: str, told: int) -> None:
-    assert run_in_front([sys.executable, "-c", code], Job(mode="run", folder=str(tmp_path))) == (told, {"python"})
+    assert run_in_foreground([sys.executable, "-c", code], Job(mode="run", folder=str(tmp_path))) == (told, {"python"})
 
 
 def test_environment_is_passed_on(tmp_path: Path) -> None:
     code = "import os, sys; sys.exit(int(os.environ['ANSWER']))"
     job = Job(mode="run", folder=str(tmp_path))
-    assert run_in_front([sys.executable, "-c", code], job, {"ANSWER": "42"})[0] == 42
+    assert run_in_foreground([sys.executable, "-c", code], job, {"ANSWER": "42"})[0] == 42
 
 
 def test_command_that_cannot_be_started_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="no-such-command: No such file"):
-        run_in_front(["no-such-command"], Job(mode="run", folder=str(tmp_path)))
+        run_in_foreground(["no-such-command"], Job(mode="run", folder=str(tmp_path)))
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -227,7 +227,7 @@ def test_treatment_is_not_kept_when_its_losses_diverge() -> None:
     lab.losses["wild"] = tuple(3 * loss for loss in LOSSES)
     rungs = ladder(lab.plan, lab.finish().runs)
     assert best(rungs) == "a"
-    assert {rung.added: rung.reason for rung in rungs}["wild"] == "its losses leave the baseline's"
+    assert {rung.added: rung.reason for rung in rungs}["wild"] == "its losses differ from the baseline's"
 
 
 def test_combination_is_not_kept_when_only_its_losses_diverge() -> None:
@@ -237,7 +237,7 @@ def test_combination_is_not_kept_when_only_its_losses_diverge() -> None:
     rungs = ladder(lab.plan, lab.finish().runs)
     assert best(rungs) == "a"
     assert (rungs[-1].verdict, rungs[-1].loss, rungs[-1].reason) == (
-        "improved", "diverged", "its losses leave the baseline's",
+        "improved", "diverged", "its losses differ from the baseline's",
     )  # fmt: skip
 
 

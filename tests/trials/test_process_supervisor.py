@@ -15,7 +15,7 @@ import pytest
 
 from lightning_perf.trials.job import Job, Result, note
 from lightning_perf.trials.process_supervisor import _STRAGGLERS_S
-from lightning_perf.trials.runner import explain, run_kept
+from lightning_perf.trials.runner import explain, run_supervised
 
 from .test_bootstrap import put_stand_in
 
@@ -42,9 +42,9 @@ time.sleep(1.5)
 RUNS = """
 import sys
 from lightning_perf.trials.job import Job
-from lightning_perf.trials.runner import run_kept
+from lightning_perf.trials.runner import run_supervised
 try:
-    run_kept([sys.executable, "restless.py"], Job(mode="trial", folder="job"))
+    run_supervised([sys.executable, "restless.py"], Job(mode="trial", folder="job"))
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -79,7 +79,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_all_processes_end_when_a_command_hangs(work: Path) -> None:
-    ended = run_kept([sys.executable, "restless.py"], Job(mode="trial", folder="job"), time_limit_s=3)
+    ended = run_supervised([sys.executable, "restless.py"], Job(mode="trial", folder="job"), time_limit_s=3)
     assert "time limit of 3 s" in ended.failure
     assert len(pids(work)) == 2
     assert not any(map(is_alive, pids(work)))
@@ -99,7 +99,7 @@ def test_command_is_ended_when_it_exceeds_the_memory_limit(work: Path) -> None:
     hog = "import time\nhoard = []\nfor _ in range(100):\n    hoard.append(b'x' * 2**24)\n    time.sleep(0.05)"
     limit = 200 * 2**20
     command = [sys.executable, "-c", hog]
-    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=limit)
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=limit)
     assert "its limit is 0.20 GiB" in ended.failure
     assert ended.peak_bytes > limit
 
@@ -107,7 +107,7 @@ def test_command_is_ended_when_it_exceeds_the_memory_limit(work: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="this kernel does not tell shared pages")
 def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
     command = [sys.executable, "-c", SHARING]
-    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=300 * 2**20)
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, memory_limit_bytes=300 * 2**20)
     assert ended.code == 0, ended.failure
 
 
@@ -115,7 +115,7 @@ def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
     ("code", "told"),
     [
         ("import sys; print('no data here'); sys.exit(3)", "exited with 3: no data here"),
-        ("input('Which? ')", "asks for input"),
+        ("input('Which? ')", "reads input"),
         ("print('hello')", "never imported Lightning's Trainer"),
         ("import lightning.pytorch.trainer.trainer", "never built a Trainer"),
     ],
@@ -123,14 +123,14 @@ def test_memory_that_forked_workers_share_counts_once(work: Path) -> None:
 def test_error_has_the_output_when_nothing_was_measured(work: Path, code: str, told: str) -> None:
     put_stand_in(work)
     command = [sys.executable, "-c", code]
-    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60)
     assert told in explain(command, ended)
 
 
 def test_measured_command_does_not_wait_for_leftover_processes(work: Path) -> None:
     leaves = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     measured = leaves + "open('job/result.json', 'w').write('{\"status\": \"ok\"}')"
-    ended = run_kept([sys.executable, "-c", measured], Job(mode="trial", folder="job"), time_limit_s=60)
+    ended = run_supervised([sys.executable, "-c", measured], Job(mode="trial", folder="job"), time_limit_s=60)
     assert ended.failure == ""
     assert ended.wall_s < _STRAGGLERS_S  # waits this long if nothing was measured
 
@@ -151,11 +151,11 @@ def test_session_of_an_earlier_run_in_the_folder_is_ignored(work: Path) -> None:
     job = Job(mode="trial", folder="job")
     Result(status="ok", n_steps=5).write(job.folder)
     note(job, "trainer")
-    ended = run_kept([sys.executable, "-c", "pass"], job, time_limit_s=60)
+    ended = run_supervised([sys.executable, "-c", "pass"], job, time_limit_s=60)
     assert ended.result is None
     assert "never imported Lightning's Trainer" in ended.failure
 
 
 def test_error_names_the_command_when_it_does_not_exist(work: Path) -> None:
-    ended = run_kept(["no-such-command"], Job(mode="trial", folder="job"))
+    ended = run_supervised(["no-such-command"], Job(mode="trial", folder="job"))
     assert "command not found" in explain(["no-such-command"], ended)

@@ -209,7 +209,7 @@ def test_command_runs_what_the_command_line_runs(
     command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = Machine()
-    monkeypatch.setattr(trials, "run_kept", machine)
+    monkeypatch.setattr(trials, "run_supervised", machine)
     trial = lightning_perf.trial(command, "loader-workers=4,log-every-n=8", out_dir=tmp_path / "out", seed=3)
     assert trial.command == ("python", "train.py", "--lr", "1 2")
     assert trial.best == "loader-workers=4"
@@ -218,7 +218,7 @@ def test_command_runs_what_the_command_line_runs(
 
 
 def test_folder_is_below_perf_logs_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "run_kept", Machine())
+    monkeypatch.setattr(trials, "run_supervised", Machine())
     lightning_perf.trial("python train.py", ["log-every-n=8"], repeats=1, progress=False)
     (folder,) = Path("perf_logs").iterdir()
     assert (folder / "trial.json").is_file()
@@ -243,5 +243,5 @@ def test_function_that_fails_is_an_error_with_its_reason(tmp_path: Path) -> None
     def fails() -> None:
         raise ValueError("no data")
 
-    with pytest.raises(TrialError, match=r"gave nothing to measure \(fails\(\)\): ValueError: no data"):
+    with pytest.raises(TrialError, match=r"could not be measured \(fails\(\)\): ValueError: no data"):
         lightning_perf.trial(fails, ["log-every-n=7"], out_dir=tmp_path / "out", progress=False)

@@ -16,10 +16,10 @@ import pytest
 
 from lightning_perf.errors import TrialError
 from lightning_perf.trials import data, reach
-from lightning_perf.trials.foreground import run_in_front
+from lightning_perf.trials.foreground import run_in_foreground
 from lightning_perf.trials.job import Job, environment_for, note, warn
-from lightning_perf.trials.reach import Notice, has_next_python, look, watch_reach
-from lightning_perf.trials.runner import explain, run_kept
+from lightning_perf.trials.reach import Notice, has_next_python, notice_about, watch_reach
+from lightning_perf.trials.runner import explain, run_supervised
 from lightning_perf.trials.trial import Options, run_trial
 
 from .test_process_supervisor import is_alive, wait_for
@@ -63,7 +63,7 @@ def looked(work: Path) -> Iterator[Callable[..., Notice]]:
         started.append(subprocess.Popen(command, env=environment, start_new_session=True))
         assert wait_for(lambda: (work / "pid").exists() and (work / "pid").read_text())
         time.sleep(reach.AFTER_S)
-        return look(started[-1].pid, job.folder)
+        return notice_about(started[-1].pid, job.folder)
 
     yield look_at
     for one in started:
@@ -133,7 +133,7 @@ def test_notice_is_not_final_when_the_shell_starts_another_python_next(
     (work / "run.sh").write_text(script)
     notice = looked("sh", "run.sh") if is_file else looked("bash", "-eo", "pipefail", "-c", script)
     assert not notice.is_final
-    assert "leave the flag out if this is the training" in notice.text
+    assert "remove the flag if this is the training" in notice.text
 
 
 @pytest.mark.parametrize(
@@ -161,24 +161,24 @@ def test_command_goes_on_when_only_its_first_program_is_isolated(work: Path) -> 
         Path("told").touch()
 
     command = ["sh", "-c", f"{PYTHON} -I train.py && {PYTHON} -c 'print(\"trained\")'"]
-    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60, warn=tell)
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60, warn=tell)
     assert (ended.code, ended.log, ended.reason) == (0, "trained", "")
     assert len(told) == 1
 
 
 def test_command_is_ended_with_the_reason_when_its_training_cannot_be_reached(work: Path) -> None:
     command = ["sh", "-c", f"{PYTHON} -E train.py; true"]
-    ended = run_kept(command, Job(mode="trial", folder="job"), time_limit_s=60)
+    ended = run_supervised(command, Job(mode="trial", folder="job"), time_limit_s=60)
     assert "it was ended after" in ended.failure
-    assert "leave the flag out" in explain(command, ended)
+    assert "remove the flag" in explain(command, ended)
     assert wait_for(lambda: not is_alive(int((work / "pid").read_text())))
 
 
 def test_trial_and_data_are_one_error_when_the_training_cannot_be_reached(work: Path) -> None:
     command = ("sh", "-c", f"{PYTHON} -E train.py; true")
-    with pytest.raises(TrialError, match=r"gave nothing to measure .* leave the flag out"):
+    with pytest.raises(TrialError, match=r"could not be measured .* remove the flag"):
         run_trial(Options(command=command), work / "out", Silent())
-    with pytest.raises(TrialError, match=r"gave nothing to measure .* leave the flag out"):
+    with pytest.raises(TrialError, match=r"could not be measured .* remove the flag"):
         data.probe_command(command, work / "data", 5.0)
 
 
@@ -191,7 +191,7 @@ def test_command_that_prepares_data_is_reported_once_and_continues(work: Path) -
         told.append(text)
         Path("told").touch()
 
-    ended = run_kept([PYTHON, "-c", code], job, time_limit_s=60, warn=tell)
+    ended = run_supervised([PYTHON, "-c", code], job, time_limit_s=60, warn=tell)
     assert ended.code == 0
     assert len(told) == 1
     assert "still waiting" in told[0]
@@ -217,6 +217,6 @@ def test_real_run_continues_with_a_reason_when_its_training_cannot_be_reached(
             os.kill(int(process[1]), signal.SIGTERM)  # only now: the command went on until here
 
     monkeypatch.setattr("lightning_perf.trials.foreground.warn", told)
-    code, events = run_in_front(["env", "-i", PYTHON, "train.py"], Job(mode="run", folder="job"))
+    code, events = run_in_foreground(["env", "-i", PYTHON, "train.py"], Job(mode="run", folder="job"))
     assert (code, events) == (128 + 15, set())
     assert "has loaded torch without lightning-perf" in capsys.readouterr().err.splitlines()[-1]

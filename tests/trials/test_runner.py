@@ -13,7 +13,7 @@ import pytest
 from lightning_perf.errors import TrialError
 from lightning_perf.trials.job import Job
 from lightning_perf.trials.reach import ignores_environment
-from lightning_perf.trials.runner import check_command, describe_code, last_line, run_kept
+from lightning_perf.trials.runner import check_command, describe_code, last_line, run_supervised
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_services_are_off_line_and_stay_off_where_they_were_off(
     if given is not None:
         monkeypatch.setenv("WANDB_MODE", given)
     code = "import json, os; print(json.dumps(dict(os.environ)))"
-    ended = run_kept([sys.executable, "-c", code], Job(mode="trial", folder=str(tmp_path)), time_limit_s=60)
+    ended = run_supervised([sys.executable, "-c", code], Job(mode="trial", folder=str(tmp_path)), time_limit_s=60)
     told = json.loads(ended.log)
     assert told["WANDB_MODE"] == seen
     assert told["WANDB_DIR"] == str(tmp_path)
@@ -74,5 +74,5 @@ def test_exit_code_shows_what_ended_a_command() -> None:
 def test_command_is_not_run_when_the_disk_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=2**40, used=2**40, free=0))
     with pytest.raises(TrialError, match=r"cannot run the command: .*would stay free on the disk"):
-        run_kept([sys.executable, "-c", "pass"], Job(mode="trial", folder=str(tmp_path / "job")))
+        run_supervised([sys.executable, "-c", "pass"], Job(mode="trial", folder=str(tmp_path / "job")))
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,7 @@ JITTER = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0)
 
 
 class Machine:
-    """Fake ``run_kept``: a baseline of 50 ms per step, of which each treatment leaves its share."""
+    """Fake ``run_supervised``: a baseline of 50 ms per step, of which each treatment leaves its share."""
 
     def __init__(self) -> None:
         self.made: list[Job] = []
@@ -103,7 +103,7 @@ class Silent:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(trials, "run_kept", made)
+    monkeypatch.setattr(trials, "run_supervised", made)
     return made
 
 
@@ -184,7 +184,7 @@ def test_trial_killed_between_two_runs_goes_on(machine: Machine, go: Any, monkey
             raise Killed
         return machine(*args, **kwargs)
 
-    monkeypatch.setattr(trials, "run_kept", dies)
+    monkeypatch.setattr(trials, "run_supervised", dies)
     with pytest.raises(Killed):
         go("loader-workers=4")
     assert go("loader-workers=4").trial.status == "finished"
@@ -247,7 +247,7 @@ def test_baseline_that_gives_nothing_to_measure_is_one_error(
 def test_error_carries_the_output_when_the_command_fails(
     machine: Machine, go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "run_kept", lambda *a, **k: ended(None, code=3, log="one\nValueError: no data"))
+    monkeypatch.setattr(trials, "run_supervised", lambda *a, **k: ended(None, code=3, log="one\nValueError: no data"))
     with pytest.raises(CommandError, match="exited with 3: ValueError: no data") as raised:
         go()
     assert raised.value.log == "one\nValueError: no data"
@@ -257,7 +257,7 @@ def test_error_carries_the_output_when_the_command_fails(
 def test_folder_of_others_is_refused_and_left_as_it_is(machine: Machine, go: Any, tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(TrialError, match=f"holds {name}, which no trial made"):
+    with pytest.raises(TrialError, match=f"has {name}, which is not from a trial"):
         go("log-every-n=7")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 

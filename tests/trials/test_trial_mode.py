@@ -13,7 +13,7 @@ import pytest
 from lightning_perf.trials import inside, modes
 from lightning_perf.trials.inject_callbacks import TreaterHooks, callback_class
 from lightning_perf.trials.job import Job, Result, read_result
-from lightning_perf.trials.runner import Ended, run_kept
+from lightning_perf.trials.runner import Ended, run_supervised
 from tests.fuzzing import thinned
 
 from . import scripts
@@ -35,7 +35,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def measured(tmp_path: Path, command: Sequence[str], **job: object) -> Ended:
     """Runs a command for ``STEPS`` steps."""
     defaults = {"mode": "trial", "folder": str(tmp_path / "job"), "steps": STEPS, "with_doctor": False, "seed": 1}
-    ended = run_kept(command, Job(**{**defaults, **job}), time_limit_s=200)
+    ended = run_supervised(command, Job(**{**defaults, **job}), time_limit_s=200)
     assert ended.failure == "", ended.log
     assert "trained to the end" not in ended.log
     return ended
@@ -178,7 +178,7 @@ def test_script_that_will_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
     assert ended.wait(30)
     assert codes == [3]
     with pytest.raises(inside.Over):
-        inside.leave_again()
+        inside.leave_if_over()
 
 
 @pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])

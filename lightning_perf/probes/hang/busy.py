@@ -1,4 +1,4 @@
-"""Tell a thread that waits for the user, compiles or saves from one that hangs."""
+"""Distinguish a thread that waits for the user, compiles or saves from one that hangs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ _PROMPTS = ("getpass.", "ipykernel.kernelbase._input_request")
 def busy_reason(own: Sequence[Frame], others: Mapping[str, Sequence[Frame]]) -> str:
     """Return why a training thread does not hang although nothing moves; empty if it may hang.
 
-    Args:
-        own: Its frames, innermost first.
-        others: Those of all other threads, by any key.
+    ``own`` are its frames, innermost first, ``others`` those of all other threads.
     """
     called = [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in own]
     if any(name.startswith(_IDE_DEBUGGERS) for name in called):

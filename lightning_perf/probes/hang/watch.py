@@ -44,13 +44,9 @@ _OURS = "lightning-perf"
 class HangWatch(Probe):
     """The hangs of one run. Made and started in the training thread.
 
-    Args:
-        loop: Measures the run.
-        hang_after_s: How long nothing must move.
-        show: Called with a hang and the stacks of all threads; returns the record, with the file that was written.
-        files: Where ranks exchange what they do; None with one rank.
-        now_s: Replaced in tests, as is ``frames``.
-        frames: Returns the frames of all threads.
+    ``show`` gets a hang and the stacks of all threads, and returns the record with the name of the file that was
+    written. Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in
+    tests.
 
     Attributes:
         loops: The user's functions that loop over steps without a Trainer.
@@ -92,7 +88,6 @@ class HangWatch(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> HangWatch | None:
-        """Watch a fit, unless ``hang_after_s`` is None or 0."""
         after_s, trainer, folder = run.options.hang_after_s, run.trainer, run.shared_folder
         if not after_s or not getattr(sys, "_is_gil_enabled", lambda: True)():
             run.missing["hangs"] = "stacks change while read without the interpreter's global lock"
@@ -105,7 +100,6 @@ class HangWatch(Probe):
         return cls(run.loop, after_s, run.show_hang, files)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._workers.open()
         self._background.start(self.poll_s)
 
@@ -118,21 +112,17 @@ class HangWatch(Probe):
         if error is not None and last.n_steps == self._loop.main.n_steps:
             quiet_s = max(last.quiet_s, last.lasted_s or self._quiet_s)
             self.hangs[-1] = msgspec.structs.replace(last, lasted_s=None, quiet_s=quiet_s)
-        elif self._is_reported:  # it ended after the last look
+        elif self._is_reported:  # it ended after the last poll
             self.hangs[-1] = msgspec.structs.replace(last, lasted_s=max(last.quiet_s, self._quiet_s))
 
     def close(self) -> None:
-        """End the thread, and remove the file of this rank. Can be called twice."""
         self._background.close()
         self._workers.close()
         if self._files is not None:
             self._files.remove()
 
     def record(self) -> tuple[Hang, ...]:
-        """Return the hangs so far."""
         return tuple(self.hangs)
-
-    # -- watching -----------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Read the counters; report once when nothing has moved for too long."""
@@ -169,7 +159,7 @@ class HangWatch(Probe):
             self._report(limit_s, phase, own, others)
 
     def _moves(self) -> None:
-        if self._loop.main.recent_median_ns() is not None:  # the start does not make later pauses usual
+        if self._loop.main.recent_median_ns() is not None:  # pauses of the start do not count as usual
             self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
@@ -185,7 +175,7 @@ class HangWatch(Probe):
     def _report(self, limit_s: float, phase: str, own: list[Frame], others: Mapping[str, Sequence[Frame]]) -> None:
         ranks = self._files.read() if self._files is not None else ()
         if any(rank.busy and rank.age_s < self._hang_after_s for rank in ranks):
-            return  # this rank waits for one that is in no hurry
+            return  # this rank waits for one that is busy
         self._is_reported = True
         where, code, call = self._line(own)
         workers, worker_stacks = self._workers.states(with_stacks=phase in _WORKER_PHASES)
@@ -208,8 +198,6 @@ class HangWatch(Probe):
         if is_new:
             texts = [_stack_text(*each) for each in (("training thread", own), *others.items())]
             self.hangs[-1] = self._show(hang, "\n".join([*texts, worker_stacks]))
-
-    # -- the threads --------------------------------------------------------------------------------------------------
 
     def _stacks(self) -> tuple[list[Frame], dict[str, list[Frame]]]:
         """Return the frames of the training thread, and of all other threads but PerfDoctor's."""

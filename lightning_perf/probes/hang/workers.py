@@ -25,8 +25,8 @@ from lightning_perf.records import WorkerState
 _SIGNAL = signal.SIGRTMAX - 5 if sys.platform.startswith("linux") else 0
 _MAX_WORKERS = 32
 _ANSWER_S = 0.5
-_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "Z": "ended", "X": "ended", "T": "stopped",
-           "t": "stopped"}  # fmt: skip
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", **dict.fromkeys("ZX", "ended"),
+           **dict.fromkeys("Tt", "stopped")}  # fmt: skip
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _WORKER_LOOP = "_worker_loop"  # frames further out belong to the process that forked
 

@@ -28,7 +28,7 @@ _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) e
 _FROM_PYTHON = ("tensor", "as_tensor", "asarray")
 """Of torch: from Python's numbers and lists they make tensors while they hold the interpreter lock."""
 
-_CONVERSIONS = ("float", "int", "bool")  # of a tensor, for which they wait; of anything else they take no time
+_CONVERSIONS = ("float", "int", "bool")  # they wait for a tensor; for any other value they take no time
 
 
 def library_call(code: CodeType, module: str) -> str:
@@ -42,8 +42,8 @@ class OwnCode:
 
     Attributes:
         call: The function called, as the line writes it; empty if none was.
-        is_operator: Whether it was a torch operator; None if only the interpreter lock can tell: a method of an unknown
-            object that tensors and Python's own types both have, or a tensor made of what may be a list.
+        is_operator: Whether it was a torch operator. None if only the timing of samples can decide: a method of an
+            unknown object that tensors and Python's own types both have, or a tensor made of what may be a list.
     """
 
     __slots__ = ("call", "is_operator")

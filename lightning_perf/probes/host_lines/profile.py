@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ MAX_STACKS = 4096
 _MAX_LINES = 8
 _MIN_LINE_SHARE = 0.01
 _DESCENT_SHARE = 0.5  # report the called function's lines if they hold most of a line's time
-_COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 _LATE_NS = 200_000
 """A sample this late had to wait for the interpreter lock: a thread that runs Python releases it after the switch
 interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
@@ -79,15 +80,15 @@ class Line:
         self.entry = entry
         self.ns = self.operator_ns = 0.0
         self.n = 0
-        self.calls: dict[str, float] = {}
+        self.calls: defaultdict[str, float] = defaultdict(float)
         self.children: dict[Place, Line] = {}
 
-    def add(self, sums: Sums, call: str, is_operator: bool) -> None:
-        """Count the samples of a stack that contains the line."""
-        self.ns += sums.ns
-        self.n += sums.n
-        self.operator_ns += sums.ns * is_operator
-        self.calls[call] = self.calls.get(call, 0.0) + sums.ns
+    def add(self, ns: float, n: int, call: str, is_operator: bool = False) -> None:
+        """Count ``n`` samples of stacks that contain the line."""
+        self.ns += ns
+        self.n += n
+        self.operator_ns += ns * is_operator
+        self.calls[call] += ns
 
     def costly(self, least_ns: float) -> Iterator[Line]:
         """Yield the lines to report: lines of the called function if they hold most of the time, else this one."""
@@ -98,6 +99,23 @@ class Line:
             return
         for child in self.children.values():
             yield from child.costly(least_ns)
+
+    def record(self, total_ns: float, timed: tuple[float, float] | None = None) -> HostLine:
+        """Return the record; ``timed`` are the seconds per step and the share of the span of all lines together."""
+        share = self.ns / total_ns
+        return HostLine(
+            file=shown_file(self.place.file),
+            line=self.place.line,
+            function=self.place.function,
+            entry=self.entry,
+            call=max(self.calls, key=lambda name: self.calls[name], default=""),
+            share=share,
+            operator_fraction=self.operator_ns / self.ns if self.ns else 0.0,
+            per_step_s=None if timed is None else share * timed[0],
+            span_share=None if timed is None else share * timed[1],
+            n_samples=self.n,
+            code=linecache.getline(self.place.file, self.place.line).strip()[:120],
+        )
 
 
 class ProfileBuilder:
@@ -149,7 +167,8 @@ class ProfileBuilder:
                 line = level.get(place)
                 if line is None:
                     line = level[place] = Line(place, places[0].function)
-                line.add(sums, call if depth == len(places) - 1 else places[depth + 1].function, is_operator)
+                below = call if depth == len(places) - 1 else places[depth + 1].function
+                line.add(sums.ns, sums.n, below, is_operator)
                 level = line.children
         least_ns = _MIN_LINE_SHARE * samples.ns
         found: dict[Place, Line] = {}
@@ -167,7 +186,7 @@ class ProfileBuilder:
             share=samples.ns / total_ns,
             operator_fraction=operator_ns / samples.ns,
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
-            lines=tuple([_record(line, samples.ns, timed) for line in lines]),
+            lines=tuple([line.record(samples.ns, timed) for line in lines]),
         )
 
     def _late_operators(self, samples: PhaseSamples) -> float:
@@ -197,7 +216,7 @@ def _places(lines: tuple[Visit, ...]) -> list[Place]:
     places: list[Place] = []
     for code, _, line in lines:
         name = code.co_name
-        if name in _COMPREHENSIONS and places:
+        if name in COMPREHENSIONS and places:
             name = places.pop().function
         places.append(Place(code.co_filename, line, name))
     return places
@@ -208,23 +227,4 @@ def _merge(known: Line, other: Line) -> None:
     known.operator_ns += other.operator_ns
     known.n += other.n
     for call, ns in other.calls.items():
-        known.calls[call] = known.calls.get(call, 0.0) + ns
-
-
-def _record(line: Line, phase_ns: float, timed: tuple[float, float] | None) -> HostLine:
-    call = max(line.calls, key=lambda name: line.calls[name], default="")
-    file, number, function = line.place
-    share = line.ns / phase_ns
-    return HostLine(
-        file=shown_file(file),
-        line=number,
-        function=function,
-        entry=line.entry,
-        call=call,
-        share=share,
-        operator_fraction=line.operator_ns / line.ns if line.ns else 0.0,
-        per_step_s=None if timed is None else share * timed[0],
-        span_share=None if timed is None else share * timed[1],
-        n_samples=line.n,
-        code=linecache.getline(file, number).strip()[:120],
-    )
+        known.calls[call] += ns

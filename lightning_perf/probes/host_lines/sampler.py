@@ -1,16 +1,11 @@
 """Sample the training thread's stack from another thread, in short bursts.
 
-``benchmarks/host_lines/run.py`` compares methods on planted lines (two busy cores of a virtual Xeon):
+While the sampler waits for its next sample within a burst, it lowers the interpreter's switch interval to 0.1 ms: with
+the usual 5 ms, it gets the interpreter lock mainly where the training releases it, in operators and sleeps.
+benchmarks/host_lines compares this with the usual interval, and with pyinstrument's profile function, which is as
+accurate but lengthens steps by 20 to 45 %.
 
-- a thread over ``sys._current_frames()``: shares are off by up to 10 points in steps of 25 ms, and by 44 in steps of
-    2.5 ms. It gets the interpreter lock where the training releases it (operators and sleeps), and after 5 ms
-    otherwise;
-- the same with a switch interval of 0.1 ms while it waits: off by 2 points, and by 23 in steps of 2.5 ms;
-- pyinstrument's profile function: off by 2 points, and by 6. It replaces the user's profiler, and steps take 20 to 45 %
-    longer.
-
-Hence the second. The switch interval is lowered only while the sampler waits for its next sample within a burst. A
-sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
+A sample is weighted by the mean pause plus its delay: the time of a C call that holds the lock is thus charged to the
 line that called it.
 """
 
@@ -89,11 +84,8 @@ class LineSampler(Probe):
         self._start_ns = now_ns()
         self._n_bursts_outside = 0
 
-    # -- the run's events ---------------------------------------------------------------------------------------------
-
     @classmethod
     def open(cls, run: RunContext) -> LineSampler | None:
-        """Sample the training thread, unless ``host_lines=False``."""
         from lightning_perf.probes.pauses import GarbagePauses  # which needs this package
 
         if not run.options.host_lines:
@@ -103,7 +95,6 @@ class LineSampler(Probe):
         return cls(run.loop) if pauses is None else cls(run.loop, pauses.automatic_so_far_ns)
 
     def start(self) -> None:
-        """Begin to sample, unless this interpreter has no global lock."""
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             self.missing["host_profile"] = "this interpreter runs without its global lock: stacks change while read"
             return
@@ -111,10 +102,7 @@ class LineSampler(Probe):
         self._background.start(_REST_S)
 
     def close(self) -> None:
-        """Stop. Can be called twice."""
         self._background.close()
-
-    # -- sampling -----------------------------------------------------------------------------------------------------
 
     def burst(self) -> float:
         """Sample for a while; return the seconds to wait before the next burst."""
@@ -182,10 +170,7 @@ class LineSampler(Probe):
         passed_ns = sum(timeline.phase_ns) + self._now_ns() - timeline.last_ns
         return phase in STEP_PHASES and max(passed_ns, late_ns) > self._slow_ns
 
-    # -- results ---------------------------------------------------------------------------------------------
-
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the lines, as shares of the steady state."""
         return {"host_profile": self.profile(session.steady)}
 
     def profile(self, steady: StageTimes | None) -> HostProfile | None:

@@ -47,12 +47,12 @@ def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -
 
 
 class Stack(NamedTuple):
-    """What a sample keeps: no frame, so that nothing that frames hold lives longer.
+    """The stack of one sample, without frames, which would keep variables alive.
 
     Attributes:
         lines: The user's frames below Lightning's outermost frame, outermost first.
-        below: The frame that the innermost of them called; None if that one runs itself.
-        leaf: Whose code runs: ``"user"``, ``"operator"``, ``"lightning"`` or ``"other"``.
+        below: The frame that the innermost of them called; None if it called none.
+        leaf: Owner of the running code: ``"user"``, ``"operator"``, ``"lightning"`` or ``"other"``.
     """
 
     lines: tuple[Visit, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,17 +12,11 @@ import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records.loader_probe import Repeated, WorkerPoint
+from lightning_perf.stats import estimates
 
 _MAX_DEPTH = 6
 _MAX_ITEMS = 10_000  # of one batch: the others count as the mean of these
 _MAX_VALUES = 1_000_000  # of one field checked for uint8, evenly spaced if it has more
-
-# Student's t for a two-sided interval of 95 %, by degrees of freedom from 1; beyond the table about 2. A table, since
-# importing scipy into a training for one number takes longer than the number is worth.
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 class BatchContents:
@@ -164,14 +157,9 @@ def repeated(durations_s: Sequence[float]) -> Repeated | None:
 
 
 def mean_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of independent values by Student's t; of one value, the value itself."""
-    values = np.asarray(means, dtype=np.float64)
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, mean
-    t = _T_95[len(values) - 2] if len(values) - 2 < len(_T_95) else 2.0
-    reach = t * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return max(0.0, mean - reach), mean + reach
+    """Return the 95 % interval of the mean of independent times; of one time, the time itself."""
+    found = estimates.mean_interval(means)
+    return (max(0.0, found.low), found.high) if found is not None else (means[0], means[0])
 
 
 def point_of(

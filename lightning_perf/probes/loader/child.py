@@ -38,40 +38,33 @@ _RESULT, _ERROR = b"+", b"-"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
-class Say(NamedTuple):
-    """Reports all that the child knows so far, or its error; the last report of each kind counts.
+class Reporter(NamedTuple):
+    """Writes a report of all results so far, or an error, to a file; the last report of each kind counts.
 
-    Attributes:
-        descriptor: Descriptor of the notes, which the child must not close.
+    The child must not close ``descriptor``.
     """
 
     descriptor: int
 
     def __call__(self, content: bytes, is_error: bool = False) -> None:
-        """Append a report to the notes, on one line: newlines become spaces."""
+        """Append a report, on one line: newlines become spaces."""
         content = (_ERROR if is_error else _RESULT) + content.replace(b"\n", b" ") + b"\n"
         while content:
             content = content[os.write(self.descriptor, content) :]
 
 
 class Ended(NamedTuple):
-    """End of a child process.
+    """The last results of a child process (empty without any), and why it did not finish (empty if it did)."""
 
-    Attributes:
-        said: Its last results; empty without any.
-        trouble: Why it did not finish; empty when it did.
-    """
-
-    said: bytes
-    trouble: str
+    results: bytes
+    failure: str
 
 
 class EndingError(BaseException):
     """Raised in the child, and in its workers, by the signal that ends them.
 
     It unwinds the ``with`` and ``finally`` blocks that the child entered, so that e.g. a temporary lock file or a named
-    semaphore of a sample is removed. Blocks that were entered before the fork are not unwound: the child ends before
-    it returns to those frames.
+    semaphore of a sample is removed. Blocks entered before the fork are not unwound: the child ends first.
     """
 
 
@@ -79,10 +72,9 @@ class Child:
     """One forked child at a time that runs a function and cleans up after itself.
 
     Forking gives the child the objects to measure without pickling them. ``os.fork`` is used because a daemonic process
-    (as some launchers create) may not have children of ``multiprocessing``.
-
-    The risks of the fork are those of a loader's own workers. A lock that another thread held at that moment stays
-    locked in the child, which then hangs and is killed. Using a CUDA context in the child raises an error.
+    (as some launchers create) may not have children of ``multiprocessing``. The risks are those of a loader's own
+    workers: a lock that another thread held at the fork stays locked in the child, which then hangs and is killed;
+    using a CUDA context in the child raises an error.
 
     Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
     """
@@ -91,7 +83,7 @@ class Child:
         """Set the seconds after which the child is killed, with all that it started. ``start`` starts it."""
         self._limit_s = limit_s
         self._pid: int | None = None
-        self._notes: int | None = None
+        self._report_file: int | None = None
         self._deadline_s = 0.0
         self._kill_at_s: float | None = None  # None before it is asked to end
         self._ended: Ended | None = Ended(b"", "not started")
@@ -101,27 +93,27 @@ class Child:
         """Return whether there is a process that was not seen to end."""
         return self._pid is not None
 
-    def start(self, work: Callable[[Say], None]) -> None:
-        """Fork a child that runs ``work``; what that raises is reported as its trouble.
+    def start(self, work: Callable[[Reporter], None]) -> None:
+        """Fork a child that runs ``work``; what that raises is reported as its failure.
 
         Raises:
             OSError: The limit of processes, memory or descriptors is reached.
         """
         if self._pid is not None:
             raise RuntimeError("start() was called while a measurement runs; call close() before starting another")
-        notes = _open_notes()
+        report_file = _open_report_file()
         # A Ctrl-C in the child before it ignores signals would unwind the user's stack there.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, _CHILD_SIGNALS)
             pid = _fork()
             if pid == 0:
-                _run_child(notes, work, self._limit_s)
+                _run_child(report_file, work, self._limit_s)
             # Known before signals are let in again: a Ctrl-C that waited must find what close() is to end.
-            self._pid, self._notes, self._ended, self._kill_at_s = pid, notes, None, None
+            self._pid, self._report_file, self._ended, self._kill_at_s = pid, report_file, None, None
             self._deadline_s = time.monotonic() + self._limit_s
         except OSError:
-            os.close(notes)
+            os.close(report_file)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -131,29 +123,29 @@ class Child:
     def poll(self) -> Ended | None:
         """Return how it ended; None while it runs. Never blocks."""
         if self._ended is not None:
-            self._reap()  # one that was killed may have taken its time to go
+            self._reap()  # a killed process may end later
             return self._ended
         grace_s = min(GRACE_S, 0.1 * self._limit_s)
         is_late = time.monotonic() > self._deadline_s - grace_s
         if is_late:
             self._ask_to_end(grace_s)
-        # Reaped first, read second: all that the child said is in the notes by then.
+        # Reaped first, read second: all that the child reported is in the file by then.
         how = self._reap()
         if how is not None or self._is_overdue():
-            said, error = self._last_words()
+            results, error = self._last_reports()
             is_cut_off = is_late and how != ""  # rather than done already
-            trouble = f"it took longer than {self._limit_s:g} s" if is_cut_off else error or how or ""
-            self._ended = Ended(said, trouble)
-            self._close_notes()
+            failure = f"it took longer than {self._limit_s:g} s" if is_cut_off else error or how or ""
+            self._ended = Ended(results, failure)
+            self._close_report_file()
         return self._ended
 
     def close(self) -> None:
         """End a child that still runs; leave no process and no descriptor behind. May be called twice."""
         if self._ended is None:
-            self._ended = Ended(self._last_words()[0], "ended before it was done")
-        self._close_notes()
+            self._ended = Ended(self._last_reports()[0], "ended before it was done")
+        self._close_report_file()
         self._ask_to_end()
-        # A killed process is gone within milliseconds unless the kernel itself is stuck in its behalf (a dead
+        # A killed process is gone within milliseconds unless the kernel itself is stuck on its behalf (a dead
         # network disk): training does not hang for that.
         until_s = time.monotonic() + GRACE_S + 2.0
         while self._reap() is None and time.monotonic() < until_s:
@@ -198,20 +190,21 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self._pid, number)
 
-    def _last_words(self) -> tuple[bytes, str]:
+    def _last_reports(self) -> tuple[bytes, str]:
         """Return what the child last reported as its results and as its error; empty where there is none."""
-        assert self._notes is not None
-        reports = os.pread(self._notes, os.fstat(self._notes).st_size, 0).split(b"\n")[:-1]  # one cut off has no end
+        assert self._report_file is not None
+        content = os.pread(self._report_file, os.fstat(self._report_file).st_size, 0)
+        reports = content.split(b"\n")[:-1]  # one that was cut off has no end
         last = {report[:1]: report[1:] for report in reports}
         return last.get(_RESULT, b""), last.get(_ERROR, b"").decode("utf-8", "replace")
 
-    def _close_notes(self) -> None:
-        if self._notes is not None:
-            os.close(self._notes)
-            self._notes = None
+    def _close_report_file(self) -> None:
+        if self._report_file is not None:
+            os.close(self._report_file)
+            self._report_file = None
 
 
-def one_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return the error's type and message; safe where its own ``__str__`` raises."""
     return "".join(traceback.format_exception_only(type(error), error)).strip().replace("\n", " ")
 
@@ -228,7 +221,7 @@ def _fork() -> int:
         return os.fork()
 
 
-def _open_notes() -> int:
+def _open_report_file() -> int:
     """Open a file without a name: it is gone with its last descriptor, and writing to it never blocks."""
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
@@ -247,19 +240,19 @@ def _signal_name(number: int) -> str:
 # -- in the child -----------------------------------------------------------------------------------------------------
 
 
-def _run_child(notes: int, work: Callable[[Say], None], limit_s: float) -> NoReturn:
+def _run_child(report_file: int, work: Callable[[Reporter], None], limit_s: float) -> NoReturn:
     """Do the work, and exit without running the parent's exit handlers or finalizers."""
     code = 1
-    say = Say(notes)
+    report = Reporter(report_file)
     try:
         try:
             _leave_parent_alone(limit_s)
-            work(say)
+            work(report)
             _ignore_signals()
             code = 0
         except BaseException as error:  # noqa: BLE001 - even SystemExit must not unwind the parent's stack; it is reported
             _ignore_signals()
-            say(f"its process raised {one_line(error)}"[:1000].encode("utf-8", "replace"), is_error=True)
+            report(f"its process raised {error_line(error)}"[:1000].encode("utf-8", "replace"), is_error=True)
     finally:  # also if reporting fails
         os._exit(code)
 
@@ -290,7 +283,7 @@ def _leave_parent_alone(limit_s: float) -> None:
         signal.signal(each, signal.SIG_IGN if each == signal.SIGINT else signal.SIG_DFL)
     end_in_order()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS)
-    # Should the parent be killed, the child goes with it; should it never ask again, a little after it would have.
+    # The child ends with its parent, and soon after its limit if the parent never polls again.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -299,14 +292,14 @@ def _leave_parent_alone(limit_s: float) -> None:
     gc.freeze()
     faulthandler.disable()
     logging.disable(logging.CRITICAL)
-    # Should memory run out, the kernel is to end this process and not the training.
+    # If memory runs out, the kernel should end this process and not the training.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("1000")
     _PARENTS_STREAMS.extend((sys.stdin, sys.stdout, sys.stderr))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    # In C, as code in C that does not return keeps Python's handlers of signals from running.
+    # Implemented in C, because C code that does not return keeps Python's signal handlers from running.
     faulthandler.dump_traceback_later(limit_s + 2 * GRACE_S, exit=True, file=nowhere)
     warnings.simplefilter("ignore")  # of forks beside that thread
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - they live as long as the child

@@ -87,7 +87,7 @@ def is_copied_without_init(kind: type) -> bool:
 
 
 def constructs_unnamed(value: Any) -> bool:
-    """Return whether a value is a function of the user's that may make instances of a class it does not name."""
+    """Return whether a value is a user's function that may make instances of a class that it does not name."""
     if type(value) is not types.FunctionType or owner_of(value.__code__.co_filename) != USER:
         return False
     calls = _CONSTRUCTING - ({"__init__"} if value.__code__.co_name == "__init__" else set())  # that of a base
@@ -185,7 +185,7 @@ class CodeReached:
         """Return why a class that code names, or that a value has, is not known; its instances are judged by value."""
         module = module_of(kind)
         if module.partition(".")[0] in sys.stdlib_module_names and module not in _SHARING_STANDARD:
-            return None  # making one is seen by the audit hook, or shares nothing
+            return None  # the audit hook sees what makes an instance, or the instance shares nothing
         return self._refuses_module(module)
 
     def _refuses_module(self, name: str) -> str | None:

@@ -36,7 +36,7 @@ def refuses_copy(loader: Any) -> str | None:
     loader = inner_loader(loader)
     if getattr(plain.stored(plain.stored(loader.dataset, "input_dir"), "url"), "strip", None):
         return "chunks of the dataset are downloaded to a cache, from which the training reads as well"
-    if plain.length_of(loader.dataset) == 0:  # where only code of the user's could tell, the child asks
+    if plain.length_of(loader.dataset) == 0:  # a length that only user code can compute is read in the child
         return "the dataset is empty"
     if holds_device_tensors(loader.dataset):
         return "the dataset holds tensors on a device, which a forked process cannot use"
@@ -81,13 +81,10 @@ def copies_dataset(loader: DataLoader[Any]) -> bool:
 
 
 def separate_descriptors(keep: Iterable[int] = ()) -> None:
-    """Give the child open files of its own to read from, at their present positions; take sockets and pipes away.
+    """Reopen the child's files for reading at their present positions; close its sockets and pipes, except ``keep``.
 
-    After a fork both processes share one position in each open file, so that a dataset read here would move where
-    the parent reads next; what is written to a shared file, pipe or connection arrives as if the parent had sent it.
-
-    Args:
-        keep: Descriptors to leave alone.
+    After a fork both processes share one position in each open file: reading a dataset here would move the parent's
+    position, and writing to a shared file, pipe or connection would look as if the parent had written.
     """
     kept = {0, 1, 2, *keep}
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -113,7 +110,7 @@ def _open_again(descriptor: int, nowhere: int) -> None:
     flags &= ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_APPEND | os.O_ACCMODE)  # for reading only
     try:
         fresh = os.open(f"/proc/self/fd/{descriptor}", flags)
-    except OSError:  # not ours to open any more: better no file than one that the parent shares
+    except OSError:  # it cannot be opened again: no file is better than one shared with the parent
         os.dup2(nowhere, descriptor)
         return
     os.lseek(fresh, position, os.SEEK_SET)
@@ -122,18 +119,14 @@ def _open_again(descriptor: int, nowhere: int) -> None:
 
 
 def forget_parents_processes(scratch: Path) -> None:
-    """Let the child start workers of its own, whatever the parent is and has.
-
-    Args:
-        scratch: A folder for what multiprocessing puts into files; the parent removes it.
-    """
+    """Let the child start workers even if the parent is a daemon; multiprocessing puts its files into ``scratch``."""
     me = process.current_process()
     config: dict[str, Any] = me._config  # type: ignore[attr-defined]
     config["daemon"] = False  # a daemon may not have children
     config["tempdir"] = str(scratch)
     config["semprefix"] = f"/{scratch.name}"
     process._children.clear()  # type: ignore[attr-defined]
-    # The parent's tracker would warn at its end of semaphores that a killed child could not give back.
+    # The parent's tracker would warn at its end of semaphores that a killed child could not release.
     for name in ("_fd", "_pid"):
         if hasattr(resource_tracker._resource_tracker, name):
             setattr(resource_tracker._resource_tracker, name, None)

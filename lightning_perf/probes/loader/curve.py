@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -86,16 +86,11 @@ class _Visits:
 
 
 class CurveMeasurement:
-    """Measurement of the curve: once upwards until more workers bring no more, then once more downwards.
+    """Measurement of the curve: upwards until more workers do not help, then once more downwards.
 
-    Drift meanwhile (clocks, caches, a training beside) then affects all points alike.
-
-    Args:
-        pipeline: The loader's parts.
-        batch_bytes: Bytes of a batch, for what fits into shared memory.
-        start_s: Approximate seconds to start one worker.
-        pids: Called with the ids of started workers, to clean up after killed ones.
-        load: Computes between two batches; None to measure the loader alone.
+    Drift of the machine then affects all points alike. ``batch_bytes`` limits the batches in shared memory. ``start_s``
+    is the approximate time to start one worker. ``pids`` is called with the ids of started workers, to clean up after
+    killed ones. ``load`` computes between two batches; None to measure the loader alone.
     """
 
     def __init__(
@@ -113,13 +108,10 @@ class CurveMeasurement:
     def measure(
         self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
     ) -> Iterator[tuple[WorkerPoint, ...]]:
-        """Measure; yield the points up to now after each visit.
+        """Measure with numbers of workers in ascending order; yield the points so far after each visit.
 
-        Args:
-            candidates: Numbers of workers, ascending.
-            batch_s: Approximate seconds to make a batch in one process.
-            until_s: When to end, by ``time.perf_counter``.
-            fewer: Numbers of workers to measure after these and the number in use.
+        ``batch_s`` is the approximate time to make a batch in one process. The measurement ends at ``until_s`` by
+        ``time.perf_counter``. The number in use and the numbers in ``fewer`` are measured after the candidates.
         """
         settings = [self._setting(n) for n in candidates]
         visited: list[Setting] = []
@@ -223,7 +215,7 @@ class CurveMeasurement:
             first_s = time.perf_counter() - begin_s
             visits.first_batch_s.append(first_s)
             end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
-            # What was made while the workers started is taken first: it came without being waited for.
+            # What was made while the workers started is taken first, because it caused no waiting.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
                 if n_taken >= n_workers and time.perf_counter() > begin_s + 0.5 * budget_s:
                     break
@@ -281,7 +273,7 @@ def _taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | No
     least = max(1, n_workers) * (1 if load is None else _LEAST_BLOCKS)
     late_s = end_s + min(1.0, max(0.1, end_s - times_s[0]))
     while len(times_s) <= least or times_s[-1] < end_s:
-        if len(times_s) > 1 and times_s[-1] > late_s:  # slow batches: as many as there were
+        if len(times_s) > 1 and times_s[-1] > late_s:  # slow batches: use those taken so far
             break
         if not _take(batches):  # only an IterableDataset ends
             break
@@ -305,13 +297,10 @@ def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> lis
 
 
 def urgent_first(numbers: list[int], needed: int) -> tuple[list[int], list[int]]:
-    """Return what to try where time is short: from the number that hides the loading upwards; then fewer, downwards.
+    """Return the numbers of workers to try in a short time: upwards from ``needed``, then fewer, downwards.
 
-    The training has shown what it does without workers, or with those in use.
-
-    Args:
-        numbers: Numbers of workers that may be tried, ascending.
-        needed: Workers that would hide the loading on cores of their own.
+    ``numbers`` are ascending. ``needed`` workers would hide the loading on cores of their own. How the training does
+    without workers, or with those in use, is known already.
     """
     first = min(max(1, needed), numbers[-1])
     return sorted({first, *(n for n in numbers if n > first)}), [n for n in reversed(numbers) if 0 < n < first]
@@ -324,6 +313,5 @@ def _take(batches: Iterator[Any]) -> bool:
 
 def _free_shm_bytes() -> float:
     with contextlib.suppress(OSError):
-        statistics = os.statvfs("/dev/shm")
-        return float(statistics.f_frsize * statistics.f_bavail)
+        return float(shutil.disk_usage("/dev/shm").free)
     return float("inf")

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .child import Say
+from .child import Reporter
 from .code_reached import is_extension_allowed
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on all architectures
@@ -61,12 +61,10 @@ def landlock_version() -> int:
     return max(0, int(_system_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_GET_VERSION))))
 
 
-def guard(say: Say, scratch: Path | None = None) -> None:
-    """Restrict this process, and those that it forks, for good.
+def guard(report: Reporter, scratch: Path | None = None) -> None:
+    """Restrict this process and those that it forks, for good; only the folder ``scratch`` may be written to.
 
-    Args:
-        say: Called with the reason before an attempt ends the process.
-        scratch: A folder that may be written to; None for none.
+    ``report`` is called with the reason before an attempt ends the process.
 
     Raises:
         OSError: The kernel did not restrict the process.
@@ -75,7 +73,7 @@ def guard(say: Say, scratch: Path | None = None) -> None:
     if landlock_version():
         _restrict_paths(scratch)
     inside = "\0" if scratch is None else os.path.join(scratch, "")
-    sys.addaudithook(functools.partial(_audit, functools.partial(_end, say), inside))
+    sys.addaudithook(functools.partial(_audit, functools.partial(_end, report), inside))
 
 
 # -- the kernel's part ------------------------------------------------------------------------------------------------
@@ -193,10 +191,10 @@ def _text(value: Any) -> str:
     return os.fsdecode(value) if isinstance(value, (str, bytes, os.PathLike)) else str(value)
 
 
-def _end(say: Say, what: str) -> NoReturn:
+def _end(report: Reporter, what: str) -> NoReturn:
     """End the process; no code of the user's runs after this, and so nothing clears up what was never made."""
     try:
         text = f"stopped the data, which was about to {what} (PerfDoctor(probe_data=True) lets it),"
-        say(text[:1000].encode("utf-8", "replace"), is_error=True)
+        report(text[:1000].encode("utf-8", "replace"), is_error=True)
     finally:
         os._exit(1)

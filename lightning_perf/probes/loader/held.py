@@ -51,11 +51,11 @@ _SHARING_MODULES = ("multiprocessing", "subprocess", "socket", "ctypes")
 
 
 def refuses_held(loader: Any) -> str | None:
-    """Return why a copy of what a loader holds would share state with the training; None where nothing does.
+    """Return why a copy of what a loader holds would share state with the training; None if nothing does.
 
-    A lock stays locked if the probe ends while it holds it; what is sent through a connection, written to a file or to
-    shared memory arrives in the training. A type in C that is not known may be any of these, and code in C that is not
-    known may open them by name. All of it is looked for: what is held, and what code of the user's names.
+    A lock stays locked if the probe ends while it holds it; the training receives what is sent through a connection or
+    written to a file or shared memory. An unknown C type may be any of these, and unknown C code may open them by name.
+    So both the objects held and those that the user's code names are searched.
     """
     shared, code = _writable_shared_memory(), CodeReached()
     part, called = _PARTS[0], None
@@ -116,7 +116,7 @@ class _Existing:
         self.kind = kind
 
 
-@functools.cache  # one for each class, as what was seen is known by its id
+@functools.cache  # one object per class, because visited objects are known by id
 def _class_of(kind: type) -> _Existing | type:
     """Return a dataset's class, without its ``__init__`` where no copy runs that."""
     return _Existing(kind) if is_copied_without_init(kind) else kind

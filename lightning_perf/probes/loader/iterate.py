@@ -12,20 +12,15 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LoaderProbe
 
 from .batch import BatchContents, point_of, repeated
-from .child import one_line
+from .child import error_line
 
 _N_PINNED = 12
 
 
 def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderProbe:
-    """Iterate a loader in this process, and return the record of its refusal with what that measured.
+    """Iterate a loader in this process for ``budget_s`` seconds; return its ``refused`` record with what was measured.
 
     Only for a process that does not train afterwards: the state of sampler, generators and files changes.
-
-    Args:
-        loader: Anything that yields batches.
-        probe: Its record, ``refused``.
-        budget_s: Seconds after which no further batch is taken.
     """
     num_workers, prefetch = getattr(loader, "num_workers", None), getattr(loader, "prefetch_factor", None)
     contents = BatchContents()
@@ -39,7 +34,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
         ahead = (num_workers or 0) * (prefetch or 0)
         for number, batch in enumerate(batches):
             now_s = time.perf_counter()
-            if number >= ahead:  # those before were made while the workers started
+            if number >= ahead:  # earlier batches were made while the workers started
                 gaps_s.append(now_s - last_s)
             if len(gaps_s) < 4:
                 contents.add(batch)
@@ -49,7 +44,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
         del batches
     except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
         raise_if_from_signal(error)
-        text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {one_line(error)}"
+        text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {error_line(error)}"
         return msgspec.structs.replace(probe, reason=f"{probe.reason}; {text}")
     missing = dict(probe.missing)
     if not gaps_s:
@@ -66,12 +61,7 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
 
 
 def time_pinning(probe: LoaderProbe, device: torch.device) -> LoaderProbe:
-    """Return the record with the time of pinning as many bytes in as many tensors as a batch has.
-
-    Args:
-        probe: The record; what a batch holds must be known.
-        device: The device of the training.
-    """
+    """Return the record with the time of pinning as many bytes in as many tensors as its batch has."""
     reason = "" if device.type == "cuda" else f"{device.type} needs no pinned memory"
     if not reason and not (probe.batch_bytes and probe.n_tensors):
         reason = "what a batch holds is not known"

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from lightning_perf.probes.code_lines import OTHER, USER, owner_of
-from lightning_perf.probes.host_lines.calls import shown_file
+from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, Place
 from lightning_perf.records import HostLine
 from lightning_perf.records.loader_probe import HotFunction, HotLine
 
@@ -36,9 +36,8 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAX_FUNCTIONS, _MAX_LINES = 12, 8
 _MAX_TRACED_LINES = 200_000
 _NATIVE_LINE_S = 5e-6
-"""A line of Python that only moves names and small numbers about takes 0.02–0.2 us on machines of the last ten years; a
-function whose lines take this long on average, without calling anything, is in C: operators on arrays or tensors."""
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""A line of Python with names and small numbers takes 0.02–0.2 us on machines of the last ten years. A function whose
+lines take this long on average without calls runs code in C: operators on arrays or tensors."""
 
 
 class _Function(NamedTuple):
@@ -75,7 +74,6 @@ class BatchLines:
         self._profiler: Any = None
 
     def start(self) -> None:
-        """Begin to sample this thread."""
         from pyinstrument import Profiler  # not needed by a training that is not probed
 
         self._profiler = Profiler(interval=_INTERVAL_S, async_mode="disabled")
@@ -100,44 +98,26 @@ class BatchLines:
     def lines(self) -> tuple[HostLine, ...]:
         """Return the costliest lines, costliest first."""
         samples, total_s = self._samples()
-        seconds, n = Counter[tuple[str, int, str]](), Counter[tuple[str, int, str]]()
-        calls: dict[tuple[str, int, str], Counter[str]] = {}
-        entries: dict[tuple[str, int, str], str] = {}
+        found: dict[Place, Line] = {}
         for sample in samples:
             function, line = sample.frames[-1]
-            key = function.file, line, function.name.rpartition(".")[2]
-            seconds[key] += sample.seconds  # type: ignore[assignment]
-            n[key] += 1
-            call = _call(sample)
-            calls.setdefault(key, Counter())[call] += sample.seconds  # type: ignore[assignment]
-            entries.setdefault(key, sample.frames[0].function.name.rpartition(".")[2])
-        return tuple(
-            HostLine(
-                file=shown_file(key[0]),
-                line=key[1],
-                function=key[2],
-                entry=entries[key],
-                call=calls[key].most_common(1)[0][0],
-                share=line_s / total_s,
-                operator_fraction=0.0,
-                n_samples=n[key],
-                code=linecache.getline(*key[:2]).strip()[:120],
-            )
-            for key, line_s in seconds.most_common(_MAX_LINES)
-            if line_s >= MIN_SHARE * total_s
-        )
+            place = Place(function.file, line, _bare(function))
+            known = found.setdefault(place, Line(place, _bare(sample.frames[0].function)))
+            known.add(sample.seconds, 1, _call(sample))
+        costly = [line for line in found.values() if line.ns >= MIN_SHARE * total_s]
+        return tuple(line.record(total_s) for line in sorted(costly, key=lambda line: -line.ns)[:_MAX_LINES])
 
     def functions(self, where: Where) -> tuple[HotFunction, ...]:
         """Return the functions that take the time, costliest first."""
         samples, total_s = self._samples()
-        total, blamed, called = Counter[_Function](), Counter[_Function](), Counter[_Function]()
+        total, blamed, called = (defaultdict[_Function, float](float) for _ in range(3))
         for sample in samples:
             for function in {frame.function for frame in sample.frames}:
-                total[function] += sample.seconds  # type: ignore[assignment]
+                total[function] += sample.seconds
             innermost = sample.frames[-1].function
-            blamed[innermost] += sample.seconds  # type: ignore[assignment]
+            blamed[innermost] += sample.seconds
             if sample.called is not None:
-                called[innermost] += sample.seconds  # type: ignore[assignment]
+                called[innermost] += sample.seconds
         ranked = sorted(total, key=lambda function: (-blamed[function], -total[function]))
         return tuple(
             HotFunction(
@@ -162,10 +142,7 @@ class BatchLines:
     ) -> tuple[HotFunction, ...]:
         """Return the functions, the first as ``"native"`` if it runs too few lines for its own time to be Python's.
 
-        Args:
-            functions: Of these samples.
-            work: One call, which is run once more.
-            call_s: Seconds of one call.
+        ``work`` is one call, which takes ``call_s`` and is run once more.
         """
         if not functions or functions[0].kind == "native":
             return functions
@@ -178,11 +155,11 @@ class BatchLines:
     def hot_lines(self) -> tuple[HotLine, ...]:
         """Return the lines of the costliest function, with their shares of its time."""
         first = next(iter(self.functions("getitem")), None)
-        by_line = Counter[int]()
+        by_line: defaultdict[int, float] = defaultdict(float)
         for sample in self._samples()[0]:
             function, line = sample.frames[-1]
             if first is not None and (function.file, function.line) == (first.file, first.line):
-                by_line[line] += sample.seconds  # type: ignore[assignment]
+                by_line[line] += sample.seconds
         if first is None or not by_line:
             return ()
         whole_s = sum(by_line.values())
@@ -194,7 +171,7 @@ class BatchLines:
                 share=seconds / whole_s,
                 basis=BASIS,
             )
-            for line, seconds in by_line.most_common(_MAX_LINES)
+            for line, seconds in sorted(by_line.items(), key=lambda item: -item[1])[:_MAX_LINES]
         )
 
     def _samples(self) -> tuple[list[_Sample], float]:
@@ -208,12 +185,7 @@ class BatchLines:
 
 
 class WorkerLines:
-    """``worker_init_fn`` that samples the worker's lines into a file of its own, written as the worker ends.
-
-    Args:
-        inner: The user's ``worker_init_fn``.
-        folder: Folder for the files.
-    """
+    """``worker_init_fn`` that samples the worker's lines into a file in ``folder``, written as the worker ends."""
 
     def __init__(self, inner: Callable[[int], Any] | None, folder: Path) -> None:
         self.inner = inner
@@ -289,12 +261,17 @@ def _sample(stack: tuple[_Frame, ...], seconds: float, owners: tuple[str, ...]) 
     for frame in stack:
         if not frame.function.file or owner_of(frame.function.file) not in owners:
             called = called or frame
-        elif frame.function.name in _COMPREHENSIONS and frames:
+        elif frame.function.name in COMPREHENSIONS and frames:
             frames[-1], called = _Frame(frames[-1].function, frame.line), None
         else:
             frames.append(frame)
             called = None
     return _Sample(tuple(frames), called, seconds) if frames else None
+
+
+def _bare(function: _Function) -> str:
+    """Return a function's name without its class."""
+    return function.name.rpartition(".")[2]
 
 
 def _call(sample: _Sample) -> str:

@@ -13,15 +13,11 @@ _MIN_STEP_S = 20e-6
 
 
 class Load:
-    """Keeps so many cores busy for as long as the training computes per step, measured with no worker beside it.
+    """Keeps ``threads`` cores busy for ``seconds`` per step, as the training does, measured without workers.
 
-    The amount of work per step is fixed. Beside workers that take its cores a step therefore takes longer, as the
-    training's does. Several threads work in rounds, and each round ends with the slowest of them: as operators do.
-
-    Args:
-        seconds: Seconds per step.
-        threads: Threads that compute.
-        budget_s: Seconds that calibrating may take.
+    The amount of work per step is fixed, so that a step takes longer beside workers that use its cores, as the
+    training's does. Several threads work in rounds that end with the slowest of them, as operators do. Calibrating
+    takes at most ``budget_s``.
     """
 
     def __init__(self, seconds: float, threads: int, budget_s: float) -> None:
@@ -71,9 +67,7 @@ class Load:
 
     def _follow(self) -> None:
         while True:
-            self._begin.wait()
-            hashlib.sha256(memoryview(_CHUNK)[: self._size])
-            self._end.wait()
+            self._round()
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from .child import end_in_order, one_line
+from .child import end_in_order, error_line
 from .copying import copies_dataset
 
 _PAUSE_S = 0.003
@@ -32,12 +32,8 @@ class Pipeline:
 
     A *unit* is the argument of one fetch: the indices of a batch, one index without batching, or for an
     ``IterableDataset`` only the number of samples. All stages of the probe share one stream of units, so that none
-    reads what another has put into the page cache; it starts over when the sampler is exhausted.
-
-    Args:
-        loader: A plain ``DataLoader``, as the child has it.
-        forks: Fork workers whatever the loader's start method is: they start in milliseconds, and the throughput is
-            the same.
+    reads what another has put into the page cache; it starts over when the sampler is exhausted. With ``forks``,
+    workers are forked whatever the loader's start method is: they start in milliseconds, with the same throughput.
     """
 
     def __init__(self, loader: DataLoader[Any], forks: bool = False) -> None:
@@ -55,8 +51,8 @@ class Pipeline:
         self.num_workers = loader.num_workers
         self.prefetch_factor = loader.prefetch_factor
         self.is_iterable = isinstance(dataset, IterableDataset)
-        self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset is asked for whole batches
-        # Python 3.14's fork server is the parent's; a fresh interpreter costs the same to a batch.
+        self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset returns whole batches
+        # Python 3.14's fork server is the parent's; a batch takes as long in a spawned interpreter.
         context = multiprocessing.get_context("fork") if forks else loader.multiprocessing_context
         self.context: Any = multiprocessing.get_context("spawn") if self.is_pickled else context
         if self.is_iterable:
@@ -95,33 +91,29 @@ class Pipeline:
         try:
             n = len(self.dataset)
         except Exception as error:
-            raise Refused(f"the dataset has no usable length: {one_line(error)}") from error
+            raise Refused(f"the dataset has no usable length: {error_line(error)}") from error
         if n <= 0:
             raise Refused("the dataset is empty")
         return n
 
-    def samples_in(self, call: Any, got: Any) -> int:
+    def samples_in(self, call: Any, result: Any) -> int:
         """Return the number of samples that one call returned."""
         if self.fetch_many is not None or (self.makes_batches and isinstance(call, (list, tuple))):
             return max(1, len(call))
-        return max(1, leading_size(got)) if self.makes_batches else 1
+        return max(1, leading_size(result)) if self.makes_batches else 1
 
-    def batch_of(self, gotten: list[Any]) -> Any:
+    def batch_of(self, results: list[Any]) -> Any:
         """Return the batch, from what the calls for one unit gave."""
-        return self.collate(gotten[0] if self.is_batched else gotten)
+        return self.collate(results[0] if self.is_batched else results)
 
-    def time_transport(self, gotten: list[Any], budget_s: float) -> tuple[list[float], float]:
-        """Return the seconds from the end of collating in a worker to the batch in the main process, batch by batch.
+    def time_transport(self, results: list[Any], budget_s: float) -> tuple[list[float], float]:
+        """Return the transport times of batches from a worker to the main process, and the time to start the worker.
 
-        And the seconds that the worker took to start. One worker of torch's replays samples made before: the rest is
-        pickling, shared memory, the queue, and rebuilding the tensors.
-
-        Args:
-            gotten: What the dataset gave for one batch.
-            budget_s: When to stop, counted from the first batch.
+        One worker of torch's replays samples made before, so that the time from the end of collating is pickling,
+        shared memory, the queue, and rebuilding the tensors. It stops ``budget_s`` after the first batch.
         """
         loader = DataLoader(
-            _Replay(gotten),
+            _Replay(results),
             batch_size=None,
             num_workers=1,
             prefetch_factor=1,
@@ -129,7 +121,7 @@ class Pipeline:
             multiprocessing_context=self.context,
         )
         durations_s: list[float] = []
-        asked_s = time.perf_counter()
+        started_s = time.perf_counter()
         batches = iter(loader)
         begin_s = None
         for batch, made_s in batches:
@@ -142,7 +134,7 @@ class Pipeline:
             if now_s - begin_s > budget_s:
                 break
         del batches
-        return durations_s, (begin_s or asked_s) - asked_s
+        return durations_s, (begin_s or started_s) - started_s
 
     def loader(self, num_workers: int, prefetch_factor: int | None) -> DataLoader[Any]:
         """Return a loader over the same parts and stream of units with another number of workers."""
@@ -178,7 +170,7 @@ class Pipeline:
             next(iter(self.dataset), None)
         finally:
             torch_worker._worker_info = before
-        if not info.is_asked:
+        if not info.is_read:
             raise Refused(
                 "the IterableDataset does not divide its samples among workers (it never asks get_worker_info()): "
                 "each worker would yield all of them"
@@ -204,21 +196,21 @@ def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> N
 class _Replay(Dataset[Any]):
     """Return the same samples again and again, copied: what is in shared memory already would not move again."""
 
-    def __init__(self, gotten: list[Any]) -> None:
-        self._gotten = gotten
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
 
     def __len__(self) -> int:
         return MAX_BATCHES
 
     def __getitem__(self, index: int) -> list[Any]:
-        gotten = copy.deepcopy(self._gotten)
+        results = copy.deepcopy(self._results)
         time.sleep(_PAUSE_S)
-        return gotten
+        return results
 
 
-def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, gotten: list[Any]) -> tuple[Any, float]:
+def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, results: list[Any]) -> tuple[Any, float]:
     """Collate as the loader does, and return the batch with the time at which that was done."""
-    return collate(gotten[0] if is_batched else gotten), time.perf_counter()
+    return collate(results[0] if is_batched else results), time.perf_counter()
 
 
 class _Forever:
@@ -243,18 +235,18 @@ class _WatchedInfo:
     """Replacement of torch's worker info that records whether its id or the number of workers is read."""
 
     def __init__(self, dataset: Any) -> None:
-        self.is_asked = False
+        self.is_read = False
         self.seed = 0
         self.dataset = dataset
 
     @property
     def id(self) -> int:
-        self.is_asked = True
+        self.is_read = True
         return 0
 
     @property
     def num_workers(self) -> int:
-        self.is_asked = True
+        self.is_read = True
         return 1
 
 

@@ -20,33 +20,28 @@ from lightning_perf.records import LoaderProbe
 
 from .child import Child, Ended
 from .copying import refuses_batches, refuses_copy
-from .stages import Extent, Note, Plan, probe
+from .stages import Extent, Plan, Report, probe
 
-_decode = msgspec.json.Decoder(Note).decode  # built once: building it in two threads at once crashes
+_decode = msgspec.json.Decoder(Report).decode  # built once: building it in two threads at once crashes
 
 LIMIT_S = 20.0
 """Default number of seconds after which the child is killed; it plans to finish a little earlier."""
 MIN_LIMIT_S = 2.0
-"""Starting workers and profiling take this long before they say anything."""
+"""Starting workers and profiling take this long before they report anything."""
 BATCHES_LIMIT_S = 3.0
 """Limit for timing a few batches."""
 
 
 class LoaderProber:
-    """Prober of one loader at a time, beside whatever this process does.
+    """Prober of one loader at a time, beside the other work of this process.
 
     A forked child and its own workers do everything, on copies of dataset, sampler, collate and generators, with
     separate open files. Random states, samplers, files and iterators of this process do not change. If the data raises,
-    hangs, ends its process or takes too much memory, the probe ends with its results so far.
+    hangs, ends its process or takes too much memory, the probe ends with its results so far. Call ``start`` once,
+    ``poll`` now and then, and ``close`` at the end.
 
-    Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
-
-    Args:
-        limit_s: Seconds after which the child is killed.
-        local_world_size: Ranks on this node, which share the cores.
-        load: Seconds per step that the training computes, and on how many threads: the curve is also measured beside
-            as much computing. None if unknown.
-        extent: What to measure.
+    The child is killed after ``limit_s``. ``local_world_size`` ranks share the cores. ``load`` are the seconds per step
+    that the training computes and its threads: the curve is also measured beside such a load; None if unknown.
     """
 
     def __init__(
@@ -67,13 +62,7 @@ class LoaderProber:
         self._started_s = 0.0
 
     def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
-        """Start measuring; return None when the child runs, else the record that says why this loader is not probed.
-
-        Args:
-            loader: The loader; its iterators may be in use.
-            stage: ``"train"``, ``"val"`` …
-            index: Its position among the loaders of the stage.
-        """
+        """Start measuring; return None if the child runs, else the record that says why this loader is not probed."""
         if self._child.is_alive:
             raise RuntimeError("start() was called while a probe runs; call close() before starting another")
         outer, loader = loader, inner_loader(loader)
@@ -134,14 +123,14 @@ class LoaderProber:
         self._remove_scratch()
 
     def _record(self, ended: Ended) -> LoaderProbe:
-        note: Note | None = None
+        note: Report | None = None
         with contextlib.suppress(msgspec.MsgspecError):
-            note = _decode(ended.said)
+            note = _decode(ended.results)
         if note is None:
-            note = Note("", [], self._first)
-            reason = ended.trouble or "its process ended before it reported anything"
+            note = Report("", [], self._first)
+            reason = ended.failure or "its process ended before it reported anything"
         else:
-            reason = f"{ended.trouble} while {note.stage}" if ended.trouble else note.trouble
+            reason = f"{ended.failure} while {note.stage}" if ended.failure else note.failure
         # Of workers that were killed; torch names shared memory by the id of the process that made it.
         _remove_shared(*(f"torch_{pid}_*" for pid in note.pids))
         if note.refusal:

@@ -12,7 +12,7 @@ from lightning_perf.cgroups import free_bytes
 
 
 def storage_bytes_read() -> int | None:
-    """Return the bytes that this process has read from storage; None where the kernel does not tell."""
+    """Return the bytes that this process has read from storage; None where the kernel does not report it."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
@@ -20,14 +20,14 @@ def storage_bytes_read() -> int | None:
 
 
 def queued_s() -> float:
-    """Return the seconds that this thread was ready while others had its core; 0 where the kernel does not tell."""
+    """Return the seconds that this thread was ready while others had its core; 0 if the kernel does not report it."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
     return 0.0
 
 
 def n_waits() -> int:
-    """Return how often this thread gave up its core to wait for something; 0 where the kernel does not tell."""
+    """Return how often this thread gave up its core to wait for something; 0 where the kernel does not report it."""
     import resource  # there is none on Windows, where nothing is probed
 
     who = getattr(resource, "RUSAGE_THREAD", None)
@@ -35,12 +35,11 @@ def n_waits() -> int:
 
 
 def private_bytes(all_of_it: bool) -> float:
-    """Return the memory that is this process's own, without what it freed; NaN where the kernel does not tell.
+    """Return this process's own memory, without what it freed; NaN if the kernel does not report it.
 
-    Args:
-        all_of_it: Include pages shared with the parent until this process wrote to them: reading Python objects writes
-            to them too, since it counts references. While the parent keeps writing this is unreliable, because pages
-            that the parent copies become the child's own; False counts only what the child allocated.
+    With ``all_of_it``, pages shared with the parent until this process wrote to them count too. Reading Python objects
+    writes to them, since it counts references. While the parent keeps writing this is unreliable, because pages that
+    the parent copies become the child's own.
     """
     _trimmer()(0)
     try:

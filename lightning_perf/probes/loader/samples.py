@@ -15,10 +15,10 @@ from .process import n_waits, queued_s
 
 SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
 """A sample is slow at so many times the median; with so many slow ones, their share is known within a third."""
-WORTH_ASKING_S = 200e-6
+WORTH_READING_S = 200e-6
 """Run-queue time is read for samples slower than this, since reading it takes about 20 us."""
-MAX_ASKED_AGAIN = 20
-"""Slow samples that are asked for a second time."""
+MAX_TIMED_AGAIN = 20
+"""Slow samples that are made a second time."""
 _MIN_GROWTH_BYTES = 16 * 2**20
 """Less is not reported as growth: the child also copies pages of the interpreter when it first writes to them."""
 
@@ -38,16 +38,14 @@ class Samples:
     Attributes:
         sample_s: Seconds of each sample, without queueing for a core.
         batch_s: Seconds to make the samples of each batch.
-        collate_s: Seconds to collate each.
         wall_s: Wall time of all samples and batches, without queueing.
         cpu_s: CPU time of all threads in ``wall_s``.
-        n_samples: Number of samples made.
         readings: Pairs of the number of samples and the process's private memory at that time.
         contents: Contents of the first batches.
         batch_size: Samples per batch; None before the first batch.
-        gotten: Results of the dataset's calls for the last batch.
+        results: Results of the dataset's calls for the last batch.
         indexes: Whether samples are rows of tensors; None before the first batch.
-        asked: Argument of the dataset's call under way; None between calls.
+        argument: Argument of the current call of the dataset; None between calls.
     """
 
     def __init__(self) -> None:
@@ -60,26 +58,26 @@ class Samples:
         self.readings: list[tuple[float, float]] = []
         self.contents = BatchContents()
         self.batch_size: int | None = None
-        self.gotten: list[Any] = []
+        self.results: list[Any] = []
         self.indexes: bool | None = None
-        self.asked: Any = None
+        self.argument: Any = None
         self._long: list[_Long] = []
 
     def make_batch(self, pipeline: Pipeline, unit: Any, late_s: float) -> None:
         """Make the samples of one batch and collate them; once time is up, repeat those made for the rest."""
-        gotten: list[Any] = []
+        results: list[Any] = []
         calls = pipeline.calls(unit)
         waits_before = n_waits()
         queued_begin_s, cpu_begin_s, begin_s = queued_s(), time.process_time(), time.perf_counter()
         last_s, queued_before_s = begin_s, queued_begin_s
         for call in calls:
-            self.asked = call
-            gotten.append(pipeline.fetch(call))
-            self.asked = None
+            self.argument = call
+            results.append(pipeline.fetch(call))
+            self.argument = None
             now_s = time.perf_counter()
-            n = pipeline.samples_in(call, gotten[-1])
+            n = pipeline.samples_in(call, results[-1])
             taken_s = now_s - last_s
-            if taken_s > WORTH_ASKING_S:  # a core that others hold makes some samples slow that are like all others
+            if taken_s > WORTH_READING_S:  # a core that others hold makes some samples slow that are like all others
                 queued_now_s, waits = queued_s(), n_waits()
                 taken_s -= min(queued_now_s - queued_before_s, 0.95 * taken_s)
                 self._long.append(_Long(call, taken_s / n, n, waits > waits_before))
@@ -95,18 +93,18 @@ class Samples:
         # On a busy virtual machine the kernel may count more queueing than this clock saw time pass.
         self.wall_s += max(cpu_s, end_s - begin_s - (queued_s() - queued_begin_s))
         if self.indexes is None:
-            self.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, gotten[0])
-        if len(gotten) < len(calls):
-            gotten = (gotten * len(calls))[: len(calls)]
+            self.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, results[0])
+        if len(results) < len(calls):
+            results = (results * len(calls))[: len(calls)]
         begin_s = time.perf_counter()
-        batch = pipeline.batch_of(gotten)
+        batch = pipeline.batch_of(results)
         collated_s = time.perf_counter()
         self.collate_s.append(collated_s - begin_s)
         self.batch_s.append(sum(self.sample_s[-len(calls) :]) if not pipeline.is_batched else end_s - begin_s)
-        self.batch_size = pipeline.samples_in(calls[0], gotten[0]) if pipeline.is_batched else len(calls)
+        self.batch_size = pipeline.samples_in(calls[0], results[0]) if pipeline.is_batched else len(calls)
         if len(self.collate_s) <= 4:
             self.contents.add(batch)
-        self.gotten = gotten
+        self.results = results
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of ``LoaderProbe`` that the pass measures, once there are samples."""
@@ -123,7 +121,7 @@ class Samples:
     def growth(self) -> float | str:
         """Return the bytes per sample that are kept, 0 where memory does not grow steadily; or why that is unknown."""
         if any(math.isnan(own) for _, own in self.readings):
-            return "the kernel does not tell what memory is a process's own"
+            return "the kernel does not report what memory is a process's own"
         warm = self.readings[len(self.readings) // 4 :]
         trend = fit_trend([n for n, _ in warm], [own for _, own in warm])
         if trend is None:
@@ -141,36 +139,30 @@ class Samples:
         return 0 < self.n_slow() < ENOUGH_SLOW
 
     def slow_again(self, pipeline: Pipeline, limit_s: float) -> float | None:
-        """Time slow samples a second time: CPU steal is not visible to the guest.
+        """Time slow samples per second time, within ``limit_s``: CPU steal is not visible to the guest.
 
-        A sample that waited for its data is not timed again, since the data may be cached by now.
-
-        Args:
-            pipeline: The parts of the loader.
-            limit_s: Time limit in seconds.
-
-        Returns:
-            The share of their time beyond the median that they took again; None if none was slow, or none can be timed
-            again within the limit.
+        A sample that waited for its data is not timed again, since the data may be cached by now. Return the share of
+        the time beyond the median that was needed again; None if no sample was slow, or none can be timed again in
+        time.
         """
         usual_s = statistics.median(self.sample_s)
         slow = [each for each in self._long if each.sample_s > SLOW_RATIO * usual_s]
         if pipeline.is_iterable or not slow:
             return None
         first_s = again_s = 0.0
-        n_asked, end_s = 0, time.perf_counter() + limit_s
+        n_again, end_s = 0, time.perf_counter() + limit_s
         for each in sorted(slow, key=lambda each: -each.sample_s):
             beyond_s = beyond_again_s = each.n_samples * (each.sample_s - usual_s)
             if not each.has_waited:
                 takes_s = each.n_samples * each.sample_s
-                if n_asked == MAX_ASKED_AGAIN or time.perf_counter() + takes_s > end_s:
+                if n_again == MAX_TIMED_AGAIN or time.perf_counter() + takes_s > end_s:
                     continue
-                n_asked += 1
-                self.asked = each.call
+                n_again += 1
+                self.argument = each.call
                 queued_begin_s, begin_s = queued_s(), time.perf_counter()
                 pipeline.fetch(each.call)
                 taken_s = time.perf_counter() - begin_s - (queued_s() - queued_begin_s)
-                self.asked = None
+                self.argument = None
                 beyond_again_s = min(beyond_s, max(0.0, taken_s - each.n_samples * usual_s))
             first_s += beyond_s
             again_s += beyond_again_s

@@ -21,7 +21,7 @@ from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 
 from .batch import point_of, repeated
-from .child import EndingError, Say, one_line
+from .child import EndingError, Reporter, error_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
 from .guard import guard
@@ -54,7 +54,7 @@ MEMORY_SHARE = 0.25
 """Of the memory free at the start: what the child may grow by before it stops."""
 _MAX_READINGS = 40
 _DRAWING_S, _MAX_DRAWN = 0.3, 4096
-_TELLING_S = 0.5
+_REPORT_EVERY_S = 0.5
 _MIN_BURST_S = 1e-3  # system noise dominates the times of faster batches
 
 
@@ -68,10 +68,8 @@ class Plan(NamedTuple):
 
     Attributes:
         limit_s: Seconds until it is killed.
-        usable_cores: Cores of the probe.
         scratch: A folder that the parent removes.
         load: Seconds per step that the training computes, and on how many threads; None if unknown.
-        extent: What to measure.
     """
 
     limit_s: float
@@ -81,47 +79,42 @@ class Plan(NamedTuple):
     extent: Extent = "full"
 
 
-class Note(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True):
     """Message of the child: its current stage, the workers it started, and the record so far."""
 
     stage: str
     pids: list[int]
     probe: LoaderProbe
     refusal: str = ""
-    trouble: str = ""
+    failure: str = ""
 
 
 class _TooMuchMemory(Exception):
     """Raised if making samples needs more memory than allowed."""
 
 
-def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, say: Say) -> None:
-    """Measure a loader, as the child's work.
-
-    Args:
-        loader: The loader, as the child has it after the fork.
-        plan: Limits and settings.
-        first: The record with the fields that the parent knows.
-        say: Sends the record to the parent.
-    """
+def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Reporter) -> None:
+    """Measure a loader, in the child. ``first`` is the record with the fields that the parent knows."""
     begin_s = time.perf_counter()
-    separate_descriptors(keep=(say.descriptor,))
+    separate_descriptors(keep=(reporter.descriptor,))
     forget_parents_processes(plan.scratch)
-    private_bytes(all_of_it=False)  # loads what reads it, before nothing may be loaded any more
+    private_bytes(all_of_it=False)  # loads its libraries now, since ``guard`` forbids that
     if plan.extent != "full":
-        guard(say, plan.scratch)
-    gc.enable()  # of what the child itself makes; all of the parent's is frozen
-    _Stages(loader, plan, first, begin_s, say).run()
+        guard(reporter, plan.scratch)
+    gc.enable()  # for the child's own objects; the parent's are frozen
+    _Stages(loader, plan, first, begin_s, reporter).run()
 
 
 class _Stages:
-    def __init__(self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, say: Say) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, reporter: Reporter
+    ) -> None:
         self._loader = loader
         self._plan = plan
         self._probe = first
         self._begin_s = begin_s
         self._end_s = begin_s + PLANNED_SHARE * plan.limit_s
-        self._say = say
+        self._reporter = reporter
         self._pids: list[int] = []
         self._samples = Samples()
         self._start_s = 0.0  # of one worker
@@ -133,27 +126,27 @@ class _Stages:
 
     def run(self) -> None:
         try:
-            self._tell()
+            self._report()
             pipeline = Pipeline(self._loader, forks=self._plan.extent == "short")
-            self._learn(method="spawn" if pipeline.is_pickled else "fork", dataset_is_batched=pipeline.is_batched)
+            self._update(method="spawn" if pipeline.is_pickled else "fork", dataset_is_batched=pipeline.is_batched)
             if self._plan.extent == "batches":
                 self._time_batches(pipeline)
             else:
                 self._measure(pipeline)
         except Refused as refusal:
-            self._tell(refusal=str(refusal))
+            self._report(refusal=str(refusal))
         except EndingError:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's code, SystemExit too; it is reported
-            asked = self._samples.asked
-            what = self._stage if asked is None else f"dataset[{repr(asked)[:60]}]"
-            told = f"{what} raised {one_line(error)}"[:1000]
-            if isinstance(error, MemoryError) or "allocate memory" in told:
-                told += f" (a probe may take {self._memory_allowed / 2**30:.1f} GiB, a part of what was free)"
-            self._tell(trouble=told)
+            argument = self._samples.argument
+            what = self._stage if argument is None else f"dataset[{repr(argument)[:60]}]"
+            failure = f"{what} raised {error_line(error)}"[:1000]
+            if isinstance(error, MemoryError) or "allocate memory" in failure:
+                failure += f" (a probe may take {self._memory_allowed / 2**30:.1f} GiB, a part of what was free)"
+            self._report(failure=failure)
         else:
             self._stage = "done"
-            self._tell(trouble="" if self._probe.curve else self._missing.get("curve", ""))
+            self._report(failure="" if self._probe.curve else self._missing.get("curve", ""))
 
     def _measure(self, pipeline: Pipeline) -> None:
         pipeline.check_sharding()
@@ -175,23 +168,21 @@ class _Stages:
             pipeline.batch_of([pipeline.fetch(call) for call in pipeline.calls(unit)])
             batch_s.append(time.perf_counter() - begin_s)
         point = point_of(batch_s, 0, None, batch_s[0])
-        self._learn(curve=(msgspec.structs.replace(point, batch_s=statistics.median(batch_s)),))
+        self._update(curve=(msgspec.structs.replace(point, batch_s=statistics.median(batch_s)),))
 
     def _share(self, share: float) -> float:
         return share * PLANNED_SHARE * self._plan.limit_s
 
-    def _learn(self, **fields: Any) -> None:
+    def _update(self, **fields: Any) -> None:
         self._probe = msgspec.structs.replace(self._probe, **fields)
 
-    def _tell(self, refusal: str = "", trouble: str = "") -> None:
-        self._learn(wall_s=time.perf_counter() - self._begin_s, missing=dict(self._missing))
-        self._say(msgspec.json.encode(Note(self._stage, self._pids, self._probe, refusal, trouble)))
+    def _report(self, refusal: str = "", failure: str = "") -> None:
+        self._update(wall_s=time.perf_counter() - self._begin_s, missing=dict(self._missing))
+        self._reporter(msgspec.json.encode(Report(self._stage, self._pids, self._probe, refusal, failure)))
 
     def _enter(self, stage: str) -> None:
         self._stage = stage
-        self._tell()
-
-    # -- samples ------------------------------------------------------------------------------------------------------
+        self._report()
 
     def _time_samples(self, pipeline: Pipeline) -> Samples:
         self._enter("making samples")
@@ -199,7 +190,7 @@ class _Stages:
         read_before = storage_bytes_read()
         end_s = time.perf_counter() + self._share(SAMPLES_SHARE)
         late_s = end_s + self._share(SAMPLES_SHARE)
-        next_reading_s = next_telling_s = 0.0
+        next_reading_s = next_report_s = 0.0
         try:
             for unit in pipeline.units:
                 samples.make_batch(pipeline, unit, late_s)
@@ -209,10 +200,10 @@ class _Stages:
                     next_reading_s = now_s + self._share(SAMPLES_SHARE) / _MAX_READINGS
                     if samples.readings[-1][1] > self._memory_limit:
                         raise _TooMuchMemory
-                if now_s >= next_telling_s:  # should the next sample hang or end the process
+                if now_s >= next_report_s:  # in case the next sample hangs or ends the process
                     self._keep_samples(pipeline, samples, read_before)
-                    self._tell()
-                    next_telling_s = time.perf_counter() + _TELLING_S
+                    self._report()
+                    next_report_s = time.perf_counter() + _REPORT_EVERY_S
                 n = len(samples.batch_s)
                 is_enough = n >= MAX_SAMPLED_BATCHES or samples.n_samples >= MAX_SAMPLES
                 is_time = n >= MIN_SAMPLED_BATCHES and now_s > end_s
@@ -220,7 +211,7 @@ class _Stages:
                     is_time = not samples.has_few_slow()
                 if is_enough or now_s > late_s or is_time:
                     break
-            self._learn(slow_again=samples.slow_again(pipeline, self._share(AGAIN_SHARE)))
+            self._update(slow_again=samples.slow_again(pipeline, self._share(AGAIN_SHARE)))
         except _TooMuchMemory:
             n_mib = (samples.readings[-1][1] - samples.readings[0][1]) / 2**20
             raise MemoryError(f"{samples.n_samples} samples took {n_mib:.0f} MiB that they do not give back") from None
@@ -233,16 +224,14 @@ class _Stages:
             return
         read_after = storage_bytes_read()
         if read_before is None or read_after is None:
-            self._missing["read_bytes"] = "the kernel does not tell what a process reads"
+            self._missing["read_bytes"] = "the kernel does not report what a process reads"
         else:
-            self._learn(read_bytes=(read_after - read_before) / max(1, samples.n_samples))
+            self._update(read_bytes=(read_after - read_before) / max(1, samples.n_samples))
         growth = samples.growth()
         self._missing.pop("rss_growth_bytes", None)
         if isinstance(growth, str):
             self._missing["rss_growth_bytes"] = growth
-        self._learn(rss_growth_bytes=None if isinstance(growth, str) else growth, **samples.fields())
-
-    # -- lines --------------------------------------------------------------------------------------------------------
+        self._update(rss_growth_bytes=None if isinstance(growth, str) else growth, **samples.fields())
 
     def _sample_lines(self, pipeline: Pipeline, samples: Samples) -> None:
         """Find the functions and lines that take the time of making and of collating samples."""
@@ -258,10 +247,10 @@ class _Stages:
             _repeat(calls, budget_s)
         if is_collate_costly:
             with collating.sampling():
-                _repeat(partial(pipeline.batch_of, samples.gotten), budget_s / 2)
+                _repeat(partial(pipeline.batch_of, samples.results), budget_s / 2)
         call_s = getitem.mean_s * ((samples.batch_size or 1) if pipeline.is_batched else 1)
         functions = making.with_operators(making.functions("getitem"), calls, call_s)
-        self._learn(
+        self._update(
             functions=(*functions, *collating.functions("collate")),
             lines=making.hot_lines(),
             host_lines=making.lines(),
@@ -270,20 +259,18 @@ class _Stages:
         if not self._probe.functions:
             self._missing["functions"] = "no line of your code was seen while samples were made"
 
-    # -- workers ------------------------------------------------------------------------------------------------------
-
     def _time_transport(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("moving batches from a worker")
         if pipeline.is_iterable and pipeline.makes_batches:
-            samples.gotten = samples.gotten[:1]
+            samples.results = samples.results[:1]
         try:
-            copy.deepcopy(samples.gotten)
+            copy.deepcopy(samples.results)
         except Exception as error:  # noqa: BLE001 - the user's objects; the reason is reported
-            self._missing["transport"] = f"samples cannot be copied: {one_line(error)}"
+            self._missing["transport"] = f"samples cannot be copied: {error_line(error)}"
             return
-        durations_s, self._start_s = pipeline.time_transport(samples.gotten, self._share(TRANSPORT_SHARE))
-        self._learn(transport=repeated(durations_s))
-        samples.gotten = []
+        durations_s, self._start_s = pipeline.time_transport(samples.results, self._share(TRANSPORT_SHARE))
+        self._update(transport=repeated(durations_s))
+        samples.results = []
 
     def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
         self._enter("running the loader with different numbers of workers")
@@ -291,7 +278,7 @@ class _Stages:
         assert getitem is not None
         assert batch_s is not None
         load = self._load()
-        self._tell()
+        self._report()
         measurement = CurveMeasurement(pipeline, self._probe.batch_bytes or 0, self._start_s, self._pids.extend, load)
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
         numbers = self._affordable(numbers)
@@ -305,15 +292,15 @@ class _Stages:
         if load is not None and self._plan.extent == "short":
             numbers, fewer = urgent_first(numbers, math.ceil(batch_s / max(load.seconds, 1e-6)))
         for points in measurement.measure(numbers, batch_s, end_s, fewer):
-            self._learn(curve=points)
-            self._tell()
+            self._update(curve=points)
+            self._report()
         if does_wait:
             self._sample_workers(pipeline, batch_s)
         if measurement.stopped:
             self._missing["curve"] = measurement.stopped
         now = self._probe.point_at(pipeline.num_workers)
         if now is not None:
-            self._learn(first_batch_s=now.first_batch_s)
+            self._update(first_batch_s=now.first_batch_s)
         else:
             self._missing["first_batch_s"] = f"{pipeline.num_workers} workers were not tried"
         with_workers = [point for point in self._probe.curve if point.num_workers]
@@ -322,7 +309,7 @@ class _Stages:
             best = min(with_workers, key=lambda point: point.batch_s)
             factors = sorted({best.prefetch_factor or 2, 4, 8})
             measurement.vary_prefetch(best.num_workers, factors, batch_s, self._end_s)
-            self._learn(prefetch=measurement.points(best.num_workers))
+            self._update(prefetch=measurement.points(best.num_workers))
 
     def _affordable(self, numbers: list[int]) -> list[int]:
         """Return the numbers of workers for which memory is free, each taking as much as this process has taken."""
@@ -347,7 +334,7 @@ class _Stages:
             if time.perf_counter() > end_s:
                 break
         del batches  # its workers write as they end
-        self._learn(worker_lines=read_worker_lines(self._plan.scratch))
+        self._update(worker_lines=read_worker_lines(self._plan.scratch))
         pipeline.worker_init = inner
 
     def _load(self) -> Load | None:
@@ -355,7 +342,7 @@ class _Stages:
         if self._plan.load is None:
             return None
         load = Load(*self._plan.load, self._share(CALIBRATION_SHARE))
-        self._learn(load_s=load.seconds, load_threads=self._plan.load[1])
+        self._update(load_s=load.seconds, load_threads=self._plan.load[1])
         return load
 
 

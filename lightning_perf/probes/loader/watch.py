@@ -32,16 +32,11 @@ SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
 
 
 class LoaderWatch(Probe):
-    """Times a few batches of a suspicious training loader, or probes it; in a child process either way.
+    """Times a few batches of a training loader that costs time, or probes it; in a child process either way.
 
-    Args:
-        trainer: The Trainer.
-        loop: Measures the data wait of the run.
-        wants_probe: ``"auto"``: a short probe at the end of the run; True: a long one, at the end of the first epoch
-            that waits; False: only a few batches are timed.
-        set_telemetry_aside: Told when processes of the probe begin and cease to run beside the training's own.
-        host: Returns what was sampled of the host so far; None for nothing.
-        settings: Returns the run's settings, with its loaders.
+    ``wants_probe`` is ``"auto"`` for a short probe at the end of the run, True for a long one at the end of the first
+    epoch that waits, or False to only time a few batches. ``set_telemetry_aside`` is called when processes of the probe
+    start and end. ``host`` returns the host's telemetry so far.
 
     Attributes:
         probe: The record; None before it is measured, and if it is not.
@@ -72,7 +67,6 @@ class LoaderWatch(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> LoaderWatch:
-        """Watch the training loader."""
         telemetry = run.probes.find(TelemetryProbe)
         host = (lambda: None) if telemetry is None else (lambda: telemetry.record().host)
         set_aside = (lambda _: None) if telemetry is None else telemetry.set_aside
@@ -99,7 +93,6 @@ class LoaderWatch(Probe):
         return {"loader_probe": self.probe, "steady": steady}
 
     def reasons(self) -> Mapping[str, str]:
-        """Return why there is no record."""
         return {} if self.probe is not None else {"loader_probe": self._why_no_probe(self._settings())}
 
     def _completed(self, fetch: Fetch) -> Fetch:
@@ -132,7 +125,6 @@ class LoaderWatch(Probe):
         return f"no epoch ended that waited for its data for more than {_PROBED_WAIT_SHARE:.0%} of the time"
 
     def close(self) -> None:
-        """End what runs; calling it twice does no harm."""
         try:
             if self._batches is not None:
                 self._batches.close()
@@ -177,12 +169,9 @@ class LoaderWatch(Probe):
         return True
 
     def _probe(self, settings: Settings, share: float, short_s: float | None = None) -> None:
-        """Probe the loader and wait for the record, unless it was probed or the run does not wait for it.
+        """Probe the loader and wait for the record, unless it was probed or waits for data take less than ``share``.
 
-        Args:
-            settings: Of the run.
-            share: Share of data wait above which the run counts as waiting for its loader.
-            short_s: Seconds for a short probe; None for a long one.
+        ``short_s`` is the time for a short probe; None for a long one.
         """
         if self.probe is not None:
             return

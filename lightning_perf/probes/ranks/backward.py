@@ -8,15 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.probes.clock import DeviceEvent
+from lightning_perf.probes.clock import FIRST_SAMPLED_STEP, SAMPLES_KEPT, DeviceEvent, next_sampled_step
 from lightning_perf.probes.spans import PHASE_INDEX, Timeline
 from lightning_perf.seams import remove_hook
-
-_FIRST_SAMPLED_STEP = 11
-_FEW_STEPS = 7  # between the first samples; no usual number of accumulated batches divides it
-_N_FIRST_SAMPLES = 16
-_MANY_STEPS = 97
-_SAMPLES_KEPT = 64
 
 
 class BackwardWatch:
@@ -35,8 +29,8 @@ class BackwardWatch:
         self.n = 0
         self.n_unused: int | None = None
         """The most parameters without a gradient in one backward; None before the first sample."""
-        self._own_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
-        self._waiting_ns: deque[int] = deque(maxlen=_SAMPLES_KEPT)
+        self._own_ns: deque[int] = deque(maxlen=SAMPLES_KEPT)
+        self._waiting_ns: deque[int] = deque(maxlen=SAMPLES_KEPT)
         self._parameters = tuple(parameters)
         self._timeline = timeline
         self._make_event = make_event
@@ -48,9 +42,9 @@ class BackwardWatch:
         self._is_broadcast_marked = False
         self._is_unresolved = False
         self._step = 0
-        self._next = _FIRST_SAMPLED_STEP
-        self._hooked: list[Any] = []  # the parameters with a hook of ours
-        self._hook = self._gradient_is_there  # one object, by which it is found again
+        self._next = FIRST_SAMPLED_STEP
+        self._hooked: list[Any] = []  # the parameters that have our hook
+        self._hook = self._on_gradient  # one object: `remove_hook` compares by identity
         self._error: Exception | None = None
         self._n_backwards = 0
         self._n_gradients = 0
@@ -63,7 +57,7 @@ class BackwardWatch:
         if self._step < self._next:
             return False
         self._resolve()
-        self._next = self._step + (_FEW_STEPS if self.n < _N_FIRST_SAMPLES else _MANY_STEPS)
+        self._next = next_sampled_step(self._step, self.n)
         if self._is_unresolved:  # a device so far behind that the last sample is still under way
             return False
         self._n_backwards = self._step_ns = 0
@@ -74,7 +68,6 @@ class BackwardWatch:
         return True
 
     def before_backward(self) -> None:
-        """Handle the start of a backward pass in a sampled step."""
         if not self._hooked:
             return
         self._n_gradients = 0
@@ -115,13 +108,11 @@ class BackwardWatch:
             self._broadcast_marks[0].record()
 
     def broadcast_ends(self) -> None:
-        """Mark the end of Lightning's broadcast."""
         if self._broadcast_marks is not None and self._step + 1 >= self._next and not self._is_unresolved:
             self._broadcast_marks[1].record()
             self._is_broadcast_marked = True
 
     def stop(self) -> None:
-        """Remove the hooks."""
         for one in self._hooked:
             remove_hook([getattr(one, "_post_accumulate_grad_hooks", None) or {}], self._hook)
         self._hooked = []
@@ -157,7 +148,7 @@ class BackwardWatch:
         self.n += 1
         self._own_ns.append(max(0, self._step_ns))
 
-    def _gradient_is_there(self, _: Any) -> None:
+    def _on_gradient(self, _: Any) -> None:
         try:
             self._n_gradients += 1
             if self._make_event is not None:

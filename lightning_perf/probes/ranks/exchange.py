@@ -53,7 +53,7 @@ class Exchange:
         begin = self._now_s()
         key = self._key(self._rank)
         self._store.set(key, msgspec.json.encode(summary).decode())
-        # Not the last round's: rank 0 may be about to read that of a rank that is ahead, and would wait for the key.
+        # The last round's key stays: rank 0 may still have to read it, and would wait for a deleted key.
         if self._round > 1:
             self._store.delete_key(self._key(self._rank, self._round - 2))
         if self._rank != 0:
@@ -134,8 +134,5 @@ def gather_ranks(steady: StageTimes | None, device: Any) -> Ranks | None:
     if not math.isfinite(values[1]):
         return None
     return Ranks(
-        step_mean_s=values[0],
-        step_max_s=values[1],
-        data_wait_share_mean=values[2],
-        data_wait_share_max=values[3],
+        step_mean_s=values[0], step_max_s=values[1], data_wait_share_mean=values[2], data_wait_share_max=values[3]
     )

@@ -68,32 +68,26 @@ class RankProbe(Probe):
         return 0 if self._watch is not None and not self._is_closed else NEVER
 
     def step_begins(self, batch: Any) -> None:
-        """Handle the start of a step."""
         if self._watch is not None and not self._is_closed:
             self._watch.batch_begins()
 
     def before_backward(self) -> None:
-        """Handle the start of a backward pass."""
         if self._watch is not None:
             self._watch.before_backward()
 
     def after_backward(self) -> None:
-        """Handle the end of a backward pass."""
         if self._watch is not None:
             self._watch.after_backward()
 
     def record(self) -> Ranks | None:
-        """Return all ranks together; None before the first time."""
         return self.ranks
 
     def reasons(self) -> dict[str, str]:
-        """Return why figures are missing, by their path in the session."""
         if self.ranks is None:
             return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
         return {"ranks.summaries.waiting_s": self._why_unknown} if self._watch is None else {}
 
     def close(self) -> None:
-        """Remove all hooks."""
         self._is_closed = True
         if self._watch is not None:
             self._watch.stop()
@@ -169,8 +163,8 @@ def rank_summary(
     def median_s(*phases: str) -> float:
         return sum(steady.phases[name].p50_s or 0.0 for name in phases if name in steady.phases)
 
-    # There the host waits for the other ranks too, outside backward. Names are counted between epochs as well, steps
-    # are not: no more than what the step has of it.
+    # In these calls the host waits for other ranks outside backward. Unlike phases of steps, named times include time
+    # between epochs, and so are limited to the phases.
     loop_s = mean_s("scheduler", "callbacks", "logging", "other")
     outside = sum(one.share for one in named if one.kind == "loop" and one.name in (REDUCING, BROADCASTING))
     outside_s = min(outside * steady.span_s / steady.n_steps, loop_s)

@@ -31,9 +31,6 @@ class TensorSpec(NamedTuple):
     """Everything about a tensor but its values.
 
     Attributes:
-        shape: Its sizes.
-        stride: Its strides.
-        dtype: Its dtype.
         needs_grad: Whether the backward pass computes its gradient.
         source: Index of the call that wrote it, the first of equal ones; -1 for parameters, buffers and inputs.
         denormal: Its share of denormal numbers, one of ``DENORMAL_LEVELS``.
@@ -55,20 +52,16 @@ class TensorSpec(NamedTuple):
 
 
 class Call:
-    """One distinct forward operator: its arguments, how often it ran, and how long.
+    """One distinct forward operator: its arguments, with tensors as ``TensorSpec``, how often it ran, and how long.
 
     Attributes:
         index: Its place in the log.
-        func: The operator overload.
-        args: Positional arguments, tensors replaced by ``TensorSpec``.
-        kwargs: Keyword arguments likewise.
         n: Calls in the step.
         ns: Nanoseconds of these calls.
         backward_ns: Nanoseconds of the operators of their backward pass.
-        out_dtypes: Dtypes of the tensors returned.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         feeders: Indices of the calls that wrote its first tensor; equal calls may have different ones.
-        weights: Storages of its first parameter, to tell whether calls share it.
+        weights: Storages of its first parameter, to find out whether calls share it.
     """
 
     __slots__ = (

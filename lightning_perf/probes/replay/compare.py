@@ -58,7 +58,6 @@ class HostWatch:
         self.mark = now_ns
 
     def seconds(self, begin: int, end: int) -> float:
-        """Return the seconds between two readings."""
         return (end - begin) / 1e9
 
 
@@ -173,7 +172,7 @@ def _rounds(
         return Comparison(
             None, None, len(logs), None, f"{len(logs)} rounds within {max(limit_s, 0.0):.1f} s: too few to decide"
         )
-    if after.n_cut > len(logs) // 5:  # more than are trimmed: the passes were longer than what was timed of them
+    if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off took longer than was timed
         found = msgspec.structs.replace(found, low=0.0)
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
 

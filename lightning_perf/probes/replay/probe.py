@@ -27,7 +27,7 @@ LEAST_S, MOST_S = 0.5, 10.0
 """Replays take at most 1 % of the time trained so far; always half a second, never more than ten."""
 
 LEAST_EACH_S = 0.25
-"""For each hypothesis while there is time: one decided is better than none."""
+"""For each hypothesis while there is time: one result is better than none."""
 
 RETRIED_PART = 0.2
 """Share of the budget: more than that left is used for the largest undecided hypothesis."""
@@ -82,15 +82,15 @@ class ReplayProbe(Probe):
         """
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
-        asked = [one for one in hypotheses if self._is_open(one.treatment)]
-        reason = self._refusal() if asked else ""
+        pending = [one for one in hypotheses if self._is_open(one.treatment)]
+        reason = self._refusal() if pending else ""
         if reason:
             self.missing["replay"] = reason
             return False
-        for place, one in enumerate(asked):
+        for place, one in enumerate(pending):
             left_s = self._budget_s - self.spent_ns / 1e9
             if left_s > 0 and not self._trainer.received_sigterm:
-                share_s = left_s / (len(asked) - place)
+                share_s = left_s / (len(pending) - place)
                 found = self._replayed(one, min(left_s, max(share_s, LEAST_EACH_S)))
                 self.spent_ns += round(found.took_s * 1e9)
             else:
@@ -99,15 +99,15 @@ class ReplayProbe(Probe):
                     reason = "the run was asked to end"
                 found = Replayed(treatment=one.treatment, reason=reason)
             self._results[one.treatment] = found
-        self._go_on(asked)
-        return bool(asked)
+        self._retry(pending)
+        return bool(pending)
 
-    def _go_on(self, asked: Sequence[Hypothesis]) -> None:
+    def _retry(self, pending: Sequence[Hypothesis]) -> None:
         """Measure the largest undecided hypothesis again, in the time that is left."""
         if self._trainer.received_sigterm:
             return
         left_s = self._budget_s - self.spent_ns / 1e9
-        undecided = [one for one in asked if _is_undecided(self._results[one.treatment])]
+        undecided = [one for one in pending if _is_undecided(self._results[one.treatment])]
         if undecided and left_s > max(RETRIED_PART * self._budget_s, self._results[undecided[0].treatment].took_s):
             found = self._replayed(undecided[0], left_s)
             self.spent_ns += round(found.took_s * 1e9)
@@ -115,7 +115,6 @@ class ReplayProbe(Probe):
                 self._results[found.treatment] = found
 
     def record(self) -> Replay | None:
-        """Return what was replayed; None before the first replay, with the reason in ``missing``."""
         if not self._results:
             self.missing.setdefault("replay", "no rule asked for a measurement")
             return None
@@ -220,7 +219,7 @@ class ReplayProbe(Probe):
         if name != "threads" and name not in _OPTIMIZERS and name != _ZEROING:
             return []
         n_elements = min(MAX_ELEMENTS, self._room.free_bytes() // _BYTES_PER_PARAMETER)
-        optimizers = _distinct(self._trainer.optimizers)
+        optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements) for optimizer in optimizers]
         return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements) for optimizer in optimizers]
@@ -253,7 +252,3 @@ def _is_undecided(result: Replayed) -> bool:
     if result.speedup is None:
         return bool(result.n_operators)
     return result.speedup.low < 1.0 < result.speedup.high
-
-
-def _distinct(optimizers: Sequence[Any]) -> list[Any]:
-    return list({id(optimizer): optimizer for optimizer in optimizers}.values())

@@ -1,4 +1,4 @@
-"""Rewrite operators as a change of the model would: padded, without a bias, with a larger batch."""
+"""Rewrite operators as a change of the model would change them: padded, without a bias, with a larger batch."""
 
 from __future__ import annotations
 

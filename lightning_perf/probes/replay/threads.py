@@ -54,7 +54,7 @@ def can_set_threads_locally() -> bool:
 @contextmanager
 def local_threads(n_threads: int) -> Iterator[None]:
     """Let operators called by this thread, which ends with the replay, use ``n_threads`` threads."""
-    torch.get_num_threads()  # torch sets it at a thread's first question
+    torch.get_num_threads()  # torch sets the number at the first call in a thread
     for setter in _setters():
         setter(n_threads)
     if torch.get_num_threads() != n_threads:

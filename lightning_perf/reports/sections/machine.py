@@ -3,7 +3,7 @@
 from lightning_perf.records import Cost, Energy, Finding, GpuTelemetry, HostTelemetry, Session
 from lightning_perf.reports.wording import count, line, number, share, size
 
-_JOULES_A_KWH = 3.6e6
+_JOULES_PER_KWH = 3.6e6
 _HOURS_A_DAY = 24
 _DISTURBING_SHARE = 0.2
 """Share of the cores that other programs must use to be named next to the verdict."""
@@ -96,7 +96,7 @@ def _host(host: HostTelemetry) -> str:
 def _energy(energy: Energy) -> str:
     parts = []
     if energy.metered_j is not None:
-        parts.append(f"{number(energy.metered_j)} J ({number(energy.metered_j / _JOULES_A_KWH)} kWh)")
+        parts.append(f"{number(energy.metered_j)} J ({number(energy.metered_j / _JOULES_PER_KWH)} kWh)")
     if energy.epoch_j is not None:
         parts.append(f"{number(energy.epoch_j)} J per epoch")
     if energy.sample_j is not None:

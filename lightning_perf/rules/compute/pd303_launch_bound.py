@@ -10,7 +10,7 @@ from lightning_perf.rules.step_signals import bound_of, counted, from_trace_or_s
 from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
-from lightning_perf.stats.roofline import least_of_step
+from lightning_perf.stats.roofline import lower_bounds_of_step
 
 
 @rule("PD303", "launch-bound")
@@ -27,7 +27,7 @@ def _from_steps(session: Session) -> Finding | None:
         return None
     steady = steady_of(session)
     reason = session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured")
-    least = least_of_step(profile, required(profile.ceilings, reason))
+    least = lower_bounds_of_step(profile, required(profile.ceilings, reason))
     launch_s, device_s = least.launch_s or 0.0, max(least.compute_s or 0.0, least.bandwidth_s or 0.0)
     step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
     if step_s <= 0 or launch_s < LATE_MIN_SHARE * step_s:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lightning_perf.probes.loader.child import Child, Ended, Say
+from lightning_perf.probes.loader.child import Child, Ended, Reporter
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
 
-def ended(work: Callable[[Say], None]) -> Ended:
+def ended(work: Callable[[Reporter], None]) -> Ended:
     child = Child(30.0)
     child.start(work)
     until = time.monotonic() + 30
@@ -28,10 +28,10 @@ def ended(work: Callable[[Say], None]) -> Ended:
     return how
 
 
-def knows_then(act: Callable[[], object]) -> Callable[[Say], None]:
-    def work(say: Say) -> None:
-        say(b"little")
-        say(b"more")
+def knows_then(act: Callable[[], object]) -> Callable[[Reporter], None]:
+    def work(report: Reporter) -> None:
+        report(b"little")
+        report(b"more")
         act()
 
     return work
@@ -46,7 +46,7 @@ def divides() -> float:
 
 
 @pytest.mark.parametrize(
-    ("act", "trouble"),
+    ("act", "failure"),
     [
         (lambda: None, ""),
         (divides, "its process raised ZeroDivisionError: division by zero"),
@@ -56,36 +56,36 @@ def divides() -> float:
     ],
     ids=["nothing", "raises", "exits", "ends", "killed"],
 )
-def test_child_reports_its_results_and_what_ended_it_when(act: Callable[[], object], trouble: str) -> None:
-    assert ended(knows_then(act)) == Ended(b"more", trouble)
+def test_child_reports_its_results_and_what_ended_it_when(act: Callable[[], object], failure: str) -> None:
+    assert ended(knows_then(act)) == Ended(b"more", failure)
 
 
 def test_reports_stay_apart_when_they_contain_newlines() -> None:
-    def work(say: Say) -> None:
-        say(b"two\nlines")
-        say(b"no such\n-file", is_error=True)
+    def work(report: Reporter) -> None:
+        report(b"two\nlines")
+        report(b"no such\n-file", is_error=True)
 
     assert ended(work) == Ended(b"two lines", "no such -file")
 
 
 def test_last_whole_report_counts_when_the_child_is_killed_in_the_middle_of_one() -> None:
-    def work(say: Say) -> None:
-        say(b"whole")
-        os.write(say.descriptor, b"+cut o")
+    def work(report: Reporter) -> None:
+        report(b"whole")
+        os.write(report.descriptor, b"+cut o")
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(work) == Ended(b"whole", "its process was killed by SIGKILL")
 
 
 def test_child_ends_with_an_error_code_when_even_telling_fails() -> None:
-    def work(say: Say) -> None:
-        os.close(say.descriptor)
+    def work(report: Reporter) -> None:
+        os.close(report.descriptor)
         divides()
 
     assert ended(work) == Ended(b"", "its process ended with exit code 1")
 
 
-def started(work: Callable[[Say], None], ready: Path, limit_s: float = 30.0) -> Child:
+def started(work: Callable[[Reporter], None], ready: Path, limit_s: float = 30.0) -> Child:
     child = Child(limit_s)
     child.start(work)
     until = time.monotonic() + 30
@@ -95,10 +95,10 @@ def started(work: Callable[[Say], None], ready: Path, limit_s: float = 30.0) -> 
     return child
 
 
-def with_lock(lock: Path, hang: Callable[[], object]) -> Callable[[Say], None]:
+def with_lock(lock: Path, hang: Callable[[], object]) -> Callable[[Reporter], None]:
     """Return work that hangs while it holds a lock file, as a sample may."""
 
-    def work(_: Say) -> None:
+    def work(_: Reporter) -> None:
         lock.touch()
         try:
             hang()
@@ -137,7 +137,7 @@ def test_blocks_around_the_fork_are_not_left_when_a_child_is_ended(tmp_path: Pat
 def test_child_is_killed_when_its_code_does_not_end(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
 
-    def work(_: Say) -> None:
+    def work(_: Reporter) -> None:
         while True:
             with contextlib.suppress(BaseException):
                 ready.touch()
@@ -151,7 +151,7 @@ def test_child_is_killed_when_its_code_does_not_end(tmp_path: Path) -> None:
 def test_processes_that_a_child_started_end_when_it_is_closed(tmp_path: Path) -> None:
     ready = tmp_path / "pid"
 
-    def work(_: Say) -> None:
+    def work(_: Reporter) -> None:
         if (pid := os.fork()) == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             time.sleep(3600)

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_perf.probes.loader import LoaderProber, stages
-from lightning_perf.probes.loader.child import Say
+from lightning_perf.probes.loader.child import Reporter
 from lightning_perf.probes.loader.guard import guard, landlock_version
 
 from .planted import Plain
@@ -38,13 +38,13 @@ Act = Callable[[Path], object]
 def guarded(act: Act, folder: Path, scratch: Path | None = None) -> tuple[bytes, str]:
     """Return the result of an act in a guarded child, and why the child ended early."""
 
-    def work(say: Say) -> None:
-        guard(say, scratch)
+    def work(report: Reporter) -> None:
+        guard(report, scratch)
         try:
             act(folder)
-            say(b"done")
+            report(b"done")
         except OSError:
-            say(b"refused")
+            report(b"refused")
 
     return ended(work)
 
@@ -85,9 +85,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
 def test_child_is_ended_with_a_reason_when_it_is_about_to_change_something(act: Act, folder: Path) -> None:
     before = sorted(folder.iterdir())
-    said, trouble = guarded(act, folder)
-    assert said == b""
-    assert trouble.startswith("stopped the data, which was about to ")
+    results, failure = guarded(act, folder)
+    assert results == b""
+    assert failure.startswith("stopped the data, which was about to ")
     assert sorted(folder.iterdir()) == before
     assert (folder / "file").read_text() == "mine"
 
@@ -132,10 +132,10 @@ def test_child_is_ended_when_it_maps_what_others_see_it_write(
 ) -> None:
     descriptor = os.open(folder / "file", flags)
     try:
-        said, trouble = guarded(lambda _: mmap.mmap(descriptor, 4, **arguments), folder)
+        results, failure = guarded(lambda _: mmap.mmap(descriptor, 4, **arguments), folder)
     finally:
         os.close(descriptor)
-    assert (said == b"", "mmap" in trouble) == (is_stopped, is_stopped)
+    assert (results == b"", "mmap" in failure) == (is_stopped, is_stopped)
 
 
 def open_in_c(folder: Path) -> None:
