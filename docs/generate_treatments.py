@@ -40,8 +40,8 @@ Safety of a treatment:
 - **semantics**: the training itself changes; only tried if you ask for it.
 
 Loaders are rebuilt with the same dataset, sampler, batch sampler, collate function, generator and
-`worker_init_fn`. A subclass of `DataLoader` and an `IterableDataset` are refused with a reason. Only
-`dataset-cache` wraps the dataset.
+`worker_init_fn`; only `dataset-cache` wraps the dataset. Refused, with the reason: subclasses of `DataLoader`
+that fetch in a way of their own, and workers for an `IterableDataset` that does not divide its samples among them.
 """
 
 
