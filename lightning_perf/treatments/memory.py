@@ -11,6 +11,7 @@ from lightning_perf import seams
 from lightning_perf.records import Session
 
 from .blocks import repeated_blocks
+from .data import BatchSize
 from .treatment import Treatment
 
 
@@ -31,6 +32,23 @@ class ActivationCheckpointing(Treatment):
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         for block in repeated_blocks(module):
             seams.change_attribute(block, "forward", partial(_checkpointed, block.forward), undos)
+
+
+class CheckpointingBatch(BatchSize):
+    id = "checkpointing-batch"
+    summary = "recomputes activations in the backward pass, and uses the memory that this frees for larger batches"
+    when = (
+        "Helps where a larger batch would be faster and does not fit: `activation-checkpointing` and `batch-size` as "
+        "one change, because the first alone is slower and the second alone runs out of memory. An epoch has fewer "
+        "steps unless there was accumulation to lower, so adapt the learning rate and its schedule."
+    )
+    conflicts = frozenset({"activation-checkpointing", "batch-size"})
+
+    def statements(self, value: Any) -> str:
+        return ActivationCheckpointing().statements(None)
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        ActivationCheckpointing().set_up(None, trainer, module, undos)
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -64,4 +82,4 @@ class ExpandableSegments(Treatment):
         return {variable: ",".join([*others, "expandable_segments:True"])}
 
 
-TREATMENTS = (ActivationCheckpointing(), ExpandableSegments())
+TREATMENTS = (ActivationCheckpointing(), CheckpointingBatch(), ExpandableSegments())

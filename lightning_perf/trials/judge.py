@@ -19,7 +19,7 @@ AGAIN = "baseline-again"
 
 _CHANGES = ("improved", "regressed")
 _SAME_SIZE = 1e-3  # smaller relative differences of samples per step come from a short last batch
-_RESIZING = "batch-size"
+_RESIZING = ("batch-size", "checkpointing-batch")
 
 
 class Judgement(NamedTuple):
@@ -106,7 +106,7 @@ def _arm(id_: str, done: list[ArmRun], band: float, predicted: Mapping[str, Gain
 
 
 def _safety(treatment: str, safety: Mapping[str, Safety]) -> Safety:
-    return safety.get(treatment, "semantics" if treatment.partition("=")[0] == _RESIZING else "exact")
+    return safety.get(treatment, "semantics" if treatment.partition("=")[0] in _RESIZING else "exact")
 
 
 def _verdict(
@@ -171,7 +171,7 @@ def _units(base: list[ArmRun], new: list[ArmRun], arm: str) -> tuple[float, floa
     if base and new and all(samples):
         in_base, in_new = (median(run.samples_per_step or 0 for run in group) for group in (base, new))
         return (1.0, 1.0) if abs(in_new / in_base - 1) < _SAME_SIZE else (in_base, in_new)
-    if any(t.partition("=")[0] == _RESIZING for t in treatments_of(arm)):
+    if any(t.partition("=")[0] in _RESIZING for t in treatments_of(arm)):
         return None
     if base and new:
         return median(run.batches_per_step for run in base), median(run.batches_per_step for run in new)

@@ -92,6 +92,7 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("loader-pin-memory", {"loader": {"pin_memory": True}}, "already"),
         ("loader-pin-memory", {"trainer": {"accelerator": "cpu"}}, "nothing to copy to"),
         ("batch-size", {"loader": {"batch_size": None}}, "batch sampler"),
+        ("checkpointing-batch", {"loader": {"batch_size": None}}, "batch sampler"),
         ("precision-bf16", {"trainer": {"precision": "bf16-mixed"}}, "not 32-true"),
         ("precision-bf16", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
         ("precision-bf16", {"trainer": {"gradient_clip_val": 1.0}, "model": {"optimizers": (FUSED,)}}, "clip"),

@@ -277,11 +277,14 @@ def test_activations_are_computed_again_with_the_same_random_numbers() -> None:
                 block.linear.register_forward_hook(lambda *_: self.seen.update(n=self.seen.get("n", 0) + 1))
 
     plain = train(module=Counts, val=loader(8))
+    both = train("checkpointing-batch=x2", module=Counts, val=loader(8))
     done = train("activation-checkpointing", module=Counts, val=loader(8))
     n_training, n_validation = 3 * 12, 3 * 2 * (2 + 1)  # blocks × batches; two rounds and the sanity check
     assert plain.module.seen["n"] == n_training + n_validation
     assert done.module.seen["n"] == 2 * n_training + n_validation
     assert done.losses == plain.losses
+    assert both.module.seen["n"] == n_training + n_validation  # twice each, in half as many batches
+    assert {len(batch) for batch in both.module.batches} == {2 * len(batch) for batch in plain.module.batches}
 
 
 def test_fewer_activations_are_kept_when_blocks_are_checkpointed() -> None:
