@@ -134,6 +134,8 @@ class Guest:
 def describe(error: BaseException) -> str:
     """Return an error in one line."""
     text = " ".join(str(error).split())
+    if "Original Traceback" in text:  # of a loader's worker: its last line is the error itself
+        text = str(error).rstrip().rpartition("\n")[2].partition(": ")[2] or text
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
