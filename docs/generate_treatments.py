@@ -40,7 +40,8 @@ Safety of a treatment:
 - **semantics**: the training itself changes; only tried if you ask for it.
 
 Loaders are rebuilt with the same dataset, sampler, batch sampler, collate function, generator and
-`worker_init_fn`. A subclass of `DataLoader` and an `IterableDataset` are refused with a reason.
+`worker_init_fn`. A subclass of `DataLoader` and an `IterableDataset` are refused with a reason. Only
+`dataset-cache` wraps the dataset.
 """
 
 
@@ -60,7 +61,7 @@ def page() -> str:
 
 def _entry(one: Treatment) -> list[str]:
     written = prescription([with_default(parse(one.id), EXAMPLE)], EXAMPLE)
-    where = "in the step" if one.acts_on == "step" else "between epochs, in validation or checkpoints"
+    where = "in the step" if one.acts_on == "step" else "over whole epochs"
     lines = [f"### {one.id}", "", f"{_capital(one.summary)}.", "", f"When to use: {one.when}", ""]
     lines.append(f"- safety: {one.safety}; effort: {one.effort}; its effect shows {where}")
     if one.is_measurement:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
-import random
-import sys
 from typing import Any
 
 from lightning_perf.errors import TreatmentError
@@ -13,6 +10,7 @@ from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.loader.held import refuses_held
+from lightning_perf.treatments.rebuild import random_states
 
 WATCHED_STEPS = 32
 
@@ -56,11 +54,11 @@ class RandomWatch(Probe):
     def step_begins(self, batch: Any) -> None:
         """Compare with the end of the last step."""
         if self._after_step is not None:
-            self.draws = bool(self.draws) or _states() != self._after_step
+            self.draws = bool(self.draws) or random_states() != self._after_step
 
     def step_ends(self) -> None:
         """Remember the states."""
-        self._after_step = _states()
+        self._after_step = random_states()
         self._next_step = NEVER if self.draws or self._next_step >= WATCHED_STEPS else self._next_step + 1
         if self._next_step == NEVER:
             self._after_step = None
@@ -68,11 +66,3 @@ class RandomWatch(Probe):
     def epoch_ends(self) -> None:
         """Compare no steps of two epochs: between them, samplers draw."""
         self._after_step = None
-
-
-def _states() -> tuple[Any, ...]:
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    state = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state

@@ -106,7 +106,7 @@ class Applier:
         new = self._rebuilt(loader, arguments) if arguments else loader
         for spec in self._by_loader:
             before = new
-            new = self._rebuilt(before, spec.treatment.loader_args_for(_value(spec), before))
+            new = self._rebuilt(before, spec.treatment.loader_args_for(_value(spec), before, self._refused is None))
             if new is not before and not self._has_followed:  # several loaders are one batch together
                 spec.treatment.follow_loader(_value(spec), trainer, before, new, self._undos)
         self._has_followed = True

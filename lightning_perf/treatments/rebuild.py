@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import random
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -30,7 +33,7 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     Args:
         loader: A ``torch.utils.data.DataLoader`` or a loader of a known library, which is not changed.
         arguments: Those to change of ``num_workers``, ``pin_memory``, ``persistent_workers``, ``prefetch_factor`` and
-            ``batch_size``.
+            ``batch_size``; ``dataset`` is a function that returns another dataset for the loader.
 
     Raises:
         TreatmentError: The loader may fetch in its own way; its dataset is an ``IterableDataset``, of which each worker
@@ -73,6 +76,8 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
     if "batch_size" in arguments:
         wanted["batch_size"] = arguments["batch_size"]
         wanted["batch_sampler"] = _batch_sampler(loader, arguments["batch_size"])
+    if "dataset" in arguments:
+        wanted["dataset"] = arguments["dataset"](loader)
     # A copy, because DataLoader's constructor takes either a batch sampler, or a batch size and a sampler, and would
     # create those that it is not given.
     new = copy.copy(loader)
@@ -122,7 +127,7 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
     elif loader.persistent_workers:
         refused = "workers that persist draw fewer random numbers than new ones in each epoch"
     elif arguments.get("num_workers", loader.num_workers) != loader.num_workers:
-        own = _first_of((loader.dataset, loader.collate_fn), _generator)
+        own = generator_in((loader.dataset, loader.collate_fn))
         if loader.num_workers > 0:
             refused = "workers may draw random numbers, and each has its own"
         elif draws_random is not False:
@@ -131,6 +136,20 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
             refused = f"the dataset has a random generator of its own ({type(own).__name__})"
     if refused:
         raise TreatmentError(f"results may change: {refused}")
+
+
+def random_states() -> tuple[Any, ...]:
+    """Return the states of the global random generators of torch on the CPU, Python and numpy, to be compared."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    state = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state
+
+
+def generator_in(value: Any) -> Any:
+    """Return a random generator that a dataset, or what it holds, has as an attribute; None without one."""
+    return _first_of(value, _generator)
 
 
 def _generator(value: Any) -> Any:

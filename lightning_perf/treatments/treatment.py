@@ -25,8 +25,8 @@ class Treatment:
         effort: How much work a user has to write it.
         summary: One sentence.
         when: When it helps and when it does not, for the reference page.
-        acts_on: ``"step"``: it changes the time of steps. ``"loop"``: it changes epoch boundaries, validation or
-            checkpoints, which a trial of a few steps does not measure.
+        acts_on: ``"step"``: it changes the time of steps. ``"loop"``: it changes epoch boundaries, validation,
+            checkpoints or later epochs, which a trial of a few steps does not measure.
         conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
         is_measurement: Whether it only answers a question: a trial measures it alone and never keeps it.
         is_live: Whether it can be applied between two epochs of a running training.
@@ -141,8 +141,11 @@ class Treatment:
     def set_up(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it in the callback hook ``setup``, before loaders, DDP and optimizers are created."""
 
-    def loader_args_for(self, value: Any, loader: Any) -> dict[str, Any]:
-        """Return the ``DataLoader`` arguments for one training loader; called if ``needs_loader``."""
+    def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
+        """Return the arguments of ``rebuilt`` for one training loader; called if ``needs_loader``.
+
+        ``is_strict``: whether the run has to end where it turns out later that the treatment cannot be applied.
+        """
         return self.loader_args(value)
 
     def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any, undos: Undos) -> None:

@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     Attributes:
         candidates: Best first.
         not_tried: Reasons by treatment.
-        on_loop: Candidates that act outside of steps: between epochs, in validation or checkpoints.
+        on_loop: Candidates that act outside of steps or from the second epoch on, and need whole epochs.
         finds_batch: Whether to search for the fastest batch size: one was asked for or recommended without a value.
     """
 

@@ -165,7 +165,7 @@ def _begin(options: Options, folder: Path, execute: Callable[..., Ended]) -> tup
     not_tried = dict(choice.not_tried)
     candidates = choice.candidates
     if choice.on_loop and sizes.basis == "steps":
-        reason = "it acts between epochs, of which too few fit into a run; give more steps with --steps"
+        reason = "it shows over whole epochs, of which too few fit into a run; give more steps with --steps"
         not_tried |= {one.treatment: reason for one in candidates if one.treatment in choice.on_loop}
         candidates = tuple(one for one in candidates if one.treatment not in choice.on_loop)
     sizes = msgspec.structs.replace(

@@ -19,7 +19,7 @@ PROMISED = {
     "matmul-precision-high", "cudnn-benchmark", "channels-last", "compile", "compile-regions", "fused-optimizer",
     "activation-checkpointing", "accumulate", "batch-size", "log-every-n", "progress-refresh", "prog-bar-off",
     "anomaly-off", "async-checkpoint", "val-less-often", "ddp-static-graph", "ddp-bucket-view", "ddp-find-unused-off",
-    "expandable-segments", "threads", "flush-denormal", "limit-val-batches",
+    "expandable-segments", "threads", "flush-denormal", "limit-val-batches", "dataset-cache",
 }  # fmt: skip
 
 

@@ -1,0 +1,158 @@
+"""A dataset that keeps its items in memory, as long as loading them again gives the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import Dataset, TensorDataset, get_worker_info
+
+from lightning_perf.cgroups import free_bytes
+from lightning_perf.errors import TreatmentError
+from lightning_perf.interrupts import error_text
+from lightning_perf.loader_kinds import is_iterable
+from lightning_perf.rules.wording import size_text
+
+from .rebuild import generator_in, random_states
+
+MEMORY_SHARE = 0.5  # of the free memory, for the caches of all processes: the training needs memory, too
+SAMPLED_ITEMS = 32  # loaded before the size of all of them is judged
+
+
+class CachedDataset(Dataset[Any]):
+    """The map-style dataset of a ``DataLoader``, with a cache in each process; other attributes are the dataset's own.
+
+    The loads that the training makes anyway show whether they draw from the global random generators and whether all
+    items will fit. The first, second, fourth, eighth … item that is in the cache is loaded again, to be compared.
+
+    Args:
+        loader: The loader, with its final number of workers.
+        is_strict: Whether to raise ``TreatmentError`` if items turn out not to be cacheable; otherwise warn.
+
+    Raises:
+        TreatmentError: Items have no index, are in memory already, or may be random.
+    """
+
+    def __init__(self, loader: Any, is_strict: bool) -> None:
+        dataset, refused = loader.dataset, ""
+        if is_iterable(dataset):
+            refused = "items of an IterableDataset have no index"
+        elif type(dataset) in (TensorDataset, list, tuple):
+            refused = "the items are in memory already"
+        elif (own := generator_in(dataset)) is not None:
+            refused = f"the dataset has a random generator of its own ({type(own).__name__})"
+        if refused:
+            raise TreatmentError(f"dataset-cache cannot be applied: {refused}")
+        ranks = torch.distributed
+        n_ranks = ranks.get_world_size() if ranks.is_available() and ranks.is_initialized() else 1
+        n_processes = max(1, loader.num_workers) * int(os.environ.get("LOCAL_WORLD_SIZE") or n_ranks)
+        limit = MEMORY_SHARE * free_bytes() / n_processes
+        vars(self).update(_dataset=dataset, _items={}, _n_bytes=0, _n_hits=0, _is_off=False)
+        vars(self).update(_is_strict=is_strict, _n_processes=n_processes, _limit=limit)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in vars(self):  # copies and pickles ask for these
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self):
+            vars(self)[name] = value
+        else:
+            setattr(self._dataset, name, value)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index], one_by_one=True)[0]
+
+    def __getitems__(self, indices: Sequence[Any], one_by_one: bool = False) -> Any:
+        load = None if one_by_one else getattr(self._dataset, "__getitems__", None)
+        load = load or (lambda some: [self._dataset[index] for index in some])
+        if not self._is_off and not all(isinstance(index, (int, np.integer)) for index in indices):
+            self._refuse("the sampler does not yield whole numbers")
+        if self._is_off:
+            return load(indices)
+        due = [at for at, index in enumerate(indices) if index not in self._items or self._is_checked()]
+        found: dict[int, Any] = {}
+        if due:
+            before = random_states()
+            loaded = load([indices[at] for at in due])
+            is_random = random_states() != before
+            reason = "loading items draws random numbers" if is_random else self._keep(indices, due, loaded)
+            if reason:
+                self._refuse(reason)
+                return loaded if len(due) == len(indices) else load(indices)
+            found = dict(zip(due, loaded, strict=True))
+        return [found[at] if at in found else tree_map(_copy, self._items[i]) for at, i in enumerate(indices)]
+
+    def _is_checked(self) -> bool:
+        self._n_hits += 1
+        return bool(self._n_hits & (self._n_hits - 1) == 0)
+
+    def _keep(self, indices: Sequence[int], due: list[int], loaded: Any) -> str:
+        """Keep copies of items that were loaded; return why that is not possible."""
+        if type(loaded) is not list:
+            return "__getitems__ of the dataset does not return a list of items"
+        try:
+            n_items = len(self)
+            for index, item in zip([indices[at] for at in due], loaded, strict=True):
+                if index in self._items:
+                    if _bits(item) != _bits(self._items[index]):
+                        return f"item {index} differs when it is loaded again"
+                    continue
+                self._items[index] = tree_map(_copy, item)
+                self._n_bytes += sum(
+                    max(sys.getsizeof(one), getattr(one, "nbytes", 0)) for one in tree_flatten(item)[0]
+                )
+                mean = self._n_bytes / len(self._items)
+                if max(self._n_bytes, mean * n_items * (len(self._items) >= SAMPLED_ITEMS)) > self._limit:
+                    return (
+                        f"{n_items:,} items of about {size_text(mean)} take {size_text(mean * n_items)} in each of the "
+                        f"{self._n_processes} processes that load; each may use {size_text(self._limit)}, together "
+                        f"{MEMORY_SHARE:.0%} of the free memory"
+                    )
+        except Exception as error:  # noqa: BLE001 - the training goes on without it
+            return error_text(error)
+        return ""
+
+    def _refuse(self, reason: str) -> None:
+        self._items.clear()
+        self._is_off = True
+        if self._is_strict:
+            raise TreatmentError(f"dataset-cache cannot be applied: {reason}")
+        worker = get_worker_info()
+        if worker is None or worker.id == 0:
+            logging.getLogger("lightning_perf").warning("dataset-cache was switched off: %s", reason)
+
+
+def _copy(leaf: Any) -> Any:
+    """Return a copy, because what is made of an item may be changed in place."""
+    copy: Any = leaf if isinstance(leaf, (int, float, complex, str, bytes, np.generic, type(None))) else None
+    if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.requires_grad:
+        copy = leaf.clone()
+    elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        copy = leaf.copy(order="K")
+    if type(copy) is not type(leaf):
+        raise TypeError(
+            f"items hold a {type(leaf).__qualname__}; expected tensors on the CPU, arrays, numbers and texts"
+        )
+    return copy
+
+
+def _bits(item: Any) -> list[Any]:
+    """Return a value that is equal for two items that are the same, NaN included."""
+    leaves, structure = tree_flatten(item)
+    bits: list[Any] = [structure]
+    for leaf in leaves:
+        data = leaf.contiguous().flatten().view(torch.uint8).numpy() if isinstance(leaf, torch.Tensor) else leaf
+        bits += [type(leaf), getattr(leaf, "dtype", None), getattr(leaf, "shape", None)]
+        bits.append(data.tobytes() if isinstance(data, np.ndarray) else repr(data))
+    return bits
