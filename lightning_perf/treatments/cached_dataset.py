@@ -43,7 +43,7 @@ class CachedDataset(Dataset[Any]):
         dataset, refused = loader.dataset, ""
         if is_iterable(dataset):
             refused = "items of an IterableDataset have no index"
-        elif isinstance(dataset, (TensorDataset, list, tuple)):
+        elif type(dataset) in (TensorDataset, list, tuple):
             refused = "the items are in memory already"
         elif (own := generator_in(dataset)) is not None:
             refused = f"the dataset has a random generator of its own ({type(own).__name__})"
@@ -99,6 +99,8 @@ class CachedDataset(Dataset[Any]):
 
     def _keep(self, indices: Sequence[int], due: list[int], loaded: Any) -> str:
         """Keep copies of items that were loaded; return why that is not possible."""
+        if type(loaded) is not list:
+            return "__getitems__ of the dataset does not return a list of items"
         try:
             n_items = len(self)
             for index, item in zip([indices[at] for at in due], loaded, strict=True):

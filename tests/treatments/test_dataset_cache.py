@@ -327,6 +327,31 @@ def test_lists_of_indices_are_loaded_as_before(caplog: pytest.LogCaptureFixture)
     assert "does not yield whole numbers" in caplog.text
 
 
+class WholeBatches(Counted):
+    """Returns what is not one item for each index."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return torch.tensor(indices), torch.tensor(indices)
+
+
+def test_whole_batches_of_a_dataset_are_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+    loader = cached(WholeBatches(), is_strict=False, batch_size=2, collate_fn=lambda batch: batch)
+    with caplog.at_level(logging.WARNING):
+        assert [type(batch) for batch in all_batches(loader, 2)] == [tuple] * N_ITEMS
+    assert "does not return a list of items" in caplog.text
+
+
+class Transformed(TensorDataset):
+    """Has its tensors in memory, and computes items from them."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + 1
+
+
+def test_items_that_are_computed_from_tensors_in_memory_are_kept() -> None:
+    assert torch.cat(all_batches(cached(Transformed(torch.zeros(8))), 2)).tolist() == [1.0] * 16
+
+
 def test_loader_keeps_its_dataset_and_the_training_goes_on_when_it_is_refused() -> None:
     told: list[Exception] = []
     own = DataLoader(TensorDataset(torch.zeros(8, N_FEATURES)), batch_size=4)
