@@ -335,7 +335,7 @@ def test_ceilings_are_forgotten_when_the_model_outran_them(make_trainer: Make, m
     _, session = diagnosed(make_trainer, Net())
     assert session.model_profile is not None
     assert session.model_profile.ceilings is None
-    assert "something else used it then" in session.missing["model_profile.ceilings"]
+    assert "another program used the device" in session.missing["model_profile.ceilings"]
     assert ceilings.cached(device) is None
 
 
