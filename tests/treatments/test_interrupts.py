@@ -25,7 +25,7 @@ N_SAMPLED = None if IS_TORTURE else 6
 """Lines tried per test: a fixed sample in ``make test``, all in ``make torture``."""
 
 VALUES = {"loader-workers": "=2", "threads": "=2", "log-every-n": "=7", "batch-size": "=8"}
-TEXTS = [one.id + VALUES.get(one.id, "") for one in all_treatments()]
+TEXTS = [one.id + VALUES.get(one.id, "") for one in all_treatments() if one.id != "fsdp-checkpointing"]  # no GPU
 OTHER_VALUES = ["compile=autograd", "prog-bar-off=bar"]
 
 
