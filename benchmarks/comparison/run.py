@@ -13,7 +13,7 @@ from simulated_sessions import simulated
 
 from lightning_perf.records import TimeChange
 from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, RULED_OUT, compare_sessions
-from lightning_perf.stats.single_runs import MIN_POINTS, MIN_RUNS_TO_TELL, USUAL_NOISE
+from lightning_perf.stats.single_runs import MIN_POINTS, MIN_RUNS_PER_SIDE, USUAL_NOISE
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "comparison.md"
 SLOWER = 1.1
@@ -64,7 +64,7 @@ the timeline.
 **Between runs** there is more: memory layout, CPU clock, other programs. One run cannot show this. So the interval is
 widened by the usual difference between two runs of one training (±{USUAL_NOISE:.0%}), by the noise that a trial of
 this training measured if a session contains one, or by the difference between the runs of one side if that is larger.
-From {MIN_RUNS_TO_TELL} runs per side on, the difference between runs is measured: the interval is Welch's over the
+From {MIN_RUNS_PER_SIDE} runs per side on, the difference between runs is measured: the interval is Welch's over the
 runs, as in a trial.
 
 Two figures are compared. *Time per step* is the level of the steady steps. *Time per step including validation and

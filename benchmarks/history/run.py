@@ -310,7 +310,7 @@ def _cost(folder: Path) -> Iterator[tuple[str, str]]:
 
 def _fill(file: Path, n: int) -> None:
     """Copy the one row of a file under other ids and times; every tenth copy is of the same training."""
-    [first] = History(file).like(simulated(2, **_settings([])), 1)
+    [first] = History(file).same_training(simulated(2, **_settings([])), 1)
     with sqlite3.connect(file) as database:
         database.create_function("renamed", 1, lambda name: _renamed(first, name))
         database.executemany(

@@ -27,7 +27,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.rules.loader_curve import Step, probed_loader_of
+from lightning_perf.rules.loader_curve import probed_loader_of
+from lightning_perf.rules.worker_bounds import WorkerStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "loader.md"
 N_BATCHES, BATCH_SIZE, WARMUP = 80, 16, 16
@@ -79,7 +80,7 @@ class Row(NamedTuple):
 
     dataset: str
     setting: str
-    predicted: list[Step]
+    predicted: list[WorkerStep]
     measured_s: list[float]
     others: list[float]
 
@@ -135,7 +136,7 @@ class Others:
         return time.perf_counter(), sum(times[:8]) - idle_s, sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def predictions(dataset: Dataset[torch.Tensor]) -> dict[str, Step]:
+def predictions(dataset: Dataset[torch.Tensor]) -> dict[str, WorkerStep]:
     """Return the predictions of a diagnosed fit without workers, by setting."""
     with tempfile.TemporaryDirectory() as folder:
         doctor = PerfDoctor(probe_data=True, reports=(), out_dir=folder)

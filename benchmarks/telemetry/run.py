@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from lightning_perf.probes.telemetry import DEFAULT_HZ, FIRST_S, open_telemetry
+from lightning_perf.probes.telemetry import DEFAULT_HZ, FIRST_S, TelemetryProbe
 
 LIMIT = 0.005
 
@@ -18,7 +20,12 @@ LIMIT = 0.005
 def main(seconds: float = 30.0) -> int:
     """Sample while the main thread sleeps and print the share of one core; return 1 if it exceeds the limit."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    probe = open_telemetry(device, now_ns=time.perf_counter_ns, start_ns=time.perf_counter_ns(), step=lambda: 1)
+    loop = SimpleNamespace(timeline=SimpleNamespace(start_ns=time.perf_counter_ns()), main=SimpleNamespace(n_steps=1))
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=device))
+    options = SimpleNamespace(device_stats=True)
+    run: Any = SimpleNamespace(options=options, trainer=trainer, loop=loop, now_ns=time.perf_counter_ns)
+    probe = TelemetryProbe.open(run)
+    assert probe is not None
     probe.start()
     time.sleep(seconds)
     probe.close()
