@@ -63,6 +63,7 @@ class Fsdp(Treatment):
         "weights from one another, which takes longer than DDP where the connection is slow. Lightning refuses "
         "gradient clipping by norm with it."
     )
+    conflicts = frozenset({"ddp-bucket-view", "ddp-find-unused-off", "ddp-static-graph"})
     trainer_flag = "strategy"
     setting = "fsdp"
 
@@ -93,14 +94,12 @@ class FsdpCheckpointing(Treatment):
         strategy = session.settings.trainer.strategy
         return None if "FSDP" in (strategy or "") else f"the strategy is {strategy or 'not known'}, not FSDP"
 
-    def trainer_code(self, value: Any) -> dict[str, str]:
-        return {"strategy": "FSDPStrategy(activation_checkpointing_policy={Block})"}
-
-    def imports(self, value: Any) -> str:
-        return "from lightning.pytorch.strategies import FSDPStrategy"
-
     def statements(self, value: Any) -> str:
-        return "# Block is the class of your repeated blocks"
+        return (
+            "from lightning.pytorch.strategies import FSDPStrategy\n"
+            "# Block is the class of your repeated blocks\n"
+            "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))"
+        )
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         kinds = {type(block) for block in repeated_blocks(module)}

@@ -42,6 +42,12 @@ def test_one_strategy_is_written_when_several_treatments_change_it() -> None:
     }
 
 
+def test_strategy_is_written_with_its_policy_when_fsdp_checkpoints() -> None:
+    code = prescription(parse_all("fsdp-checkpointing")).code
+    assert "from lightning.pytorch.strategies import FSDPStrategy\n" in code
+    assert "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))" in code
+
+
 @pytest.mark.parametrize(
     "treatment", [one for one in all_treatments() if not one.is_measurement], ids=lambda treatment: treatment.id
 )

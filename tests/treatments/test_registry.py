@@ -9,7 +9,7 @@ import pytest
 
 import lightning_perf.rules
 from lightning_perf.records import Prescription
-from lightning_perf.treatments import all_treatments, find
+from lightning_perf.treatments import Treatment, all_treatments, find
 
 RULES = Path(lightning_perf.rules.__file__).parent
 
@@ -61,3 +61,10 @@ def test_each_treatment_has_a_description(treatment: object) -> None:
     assert treatment.when.endswith(".")
     assert treatment.acts_on in ("step", "loop")
     Prescription(treatment=treatment.id, summary="", safety=treatment.safety, effort=treatment.effort)
+
+
+@pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
+def test_public_methods_are_those_that_something_calls(treatment: Treatment) -> None:
+    called = {*dir(Treatment), "applies_to_loader"}
+    public = {name for kind in type(treatment).__mro__ for name, value in vars(kind).items() if callable(value)}
+    assert {name for name in public if not name.startswith("_")} <= called

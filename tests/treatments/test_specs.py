@@ -68,6 +68,7 @@ def test_parse_all_reads_text_with_commas_and_lists_alike() -> None:
         "precision-bf16,precision-bf16-true",
         "compile,compile-regions",
         "checkpointing-batch=x2,batch-size=x2",
+        "fsdp,ddp-static-graph",
         "loader-workers=1,loader-workers=2",
     ],
 )

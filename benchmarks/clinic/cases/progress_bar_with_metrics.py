@@ -1,4 +1,4 @@
-"""Ten metrics stand in the progress bar: collecting them at each step costs more than drawing them.
+"""The progress bar shows ten metrics: collecting them at each step costs more than drawing them.
 ---
 expect:
 - PD502
