@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import os
 import sys
 import threading
 import time
@@ -241,11 +242,35 @@ def test_thread_ends_when_nothing_references_its_watch() -> None:
     made.watch.start()
     thread = made.watch._background.thread
     assert thread is not None
-    workers.Workers().close()
+    file = made.watch._workers._file
     del made
     gc.collect()
     thread.join(30)
     assert not thread.is_alive()
+    assert file is None or not _is_open(file)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers write their stacks on Linux only")
+def test_file_stays_open_when_the_run_of_another_thread_begins_and_ends() -> None:
+    first, second = workers.Workers(), workers.Workers()
+    first.open()
+    second.open()
+    files = [first._file, second._file]
+    assert None not in files
+    assert all(map(_is_open, files))
+    second.close()
+    assert [_is_open(file) for file in files] == [True, False]
+    first.close()
+    first.close()
+    assert not any(map(_is_open, files))
+    assert workers._output is None
+
+
+def _is_open(file: Any) -> bool:
+    try:
+        return "lightning-perf stacks" in os.readlink(f"/proc/self/fd/{file}")
+    except OSError:
+        return False
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import time
+import weakref
 from multiprocessing import process
 from typing import Any
 
@@ -31,12 +32,19 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>
 _WORKER_LOOP = "_worker_loop"  # frames further out belong to the process that forked
 
 _output: int | None = None
-"""The file that forked processes write their stacks to; None outside runs."""
+"""The file that processes forked from now on write their stacks to, of the last run that began; None outside runs."""
 _is_registered = False
 
 
 class Workers:
-    """The processes that multiprocessing has started from this one."""
+    """The processes that multiprocessing has started from this one.
+
+    Each run has a file of its own, because runs in several threads must not close one another's.
+    """
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._closing: weakref.finalize[[int], Workers] | None = None
 
     def open(self) -> None:
         """Make processes that are forked from now on able to write their stacks."""
@@ -44,7 +52,8 @@ class Workers:
         self.close()  # of a run whose end was missed
         if not _SIGNAL or not hasattr(os, "memfd_create") or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
             return
-        _output = os.memfd_create("lightning-perf stacks")
+        self._file = _output = os.memfd_create("lightning-perf stacks")
+        self._closing = weakref.finalize(self, os.close, self._file)
         if not _is_registered:
             _is_registered = True
             os.register_at_fork(after_in_child=_register)
@@ -52,9 +61,10 @@ class Workers:
     def close(self) -> None:
         """Undo ``open``. Can be called twice."""
         global _output
-        if _output is not None:
-            output, _output = _output, None
-            os.close(output)
+        if self._closing is not None and self._closing.alive:
+            _output = None if _output == self._file else _output
+            self._file = None
+            self._closing()
 
     def states(self, with_stacks: bool) -> tuple[tuple[WorkerState, ...], str]:
         """Return the states of all workers, and their stacks as text."""
@@ -65,7 +75,7 @@ class Workers:
             status = read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             state = _STATES.get(status[0].decode(), "") if status else ""
             wait = read_bytes(f"/proc/{pid}/wchan").decode().strip("0")
-            stacks = _stacks_of(pid) if with_stacks else ""
+            stacks = _stacks_of(pid, self._file) if with_stacks and self._file is not None else ""
             found.append(WorkerState(pid=pid, state=state, waits_in=wait, where=_users_line(stacks)))
             text += f"Process {pid}: {state or 'state unknown'} {wait}\n{stacks}\n"
         return tuple(found), text
@@ -77,21 +87,21 @@ def _register() -> None:
             faulthandler.register(_SIGNAL, file=_output, all_threads=True)
 
 
-def _stacks_of(pid: int) -> str:
+def _stacks_of(pid: int, file: int) -> str:
     caught = re.search(rb"SigCgt:\s*([0-9a-f]+)", read_bytes(f"/proc/{pid}/status"))
-    if _output is None or caught is None or not int(caught[1], 16) >> (_SIGNAL - 1) & 1:
+    if caught is None or not int(caught[1], 16) >> (_SIGNAL - 1) & 1:
         return ""
-    os.ftruncate(_output, 0)
-    os.lseek(_output, 0, os.SEEK_SET)  # of the worker too, which shares the open file
+    os.ftruncate(file, 0)
+    os.lseek(file, 0, os.SEEK_SET)  # of the worker too, which shares the open file
     with suppress(OSError):
         os.kill(pid, _SIGNAL)
     until_s, size = time.monotonic() + _ANSWER_S, 0
     while time.monotonic() < until_s:
         time.sleep(_ANSWER_S / 20)
-        before, size = size, os.fstat(_output).st_size
+        before, size = size, os.fstat(file).st_size
         if 0 < before == size:
             break
-    return os.pread(_output, size, 0).decode(errors="replace")
+    return os.pread(file, size, 0).decode(errors="replace")
 
 
 def _users_line(stacks: str) -> str:
