@@ -117,7 +117,8 @@ def test_socket_is_named_when_a_training_step_waits_for_it(
     assert hang.lasted_s is not None
     assert hang.lasted_s >= hang.quiet_s >= hang.limit_s >= AFTER_S
     shown = capfd.readouterr().out
-    assert shown.count(f"in forward after {AT} steps") == 1
+    assert shown.count("nothing has moved") == 1  # the report at the end may have it as a finding, in other words
+    assert f"in forward after {AT} steps" in shown
     text = (tmp_path / "out" / "hang.txt").read_text()
     assert re.search(rf'Thread training thread\n  File ".*{HERE}", line {line_of("socket")}, in training_step', text)
 
