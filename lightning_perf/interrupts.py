@@ -2,22 +2,33 @@
 
 Torch's handler of SIGCHLD raises where a loader worker was killed, in whatever code happens to run; users' handlers may
 raise to end a training. Such an error is meant for the training, not for the code that it interrupted.
+``raise_in_main_thread`` raises it where Python would only print it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import signal
+import sys
+import threading
+import time
 import traceback
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
+_RAISED_AGAIN = "_lightning_perf_raised_again"
+"""Attribute of errors that were raised again: before Python 3.12 they lose the handler's frames."""
+
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler in Python raised this error."""
+    if hasattr(error, _RAISED_AGAIN):
+        return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if len(frames) < 2:
         return False  # raised by what the catching function itself called, not by a handler, which has its own frame
@@ -31,6 +42,31 @@ def raise_if_from_signal(error: BaseException) -> None:
     """Raise an error again if a signal handler raised it."""
     if is_from_signal(error):
         raise error
+
+
+def raise_in_main_thread(error: BaseException) -> None:
+    """Raise this error in the main thread, as soon as it has left the function that calls this one.
+
+    Python raises errors of signal handlers there, but only prints those that arrive in a callback of the collector.
+    """
+    setattr(error, _RAISED_AGAIN, True)
+    # Python makes the error from a class when it raises it: from this one it gets the error that there is.
+    kind = type("RaisedAgain", (type(error),), {"__new__": lambda _: error})
+    main_thread, caller = threading.main_thread().ident or 0, sys._getframe(1)
+
+    def raise_when_left() -> None:
+        while caller in _frames_of(main_thread):
+            time.sleep(1e-4)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(kind))
+
+    threading.Thread(target=raise_when_left, name="lightning-perf-interrupt", daemon=True).start()
+
+
+def _frames_of(thread: int) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def error_text(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from lightning_perf.interrupts import is_from_signal, raise_in_main_thread
 from lightning_perf.records import AskedCollection, Collections, Generation, Session
 
 from .base import Probe, RunContext
@@ -56,6 +57,7 @@ class GarbagePauses(Probe):
         self._requested: dict[tuple[Site, str], list[int]] = {}
         self._n_objects: int | None = None
         self._counted_at_ns = 0  # ``total_ns`` when objects were last counted
+        self._print_lost = sys.unraisablehook
 
     @classmethod
     def open(cls, run: RunContext) -> GarbagePauses:
@@ -72,11 +74,23 @@ class GarbagePauses(Probe):
         return cls(run.now_ns, is_training_time, lambda: current_phase(loop), stepping_s)
 
     def start(self) -> None:
+        self._print_lost = sys.unraisablehook
+        sys.unraisablehook = self._on_lost_error
         gc.callbacks.append(self._on_collection)
 
     def close(self) -> None:
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
+        if sys.unraisablehook == self._on_lost_error:
+            sys.unraisablehook = self._print_lost
+
+    def _on_lost_error(self, lost: Any) -> None:
+        """Raise again what a signal handler raised in ``_on_collection``: the signal came during the collection."""
+        error = lost.exc_value
+        if lost.object == self._on_collection and (not isinstance(error, Exception) or is_from_signal(error)):
+            raise_in_main_thread(error)
+        else:
+            self._print_lost(lost)
 
     def automatic_so_far_ns(self) -> int:
         """Return nanoseconds in automatic collections, including one under way.

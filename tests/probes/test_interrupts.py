@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +19,7 @@ from lightning_perf import interrupts
 from lightning_perf.interrupts import raise_if_from_signal, suppress
 from lightning_perf.probes import plain
 from lightning_perf.probes.host import HostReader
+from lightning_perf.probes.pauses import GarbagePauses
 from lightning_perf.seams import Undos, complete
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")
@@ -135,3 +139,57 @@ def test_signal_handlers_are_not_listed_when_the_catching_frame_itself_raised(mo
     # A sampled step reads about a thousand attributes that are missing; listing the handlers takes half a millisecond.
     monkeypatch.setattr(interrupts, "_handlers", lambda: pytest.fail("the handlers were listed"))
     assert plain.attributes(1) == {}
+
+
+@pytest.fixture
+def pauses() -> Iterator[GarbagePauses]:
+    """Time collections of the garbage collector."""
+    before = sys.unraisablehook
+    pauses = GarbagePauses(time.perf_counter_ns)
+    gc.disable()
+    pauses.start()
+    try:
+        yield pauses
+    finally:
+        pauses.close()
+        gc.enable()
+    assert sys.unraisablehook is before
+
+
+@pytest.mark.parametrize("kind", [Preempted, KeyboardInterrupt, SystemExit])
+def test_error_reaches_the_training_when_the_signal_came_during_a_collection(
+    kind: type[BaseException], restored_handler: None, pauses: GarbagePauses
+) -> None:
+    raised = kind("why")
+
+    def raise_it(*_: Any) -> None:
+        gc.callbacks.remove(interrupt)
+        raise raised
+
+    signal.signal(signal.SIGUSR2, raise_it)
+    # A function in C: one in Python would run the handler itself.
+    raise_signal = ctypes.PyDLL(None)["raise"]
+    raise_signal.argtypes = [ctypes.c_int, ctypes.py_object, ctypes.py_object]
+    interrupt = partial(raise_signal, signal.SIGUSR2)
+    gc.callbacks.insert(0, interrupt)
+
+    def train() -> None:
+        gc.collect()
+        until_s = time.monotonic() + 10
+        while time.monotonic() < until_s:
+            pass
+
+    with pytest.raises(kind) as caught:
+        train()
+    assert caught.value is raised
+    assert interrupts.is_from_signal(raised)
+
+
+def test_own_errors_in_collections_are_only_printed(monkeypatch: pytest.MonkeyPatch, pauses: GarbagePauses) -> None:
+    printed = []
+    monkeypatch.setattr(pauses, "_print_lost", lambda lost: printed.append(lost.exc_type))
+    monkeypatch.setattr(pauses, "_requesting", lambda _: 1 / 0)
+    gc.collect()
+    time.sleep(0.05)
+    monkeypatch.undo()
+    assert printed == [ZeroDivisionError]
