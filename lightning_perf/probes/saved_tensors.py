@@ -155,11 +155,16 @@ def _unpack(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def are_hooks_in_place() -> bool:
+    """Return whether someone's hooks would see tensors that are saved now."""
+    return _HOOKS._top_saved_tensors_default_hooks(True) is not None
+
+
 def _refusal() -> str:
     """Return why hooks would change the user's results or errors; empty if they would not."""
     if not _HOOKS._saved_tensors_hooks_is_enabled():
         return "hooks on saved tensors are disabled in this step"
-    if _HOOKS._top_saved_tensors_default_hooks(True) is not None:
+    if are_hooks_in_place():
         return "the script's own hooks on saved tensors are in place"
     if current_mode() is not None:  # torch detaches what it hands to hooks
         return "a dispatch mode of the script is in place"

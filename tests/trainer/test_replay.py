@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, seed_everything
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor, run_reports
@@ -89,6 +90,15 @@ def test_training_is_the_same_when_operators_are_replayed(make_trainer: Make) ->
     assert doctor.session is not None
     assert doctor.session.replay is not None
     assert alone == beside
+
+
+def test_nothing_is_replayed_when_the_scripts_hooks_would_see_it(make_trainer: Make) -> None:
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False)
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        fitted(make_trainer, doctor)
+    assert doctor.session is not None
+    assert doctor.session.replay is None
+    assert "hooks on saved tensors" in doctor.session.missing["replay"]
 
 
 def test_replay_is_a_reason_when_it_fails(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:

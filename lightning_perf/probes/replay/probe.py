@@ -12,6 +12,7 @@ import torch
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import DeviceEvent
+from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog
@@ -140,6 +141,8 @@ class ReplayProbe(Probe):
             return "rank 0 replays"
         if self._watch is None:
             return f"{self._device.type} has no timed events"
+        if are_hooks_in_place():
+            return "the script's own hooks on saved tensors would see those of replayed operators"
         return refusal(self._device)
 
     def _replayed(self, hypothesis: Hypothesis, limit_s: float) -> Replayed:
