@@ -313,6 +313,7 @@ class Dies(Varied):
         r"^process\.signals\.SIG(TERM|CHLD)",
         r"^process\.threads: .*'QueueFeederThread'",
         r"^process\.processes: .*'pt_data_worker'",
+        "^warnings: .*ResourceWarning: unclosed file",  # torch opens files to see whether it may, as the handler raises
     ),
 )
 def worker_killed(run: Run) -> None:
