@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes import ceilings, sampled_steps
+from lightning_perf.probes import ceilings, fake_pass, sampled_steps
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.records import Ceilings, Session
 
@@ -198,6 +198,8 @@ def test_hidden_step_is_counted_from_its_shapes_and_the_training_is_the_same_bit
     make_trainer: Make, model: Net, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "measure", fake_ceilings)
+    monkeypatch.setattr(fake_pass, "LEAST_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(fake_pass, "MOST_S", 60.0)
     ceilings.measured(torch.device("cpu"))
     plain = fitted(make_trainer, model, None, **arguments)
     watched, session = diagnosed(make_trainer, model, **arguments)
