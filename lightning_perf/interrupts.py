@@ -2,7 +2,7 @@
 
 Torch's handler of SIGCHLD raises where a loader worker was killed, in whatever code happens to run; users' handlers may
 raise to end a training. Such an error is meant for the training, not for the code that it interrupted.
-``raise_in_main_thread`` raises it where Python would only print it.
+``RaisesWhenFreed`` raises it where Python would only print it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import contextlib
 import ctypes
 import inspect
 import signal
-import sys
 import threading
-import time
 import traceback
-from collections.abc import Iterator
+import weakref
 from functools import partial
 from itertools import pairwise
 from types import CodeType, FrameType, FunctionType, MethodType
@@ -23,6 +21,11 @@ from typing import Any
 
 _RAISED_AGAIN = "_lightning_perf_raised_again"
 """Attribute of errors that were raised again: before Python 3.12 they lose the handler's frames."""
+
+# A third argument, the weak reference that calls it, is not read.
+_raise_in_thread = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object, ctypes.py_object)(
+    ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
+)
 
 
 def is_from_signal(error: BaseException) -> bool:
@@ -44,29 +47,18 @@ def raise_if_from_signal(error: BaseException) -> None:
         raise error
 
 
-def raise_in_main_thread(error: BaseException) -> None:
-    """Raise this error in the main thread, as soon as it has left the function that calls this one.
+class RaisesWhenFreed:
+    """Raises an error in the thread that lets go of this object, in the code that runs next there.
 
-    Python raises errors of signal handlers there, but only prints those that arrive in a callback of the collector.
+    Python only prints what a callback of the garbage collector raises, or the hook that prints it. Held by that
+    hook until it returns, this raises in the code that was interrupted by the collection.
     """
-    setattr(error, _RAISED_AGAIN, True)
-    # Python makes the error from a class when it raises it: from this one it gets the error that there is.
-    kind = type("RaisedAgain", (type(error),), {"__new__": lambda _: error})
-    main_thread, caller = threading.main_thread().ident or 0, sys._getframe(1)
 
-    def raise_when_left() -> None:
-        while caller in _frames_of(main_thread):
-            time.sleep(1e-4)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main_thread), ctypes.py_object(kind))
-
-    threading.Thread(target=raise_when_left, name="lightning-perf-interrupt", daemon=True).start()
-
-
-def _frames_of(thread: int) -> Iterator[FrameType]:
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    def __init__(self, error: BaseException) -> None:
+        # Python makes the error from a class when it raises it: from this one it gets the error that there is.
+        kind = type("RaisedAgain", (type(error),), {"__new__": lambda *_: error})
+        # No Python code runs when this is called: Python would raise the error there.
+        setattr(error, _RAISED_AGAIN, weakref.ref(self, partial(_raise_in_thread, threading.get_ident(), kind)))
 
 
 def error_text(error: Exception) -> str:

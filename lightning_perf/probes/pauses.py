@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.interrupts import is_from_signal, raise_in_main_thread
+from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal
 from lightning_perf.records import AskedCollection, Collections, Generation, Session
 
 from .base import Probe, RunContext
@@ -88,7 +88,7 @@ class GarbagePauses(Probe):
         """Raise again what a signal handler raised in ``_on_collection``: the signal came during the collection."""
         error = lost.exc_value
         if lost.object == self._on_collection and (not isinstance(error, Exception) or is_from_signal(error)):
-            raise_in_main_thread(error)
+            _held = RaisesWhenFreed(error)  # until this function has returned
         else:
             self._print_lost(lost)
 

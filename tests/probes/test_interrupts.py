@@ -173,14 +173,8 @@ def test_error_reaches_the_training_when_the_signal_came_during_a_collection(
     interrupt = partial(raise_signal, signal.SIGUSR2)
     gc.callbacks.insert(0, interrupt)
 
-    def train() -> None:
-        gc.collect()
-        until_s = time.monotonic() + 10
-        while time.monotonic() < until_s:
-            pass
-
     with pytest.raises(kind) as caught:
-        train()
+        gc.collect()
     assert caught.value is raised
     assert interrupts.is_from_signal(raised)
 
@@ -190,6 +184,5 @@ def test_own_errors_in_collections_are_only_printed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pauses, "_print_lost", lambda lost: printed.append(lost.exc_type))
     monkeypatch.setattr(pauses, "_requesting", lambda _: 1 / 0)
     gc.collect()
-    time.sleep(0.05)
     monkeypatch.undo()
     assert printed == [ZeroDivisionError]

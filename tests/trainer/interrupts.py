@@ -140,7 +140,7 @@ def process_state() -> dict[str, Any]:
         "signal handlers": {one: signal.getsignal(one) for one in signal.valid_signals()},
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "threads": {one for one in threading.enumerate() if one.name.startswith("lightning-perf")},
-        "garbage collection": (list(gc.callbacks), gc.isenabled()),
+        "garbage collection": (list(gc.callbacks), gc.isenabled(), sys.unraisablehook),
         "warnings": (list(warnings.filters), warnings.showwarning),
         "environment": {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"},
         "trace of compilations": _compile_callbacks(),
