@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +25,7 @@ _COUNT_SHARE = 0.01
 """Share of time in collections above which objects are counted, which takes as long as a small collection."""
 
 _MAX_REQUESTED = 8
+_REPLACING = threading.Lock()  # of sys.unraisablehook
 Site = tuple[CodeType, int]
 
 
@@ -74,15 +76,26 @@ class GarbagePauses(Probe):
         return cls(run.now_ns, is_training_time, lambda: current_phase(loop), stepping_s)
 
     def start(self) -> None:
-        self._print_lost = sys.unraisablehook
-        sys.unraisablehook = self._on_lost_error
+        with _REPLACING:
+            self._print_lost = sys.unraisablehook
+            sys.unraisablehook = self._on_lost_error
         gc.callbacks.append(self._on_collection)
 
     def close(self) -> None:
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
-        if sys.unraisablehook == self._on_lost_error:
-            sys.unraisablehook = self._print_lost
+        with _REPLACING:
+            self._restore_hook()
+
+    def _restore_hook(self) -> None:
+        """Take this run's hook out, also from below those of runs in other threads; leave one that someone else set."""
+        owner: Any = sys
+        name = "unraisablehook"
+        while getattr(owner, name) != self._on_lost_error:
+            owner, name = getattr(getattr(owner, name), "__self__", None), "_print_lost"
+            if not isinstance(owner, GarbagePauses):
+                return
+        setattr(owner, name, self._print_lost)
 
     def _on_lost_error(self, lost: Any) -> None:
         """Raise again what a signal handler raised in ``_on_collection``: the signal came during the collection."""

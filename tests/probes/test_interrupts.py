@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -186,3 +187,30 @@ def test_own_errors_in_collections_are_only_printed(monkeypatch: pytest.MonkeyPa
     gc.collect()
     monkeypatch.undo()
     assert printed == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_hook_for_lost_errors_is_restored_in_whatever_order_runs_end(order: tuple[int, int]) -> None:
+    before = sys.unraisablehook
+    runs = [GarbagePauses(time.perf_counter_ns) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for place in order:
+        runs[place].close()
+        runs[place].close()
+    assert sys.unraisablehook is before
+
+
+def test_hook_that_someone_else_set_stays_when_a_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    run = GarbagePauses(time.perf_counter_ns)
+    run.start()
+    ours = sys.unraisablehook
+    others = lambda one: ours(one)  # noqa: E731
+    sys.unraisablehook = others
+    run.close()
+    assert sys.unraisablehook is others
+    error = SimpleNamespace(exc_value=ValueError(), object=None)
+    others(error)
+    assert lost == [error]
