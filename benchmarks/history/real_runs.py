@@ -129,6 +129,7 @@ def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
         f"| {name} | {n:,} | {' | '.join(f'{share:.1%}' for share in shares)} |" for name, n, *shares in rows
     )
     n_said = sum(_said(base, run[:1]) for base, run in planted)
+    said = f"{n_said} {'was' if n_said == 1 else 'were'}"
     logs, slow = (np.log([typical_step_s(run[-1]) or math.nan for run in runs])
                   for runs in (same, [run for _, run in planted]))  # fmt: skip
     typical_s, n_apart = math.exp(np.median(logs)), len(same) // (LAST_RUNS + 1)
@@ -140,8 +141,8 @@ def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
 |:--|--:|--:|--:|--:|--:|--:|
 {table}
 
-Of {len(planted)} more runs with a ninth more computing, made between them, {n_said} are called slower at that time;
-their median step is {math.exp(np.median(slow)) / typical_s:.2f} times that of the others."""
+Of {len(planted)} more runs with a ninth more computing, made between them, {said} called slower at that time; their
+median step is {math.exp(np.median(slow)) / typical_s:.2f} times that of the others."""
 
 
 def kept_section(page: Path) -> str:

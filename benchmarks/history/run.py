@@ -9,7 +9,6 @@ docs/benchmarks/history.md.
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 import os
 import random
@@ -21,13 +20,10 @@ import tempfile
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from lightning_perf.history.entry import reduced
 from lightning_perf.history.run_history import MIN_STEPS
@@ -47,31 +43,13 @@ from lightning_perf.stats.comparison import compare_sessions
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "benchmarks" / "comparison"))
 import real_runs  # noqa: E402
+import sequences  # noqa: E402
 from simulated_sessions import simulated  # noqa: E402
 
 PAGE = REPOSITORY / "docs" / "benchmarks" / "history.md"
 N_RUNS, N_WRITERS, WRITING_S = 10_000, 16, 20.0
 FIRST = {"n_epochs": 1, "steps_an_epoch": MIN_STEPS + 1}
 """A run when it is compared for the first time."""
-
-LOOKS, LAST = [{**FIRST, "n_epochs": n} for n in (1, 2, 4)], {**FIRST, "n_epochs": 5}
-"""A run when it is compared, with 200, 400 and 800 steps, and when it ends."""
-
-N_EARLIER = (3, 5, 10, 20)
-BEST_ALPHA = 0.01
-"""False alarms of the best possible test."""
-
-NOISES: dict[str, dict[str, Any]] = {
-    "runs differ by 0.5 %": {"between": 0.005},
-    "runs differ by 1 %": {"between": 0.01},
-    "runs differ by 2 %": {"between": 0.02},
-    "runs differ by 3 %": {"between": 0.03},
-    "runs differ by 1 %, steps by 3 %": {"between": 0.01, "within": 0.03},
-    "runs differ by 1 % and drift by 1 %": {"between": 0.01, "drift": 0.01},
-    "runs differ by 1 %, one in twenty by 15 % more": {"between": 0.01, "disturbed": 0.05},
-    "runs differ by 1 %, steps by 30 %, correlated by 0.9": {"between": 0.01, "within": 0.3, "phi": 0.9},
-}
-"""Standard deviations. A drift is that of an AR(1) process over the runs, with a correlation of 0.8."""
 
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "num_workers": ({"loader": {"num_workers": 4}}, {"more_s": {"data_wait": 0.006}}),
@@ -97,7 +75,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 def main() -> None:
     """Measure; print or write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=500, help="simulated runs per row")
+    parser.add_argument("--pairs", type=int, default=20_000, help="simulated sequences of runs per row")
     parser.add_argument("--causes", type=int, default=100, help="simulated runs per changed setting")
     parser.add_argument(
         "--real", type=Path, nargs="+", metavar="FOLDER", help="real runs, made where it lacks (12 min)"
@@ -114,34 +92,15 @@ def main() -> None:
 
 def _page(n: int, n_causes: int, folders: list[Path] | None) -> str:
     real = real_runs.section(folders, _slower) if folders else real_runs.kept_section(PAGE)
-    with ProcessPoolExecutor(2) as pool:
-        all_shares = list(pool.map(_alarms, [n] * len(NOISES), range(len(NOISES)), NOISES.values()))
-    alarms = "\n".join(
-        f"| {name} | {n_base} | {' | '.join(f'{share:.1%}' for share in shares)} | {_best(n_base, **noise)} |"
-        for (name, noise), rows in zip(NOISES.items(), all_shares, strict=True)
-        for n_base, shares in zip(N_EARLIER, rows, strict=True)
-    )
     causes = "\n".join(f"| `{name}` | {' | '.join(map(str, _causes(name, n_causes)))} |" for name in KINDS)
     with tempfile.TemporaryDirectory() as folder:
         cost = "\n".join(f"| {name} | {figure} |" for name, figure in (*_cost(Path(folder)), *_kills(Path(folder))))
     return f"""# The history of runs
 
-*Written by `benchmarks/history/run.py`: {n:,} simulated runs per row of the first table (fixed seeds), {n_causes} per
-row of the second; the last table is one machine with {os.cpu_count()} cores.*
+*Written by `benchmarks/history/run.py`: {n:,} simulated sequences of runs per row of the first table (fixed seeds),
+{n_causes} runs per row of the second; the last table is one machine with {os.cpu_count()} cores.*
 
-## False alarms, and regressions found
-
-Runs have 5 epochs of 200 steps, and each is compared with those before it. Steps differ by 10 % unless stated
-otherwise, and one in a hundred takes five times as long. *False alarms*: runs of the same training that are called
-slower at {MIN_STEPS}, 400 or 800 steps. Then the regressions of 10 % that are found at {MIN_STEPS} steps and by 800
-steps, and those of 20 % at {MIN_STEPS} steps. *Best possible*: regressions of 10 % that a test finds at {MIN_STEPS}
-steps which knows all standard deviations, has {BEST_ALPHA:.0%} false alarms at this one comparison, and sees no slow
-steps. A run that is 15 % slower because another program disturbs it counts as a false alarm here; nothing in it differs
-from a regression, so a test that finds these has up to 5 % of false alarms where one run in twenty is disturbed.
-
-| noise | earlier runs | false alarms | 10 % found | by 800 steps | 20 % found | best possible, 10 % |
-|:--|--:|--:|--:|--:|--:|--:|
-{alarms}
+{sequences.section(n)}
 
 {real}
 
@@ -167,53 +126,6 @@ Times are CPU times, medians of nine.
 
 
 # -- simulations ----------------------------------------------------------------
-
-
-def _drifting(rng: np.random.Generator, n: int, sd: float) -> NDArray[np.float64]:
-    values, value = [], sd * rng.standard_normal()
-    for _ in range(n):
-        values.append(math.exp(value))
-        value = 0.8 * value + 0.6 * sd * rng.standard_normal()
-    return np.array(values)
-
-
-def _alarms(n: int, row: int, noise: dict[str, Any]) -> list[list[float]]:
-    """Return the shares of one noise for each number of earlier runs."""
-    rng = np.random.default_rng(row)
-    noise = dict(noise)
-    drift, disturbed = noise.pop("drift", 0.0), noise.pop("disturbed", 0.0)
-    counts, most = np.zeros((len(N_EARLIER), 4)), max(N_EARLIER)
-    factors = _drifting(rng, most + n, drift) * (1 + 0.15 * (rng.random(most + n) < disturbed))
-    base: list[Session] = []
-    for i, factor in enumerate(factors):
-        if i >= most:
-            looks = [reduced(simulated(10_000 * row + i, slower=factor, **noise, **length)) for length in LOOKS]
-            slow, slower = ([_slower(look, by) for look in looks] for by in (1.1, 1.2))
-            for counted, n_base in zip(counts, N_EARLIER, strict=True):
-                cases = (looks, slow[:1], slow, slower[:1])
-                counted += [real_runs.is_said(base[-n_base:], states) for states in cases]
-        base = [*base[1 - most :], reduced(simulated(10_000 * row + i, slower=factor, **noise, **LAST))]
-    shares: list[list[float]] = (counts / n).tolist()
-    return shares
-
-
-def _best(
-    n_base: int, *, between: float, within: float = 0.1, phi: float = 0.6, drift: float = 0.0, disturbed: float = 0.0
-) -> str:
-    """Return the power of the best test at 200 steps: all covariances of the runs are known, only their mean is not."""
-    if disturbed:  # such a run is no different from a regression
-        return "–"
-    of_step = within**2 * (1 + phi) / (1 - phi)
-    at = np.arange(n_base + 1)
-    covariance = drift**2 * 0.8 ** np.abs(at[:, None] - at)
-    covariance += np.diag(between**2 + of_step / np.where(at < n_base, 1000, MIN_STEPS))
-    # Variance of the best linear unbiased prediction of the last run (kriging with unknown mean).
-    base, cross = covariance[:-1, :-1], covariance[:-1, -1]
-    inverse, ones = np.linalg.inv(base), np.ones(n_base)
-    mean = (1 - ones @ inverse @ cross) ** 2 / (ones @ inverse @ ones)
-    sd = math.sqrt(covariance[-1, -1] - cross @ inverse @ cross + mean)
-    normal = statistics.NormalDist()
-    return f"{normal.cdf(math.log(1.1) / sd - normal.inv_cdf(1 - BEST_ALPHA)):.1%}"
 
 
 def _slower(session: Session, factor: float) -> Session:

@@ -12,7 +12,7 @@ from lightning_perf.stats.comparison import compare_sessions, typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 
 from .entry import reduced
-from .slower import slower_figures
+from .slower import detectable_factor, slower_figures
 from .store import History
 from .suspects import changes, suspects
 
@@ -38,6 +38,7 @@ class RunHistory:
         self._runs: list[Session] | None = None
         self._next_step, self._n_looks = MIN_STEPS, 0
         self._news = ""
+        self._detectable: float | None = None
 
     def news(self, session: Session) -> str | None:
         """Return in one line what is slower than in the last runs, once; None if nothing is, or if it is unknown."""
@@ -49,7 +50,10 @@ class RunHistory:
         least = max(MIN_STEPS // 2, n_steps // 4)
         base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
         if len(base) >= MIN_RUNS:
-            self._news = news_of(base, reduced(session), alpha_of(self._n_looks))
+            new, alpha = reduced(session), alpha_of(self._n_looks)
+            self._news = news_of(base, new, alpha)
+            if self._n_looks == 0:  # later comparisons find little that the first does not
+                self._detectable = detectable_factor(base, new, alpha)
             self._n_looks += 1
         return self._news or None
 
@@ -58,7 +62,7 @@ class RunHistory:
         if typical_step_s(session) is None:
             return None
         runs = earlier_runs([*self._earlier(session), reduced(session)])
-        return EarlierRuns(runs=runs, news=self._news) if len(runs) > 1 else None
+        return EarlierRuns(runs=runs, news=self._news, detectable=self._detectable) if len(runs) > 1 else None
 
     def save(self, session: Session) -> None:
         """Save the run as it is now."""

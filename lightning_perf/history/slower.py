@@ -5,10 +5,19 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Block, Session
 from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, samples_per_step, whole_blocks
-from lightning_perf.stats.next_run import MIN_RUNS, Course, excess, reach
+from lightning_perf.stats.next_run import MIN_RUNS, Course, detectable, excess, reach
 
 _BLOCKS = 16
 """Fewest parts of a run that its level is based on: rare slow steps must not be in most of them."""
+
+_BLOCK_STEPS = 8
+"""Steps of a part, if a run has enough: few have more than one slow step, which is left out."""
+
+_SLOW = 3.0
+"""A step is slow that takes this many times as long as the others, as in ``SlowStep``."""
+
+_LARGEST = math.log(1000)
+"""Largest log factor that is said to be detectable."""
 
 
 def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> dict[str, float]:
@@ -17,6 +26,25 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
     ``base`` are earlier runs, oldest first; ``alpha`` is the probability of a figure in the result although nothing
     changed.
     """
+    known = _known(base, session)
+    found = {}
+    for name, (earlier, new) in known.items():
+        by = excess(earlier, new)
+        if by > max(math.log1p(BAND), reach(earlier, new, alpha / len(known))):
+            found[name] = math.exp(by)
+    return found
+
+
+def detectable_factor(base: Sequence[Session], session: Session, alpha: float) -> float | None:
+    """Return by which factor steps must be slower for ``slower_figures`` to find it; None if it cannot compare."""
+    known = _known(base, session)
+    if "step" not in known:
+        return None
+    return math.exp(min(_LARGEST, max(math.log1p(BAND), detectable(*known["step"], alpha / len(known)))))
+
+
+def _known(base: Sequence[Session], session: Session) -> dict[str, tuple[list[Course], Course]]:
+    """Return the earlier runs and the new one, for each figure that enough of them have."""
     sessions = [*base, session]
     units = _units_per_step(sessions)
     known = {}
@@ -28,32 +56,39 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
         new, earlier = runs[-1], [one for one in runs[:-1] if one is not None]
         if new is not None and len(earlier) >= MIN_RUNS:
             known[name] = (earlier, new)
-    found = {}
-    for name, (earlier, new) in known.items():
-        by = excess(earlier, new)
-        if by > max(math.log1p(BAND), reach(earlier, new, alpha / len(known))):
-            found[name] = math.exp(by)
-    return found
+    return known
 
 
 def _steps(sessions: Sequence[Session]) -> list[Course | None]:
-    """Return blocks of equal length as far as possible: their median depends on it if steps are skewed."""
+    """Return blocks of equal length as far as possible: their level depends on it if steps are skewed."""
     blocks = [whole_blocks(one.steady) if one.steady is not None else () for one in sessions]
     known = [each for each in blocks if each]
     size = min(
-        max((each[0].n_steps for each in known), default=1),
+        max([_BLOCK_STEPS, *(each[0].n_steps for each in known)]),
         min((sum(block.n_steps for block in each) // _BLOCKS for each in known), default=1),
     )
     return [_merged(each, size) for each in blocks]
 
 
 def _merged(blocks: Sequence[Block], block_steps: int) -> Course | None:
-    """Return means of at least ``block_steps`` steps; None without blocks."""
+    """Return means of at least ``block_steps`` steps, each without its slowest step if that is slow, or None.
+
+    One step in a hundred that takes five times as long would add more to the variance than all others.
+    """
     if not blocks or min(block.step_s for block in blocks) <= 0:
         return None
     n = max(1, -(-block_steps // blocks[0].n_steps))
+    steps = n * blocks[0].n_steps
     groups = [blocks[i : i + n] for i in range(0, len(blocks) - n + 1, n)]
-    return Course([sum(block.step_s for block in group) / n for group in groups], n * blocks[0].n_steps)
+    return Course([_typical_step_s(group, steps) for group in groups], steps)
+
+
+def _typical_step_s(group: Sequence[Block], steps: int) -> float:
+    whole_s = steps / len(group) * sum(block.step_s for block in group)
+    slowest_s = max(block.max_step_s for block in group)
+    others_s = (whole_s - slowest_s) / max(1, steps - 1)
+    # Times are rounded, so nothing may be left beside a very long step.
+    return others_s if 0 < others_s < slowest_s / _SLOW else whole_s / steps
 
 
 def _walls(sessions: Sequence[Session]) -> list[Course | None]:

@@ -50,7 +50,9 @@ class EarlierRuns(Record, frozen=True, kw_only=True):
 
     Attributes:
         news: What became slower since the last runs; empty if nothing did, or if there are too few.
+        detectable: Factor by which steps must be slower to be found in 95 % of cases; None if there are too few runs.
     """
 
     runs: tuple[EarlierRun, ...]
     news: str = ""
+    detectable: float | None = None

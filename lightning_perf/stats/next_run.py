@@ -23,15 +23,20 @@ LAST_RUNS = 5
 
 MIN_RUNS = 3
 
-ALPHA = 0.004
-"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal:
-simulations have up to 1 % (docs/benchmarks/history.md)."""
+ALPHA = 0.0075
+"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal and
+Satterthwaite's degrees of freedom an approximation, so this is less than the 1 % that are promised."""
+
+POWER = 0.95
+"""Probability of finding a regression of the size that ``detectable`` returns."""
 
 _FIRST_LOOK = 0.9
 """Part of ``ALPHA`` for the first comparison. The noise between runs is the same in later ones, so they find little
 that the first does not."""
 
-_TRIM = 0.35
+_TRIM = 0.25
+"""Left out on both sides. If parts differ normally, the mean of the middle half is as precise as the mean of 84 % of
+them, the median as that of 64 %."""
 
 _MIN_PARTS = 4
 """Parts of a course that one level needs."""
@@ -42,7 +47,7 @@ of the level, then hides little."""
 
 _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 
-_PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
+PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
 """By degrees of freedom between runs. Satterthwaite's t is exceeded too often with few: more than twice as often as it
 should be with two, if levels are normal."""
 
@@ -69,16 +74,26 @@ def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
 
     There are at least ``MIN_RUNS`` earlier runs, oldest first.
     """
-    residuals = _residuals([_level(_logs(one)) for one in earlier])
-    between = float((residuals**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
+    deviation, df, part_of_alpha = _prediction(earlier, new)
+    return float(stdtrit(df, 1 - alpha * part_of_alpha)) * deviation
+
+
+def detectable(earlier: Sequence[Course], new: Course, alpha: float) -> float:
+    """Return the least increase of the log level that exceeds ``reach`` with probability ``POWER``."""
+    deviation, df, part_of_alpha = _prediction(earlier, new)
+    return float(stdtrit(df, 1 - alpha * part_of_alpha) + stdtrit(df, POWER)) * deviation
+
+
+def _prediction(earlier: Sequence[Course], new: Course) -> tuple[float, float, float]:
+    """Return the standard deviation of ``excess``, its degrees of freedom, and the part of alpha to use with them."""
+    errors = residuals([_level(_logs(one)) for one in earlier])
+    between = float((errors**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
     within, df = _within(earlier, len(new.step_s) * new.part_length)
-    variance, n = between + within, len(residuals)
+    variance, n = between + within, len(errors)
     if variance == 0:
-        return 0.0
-    if df:
-        alpha *= _PARTS_OF_ALPHA.get(n, 1.0)
+        return 0.0, n, 1.0
     whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / max(1, df))
-    return float(stdtrit(whole_df, 1 - alpha)) * math.sqrt(variance)
+    return math.sqrt(variance), whole_df, PARTS_OF_ALPHA.get(n, 1.0) if df else 1.0
 
 
 def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
@@ -103,19 +118,28 @@ def _logs(one: Course) -> NDArray[np.float64]:
 
 
 def _level(logs: NDArray[np.float64]) -> float:
-    """Return the mean of the middle 30 %: rare slow steps do not count."""
-    cut = int(_TRIM * len(logs))
-    return float(np.sort(logs)[cut : len(logs) - cut].mean())
+    """Return the mean of the middle half: other programs may slow some parts."""
+    return float(midmean(logs))
 
 
-def _residuals(logs: Sequence[float]) -> NDArray[np.float64]:
-    """Return the errors of predicting each run by the mean of up to ``LAST_RUNS`` before, scaled to one run's."""
+def midmean(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of the middle half of the last axis."""
+    n = logs.shape[-1]
+    cut = round(_TRIM * n)
+    return np.asarray(np.sort(logs)[..., cut : n - cut].mean(axis=-1))
+
+
+def residuals(logs: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the errors of predicting each run by the mean of up to ``LAST_RUNS`` before, scaled to one run's.
+
+    Runs are the first axis.
+    """
     found = []
     for i in range(1, len(logs)):
         before = logs[max(0, i - LAST_RUNS) : i]
         found.append((logs[i] - sum(before) / len(before)) / math.sqrt(1 + 1 / len(before)))
-    residuals = np.array(found)
-    if len(residuals) >= _MIN_TO_CLIP:
-        limit = _CLIP * float(np.median(np.abs(residuals)))
-        residuals = np.clip(residuals, -limit, limit) if limit else residuals
-    return residuals
+    errors = np.array(found)
+    if len(errors) >= _MIN_TO_CLIP:
+        limit = _CLIP * np.median(np.abs(errors), axis=0)
+        errors = np.where(limit > 0, np.clip(errors, -limit, limit), errors)
+    return errors

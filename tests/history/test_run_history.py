@@ -24,7 +24,7 @@ def test_news_name_the_phase_that_grew_and_what_changed(history_file: Path) -> N
     slow = run(9, slower=3.0, phase="data_wait", loader={"num_workers": 4})
     text = history.news(slow)
     assert text is not None
-    assert "18 % slower than your last 5 runs: data wait +" in text
+    assert " % slower than your last 5 runs: data wait +" in text
     assert text.endswith(" ms per step; since then num_workers 8 → 4")
 
 
@@ -80,6 +80,18 @@ def test_earlier_runs_end_with_this_one_and_name_its_changes(history_file: Path)
     assert found.runs[0].step_s == pytest.approx(0.05, rel=0.1)
     assert found.runs[0].phase_s["validation"] == pytest.approx(0.005, rel=0.1)
     assert found.news == ""
+    assert found.detectable is None
+
+
+@pytest.mark.parametrize(("n_runs", "is_known"), [(2, False), (5, True)])
+def test_earlier_runs_say_what_would_have_been_found_if_there_were_enough(
+    n_runs: int, is_known: bool, history_file: Path
+) -> None:
+    history = with_runs(history_file, n=n_runs)
+    assert history.news(run(9)) is None
+    found = history.earlier(run(9))
+    assert found is not None
+    assert (found.detectable is not None and 1.02 < found.detectable < 1.5) == is_known
 
 
 def test_there_are_no_earlier_runs_at_first_and_before_the_first_steps(history_file: Path) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lightning_perf.history.entry import reduced
-from lightning_perf.history.slower import _steps, slower_figures
-from lightning_perf.records import Session
+from lightning_perf.history.slower import _merged, _steps, detectable_factor, slower_figures
+from lightning_perf.records import Block, Session
 
 from .runs import run
 
@@ -31,6 +31,26 @@ def test_runs_of_different_length_are_compared_in_parts_of_equal_length() -> Non
     short, long = (reduced(run(i, n_epochs=n, steps_an_epoch=250)) for i, n in ((1, 1), (2, 4)))
     assert [each.steady.timeline[0].n_steps for each in (short, long) if each.steady is not None] == [4, 8]
     assert {each.part_length for each in _steps([short, long]) if each is not None} == {8}
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "slowest_s", "expected_s"), [(0.06, 0.2, 0.04), (0.06, 0.1, 0.06), (1.125, 9.001, 1.125)]
+)
+def test_a_slow_step_is_left_out_of_its_part_unless_rounding_leaves_nothing(
+    mean_s: float, slowest_s: float, expected_s: float
+) -> None:
+    usual = Block(first_step=0, n_steps=4, start_s=0.0, step_s=mean_s, max_step_s=slowest_s / 2, phases={})
+    slow = Block(first_step=4, n_steps=4, start_s=0.0, step_s=mean_s, max_step_s=slowest_s, phases={})
+    found = _merged([usual, slow], 8)
+    assert found is not None
+    assert found.step_s == pytest.approx([expected_s])
+
+
+def test_what_is_detectable_is_found() -> None:
+    factor = detectable_factor(runs(), run(9), 0.01)
+    assert factor is not None
+    assert "step" in slower_figures(runs(), run(9, slower=factor * 1.05), 0.01)
+    assert detectable_factor(runs(2), run(9), 0.01) is None
 
 
 def test_runs_without_steady_steps_do_not_count() -> None:

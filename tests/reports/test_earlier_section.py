@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from lightning_perf.records import Difference, Session
 from lightning_perf.reports.console import session_document, to_text
@@ -21,6 +22,16 @@ def test_section_has_the_news_and_each_run_with_what_changed() -> None:
     row = "2026-01-06 08:00:00 62.0 ms backward num_workers 8 → 4, commit aaaaaaa → bbbbbbb"
     assert " ".join(shown[2].split()) == row
     assert "### Earlier runs" in to_markdown(session())
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"), [(1.094, "a slowdown of 9.4 % or more would"), (2.5, "2.50x the time per step would")]
+)
+def test_section_without_news_says_what_would_have_been_found(factor: float, expected: str) -> None:
+    found = msgspec.structs.replace(session(), earlier=msgspec.structs.replace(earlier_runs(""), detectable=factor))
+    assert expected in to_text(session_document(found), width=120)
+    with_news = msgspec.structs.replace(session(), earlier=msgspec.structs.replace(earlier_runs(), detectable=factor))
+    assert expected not in to_text(session_document(with_news), width=120)
 
 
 def test_there_is_no_section_without_earlier_runs() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from lightning_perf.stats.next_run import ALPHA, Course, alpha_of, excess, reach
+from lightning_perf.stats.next_run import ALPHA, POWER, Course, alpha_of, detectable, excess, reach
 
 
 def runs(*levels: float, n: int = 1) -> list[Course]:
@@ -41,11 +41,20 @@ def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ(
     short, long = Course(noisy[0].step_s[:20], 8), noisy[0]
     between = (reach(noisy, long, 0.01) / t.ppf(0.99, n - 1)) ** 2
     parts = [np.log(run.step_s).reshape(5, 20) for run in noisy]
-    levels = np.array([[np.sort(part)[7:13].mean() for part in run] for run in parts])
+    levels = np.array([[np.sort(part)[5:15].mean() for part in run] for run in parts])
     within = levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5)
     df = (between + within) ** 2 / (between**2 / (n - 1) + within**2 / (4 * n))
     expected = t.ppf(1 - 0.01 * part_of_alpha, df) * math.sqrt(between + within)
     assert reach(noisy, short, 0.01) == pytest.approx(expected)
+
+
+def test_an_increase_that_is_detectable_is_found_in_95_percent() -> None:
+    rng = np.random.default_rng(4)
+    found = [
+        excess(earlier, new) + detectable(earlier, new, 0.01) > reach(earlier, new, 0.01)
+        for *earlier, new in (runs(*rng.normal(0, 0.03, 6)) for _ in range(1500))
+    ]
+    assert np.mean(found) == pytest.approx(POWER, abs=0.02)
 
 
 def test_equal_earlier_runs_have_no_reach() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lightning_perf.records import EarlierRun, Session
 from lightning_perf.reports.cells import Column, Rows, number, seconds
 from lightning_perf.reports.document import AnyPart, Figure, note, table
-from lightning_perf.reports.wording import line, phase_name
+from lightning_perf.reports.wording import line, phase_name, share, times
 
 _MAX_CHANGES = 3
 
@@ -14,7 +14,11 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     """Yield the earlier runs, newest first; nothing without any."""
     if session.earlier is None:
         return
-    yield note(session.earlier.news, "strong")
+    news, factor = session.earlier.news, session.earlier.detectable
+    yield note(news, "strong")
+    if factor is not None and not news:
+        least = f"a slowdown of {share(factor - 1)} or more" if factor < 2 else f"{times(factor)} the time per step"
+        yield note(f"no slower than earlier runs as far as can be seen: {least} would be found in 95 % of cases")
     yield Figure("earlier_runs", "Time per step over the runs")
     runs = session.earlier.runs[::-1]
     rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),

@@ -1,0 +1,184 @@
+"""Simulated sequences of runs: how often runs of the same training are called slower, and regressions are found.
+
+All sequences of a row are computed at once, with the levels of ``stats.next_run`` and its formulas for arrays;
+``_check`` compares them with what it says of single sequences.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+from scipy.special import stdtrit
+
+from lightning_perf.history.run_history import MIN_STEPS
+from lightning_perf.stats import next_run
+from lightning_perf.stats.comparison import BAND
+from lightning_perf.stats.next_run import LAST_RUNS, Course, alpha_of, excess, midmean, reach
+
+Array = NDArray[np.float64]
+
+N_POOL, RUN_STEPS, EPOCH_STEPS, PART = 8000, 1000, 200, 8
+"""Runs that sequences draw from, steps of a run and of an epoch, and steps of a part, as in ``history.slower``."""
+
+LOOKS = (MIN_STEPS, 2 * MIN_STEPS, 4 * MIN_STEPS)
+"""Steps at which a run is compared."""
+
+N_EARLIER = (3, 5, 10, 20)
+SLOW_SHARE, SLOW_FACTOR = 0.01, 5.0
+BEST_ALPHA = 0.01
+"""False alarms of the best possible test."""
+
+DISTURBED = 1.15
+N_CHECKED = 20
+
+NOISES: dict[str, dict[str, Any]] = {
+    "runs differ by 0.5 %": {"between": 0.005},
+    "runs differ by 1 %": {"between": 0.01},
+    "runs differ by 2 %": {"between": 0.02},
+    "runs differ by 3 %": {"between": 0.03},
+    "runs differ by 1 %, steps by 3 %": {"between": 0.01, "within": 0.03},
+    "runs differ by 1 % and drift by 1 %": {"between": 0.01, "drift": 0.01},
+    "runs differ by 1 %, one in twenty by 15 % more": {"between": 0.01, "disturbed": 0.05},
+    "runs differ by 1 %, steps by 30 %, correlated by 0.9": {"between": 0.01, "within": 0.3, "phi": 0.9},
+}
+"""Standard deviations. A drift is that of an AR(1) process over the runs, with a correlation of 0.8."""
+
+
+def section(n: int) -> str:
+    """Return the part of the page on ``n`` simulated sequences per row."""
+    table = "\n".join(
+        f"| {name} | {n_earlier} | {' | '.join(f'{share:.1%}' for share in shares)} | {best(n_earlier, **noise)} |"
+        for row, (name, noise) in enumerate(NOISES.items())
+        for n_earlier, shares in zip(N_EARLIER, _rates(n, row, noise), strict=True)
+    )
+    clean = (1 - NOISES["runs differ by 1 %, one in twenty by 15 % more"]["disturbed"]) ** np.array(N_EARLIER)
+    least = ", ".join(f"{0.95 * 0.05 * share:.1%}" for share in clean)
+    return f"""## False alarms, and regressions found
+
+Runs have {RUN_STEPS // EPOCH_STEPS} epochs of {EPOCH_STEPS} steps, and each is compared with those before it by its
+time per step. Steps differ by 10 % unless stated otherwise, with a correlation of 0.6, and one in a hundred takes five
+times as long. *False alarms*: runs of the same training that are called slower at {LOOKS[0]}, {LOOKS[1]} or {LOOKS[2]}
+steps. Then the regressions of 10 % that are found at {LOOKS[0]} steps and by {LOOKS[2]} steps, and those of 20 % at
+{LOOKS[0]} steps. *Best possible*: regressions of 10 % that a test finds at {LOOKS[0]} steps which knows all standard
+deviations, has {BEST_ALPHA:.0%} false alarms at this one comparison, and sees no slow steps. A share of 1 % of
+{n:,} sequences has a standard error of {math.sqrt(0.01 * 0.99 / n):.2%}.
+
+| noise | earlier runs | false alarms | 10 % found | by 800 steps | 20 % found | best possible, 10 % |
+|:--|--:|--:|--:|--:|--:|--:|
+{table}
+
+A run that is 15 % slower because another program disturbs it counts as a false alarm here, although nothing in its
+times differs from a regression. As long as no earlier run was disturbed, its sequence is one of the row *runs differ
+by 1 %* with a planted regression. So a test that finds 95 % of regressions of 15 % there calls at least
+0.95 · 0.05 · 0.95ⁿ of the runs of that row slower: with {", ".join(map(str, N_EARLIER[:-1]))} and {N_EARLIER[-1]}
+earlier runs {least}."""
+
+
+class _Pool(NamedTuple):
+    """Runs without differences between runs, by run: log levels, and squares of the levels of parts within runs."""
+
+    whole: Array
+    started: list[Array]
+    squares: list[Array]
+    dfs: list[int]
+    parts: Array
+
+
+def _pool(within: float = 0.1, phi: float = 0.6) -> _Pool:
+    rng = np.random.default_rng(1)
+    n_epochs = RUN_STEPS // EPOCH_STEPS
+    parts = np.concatenate([_parts(rng, 1000, n_epochs, within, phi) for _ in range(N_POOL // 1000)])
+    started, squares, dfs = [], [], []
+    for steps in LOOKS:
+        n = max(2, RUN_STEPS // steps)
+        size = parts.shape[1] // n
+        levels = midmean(parts[:, : n * size].reshape(N_POOL, n, size))
+        started.append(midmean(parts[:, : steps // PART]))
+        squares.append(levels.var(axis=1) * n * (RUN_STEPS / n / steps))
+        dfs.append(n - 1)
+    return _Pool(midmean(parts), started, squares, dfs, parts)
+
+
+def _parts(rng: np.random.Generator, n: int, n_epochs: int, within: float, phi: float) -> Array:
+    """Return the log times per step of parts of runs, without the slowest step if it is slow, shape (runs, parts)."""
+    shocks = math.sqrt(1 - phi**2) * rng.standard_normal((n, n_epochs, EPOCH_STEPS))
+    series, _ = lfilter([1.0], [1.0, -phi], shocks, zi=phi * rng.standard_normal((n, n_epochs, 1)))
+    steps = np.exp(within * series)
+    steps[rng.random(steps.shape) < SLOW_SHARE] *= SLOW_FACTOR
+    steps = steps.reshape(n, -1, PART)
+    slowest = steps.max(axis=2)
+    others = (steps.sum(axis=2) - slowest) / (PART - 1)
+    return np.log(np.where(slowest > 3 * others, others, steps.mean(axis=2)))
+
+
+def _rates(n: int, row: int, noise: dict[str, Any]) -> list[list[float]]:
+    """Return the shares of one noise for each number of earlier runs."""
+    noise, rng = dict(noise), np.random.default_rng(row)
+    between, drift, disturbed = noise.pop("between"), noise.pop("drift", 0.0), noise.pop("disturbed", 0.0)
+    pool, found = _pool(**noise), []
+    for n_earlier in N_EARLIER:
+        which = rng.integers(N_POOL, size=(n_earlier + 1, n))
+        shift = between * rng.standard_normal(which.shape) + _drifting(rng, n_earlier + 1, n, drift)
+        shift += math.log(DISTURBED) * (rng.random(which.shape) < disturbed)
+        margins = [_margin(pool, look, which, shift) for look in range(len(LOOKS))]
+        _check(pool, which, shift, margins[0])
+        ten, twenty = math.log(1.1), math.log(1.2)
+        worst = np.max(margins, axis=0)
+        cases = (worst > 0, margins[0] + ten > 0, worst + ten > 0, margins[0] + twenty > 0)
+        found.append([float(np.mean(each)) for each in cases])
+    return found
+
+
+def _drifting(rng: np.random.Generator, n_runs: int, n: int, sd: float) -> Array:
+    values = [sd * rng.standard_normal(n)]
+    for _ in range(n_runs - 1):
+        values.append(0.8 * values[-1] + 0.6 * sd * rng.standard_normal(n))
+    return np.array(values)
+
+
+def _margin(pool: _Pool, look: int, which: NDArray[np.int64], shift: Array) -> Array:
+    """Return by how much each sequence's new run exceeds what is called slower."""
+    levels = pool.whole[which[:-1]] + shift[:-1]
+    n_runs, n_last, own = len(levels), min(LAST_RUNS, len(levels)), LOOKS[look] / RUN_STEPS
+    by = pool.started[look][which[-1]] + shift[-1] - levels[-LAST_RUNS:].mean(axis=0)
+    between = (next_run.residuals(levels) ** 2).mean(axis=0) * (1 + 1 / n_last)
+    df = pool.dfs[look] * n_runs
+    within = pool.squares[look][which[:-1]].sum(axis=0) / df * (1 - own)
+    variance, n = between + within, n_runs - 1
+    whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / df)
+    alpha = alpha_of(look) * next_run.PARTS_OF_ALPHA.get(n, 1.0)
+    return np.asarray(by - np.maximum(math.log1p(BAND), stdtrit(whole_df, 1 - alpha) * np.sqrt(variance)))
+
+
+def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, margins: Array) -> None:
+    """Compare some sequences with the functions that compare a run with earlier ones."""
+    for i in range(N_CHECKED):
+        parts = pool.parts[which[:, i]] + shift[:, i, None]
+        runs = [Course(each, PART) for each in np.exp(parts).tolist()]
+        new = Course(runs[-1].step_s[: LOOKS[0] // PART], PART)
+        limit = max(math.log1p(BAND), reach(runs[:-1], new, alpha_of(0)))
+        np.testing.assert_allclose(margins[i], excess(runs[:-1], new) - limit, atol=1e-9)
+
+
+def best(
+    n_earlier: int, *, between: float, within: float = 0.1, phi: float = 0.6, drift: float = 0.0, disturbed: float = 0.0
+) -> str:
+    """Return the power of the best test at 200 steps: all covariances of the runs are known, only their mean is not."""
+    if disturbed:  # such a run is no different from a regression
+        return "–"
+    of_step = within**2 * (1 + phi) / (1 - phi)
+    at = np.arange(n_earlier + 1)
+    covariance = drift**2 * 0.8 ** np.abs(at[:, None] - at)
+    covariance += np.diag(between**2 + of_step / np.where(at < n_earlier, RUN_STEPS, MIN_STEPS))
+    # Variance of the best linear unbiased prediction of the last run (kriging with unknown mean).
+    base, cross = covariance[:-1, :-1], covariance[:-1, -1]
+    inverse, ones = np.linalg.inv(base), np.ones(n_earlier)
+    mean = (1 - ones @ inverse @ cross) ** 2 / (ones @ inverse @ ones)
+    sd = math.sqrt(covariance[-1, -1] - cross @ inverse @ cross + mean)
+    normal = statistics.NormalDist()
+    return f"{normal.cdf(math.log(1.1) / sd - normal.inv_cdf(1 - BEST_ALPHA)):.1%}"
