@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from case import Case
 
 from lightning_perf import load
 from lightning_perf.records import SESSION_FILE, Session
+from lightning_perf.treatments.specs import parse
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
 
@@ -39,6 +41,10 @@ DOCTOR = {"schedule": [20, 2, 5, 1], "probe_data": True, "reports": ["json"]}
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 HEAP = {_M_TRIM_THRESHOLD: 2**30, _M_MMAP_MAX: 0}
 HEAP_VARIABLES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_MAX_": "0"}
+
+MORE_EPOCHS = 4
+"""Factor of the epochs of a run whose fix acts between steps. Most cases have four: the first does not count, and a fix
+may validate after every fourth only."""
 
 ENDLESS = 10**9  # steps: a timed training runs to its own end
 PATIENCE_S = 120.0
@@ -72,6 +78,11 @@ class Order(NamedTuple):
     treatments: tuple[str, ...] = ()
     with_fabric: bool = False
     doctor: dict[str, Any] = {}
+
+    @property
+    def acts_between_steps(self) -> bool:
+        """Whether the fix changes epochs, validation or checkpoints, so that only whole epochs show what it gains."""
+        return any(parse(text).treatment.acts_on == "loop" for text in self.treatments)
 
 
 class Ended(NamedTuple):
@@ -146,7 +157,8 @@ class _Running:
         self._code: int | None = None
         script = self._home / order.case.script.name
         is_changed = order.is_fixed and not order.treatments
-        script.write_text(order.case.fixed_script() if is_changed else order.case.script.read_text(encoding="utf-8"))
+        text = order.case.fixed_script() if is_changed else order.case.script.read_text(encoding="utf-8")
+        script.write_text(with_more_epochs(text) if order.acts_between_steps else text)
         job = _job(order, self._home / "job")
         cache = {"XDG_CACHE_HOME": str(self._home / "cache")}
         environment = {**environment_for(job, job.write()), **HEAP_VARIABLES, **cache}
@@ -189,6 +201,11 @@ class _Running:
         wall_s = time.monotonic() - self._started_s
         self._folder.cleanup()
         return Ended(self.order, session, result, error, wall_s)
+
+
+def with_more_epochs(script: str) -> str:
+    """Return the script with ``MORE_EPOCHS`` times as many epochs."""
+    return re.sub(r"\bmax_epochs=(\d+)", lambda found: f"max_epochs={MORE_EPOCHS * int(found[1])}", script)
 
 
 def _job(order: Order, folder: Path) -> Job:
