@@ -46,6 +46,7 @@ MORE_EPOCHS = 4
 """Factor of the epochs of a run whose fix acts between steps. Most cases have four: the first does not count, and a fix
 may validate after every fourth only."""
 
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 ENDLESS = 10**9  # steps: a timed training runs to its own end
 PATIENCE_S = 120.0
 PRELOADED = (
@@ -172,6 +173,7 @@ class _Running:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             ).pid
         else:
             self._pid = os.fork()
@@ -203,6 +205,11 @@ class _Running:
         return Ended(self.order, session, result, error, wall_s)
 
 
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the one that runs the clinic ends, e.g. by SIGKILL."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+
+
 def with_more_epochs(script: str) -> str:
     """Return the script with ``MORE_EPOCHS`` times as many epochs."""
     return re.sub(r"\bmax_epochs=(\d+)", lambda found: f"max_epochs={MORE_EPOCHS * int(found[1])}", script)
@@ -223,6 +230,7 @@ def _operate(
     code = 1
     try:
         os.setsid()
+        _end_with_parent()
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(environment)
