@@ -22,6 +22,7 @@ import case as clinic_case  # noqa: E402
 import orders  # noqa: E402
 import page  # noqa: E402
 import results  # noqa: E402
+import runs  # noqa: E402
 import score  # noqa: E402
 from runs import Ended, Order  # noqa: E402
 
@@ -223,6 +224,17 @@ def test_measured_gain_goes_by_whole_epochs_when_both_have_them() -> None:
     assert score.measured_gain([old, timed(CASE, 0.5, is_fixed=True, wall_s=1.0)]) == pytest.approx(3.0)
     assert score.measured_gain([old, timed(CASE, 0.5, is_fixed=True)]) == pytest.approx(2.0)
     assert score.measured_gain([old]) is None
+
+
+def test_measured_gain_needs_whole_epochs_when_the_fix_acts_between_steps() -> None:
+    fix = {"code": "PD601", "treatments": ("val-less-often=4",)}
+    old = timed(CASE, 1.0, is_fixed=False, wall_s=3.0, **fix)
+    assert score.measured_gain([old, timed(CASE, 1.0, is_fixed=True, wall_s=2.0, **fix)]) == pytest.approx(1.5)
+    assert score.measured_gain([old, timed(CASE, 1.0, is_fixed=True, **fix)]) is None
+
+
+def test_script_trains_for_more_epochs_when_whole_epochs_are_timed() -> None:
+    assert runs.with_more_epochs("Trainer(max_epochs=4, devices=4)") == "Trainer(max_epochs=16, devices=4)"
 
 
 def test_fix_of_a_finding_is_measured_apart_from_the_fix_of_the_case() -> None:

@@ -35,7 +35,8 @@ tuned on the half *tune* only.
 - *Promises*: measured speedups in the promised interval. *Broken*: below its lower end, or below 1.0. *Width*: median
   of upper ÷ lower end.
 - *Measured*: time per step with the fault ÷ without it, medians of blocks, both without PerfDoctor, in turns, in
-  processes that keep the memory that they free.
+  processes that keep the memory that they free. Where a fix acts between steps, over whole epochs of a run with more of
+  them.
 
 Each run is a first run, with nothing in its cache. *Cap* says which abilities of the CPU were switched off. Shares are
 given with Wilson's 95 % interval. All results are in [clinic.json](clinic.json).

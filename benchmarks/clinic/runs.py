@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from case import Case
 
 from lightning_perf import load
 from lightning_perf.records import SESSION_FILE, Session
+from lightning_perf.treatments.specs import parse
 from lightning_perf.trials.inside import enter
 from lightning_perf.trials.job import Job, Result, environment_for, read_result
 
@@ -40,6 +42,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 HEAP = {_M_TRIM_THRESHOLD: 2**30, _M_MMAP_MAX: 0}
 HEAP_VARIABLES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_MAX_": "0"}
 
+MORE_EPOCHS = 4
+"""Factor of the epochs of a run whose fix acts between steps. Most cases have four: the first does not count, and a fix
+may validate after every fourth only."""
+
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 ENDLESS = 10**9  # steps: a timed training runs to its own end
 PATIENCE_S = 120.0
 PRELOADED = (
@@ -72,6 +79,11 @@ class Order(NamedTuple):
     treatments: tuple[str, ...] = ()
     with_fabric: bool = False
     doctor: dict[str, Any] = {}
+
+    @property
+    def acts_between_steps(self) -> bool:
+        """Whether the fix changes epochs, validation or checkpoints, so that only whole epochs show what it gains."""
+        return any(parse(text).treatment.acts_on == "loop" for text in self.treatments)
 
 
 class Ended(NamedTuple):
@@ -146,7 +158,8 @@ class _Running:
         self._code: int | None = None
         script = self._home / order.case.script.name
         is_changed = order.is_fixed and not order.treatments
-        script.write_text(order.case.fixed_script() if is_changed else order.case.script.read_text(encoding="utf-8"))
+        text = order.case.fixed_script() if is_changed else order.case.script.read_text(encoding="utf-8")
+        script.write_text(with_more_epochs(text) if order.acts_between_steps else text)
         job = _job(order, self._home / "job")
         cache = {"XDG_CACHE_HOME": str(self._home / "cache")}
         environment = {**environment_for(job, job.write()), **HEAP_VARIABLES, **cache}
@@ -160,6 +173,7 @@ class _Running:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             ).pid
         else:
             self._pid = os.fork()
@@ -191,6 +205,16 @@ class _Running:
         return Ended(self.order, session, result, error, wall_s)
 
 
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the one that runs the clinic ends, e.g. by SIGKILL."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+
+
+def with_more_epochs(script: str) -> str:
+    """Return the script with ``MORE_EPOCHS`` times as many epochs."""
+    return re.sub(r"\bmax_epochs=(\d+)", lambda found: f"max_epochs={MORE_EPOCHS * int(found[1])}", script)
+
+
 def _job(order: Order, folder: Path) -> Job:
     specs = (order.treatments or order.case.treatments) if order.is_fixed else ()
     if order.mode == "run":
@@ -206,6 +230,7 @@ def _operate(
     code = 1
     try:
         os.setsid()
+        _end_with_parent()
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(environment)

@@ -282,12 +282,16 @@ def outcome_of(case: Case, ended: Ended, timed: Sequence[Ended], fixes: Sequence
 
 
 def measured_gain(timed: Sequence[Ended]) -> float | None:
-    """Return the time per step before ÷ after: over whole epochs where both have them, else over usual steps."""
+    """Return the time per step before ÷ after: over whole epochs where both have them, else over usual steps.
+
+    None without either, and where a fix acts between steps and whole epochs are missing.
+    """
     results = {
         is_fixed: [end.result for end in timed if end.order.is_fixed is is_fixed and end.result is not None]
         for is_fixed in (False, True)
     }
-    for blocks in (_epoch_blocks, _step_blocks):
+    needs_epochs = any(end.order.acts_between_steps for end in timed)
+    for blocks in (_epoch_blocks,) if needs_epochs else (_epoch_blocks, _step_blocks):
         old, new = ([value for result in results[key] for value in blocks(result)] for key in (False, True))
         if old and new:
             return median(old) / median(new)
