@@ -84,7 +84,7 @@ class Arm(Record, frozen=True, kw_only=True):
         compile_s: Seconds by which torch.compile takes longer than in the baseline, in the slowest run: later ones may
             find compiled code in torch's cache.
         pays_after_steps: Optimizer steps of the baseline after which the speedup has saved ``compile_s``; None without
-            compile time or speedup.
+            compile time, or if the arm is not ``improved``.
     """
 
     id: str

@@ -108,7 +108,7 @@ def _arm(id_: str, done: list[ArmRun], band: float, predicted: Mapping[str, Gain
         loss=loss,
         repeats_needed=comparison.repeats_needed if comparison and verdict == "inconclusive" else None,
         compile_s=compile_s,
-        pays_after_steps=math.ceil(compile_s / saved_s) if compile_s and saved_s > 0 else None,
+        pays_after_steps=math.ceil(compile_s / saved_s) if compile_s and verdict == "improved" and saved_s else None,
     )
 
 

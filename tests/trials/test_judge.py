@@ -149,6 +149,8 @@ def test_compile_time_pays_after_the_steps_that_save_it() -> None:
     arm = judge(runs).arm("compile")
     assert arm.compile_s == 30.0
     assert arm.pays_after_steps == pytest.approx(400, rel=0.05)
+    hardly_faster = stage(STEADY) + [run("compile", 0.0999, i, 6 + i, compile_s=30.0) for i in range(3)]
+    assert judge(hardly_faster).arm("compile").pays_after_steps is None
     compiled = [msgspec.structs.replace(r, compile_s=r.compile_s if r.arm == "compile" else 2.0) for r in runs]
     assert judge(compiled).arm("compile").compile_s == 28.0
     about_as_long = [msgspec.structs.replace(r, compile_s=3.0 if r.arm == "compile" else 2.0) for r in runs]
