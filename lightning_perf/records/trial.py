@@ -37,6 +37,7 @@ class ArmRun(Record, frozen=True, kw_only=True):
         peak_device_bytes: Peak of device memory; None on a CPU.
         peak_host_bytes: Peak resident memory of the process of rank 0, plus that of its loader workers at the end;
             None if it was not read.
+        compile_s: Seconds that torch.compile took.
         losses: The loss of every ``loss_every`` th batch, from the first on.
         loss_every: Batches between two losses.
         log: File with the output of the process, relative to the trial's folder.
@@ -57,6 +58,7 @@ class ArmRun(Record, frozen=True, kw_only=True):
     stage: int = 0
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
+    compile_s: float = 0.0
     losses: tuple[float, ...] = ()
     loss_every: int = 1
     wall_s: float = 0.0
@@ -79,6 +81,10 @@ class Arm(Record, frozen=True, kw_only=True):
         peak_bytes: Median peak memory of its runs: of the device, or of the host on a CPU.
         loss: Whether its losses agree with those of the baseline.
         repeats_needed: Further repeats that would probably decide an inconclusive verdict; otherwise None.
+        compile_s: Seconds by which torch.compile takes longer than in the baseline, in the slowest run: later ones may
+            find compiled code in torch's cache.
+        pays_after_steps: Optimizer steps of the baseline after which the speedup has saved ``compile_s``; None without
+            compile time, or if the arm is not ``improved``.
     """
 
     id: str
@@ -93,6 +99,8 @@ class Arm(Record, frozen=True, kw_only=True):
     peak_bytes: int | None = None
     loss: LossVerdict = "unknown"
     repeats_needed: int | None = None
+    compile_s: float = 0.0
+    pays_after_steps: int | None = None
 
 
 class Rung(Record, frozen=True, kw_only=True):
@@ -156,6 +164,7 @@ class Trial(Record, frozen=True, kw_only=True):
         not_tried: Why a treatment was not tried, by treatment.
         basis: ``steps``: times are of optimizer steps only. ``wall``: of whole epochs, including validation,
             checkpoints and other time between steps, because some treatments act there.
+        planned_steps: Optimizer steps of the whole training; None if unknown.
         lightning_cost: Result of the arm ``bare-loop``; None if it was not tried, or has no figure.
     """
 
@@ -179,6 +188,7 @@ class Trial(Record, frozen=True, kw_only=True):
     yaml: str = ""
     not_tried: dict[str, str] = {}
     basis: Literal["steps", "wall"] = "steps"
+    planned_steps: int | None = None
     lightning_cost: LightningCost | None = None
 
     def __repr__(self) -> str:

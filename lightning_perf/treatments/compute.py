@@ -334,4 +334,62 @@ def _unfused(
     return {**content, "state": state, "param_groups": [*old, *content["param_groups"][len(old) :]]}
 
 
-TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), DeterministicOff(), FlushDenormal(), FusedOptimizer())
+class FusedAttention(Treatment):
+    id = "fused-attention"
+    safety = "numerics"
+    summary = "computes the attention of Hugging Face models with scaled_dot_product_attention"
+    when = (
+        'Helps models built with `attn_implementation="eager"`: attention scores are not written to memory. On a CPU '
+        "there is no fused kernel with dropout. Attention of your own is refused, because it is not known if its "
+        "weights are used; for `nn.MultiheadAttention`, pass `need_weights=False` if they are not."
+    )
+
+    def applies_to(self, session: Session) -> str | None:
+        model = session.settings.model
+        return "torch.compile would compile the model again" if model is not None and model.is_compiled else None
+
+    def statements(self, value: Any) -> str:
+        return 'model.set_attn_implementation("sdpa")  # or from_pretrained(..., attn_implementation="sdpa")'
+
+    def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
+        require_uncompiled(self.id, module)
+        models = [one for one in module.modules() if any(c.__name__ == "PreTrainedModel" for c in type(one).__mro__)]
+        eager = [one for one in models if _attention(one.config) == "eager"]
+        if not eager:
+            raise TreatmentError(
+                f'{self.id} expected a Hugging Face model with attn_implementation="eager"; elsewhere, write '
+                "scaled_dot_product_attention yourself, or need_weights=False for nn.MultiheadAttention"
+            )
+        configs = {id(one.config): one.config for one in models}.values()  # outer ones first: they set inner ones too
+        undos.note(partial(_restore_attention, [(one, _attention(one)) for one in configs]))
+        for model in eager:
+            name = type(model).__name__
+            if getattr(model.config, "output_attentions", False):
+                raise TreatmentError(f"{name} returns attention weights (output_attentions), which fused kernels lack")
+            try:
+                if hasattr(model, "set_attn_implementation"):  # older versions choose when they build the model
+                    model.set_attn_implementation("sdpa")
+            except (ImportError, ValueError) as error:
+                raise TreatmentError(f"{name} has no fused attention: {error}") from error
+            if _attention(model.config) != "sdpa":
+                raise TreatmentError(f"{name} of this version of transformers cannot change its attention once built")
+
+
+def _attention(config: Any) -> Any:
+    return getattr(config, "_attn_implementation", None)
+
+
+def _restore_attention(before: list[tuple[Any, Any]]) -> None:
+    for config, implementation in before:
+        config._attn_implementation = implementation
+
+
+TREATMENTS = (
+    Accumulate(),
+    ChannelsLast(),
+    CudnnBenchmark(),
+    DeterministicOff(),
+    FlushDenormal(),
+    FusedAttention(),
+    FusedOptimizer(),
+)

@@ -74,6 +74,7 @@ class Result(Record, frozen=True, kw_only=True):
         usual_step_s: Median of the later half of the timed steps, steady or not; None without any.
         train_s: From the start of the first batch to the end of the last.
         epochs: Epochs that ended.
+        planned_steps: Optimizer steps of the whole training; None if unknown.
         is_whole: Whether training reached its own end.
         missing: Why figures are missing: ``block_means_s``.
         data: Result of the mode ``data``.
@@ -91,11 +92,13 @@ class Result(Record, frozen=True, kw_only=True):
     batches_per_step: int = 1
     peak_device_bytes: int | None = None
     peak_host_bytes: int | None = None
+    compile_s: float = 0.0
     losses: tuple[float, ...] = ()
     loss_every: int = 1
     usual_step_s: float | None = None
     train_s: float = 0.0
     epochs: int = 0
+    planned_steps: int | None = None
     world_size: int = 1
     samples_per_step: float | None = None
     is_whole: bool = False

@@ -1,5 +1,6 @@
 """Judge the arms of a trial by their runs: speed against the baseline, losses and memory."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from statistics import median
@@ -89,20 +90,35 @@ def _arm(id_: str, done: list[ArmRun], band: float, predicted: Mapping[str, Gain
     if treatments and not is_failed:
         baseline = [run for run in done if run.arm in (BASELINE, AGAIN) and run.status == "ok"]
         loss = loss_parity([run for run in own if run.status == "ok"], baseline, least_safe)
+    compile_s = _compile_s(done, id_)
+    speedup = comparison.speedup if comparison and not is_failed else None
+    base_s = step_interval([run.block_means_s for run in done if run.arm == BASELINE and run.block_means_s])
+    saved_s = base_s.value * (1 - 1 / speedup.value) if base_s is not None and speedup is not None else 0.0
     return Arm(
         id=id_,
         treatments=treatments,
         safety=least_safe,
         verdict=verdict,
         reason=reason,
-        speedup=comparison.speedup if comparison and not is_failed else None,
+        speedup=speedup,
         p_value=comparison.p_value if comparison and not is_failed else None,
         step_s=None if is_failed else step_interval([run.block_means_s for run in own if run.block_means_s]),
         predicted=predicted.get(id_),
         peak_bytes=_peak(own),
         loss=loss,
         repeats_needed=comparison.repeats_needed if comparison and verdict == "inconclusive" else None,
+        compile_s=compile_s,
+        pays_after_steps=math.ceil(compile_s / saved_s) if compile_s and verdict == "improved" and saved_s else None,
     )
+
+
+def _compile_s(done: Sequence[ArmRun], arm: str) -> float:
+    """Return the seconds by which an arm's slowest run compiled longer than the baseline's.
+
+    If the baseline compiles too, a difference smaller than its own time counts as noise.
+    """
+    ours, theirs = (max((run.compile_s for run in done if run.arm == one), default=0.0) for one in (arm, BASELINE))
+    return ours - theirs if ours > 2 * theirs else 0.0
 
 
 def _safety(treatment: str, safety: Mapping[str, Safety]) -> Safety:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from lightning_perf.records import ArmRun, ArmVerdict, Interval, Rung
-from lightning_perf.stats.verdicts import ArmComparison
+from lightning_perf.stats.estimates import step_interval
+from lightning_perf.stats.verdicts import ArmComparison, classify
 
 from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
 from .judge import BASELINE, SEARCH, Judgement, compare_arms
@@ -40,7 +41,7 @@ class LadderSearch:
             if self._unfit(candidate):
                 return 2, 0.0
             if arm.verdict == "improved" and arm.speedup is not None:
-                return 0, -arm.speedup.value
+                return 0, -self._whole(arm.speedup, arm.id, self._alone[BASELINE].step_s).value
             return 1, -candidate.predicted.high if candidate.predicted is not None else 0.0
 
         return sorted(candidates, key=rank)
@@ -115,6 +116,9 @@ class LadderSearch:
             self.rungs.append(self._rung(candidate, id_, "failed", False, None, reason))
             return
         reason = "" if step.call == "improved" else _why_not(step)
+        if not reason:
+            step_s = step_interval([run.block_means_s for run in own if run.arm == below and run.block_means_s])
+            reason = self._unpaid(step.speedup, candidate.treatment, step_s)
         if arm.loss == "diverged":
             reason = "its losses differ from the baseline's"
         if not reason:
@@ -131,7 +135,30 @@ class LadderSearch:
             return "slower alone"
         if candidate.safety not in self._plan.allow:
             return "changes the training itself, so it was measured alone only"
-        return "its losses differ from the baseline's" if arm.loss == "diverged" else ""
+        unpaid = self._unpaid(arm.speedup, arm.id, self._alone[BASELINE].step_s) if arm.verdict == "improved" else ""
+        return unpaid or ("its losses differ from the baseline's" if arm.loss == "diverged" else "")
+
+    def _whole(self, speedup: Interval, treatment: str, step_s: Interval | None) -> Interval:
+        """Return the speedup over all planned steps of ``step_s`` each, with the time to compile the treatment."""
+        arm, n_steps = self._alone.get(treatment), self._plan.planned_steps
+        if arm is None or not arm.compile_s or n_steps is None or step_s is None:
+            return speedup
+        before_s = n_steps * step_s.value
+        low, value, high = (
+            before_s / (before_s / one + arm.compile_s) for one in (speedup.low, speedup.value, speedup.high)
+        )
+        return Interval(value=value, low=low, high=high)
+
+    def _unpaid(self, speedup: Interval | None, treatment: str, step_s: Interval | None) -> str:
+        """Return why compiling does not pay within the planned steps; empty if it does or nothing was compiled."""
+        if speedup is None or (whole := self._whole(speedup, treatment, step_s)) == speedup:
+            return ""
+        if classify(whole, self._judgement.noise_band) == "improved":
+            return ""
+        return (
+            f"compiling takes {self._alone[treatment].compile_s:.1f} s: {whole.value:.2f}x over the "
+            f"{self._plan.planned_steps:,} planned steps, {speedup.value:.2f}x per step"
+        )
 
     def _rung(
         self, candidate: Candidate, id_: str, verdict: ArmVerdict, is_kept: bool, gain: Interval | None, reason: str

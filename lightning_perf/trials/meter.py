@@ -15,6 +15,7 @@ import torch
 
 from lightning_perf import seams
 from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.probes.compiler import dynamo
 from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.plain import size_reader
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
@@ -42,6 +43,7 @@ class MeterHooks:
         self.finish = finish
         self.outputs: Any = None
         self.is_done = False
+        self._compiled_before_s = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -71,6 +73,7 @@ class MeterHooks:
         return self.n_batches > 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._compiled_before_s = _compile_s()
         if self.outputs is not None:
             self.outputs.redirect(trainer)
             self.outputs.guard_checkpoints(trainer)
@@ -258,12 +261,14 @@ class MeterHooks:
             batches_per_step=max(1, round(self.n_batches / max(1, self.n_steps))),
             peak_device_bytes=int(torch.cuda.max_memory_allocated(self._device)) if is_cuda else None,
             peak_host_bytes=_peak_host_bytes(),
+            compile_s=max(0.0, _compile_s() - self._compiled_before_s),
             losses=tuple(value for value in self._losses if math.isfinite(value)),
             loss_every=self._loss_every,
             usual_step_s=statistics.median(self.step_ns[len(self.step_ns) // 2 :]) / 1e9 if self.step_ns else None,
             train_s=(self._ended_ns - self._started_ns) / 1e9,
             epochs=self.n_epochs,
             world_size=world_size,
+            planned_steps=_planned_steps(trainer),
         )
 
     def _wall_blocks(self, period: int) -> tuple[float, ...]:
@@ -292,6 +297,22 @@ def _epochs_between_validations(trainer: Any) -> int:
     if not isinstance(interval, int) or not isinstance(n_batches, int) or n_batches < 1:
         return 1
     return math.lcm(interval, n_batches) // n_batches
+
+
+def _compile_s() -> float:
+    """Return the seconds that torch.compile took so far in this process, forward and backward."""
+    spent = getattr(dynamo("utils"), "calculate_time_spent", None)
+    return float(spent().get("total_wall_time", 0.0)) if spent is not None else 0.0
+
+
+def _planned_steps(trainer: Any) -> int | None:
+    """Return the optimizer steps of the whole training; None if it has no limit, or Lightning cannot know."""
+    try:
+        n_steps = trainer.estimated_stepping_batches
+    except Exception as error:  # noqa: BLE001 - accumulation that changes between epochs
+        raise_if_from_signal(error)
+        return None
+    return int(n_steps) if 0 < n_steps < math.inf else None
 
 
 def _synchronize(device: torch.device) -> None:

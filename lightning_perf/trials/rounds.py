@@ -44,6 +44,7 @@ class Plan(Record, frozen=True, kw_only=True):
         has_ladder: Whether treatments are combined after they were measured alone.
         finds_batch: Whether the fastest multiple of the batch size is searched on top of the kept rungs and measured as
             the last rung, whatever ``allow`` says: only set if the user asked for it.
+        planned_steps: Optimizer steps of the whole training, over which compile time has to pay; None if unknown.
         capacity_bytes: Memory that batches must fit into, the smallest of any rank; None if unknown.
     """
 
@@ -54,6 +55,7 @@ class Plan(Record, frozen=True, kw_only=True):
     has_ladder: bool = True
     finds_batch: bool = False
     capacity_bytes: int | None = None
+    planned_steps: int | None = None
 
 
 class PlannedRun(Record, frozen=True, kw_only=True):

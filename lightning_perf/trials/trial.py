@@ -180,6 +180,7 @@ def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> 
         seed=options.seed,
         basis=sizes.basis,
         not_tried=not_tried,
+        planned_steps=result.planned_steps,
     )
     allow = SAFETIES if options.semantics else SAFETIES[:-1]
     headroom = session.memory.headroom
@@ -189,6 +190,7 @@ def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> 
         allow=allow,
         finds_batch=choice.finds_batch,
         capacity_bytes=headroom.capacity_bytes if headroom is not None else None,
+        planned_steps=result.planned_steps,
     )
     state = State(options=options, trial=trial, plan=plan, sizes=sizes, features=features_of(session))
     session.save(folder / SESSION_FILE)

@@ -145,6 +145,16 @@ def test_every_verdict_has_its_words(verdict: ArmVerdict) -> None:
     assert texts(trial_rows.alone_rows(trial)[0])[-1] == verdict.replace("_", " ")
 
 
+def test_compile_time_is_shown_with_the_steps_after_which_it_pays() -> None:
+    arms = climbed().arms
+    arm = msgspec.structs.replace(arms[2], id="compile", compile_s=42.0, pays_after_steps=1200)
+    trial = msgspec.structs.replace(climbed(), arms=(*arms, arm))
+    assert trial_rows.compile_facts(trial) == ["compile compiles for 42.0 s, which pays after 1,200 steps"]
+    planned = msgspec.structs.replace(trial, planned_steps=90_000)
+    text = " ".join(to_text(trial_document(planned), 120).split())
+    assert "compile compiles for 42.0 s, which pays after 1,200 steps (90,000 planned)" in text
+
+
 def test_throughput_by_batch_size_is_shown_when_it_was_searched() -> None:
     def searched(times: int, step_s: float, **others: object) -> ArmRun:
         blocks = (step_s,) if step_s else ()

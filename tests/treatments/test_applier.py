@@ -24,8 +24,8 @@ from .trainings import Items, Net, Treat, loader, train
 
 NOT_ALONE_ON_CPU = {
     "channels-last", "compile", "compile-regions", "ddp-bucket-view", "ddp-find-unused-off", "ddp-static-graph",
-    "expandable-segments", "fsdp", "fsdp-checkpointing", "loader-persistent", "loader-pin-memory", "loader-prefetch",
-    "precision-fp16", "progress-refresh",
+    "expandable-segments", "fsdp", "fsdp-checkpointing", "fused-attention", "loader-persistent", "loader-pin-memory",
+    "loader-prefetch", "precision-fp16", "progress-refresh",
 }  # fmt: skip
 """Treatments that need a GPU, several ranks, workers, an image model or a compiler: tested elsewhere."""
 

@@ -106,6 +106,7 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("channels-last", {"model": {"layers": {"Linear": 3}}}, "no convolutions"),
         ("compile", {"model": {"is_compiled": True}}, "already"),
         ("compile-regions", {"model": {"is_compiled": True}}, "already"),
+        ("fused-attention", {"model": {"is_compiled": True}}, "compile"),
         ("fused-optimizer", {"model": {"optimizers": (FUSED,)}}, "already"),
         ("fused-optimizer", {"model": {"optimizers": (RPROP,)}}, "Rprop"),
         ("fused-optimizer", {"trainer": {"precision": "16-mixed", "gradient_clip_val": 1.0}}, "clipping"),

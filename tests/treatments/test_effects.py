@@ -534,3 +534,96 @@ def test_applier_is_undone_when_a_treatment_is_refused() -> None:
     with pytest.raises(TreatmentError):
         trainer.fit(Net(), loader())
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Config:
+    def __init__(self, attention: str, inner: Any = None) -> None:
+        self.inner, self.attention, self.output_attentions = inner, attention, False
+
+    @property
+    def _attn_implementation(self) -> str:
+        return self.attention
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: str) -> None:
+        self.attention = value
+        if self.inner is not None:
+            self.inner._attn_implementation = value
+
+
+class PreTrainedModel(nn.Module):
+    """What the treatment uses of models of transformers."""
+
+    refusal = ""
+    is_changeable = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    def set_attn_implementation(self, value: str) -> None:
+        if self.refusal:
+            raise ValueError(self.refusal)
+        if self.is_changeable:
+            self.config._attn_implementation = value
+
+
+class Attending(Net):
+    model_class: Any = PreTrainedModel
+
+    def __init__(self, output_attentions: bool = False) -> None:
+        super().__init__()
+        inner = Config("flex_attention")
+        self.model, self.encoder = self.model_class(Config("eager", inner)), self.model_class(inner)
+        self.fused = self.model_class(Config("sdpa"))
+        self.model.config.output_attentions = output_attentions
+
+    def implementations(self) -> list[str]:
+        return [one.config.attention for one in (self.model, self.encoder, self.fused)]
+
+
+def test_attention_of_a_library_is_fused_until_the_training_ends() -> None:
+    done = train("fused-attention", module=Attending, max_steps=1, look=lambda _, module: module.implementations())
+    assert done.seen == ["sdpa", "sdpa", "sdpa"]
+    assert done.module.implementations() == ["eager", "flex_attention", "sdpa"]
+
+
+def test_fused_attention_is_refused_if_weights_are_needed_or_the_model_cannot_change() -> None:
+    def refuses(module: Any, says: str) -> None:
+        with pytest.raises(TreatmentError, match=says):
+            train("fused-attention", module=module)
+        if isinstance(module, Attending):
+            assert module.implementations() == ["eager", "flex_attention", "sdpa"]
+
+    refuses(Net(), "need_weights=False")
+    refuses(Attending(output_attentions=True), "output_attentions")
+    for changes, says in (
+        ({"refusal": "no such kernel"}, "no fused attention: no such kernel"),
+        ({"is_changeable": False}, "cannot change its attention"),
+    ):
+        refuses(type("A", (Attending,), {"model_class": type("M", (PreTrainedModel,), changes)})(), says)
+
+
+def test_attention_of_transformers_itself_is_fused() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Bert(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            config = transformers.BertConfig(
+                vocab_size=8, hidden_size=N_FEATURES, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+                hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager",
+            )  # fmt: skip
+            self.bert = transformers.BertModel(config)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            called = torch.nn.functional.scaled_dot_product_attention
+            with mock.patch("torch.nn.functional.scaled_dot_product_attention", wraps=called) as fused:
+                y = self.bert(inputs_embeds=x[:, None].expand(-1, 4, -1) / 24).last_hidden_state
+            self.seen["n"] = fused.call_count
+            return y
+
+    plain, done = train(module=Bert), train("fused-attention", module=Bert)
+    assert (plain.module.seen["n"], done.module.seen["n"]) == (0, 1)
+    assert done.losses == pytest.approx(plain.losses, rel=1e-3)
+    assert done.module.bert.config._attn_implementation == "eager"

@@ -144,6 +144,19 @@ def test_arms_are_compared_by_batches_when_accumulation_differs() -> None:
     assert found.speedup.value == pytest.approx(2.0, rel=0.01)
 
 
+def test_compile_time_pays_after_the_steps_that_save_it() -> None:
+    runs = stage(STEADY) + [run("compile", 0.025, i, 6 + i, compile_s=[30.0, 2.0, 2.0][i]) for i in range(3)]
+    arm = judge(runs).arm("compile")
+    assert arm.compile_s == 30.0
+    assert arm.pays_after_steps == pytest.approx(400, rel=0.05)
+    hardly_faster = stage(STEADY) + [run("compile", 0.0999, i, 6 + i, compile_s=30.0) for i in range(3)]
+    assert judge(hardly_faster).arm("compile").pays_after_steps is None
+    compiled = [msgspec.structs.replace(r, compile_s=r.compile_s if r.arm == "compile" else 2.0) for r in runs]
+    assert judge(compiled).arm("compile").compile_s == 28.0
+    about_as_long = [msgspec.structs.replace(r, compile_s=3.0 if r.arm == "compile" else 2.0) for r in runs]
+    assert judge(about_as_long).arm("compile").pays_after_steps is None
+
+
 def test_other_batch_sizes_are_not_compared_when_samples_are_not_known() -> None:
     runs = stage(STEADY) + [run("batch-size=64", 0.15, i, 6 + i) for i in range(3)]
     arm = judge(runs, safety={"batch-size=64": "semantics"}).arm("batch-size=64")

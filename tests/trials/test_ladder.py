@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_perf.records import Gain
+from lightning_perf.records import ArmRun, Gain
 from lightning_perf.trials.judge import judge
 from lightning_perf.trials.ladder import best, ladder, next_runs, runs_left
-from lightning_perf.trials.rounds import Candidate, Plan, arm_id
+from lightning_perf.trials.rounds import Candidate, Plan, PlannedRun, arm_id
 from trials.runs import LOSSES, Lab, run
 
 
@@ -220,6 +220,40 @@ def test_semantics_treatments_are_not_combined_unless_named() -> None:
     assert (
         ladder(asked, [msgspec.structs.replace(r, samples_per_step=64.0) for r in lab.runs])[1].arm == "batch-size=64"
     )
+
+
+@pytest.mark.parametrize(
+    ("planned", "kept", "says"),
+    [
+        (None, "compile+a", ""),
+        (10_000, "compile+a", ""),  # 1000 s become 500 s
+        (150, "a+compile", ""),  # 15 s become 9.5 s
+        (30, "a", "compiling takes 2.0 s: 0.86x over the 30 planned steps, 2.00x per step"),
+    ],
+)
+def test_compiling_has_to_pay_within_the_planned_steps(planned: int | None, kept: str, says: str) -> None:
+    plan = Plan(candidates=tuple(Candidate(treatment=name) for name in ("compile", "a")), planned_steps=planned)
+    lab = Lab({"compile": 2.0, "a": 1.6}, plan, noise=1e-4)
+    made, n = lab.make, iter(range(99))
+
+    def make(planned: PlannedRun) -> ArmRun:
+        seconds = (2.0 if next(n) < 6 else 0.1) if "compile" in planned.arm else 0.0  # later from a cache
+        return msgspec.structs.replace(made(planned), compile_s=seconds)
+
+    lab.make = make  # type: ignore[method-assign]
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert best(rungs) == kept
+    assert [rung.reason for rung in rungs if not rung.is_kept] == ([says] if says else [])
+
+
+def test_compiling_has_to_pay_on_top_of_the_rungs_kept() -> None:
+    plan = Plan(candidates=tuple(Candidate(treatment=name) for name in ("a", "compile")), planned_steps=60)
+    lab = Lab({"compile": 2.0, "a": 4.0}, plan, noise=1e-4)  # 6 s alone become 3 s + 2 s, on top 1.5 s become 2.75 s
+    made = lab.make
+    lab.make = lambda p: msgspec.structs.replace(made(p), compile_s=2.0 if "compile" in p.arm else 0.0)  # type: ignore[method-assign]
+    rungs = ladder(lab.plan, lab.finish().runs)
+    assert best(rungs) == "a"
+    assert "0.55x over the 60 planned steps" in rungs[-1].reason
 
 
 def test_treatment_is_not_kept_when_its_losses_diverge() -> None:

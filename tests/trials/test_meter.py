@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf.trials.inject_callbacks import callback_class
 from lightning_perf.trials.job import Job, Result
-from lightning_perf.trials.meter import MeterHooks, _epochs_between_validations, _peak_host_bytes
+from lightning_perf.trials.meter import MeterHooks, _epochs_between_validations, _peak_host_bytes, _planned_steps
 
 HOARD_BYTES = 2**26
 
@@ -59,6 +61,27 @@ def test_steps_are_those_of_the_optimizer_when_gradients_are_accumulated(tmp_pat
     result = metered(tmp_path, Net(), steps=30, accumulate_grad_batches=2)
     assert (result.n_steps, result.n_batches, result.batches_per_step) == (30, 60, 2)
     assert result.samples_per_step == 4
+    assert result.planned_steps == 60
+
+
+def test_planned_steps_are_unknown_without_a_limit_and_when_lightning_cannot_know() -> None:
+    for one in (SimpleNamespace(estimated_stepping_batches=n) for n in (math.inf, -1)):
+        assert _planned_steps(one) is None
+    assert _planned_steps(SimpleNamespace()) is None
+
+
+def test_compile_time_is_that_of_this_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = SimpleNamespace(calculate_time_spent=lambda: {"total_wall_time": spent[0]})
+    spent = [3.0]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+
+    class Compiles(Net):
+        def on_train_start(self) -> None:
+            spent[0] += 2.5
+
+    assert metered(tmp_path, Compiles(), steps=30).compile_s == 2.5
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert metered(tmp_path, Net(), steps=30).compile_s == 0.0
 
 
 def hoard(is_there: Any, may_end: Any) -> None:

@@ -20,7 +20,7 @@ from lightning_perf.trials.trial import Options, run_trial
 from tests.rules.session_builder import build_session
 
 COMMAND = ("python", "train.py")
-STEP_S = {"loader-workers=4": 0.5, "log-every-n=7": 1.0, "log-every-n=8": 1.3}
+STEP_S = {"loader-workers=4": 0.5, "log-every-n=7": 1.0, "log-every-n=8": 1.3, "compile=default": 0.5}
 JITTER = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0)
 
 
@@ -74,6 +74,7 @@ class Machine:
             losses=tuple(1.0 / (i + 1) for i in range(50)),
             train_s=10.0,
             epochs=5,
+            compile_s=3.0 if "compile=default" in job.specs else 0.0,
         )
         return ended(msgspec.structs.replace(result, **(self.pilot if is_pilot else {})))
 
@@ -128,6 +129,13 @@ def test_ladder_keeps_improvements_and_prints_code_to_paste(machine: Machine, go
     assert "num_workers=4" in trial.code
     assert load(tmp_path / "out").trials == (trial,)
     assert msgspec.json.decode((tmp_path / "out" / "trial.json").read_bytes())["best"] == "loader-workers=4"
+
+
+def test_compiling_is_left_out_when_the_training_is_too_short_for_it(machine: Machine, go: Any) -> None:
+    machine.pilot = {"planned_steps": 20}  # of 0.05 s each
+    trial = go("compile=default").trial
+    assert (trial.planned_steps, trial.best) == (20, "baseline")
+    assert "compiling takes 3.0 s: 0.29x over the 20 planned steps" in trial.ladder[-1].reason
 
 
 def test_every_run_has_the_same_steps_and_seed_and_no_perf_doctor(machine: Machine, go: Any) -> None:

@@ -55,6 +55,7 @@ def trial_parts(trial: Trial) -> Iterator[AnyPart]:
     heads = ("alone", "speedup (95 % CI)", "", "predicted", Column("peak", _WIDE), Column("losses", _WIDE), "verdict")
     yield table(heads, alone_rows(trial), key="alone")
     yield facts([batch_fact(trial)], "Batch size")
+    yield facts(compile_facts(trial), "Compile time")
     yield table(("left out", "reason"), left_out(trial), key="left-out")
     for label, language, lines in pasted(trial):
         yield code(lines, label, language)
@@ -154,6 +155,17 @@ def batch_fact(trial: Trial) -> str:
         rate = times(_rate(run, factor) / median(usual)) if run.block_means_s else line(run.reason, 80) or "failed"
         parts.append((factor, f"{factor}x: {rate}"))
     return "relative samples/s by batch size: " + ", ".join(text for _, text in sorted(parts))
+
+
+def compile_facts(trial: Trial) -> list[str]:
+    """Return, for each faster arm that compiles, for how long, and after how many steps that pays."""
+    planned = "" if trial.planned_steps is None else f" ({trial.planned_steps:,} planned)"
+    return [
+        f"{line(arm.id, _NAME)} compiles for {seconds(arm.compile_s)}, which pays after "
+        f"{count(arm.pays_after_steps, 'step')}{planned}"
+        for arm in trial.arms
+        if arm.pays_after_steps is not None
+    ]
 
 
 def left_out(trial: Trial) -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ def _from_steps(session: Session) -> Diagnosis | None:
     sites = {place_of(each): each.per_step for each in calls.attentions[:3]}
     more = [fact(f"attention at {site}", k, "per step", n=n) for site, k in sites.items()]
     scores = f"{worst.rows} x {worst.columns} scores{via}"
-    return _diagnosed(share, next(iter(sites)), scores, (found, *more), _prescription(worst))
+    return _diagnosed(share, next(iter(sites)), scores, (found, *more), _prescription(worst.function, worst))
 
 
 def _from_trace(session: Session) -> Diagnosis | None:
@@ -43,7 +43,11 @@ def _from_trace(session: Session) -> Diagnosis | None:
     if attention is None or attention.share < ATTENTION_MIN_SHARE:
         return None
     spent_s = on_path_s(trace, attention.device_s) if is_device else min(attention.host_s, reading.code_limit_s)
-    site = place(attention.function, attention.site) if attention.site else ""
+    function, call = attention.function, None
+    site = place(function, attention.site) if attention.site else ""
+    if not site and session.sync_calls is not None and session.sync_calls.attentions:  # a trace without stacks
+        call = session.sync_calls.attentions[0]
+        function, site = call.function, place_of(call)
     found = fact(
         "attention ÷ time of " + ("the device" if is_device else "operators"),
         attention.share,
@@ -53,7 +57,7 @@ def _from_trace(session: Session) -> Diagnosis | None:
     )
     evidence = (found, reading.evidence("attention", spent_s))
     share = reading.share(spent_s)
-    return _diagnosed(share, site, _scores(attention), evidence, _prescription())
+    return _diagnosed(share, site, _scores(attention), evidence, _prescription(function, call))
 
 
 def _diagnosed(
@@ -70,7 +74,10 @@ def _diagnosed(
     )
 
 
-def _prescription(call: AttentionCall | None = None) -> Prescription:
+def _prescription(function: str, call: AttentionCall | None = None) -> Prescription:
+    if function.startswith("eager_attention"):  # the name in transformers' models
+        code = 'model.set_attn_implementation("sdpa")  # or from_pretrained(..., attn_implementation="sdpa")'
+        return fix("switch the model to sdpa", "one line", "numerics", treatment="fused-attention", code=code)
     code = "out = torch.nn.functional.scaled_dot_product_attention(q, k, v)"
     summary = "use torch's scaled_dot_product_attention"
     if call is not None and call.via:
