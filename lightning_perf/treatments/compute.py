@@ -332,6 +332,3 @@ def _unfused(
             state[key] = {**state[key], "step": steps[parameter]}
     old = [{**group, **flags} for group, flags in zip(content["param_groups"], before, strict=False)]
     return {**content, "state": state, "param_groups": [*old, *content["param_groups"][len(old) :]]}
-
-
-TREATMENTS = (Accumulate(), ChannelsLast(), CudnnBenchmark(), DeterministicOff(), FlushDenormal(), FusedOptimizer())
