@@ -12,12 +12,13 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.probes.energy import Rates, carbon_intensity
 from lightning_perf.probes.profiler_recording import WindowOptions
 from lightning_perf.records.remote import AnyPath, RemotePath, any_path
+from lightning_perf.reports.formats import RUN_FORMATS
 from lightning_perf.treatments.specs import all_treatments, parse_all
 
 REPORTS = ("console", "tensorboard", "json", "upload")
 """Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""
 
-KNOWN_REPORTS = (*REPORTS, "html")
+KNOWN_REPORTS = (*REPORTS, *RUN_FORMATS)
 
 CONSOLE = ("brief", "full", "off")
 """How much the console shows; the first is the default."""

@@ -40,7 +40,8 @@ class DoctorHooks(UserLoop, Results):
             ``(wait, warmup, active[, repeat])`` in steps, or None.
         reports: Some of ``"console"``, ``"tensorboard"`` (also plain figures
             for W&B, MLflow, Comet, Neptune), ``"json"``, ``"html"``,
-            ``"upload"`` (session and HTML report to these services at the end).
+            ``"markdown"``, ``"upload"`` (session and HTML report to these
+            services at the end).
         console: ``"brief"`` (15 lines), ``"full"`` or ``"off"``. None: the
             environment variable ``LIGHTNING_PERF_CONSOLE``, else brief.
         out_dir: Folder of ``perf_session.json``, or its URL (``s3://…``). None:

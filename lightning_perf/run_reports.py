@@ -22,6 +22,7 @@ from lightning_perf.records.files import require_room, write_whole
 from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.remote_folder import RemoteFolder, SpareThread, within
 from lightning_perf.reports import console as console_report
+from lightning_perf.reports import formats
 from lightning_perf.reports.sections.hang import hang_text
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class RunReports:
         wanted = {
             "json": "json" in self._doctor.reports,
             "last save": "json" in self._doctor.reports,
-            "html": "html" in self._doctor.reports,
+            **{name: name in self._doctor.reports for name in formats.RUN_FORMATS},
             "traces": self._doctor.window_options is not None,
         }
         files = [name for name, is_wanted in wanted.items() if is_wanted]
@@ -200,8 +201,9 @@ class RunReports:
             return session
         if "console" in reports and _has_content(session):
             self._print(lambda: self._run_report(session, is_saved="json" in reports))
-        if "html" in reports and not seams.is_preempted(self._trainer):
-            self._probes.call("html", self._write_page, session)
+        for name in formats.RUN_FORMATS:
+            if name in reports and not seams.is_preempted(self._trainer):
+                self._probes.call(name, self._write_report, name, session)
         # A report that fails belongs into the record too.
         if len(failures) > len(session.probes_off):
             session = diagnose(session)
@@ -218,7 +220,7 @@ class RunReports:
             return
         files = {self._session_path(session).name: session.file_content()}
         if session.run.status != "interrupted":
-            files |= dict([self._page(session)])
+            files |= dict([self._report("html", session)])
         for logger in loggers:
             upload = partial(seams.upload_files, logger, self._session_path(session).stem, files)
             self._probes.call(f"upload to {type(logger).__name__}", within, self._limit_s(), upload, self._spare)
@@ -290,17 +292,14 @@ class RunReports:
 
         self._probes.call("console", show)
 
-    def _write_page(self, session: Session) -> None:
-        self._write(*self._page(session))
+    def _write_report(self, format_: str, session: Session) -> None:
+        self._write(*self._report(format_, session))
 
-    def _page(self, session: Session) -> tuple[str, bytes]:
-        """Return the HTML report, with the name of its file."""
-        from lightning_perf.reports.render.html import (
-            to_page,  # plotly, which no run needs that does not ask for a page
-        )
-
-        name = f"{self._session_path(session).stem.replace('session', 'report')}.html"
-        return name, to_page(session, console_report.short_path(self._place(session))).encode()
+    def _report(self, format_: str, session: Session) -> tuple[str, bytes]:
+        """Return the report in a format, with the name of its file."""
+        name = self._session_path(session).stem.replace("session", "report") + formats.suffix(format_)
+        place = console_report.short_path(self._place(session))
+        return name, formats.draw(format_, session, show_all=False, source=place).encode()
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file into the run's folder; raises ``OSError`` where that would fill the disk."""

@@ -117,6 +117,3 @@ def check_compiler(trainer: Any) -> None:
         raise TreatmentError(
             f"torch.compile needs a C++ compiler on a CPU, and {compiler} was not found: install g++ or set CXX"
         )
-
-
-TREATMENTS = (Compile(), CompileRegions())

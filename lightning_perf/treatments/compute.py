@@ -382,14 +382,3 @@ def _attention(config: Any) -> Any:
 def _restore_attention(before: list[tuple[Any, Any]]) -> None:
     for config, implementation in before:
         config._attn_implementation = implementation
-
-
-TREATMENTS = (
-    Accumulate(),
-    ChannelsLast(),
-    CudnnBenchmark(),
-    DeterministicOff(),
-    FlushDenormal(),
-    FusedAttention(),
-    FusedOptimizer(),
-)

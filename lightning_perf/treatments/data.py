@@ -267,5 +267,3 @@ class Cached(torch.utils.data.Dataset):  # each worker has its own: set persiste
 
 
 dataset = Cached(dataset)  # of the training loader"""
-
-TREATMENTS = (LoaderWorkers(), LoaderPersistent(), LoaderPinMemory(), LoaderPrefetch(), BatchSize(), DatasetCache())

@@ -108,6 +108,3 @@ class FsdpCheckpointing(Treatment):
                 f"{self.id} expected FSDPStrategy without activation_checkpointing_policy, "
                 f"found {type(trainer.strategy).__name__}"
             )
-
-
-TREATMENTS = (DdpBucketView(), DdpFindUnusedOff(), DdpStaticGraph(), Fsdp(), FsdpCheckpointing())

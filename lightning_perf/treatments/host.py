@@ -243,6 +243,3 @@ class Threads(Treatment):
 
         undos.note(partial(torch.set_num_threads, torch.get_num_threads()))
         torch.set_num_threads(value)
-
-
-TREATMENTS = (AnomalyOff(), GcFreeze(), LogEveryN(), ProfilerOff(), ProgBarOff(), ProgressRefresh(), Threads())

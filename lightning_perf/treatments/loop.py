@@ -154,6 +154,3 @@ class BareLoop(Treatment):
         if reason:
             raise TreatmentError(f"bare-loop: {reason}")
         seams.run_bare_loop(trainer, module, undos)
-
-
-TREATMENTS = (AsyncCheckpoint(), BareLoop(), InferenceMode(), LimitValBatches(), ValLessOften())

@@ -80,6 +80,3 @@ class ExpandableSegments(Treatment):
         variable = "PYTORCH_HIP_ALLOC_CONF" if value == "rocm" else "PYTORCH_CUDA_ALLOC_CONF"
         others = [one for one in os.environ.get(variable, "").split(",") if one and "expandable_segments" not in one]
         return {variable: ",".join([*others, "expandable_segments:True"])}
-
-
-TREATMENTS = (ActivationCheckpointing(), CheckpointingBatch(), ExpandableSegments())

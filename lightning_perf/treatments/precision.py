@@ -152,6 +152,3 @@ class MatmulPrecisionHigh(Treatment):
 
         undos.note(partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
         torch.set_float32_matmul_precision(value)
-
-
-TREATMENTS = (PrecisionBf16(), PrecisionBf16True(), PrecisionFp16(), MatmulPrecisionHigh())

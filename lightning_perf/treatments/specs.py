@@ -17,8 +17,10 @@ _MIXED = frozenset({"precision-bf16", "precision-fp16"})
 
 @functools.cache
 def all_treatments() -> tuple[Treatment, ...]:
-    """Return every treatment, sorted by id."""
-    return tuple(sorted((each for module in _MODULES for each in module.TREATMENTS), key=lambda each: each.id))
+    """Return every treatment, sorted by id: one of each class in ``_MODULES`` that has an id of its own."""
+    values = (value for module in _MODULES for value in vars(module).values())
+    kinds = {kind for kind in values if isinstance(kind, type) and issubclass(kind, Treatment) and "id" in vars(kind)}
+    return tuple(sorted((kind() for kind in kinds), key=lambda each: each.id))
 
 
 def find(treatment_id: str) -> Treatment:

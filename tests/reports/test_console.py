@@ -20,6 +20,7 @@ from lightning_perf.reports.console import (
     session_document,
     to_text,
 )
+from lightning_perf.rules.findings import fact, unsigned_finding
 from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
 from tests.golden_files import assert_golden
 
@@ -75,6 +76,12 @@ def test_report_stays_within_the_width_except_for_code(name: str, width: int) ->
 def test_report_keeps_code_whole_when_it_is_longer_than_the_line() -> None:
     text = to_text(session_document(starved()), 60)
     assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)\n" in text
+
+
+def test_evidence_keeps_its_name_in_one_line_when_no_evidence_has_a_basis() -> None:
+    found = unsigned_finding("info", "", [fact("steps", 21), fact("loaded twice", "2 files")])
+    session = msgspec.structs.replace(starved(), findings=(found,))
+    assert "        loaded twice  2 files\n" in to_text(session_document(session), 80)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

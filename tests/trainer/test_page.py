@@ -1,4 +1,4 @@
-"""``PerfDoctor(reports=["html"])``: a page at the end of each run."""
+"""``PerfDoctor(reports=["html", "markdown"])``: files in these formats at the end of each run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from lightning_perf import PerfDoctor, load
 from lightning_perf.errors import ConfigError
 from lightning_perf.reports.console import short_path
-from lightning_perf.reports.render import html
+from lightning_perf.reports.formats import html
+from lightning_perf.reports.render.html import to_page
+from lightning_perf.reports.render.markdown import to_markdown
 
 from .conftest import Make
 from .models import Tiny, loader
@@ -20,9 +22,17 @@ def test_page_is_written_next_to_the_session_at_the_end_of_a_run(make_trainer: M
     trainer = make_trainer(doctor)
     trainer.fit(Tiny(), loader())
     page = (tmp_path / "perf_report.html").read_text(encoding="utf-8")
-    assert page == html.to_page(load(tmp_path), short_path(tmp_path / "perf_session.json"))
+    assert page == to_page(load(tmp_path), short_path(tmp_path / "perf_session.json"))
     trainer.validate(Tiny(), loader(), verbose=False)
     assert "validate finished" in (tmp_path / "perf_report_validate.html").read_text(encoding="utf-8")
+
+
+def test_each_format_is_written_with_its_suffix_when_asked_for(make_trainer: Make, tmp_path: Path) -> None:
+    reports = ["json", "html", "markdown"]
+    make_trainer(PerfDoctor(schedule=None, reports=reports, out_dir=tmp_path)).fit(Tiny(), loader())
+    assert {file.name for file in tmp_path.glob("perf_report*")} == {"perf_report.html", "perf_report.md"}
+    text = (tmp_path / "perf_report.md").read_text(encoding="utf-8")
+    assert text == to_markdown(load(tmp_path), is_folded=True)
 
 
 def test_no_page_is_written_unless_it_is_asked_for(make_trainer: Make, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from lightning_perf.records import Session
 from lightning_perf.reports.render.markdown import to_markdown
 
+SUFFIX = ".md"
+
 
 def draw(session: Session, show_all: bool, source: str) -> str:
     """Return the report with long sections folded."""

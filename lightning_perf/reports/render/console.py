@@ -113,8 +113,11 @@ class Page:
         yield Constrain(grid, self._width)
         yield Constrain(Padding(self._text(finding.summary), (0, 0, 0, _INDENT), expand=False), self._width)
         if finding.evidence:
+            rows: list[tuple[str, ...]]
             rows = [(name, value.text, f"({basis})" if basis else "") for name, value, basis in finding.evidence]
-            yield self._grid(rows, [False, True, False], style=QUIET, indent=_INDENT)
+            if not any(row[2] for row in rows):  # beside an empty column, rich makes the first one too narrow
+                rows = [row[:2] for row in rows]
+            yield self._grid(rows, [False, True, False][: len(rows[0])], style=QUIET, indent=_INDENT)
         for fix in finding.fixes:
             yield self._labelled("fix", f"{fix.text} ({fix.kind})")
             yield from self._code(fix.code)
