@@ -15,7 +15,7 @@ from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.treatments.specs import all_treatments, parse_all
 
 REPORTS = ("console", "tensorboard", "json", "upload")
-"""Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""
+"""The default."""
 
 KNOWN_REPORTS = (*REPORTS, "html")
 

@@ -1,4 +1,4 @@
-"""The options of PerfDoctor that few people change, and how the callback reads its arguments."""
+"""The options of PerfDoctor that few people change, and a check of the callback's arguments."""
 
 from __future__ import annotations
 
