@@ -52,7 +52,7 @@ _PACKAGES = sysconfig.get_paths()["purelib"]
         (os.path.join(os.path.dirname(lightning_perf.__file__), "demo.py"), USER),
     ],
 )
-def test_file_belongs_to_whom_it_is_from(file: str, owner: str) -> None:
+def test_owner_of_a_file_follows_from_its_path(file: str, owner: str) -> None:
     assert owner_of(file) == owner
 
 
