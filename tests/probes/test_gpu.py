@@ -280,7 +280,7 @@ def test_there_is_a_reason_when_nvml_does_not_start(kind: str) -> None:
     assert kind in reason
 
 
-def test_nvml_is_let_go_when_the_device_is_not_found_or_gone() -> None:
+def test_nvml_is_released_when_the_device_is_not_found_or_gone() -> None:
     for nvml in (
         FakeNvml(),
         FakeNvml(gpu(0, PciInfo=SimpleNamespace(busId="x"), Name=ERRORS["GpuIsLost"]("scripted"))),
@@ -291,7 +291,7 @@ def test_nvml_is_let_go_when_the_device_is_not_found_or_gone() -> None:
         assert nvml.users == 0
 
 
-def test_nvml_is_let_go_when_the_reader_is_closed() -> None:
+def test_nvml_is_released_when_the_reader_is_closed() -> None:
     nvml = FakeNvml(gpu(0))
     made, _ = opened(nvml)
     assert nvml.users == 1
