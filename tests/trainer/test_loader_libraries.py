@@ -1,4 +1,4 @@
-"""A planted wait in loaders of other libraries: named in their own words, and cured while the training runs."""
+"""A planted wait in loaders of other libraries: the finding has the library's call, and workers are added in the run."""
 
 from __future__ import annotations
 
