@@ -1,4 +1,4 @@
-"""Whose code runs, and which of its lines stand in a loop."""
+"""The owner of running code, and which of its lines are in a loop."""
 
 from __future__ import annotations
 

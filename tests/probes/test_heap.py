@@ -1,4 +1,4 @@
-"""What the C heap has handed out."""
+"""Allocated bytes of the C heap."""
 
 from __future__ import annotations
 

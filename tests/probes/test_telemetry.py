@@ -1,4 +1,4 @@
-"""The sampling: what it counts, when it stops, what it leaves behind."""
+"""Sampling: what it counts, when it stops, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiler windows: when they open, what becomes of them, and that nothing is left of them."""
+"""Profiler windows: when they open, their status, and that everything is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of the ranks of one run, brought together from disk."""
+"""Sessions of the ranks of one run, merged from disk."""
 
 from __future__ import annotations
 

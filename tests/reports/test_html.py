@@ -1,4 +1,4 @@
-"""The page as it is sent: what it holds, what it may run, and that nothing foreign breaks out of it."""
+"""The page as it is sent: its content, its scripts, and that text of the session cannot add markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users stumbled over in the output of the terminal, each point with its test."""
+"""Terminal output that users found unclear, one test per point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A planted wait in loaders of other libraries: the finding has the library's call, and workers are added in the run."""
+"""A planted wait in loaders of other libraries: the finding names the library's call; workers are added."""
 
 from __future__ import annotations
 
