@@ -1,4 +1,4 @@
-"""Adds the pages of reference that the code describes to the site: a hook of mkdocs."""
+"""Hook of mkdocs: add the reference pages that are made from the code to the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page reference/cli.md, from the declarations of the commands, which --help shows too."""
+"""Make the page reference/cli.md from the declarations of the commands, which --help shows too."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ def _index(rules: tuple[Rule, ...]) -> str:
         NOTE,
         "# Rules",
         "",
-        "Each rule answers for every session: a finding, passed, or skipped with the reason. "
+        "Each rule has a result for every session: a finding, passed, or skipped with the reason. "
         'Choose by code or prefix: `PerfDoctor(select=["PD1"], ignore=["PD105"])`; the longest match decides.',
         "",
-        "A rule marked *preflight* also speaks before the first step, from settings alone. "
+        "A rule marked *preflight* is also checked before the first step, from settings alone. "
         "Every constant that rules use is in the [table of thresholds](../reference/thresholds.md).",
     ]
     for category, members in groupby(rules, key=lambda rule: rule.category):

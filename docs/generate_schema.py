@@ -1,4 +1,4 @@
-"""The pages reference/session-schema.json and .md, from the records."""
+"""Make reference/session-schema.json and .md from the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page reference/thresholds.md: the constants of the rules, with their sources."""
+"""Make the page reference/thresholds.md: the constants of the rules, with their sources."""
 
 from __future__ import annotations
 

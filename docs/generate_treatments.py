@@ -1,4 +1,4 @@
-"""The page reference/treatments.md, from the treatments."""
+"""Make the page reference/treatments.md from the treatments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""lightning-perf: why a Lightning training is slow, what to change, and how much it gains.
+"""lightning-perf: why a Lightning training is slow, what to change, and the expected speedup.
 
 Names are loaded on first use: ``import lightning_perf`` loads neither torch nor lightning.
 """

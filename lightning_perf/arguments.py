@@ -16,7 +16,7 @@ from lightning_perf.reports.formats import RUN_FORMATS
 from lightning_perf.treatments.specs import all_treatments, parse_all
 
 REPORTS = ("console", "tensorboard", "json", "upload")
-"""Those of ``KNOWN_REPORTS`` that are made unless others are asked for."""
+"""The default."""
 
 KNOWN_REPORTS = (*REPORTS, *RUN_FORMATS)
 

@@ -1,6 +1,6 @@
 """Try recommended treatments in the user's own run, in blocks of steps or epochs, and keep those that make it faster.
 
-All ranks change together: they meet at step numbers that all of them know, where rank 0 decides.
+All ranks switch together: they synchronize at step numbers that all of them know (a meeting), where rank 0 decides.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Autopilot:
         safety: The least safe treatments that may be tried.
         trainer: The Trainer.
         probes: Of the run; they time the steps.
-        live: Switches treatments; those that it applies itself are not tried.
-        taken: Ids of these.
-        tell: Called on rank 0 with a decision as one line, or None where a treatment begins to be tried.
+        live: Switches treatments.
+        taken: Ids of the treatments that are applied anyway, which are not tried.
+        on_decision: Called on rank 0 with a decision as one line, or None when a treatment begins to be tried.
     """
 
     def __init__(
@@ -86,9 +86,10 @@ class Autopilot:
         probes: ProbeSet,
         live: LiveTreatments,
         taken: frozenset[str],
-        tell: Callable[[str | None], None],
+        on_decision: Callable[[str | None], None],
     ) -> None:
-        self._safety, self._trainer, self._probes, self._live, self._tell = safety, trainer, probes, live, tell
+        self._safety, self._trainer, self._probes, self._live = safety, trainer, probes, live
+        self._on_decision = on_decision
         self._has_ranks = trainer.world_size > 1
         self._without = ("persistent_workers",) if safety == "exact" else ()
         self._allowed: tuple[Safety, ...] = SAFETIES[: SAFETIES.index(safety) + 1]
@@ -114,7 +115,7 @@ class Autopilot:
         if self._n_steps >= self._meeting:
             self._meet(module, is_epoch_start=False)
         elif self._n_steps % _WATCHED_EVERY == 0 and self._times.is_on:
-            self.collect()  # in time before rows are aggregated twice
+            self.collect()  # before rows are aggregated
             if not self._has_ranks and self._probes.call("autopilot", self._loses_too_much):
                 self._meet(module, is_epoch_start=False)
 
@@ -137,7 +138,7 @@ class Autopilot:
         if self._has_ranks:  # collectives are outside of any isolation
             order = trainer.strategy.broadcast(order)
         if order.action != "wait":
-            # Also after a failure: what is on must be switched off.
+            # Also after a failure, since what is on must be switched off.
             obeyed = probes.call_even_if_off("switching treatments", self._obey, order, module)
             self._can_switch &= obeyed is not None
             is_done = self._on_all_ranks(bool(obeyed))
@@ -200,7 +201,7 @@ class Autopilot:
     # -- what rank 0 decides ------------------------------------------------------------------------------------------
 
     def offer(self, session: Session) -> None:
-        """Queue the treatments that a diagnosis recommends, best first."""
+        """Queue the treatments that a diagnosis recommends, the best first."""
         for finding in session.findings:
             for fix in finding.prescriptions:
                 if not fix.treatment or fix.treatment in self._known:
@@ -318,7 +319,7 @@ class Autopilot:
         if refusal:
             return self._close("refused", refusal)
         order = self._block(self._try)
-        self._tell(None)
+        self._on_decision(None)
         return order
 
     def _block(self, trial: TreatmentTry) -> Order:
@@ -340,7 +341,7 @@ class Autopilot:
         one = msgspec.structs.replace(trial.one, status=status, reason=reason, lost_s=trial.lost_s())
         self._try = None
         self._tries.append(one)
-        self._tell(decision_line(one))
+        self._on_decision(decision_line(one))
         return self._order("undo", one)
 
     # -- time ---------------------------------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ class Autopilot:
         return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)
 
     def _loses_too_much(self) -> bool:
-        """Return whether the block under way lost what may still be lost."""
+        """Return whether the block under way lost more time than may still be lost."""
         if self._try is None or self._try.one.unit == "epoch" or not self._try.one.is_treated:
             return False
         return self._times.overtime_s(self._try.usual_s) > self._budget_s() - self._lost_s()
@@ -371,7 +372,7 @@ class Autopilot:
         median_ns = loop.main.recent_median_ns()
         return BUDGET_SHARE * (loop.expected_wall_s(median_ns) if median_ns else loop.wall_ns() / 1e9)
 
-    # -- what the session says ----------------------------------------------------------------------------------------
+    # -- the record ---------------------------------------------------------------------------------------------------
 
     def record(self) -> records.Autopilot:
         """Return what was tried so far."""

@@ -1,4 +1,4 @@
-"""The blocks that the autopilot compares, some steps or one epoch: their times, and what the treatment has lost."""
+"""The blocks that the autopilot compares, some steps or one epoch: their times, and the time that a treatment lost."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TreatmentTry:
     """The treatment under way.
 
     Args:
-        one: What is recorded of it.
+        one: Its record.
         chance: Draws the order of blocks.
-        usual_s: A step before it.
+        usual_s: Seconds of a usual step before the treatment.
         discarded: Steps of a block that do not count, besides the one that switched.
         period: Batches per optimizer step.
         keeps_workers: Whether an epoch that follows a switch does not count, because it starts new workers.
@@ -37,15 +37,15 @@ class TreatmentTry:
         is_epoch = one.unit == "epoch"
         self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
         self.keeps_workers, self.is_settling, self.is_scouting = keeps_workers, False, not is_epoch
-        self.slow_s: float | None = None  # the least of its first steps, if that is long
+        self.slow_s: float | None = None  # the fastest of its first steps, if that was slow
         self.settling_s: float | None = None  # per step, in the epoch before the block
         self.n_blocks = self.steps_per_block = 0
         self._other_lost_s = 0.0
 
     def scouted(self, least_s: float | None, slow_factor: float) -> float:
-        """Return how many times as long the first steps took; if that is over a factor, once usual steps follow them.
+        """Return by which factor the first steps were slower than usual ones; 0 if they were not, or not known yet.
 
-        Another program may have slowed them down, and then slows those that follow, too.
+        If they are slow, steps without the treatment follow: another program may have slowed down both.
         """
         if self.slow_s is None and least_s is not None:
             self._other_lost_s = max(0.0, least_s - self.usual_s) * (self.discarded + SCOUTED_STEPS)
@@ -63,7 +63,7 @@ class TreatmentTry:
         self.blocks.add(mean_s)
 
     def lose(self, seconds: float) -> None:
-        """Note seconds that were lost in a block that ended early."""
+        """Add seconds lost in a block that ended early."""
         self._other_lost_s += seconds
 
     def lost_s(self) -> float:
@@ -99,13 +99,13 @@ class BlockTimes:
         self._rows, self._epoch_s, self._n_epoch_steps = [], 0.0, 0
 
     def collect(self) -> None:
-        """Keep the steps measured so far, before others aggregate them; of an epoch only sums."""
+        """Keep the steps measured so far, before they are aggregated; of an epoch only sums."""
         main = self.main
         if main is None or self._unit is None:
             return
         is_epoch = self._unit == "epoch"
         if is_epoch and not main.is_in_batch:
-            main.close_record()  # what came before this moment, between two epochs, is of the block before
+            main.close_record()  # time between two epochs belongs to the block before
         if self._mark is None:
             return
         rows, self._mark = main.rows_since(self._mark), main.mark()
@@ -121,7 +121,7 @@ class BlockTimes:
 
         Args:
             n_left_out: First steps, which do not count: the one that switched, and those after it.
-            period: Batches per optimizer step. Each place in it counts the same, also where single steps are left out.
+            period: Batches per optimizer step. Each position in it has the same weight, even if steps are left out.
             is_least: Whether to return the least step.
         """
         found = usual_steps_s(np.concatenate(self._rows), n_left_out) if self._rows else {}
@@ -131,7 +131,7 @@ class BlockTimes:
         return statistics.fmean(statistics.fmean(each) for each in alike if each)
 
     def overtime_s(self, usual_s: float) -> float:
-        """Return the seconds by which the steps of the block exceed so many usual ones."""
+        """Return by how many seconds the steps of the block exceed as many usual ones."""
         found = usual_steps_s(np.concatenate(self._rows), 0) if self._rows else {}
         return sum(found.values()) - len(found) * usual_s
 

@@ -1,4 +1,4 @@
-"""The errors that lightning-perf raises; every one says what was received, what was expected and what to do."""
+"""The errors that lightning-perf raises; each says what was received, what was expected and what to do."""
 
 
 class PerfDoctorError(Exception):
@@ -22,4 +22,4 @@ class TrialError(PerfDoctorError):
 
 
 class TreatmentError(PerfDoctorError):
-    """A treatment cannot be applied to this training; nothing of it was."""
+    """A treatment cannot be applied to this training; no part of it is applied."""

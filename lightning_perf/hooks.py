@@ -1,6 +1,7 @@
-"""The hooks of PerfDoctor, for whichever namespace's ``Callback`` they are mixed into: to probes, diagnosis, reports.
+"""The hooks of PerfDoctor, which pass events on to probes, diagnosis and reports.
 
-It imports neither Lightning namespace. Every hook that Lightning calls is here; `DoctorRun` holds what one run needs.
+This module imports neither Lightning namespace: `DoctorHooks` is mixed into the ``Callback`` of either. `DoctorRun`
+holds the state of one run.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ class DoctorHooks(UserLoop, Results):
         out_dir: Folder of ``perf_session.json``, or its URL (``s3://…``). None:
             the logger's folder of the run, or ``perf_logs/<time>``.
         probe_data: Measure the training loader in a child process that works
-            on copies. ``"auto"``: at the end of a fit of 50 s or more that
-            waited for data over 20 % of its time, at most 1 % of it and 5 s;
-            not for a loader that holds locks, files, connections or unknown
-            code in C, and stopped if its data writes files or connects. True:
-            up to 20 s after the first epoch, without these limits. False:
-            never.
-        apply: Treatments to apply once a finding asks for them, e.g.
+            on copies. ``"auto"``: after a fit of 50 s or more that spent over
+            20 % of its time waiting for data, for at most 1 % of its time and
+            5 s; not for a loader that holds locks, files, connections or
+            unknown C code, and stopped if the data writes files or opens
+            connections. True: up to 20 s after the first epoch, without these
+            limits. False: never.
+        apply: Treatments to apply once a finding recommends them, e.g.
             ``("loader-workers",)``; undone when the run ends. With several
-            ranks, and for loaders, they wait for the next epoch.
+            ranks, and for loaders, they are applied at the next epoch.
         autopilot: Try what findings recommend in this run, in alternating
             blocks of steps or epochs, and keep what is over 1.02x faster for
             certain. ``"exact"``: what leaves results bit-identical.
@@ -104,7 +105,7 @@ class DoctorHooks(UserLoop, Results):
         self._forget()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
-        """Make the state key, which Lightning asks for at each hook, an attribute: it costs less than its property."""
+        """Store the state key as a class attribute: Lightning reads it at each hook, and its property is slower."""
         super().__init_subclass__(**arguments)
         owner = next((each for each in cls.__mro__ if isinstance(vars(each).get("state_key"), str)), None)
         is_default = DoctorHooks in cls.__bases__ or (
@@ -114,7 +115,7 @@ class DoctorHooks(UserLoop, Results):
             setattr(cls, "state_key", cls.__qualname__)  # noqa: B010 - a property to a type checker
 
     def _forget(self) -> None:
-        """Reset the state between runs: what one run showed is no diagnosis of the next."""
+        """Reset the state before a run: results of one run are no diagnosis of the next."""
         self.session: Session | None = None
         self._saved_at: AnyPath | None = None
         self._run: DoctorRun | None = None
@@ -128,7 +129,7 @@ class DoctorHooks(UserLoop, Results):
         self._run, self._probes, self._autopilot = None, ProbeSet(), None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return arguments and findings, for other processes; references to the Trainer are left out."""
+        """Return arguments and results for pickling, without references to the Trainer."""
         state = {name: value for name, value in self.__dict__.items() if name not in vars(UserLoop)}
         return {**state, "_run": None, "_probes": ProbeSet(), "_autopilot": None}
 
@@ -164,7 +165,7 @@ class DoctorHooks(UserLoop, Results):
             self._run.finish("finished")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End a run that failed: Lightning calls no teardown."""
+        """End a run that failed, after which Lightning calls no ``teardown``."""
         if self._run is not None:
             is_asked = isinstance(exception, KeyboardInterrupt) or seams.is_preempted(trainer, exception)
             self._run.finish("interrupted" if is_asked else "failed", exception)
@@ -175,7 +176,7 @@ class DoctorHooks(UserLoop, Results):
             self._run.loops_ready()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Read the settings if validation is all there is; within a fit, close an open profiler window."""
+        """Read the settings of a run that only validates; within a fit, close an open profiler window."""
         context = self._probes.context
         if context is None or self._run is None:
             return
@@ -223,17 +224,17 @@ class DoctorHooks(UserLoop, Results):
             self._autopilot.step_ended(pl_module)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Watch the gradients of the first steps: are they cleared?"""
+        """Check in the first steps whether gradients are cleared."""
         if self._probes.watches_backward:
             self._probes.notify("before_backward")
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Likewise, and what this rank waited for others."""
+        """Check gradients, and time how long this rank waited for others."""
         if self._probes.watches_backward:
             self._probes.notify("after_backward")
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Likewise."""
+        """Check gradients."""
         if self._probes.watches_backward:
             self._probes.notify("before_zero_grad", optimizer)
 
@@ -256,7 +257,7 @@ class DoctorHooks(UserLoop, Results):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """End it."""
+        """End a batch of validation, testing or prediction."""
         loop = self._probes.loop
         if loop is None:
             return
@@ -271,7 +272,7 @@ class DoctorHooks(UserLoop, Results):
     on_predict_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the last batch of validation, testing or prediction; what follows is no batch's time."""
+        """End the last batch of validation, testing or prediction; time after it belongs to no batch."""
         if self._probes.loop is not None:
             self._probes.call("steps", self._probes.loop.evaluation_epoch_ends)
 
@@ -281,7 +282,7 @@ class DoctorHooks(UserLoop, Results):
     # -- epochs -------------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Apply what the last diagnosis asked for, if allowed to."""
+        """Apply treatments that the last diagnosis recommends, if allowed."""
         if self._run is not None:
             self._run.apply_treatments(pl_module)
 
@@ -291,6 +292,6 @@ class DoctorHooks(UserLoop, Results):
             self._run.epoch_ends((trainer.current_epoch + 1) % self.options.every_n_epochs == 0)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Measure what needs a pause: the last time at which all ranks are known to be there."""
+        """Measure what needs a pause, while all ranks still run."""
         if self._run is not None:
             self._run.training_ends()

@@ -15,7 +15,7 @@ from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import TreatmentSpec, parse, with_default
 
 Request = tuple[str, str]
-"""A treatment with its value as text, and the code of the finding that asks for it."""
+"""A treatment with its value as text, and the code of the finding that recommends it."""
 
 _log = logging.getLogger("lightning_perf")
 
@@ -25,7 +25,7 @@ class Switch:
 
     Args:
         applier: The treatment.
-        undos: Of the run: where switching it off at the end is noted, before it is first switched on.
+        undos: Undo steps of the run, which get one that switches the treatment off.
     """
 
     def __init__(self, applier: Applier, undos: Undos) -> None:
@@ -33,7 +33,7 @@ class Switch:
         undos.note(self.off)
 
     def on(self, trainer: Any, module: Any) -> str:
-        """Apply the treatment; return why that is not possible, in which case nothing of it is left."""
+        """Apply the treatment; if that is not possible, restore everything and return why, else an empty string."""
         if self.is_on:
             return ""
         self.is_on = True
@@ -75,7 +75,7 @@ class LiveTreatments:
         if session is None:
             return []
         possible = [spec for spec in self._waiting if not (is_within_epoch and Applier([spec]).changes_loaders)]
-        asked = [(spec, _asking(session, spec)) for spec in possible]
+        asked = [(spec, _recommending(session, spec)) for spec in possible]
         return [(with_default(spec, session).text, code) for spec, code in asked if code is not None]
 
     def apply(self, requests: Sequence[Request], trainer: Any, module: Any) -> None:
@@ -83,10 +83,10 @@ class LiveTreatments:
         for text, code in requests:
             spec = parse(text)
             self._waiting = [one for one in self._waiting if one.treatment.id != spec.treatment.id]
-            reason = self.switch(Applier([spec], partial(_tell_kept, text))).on(trainer, module)
+            reason = self.switch(Applier([spec], partial(_warn_unchanged, text))).on(trainer, module)
             self.note(text, code, trainer.current_epoch, reason)
             if trainer.is_global_zero:
-                self._tell(text, code, trainer.current_epoch, reason)
+                self._log_result(text, code, trainer.current_epoch, reason)
 
     def switch(self, applier: Applier) -> Switch:
         """Return a switch that is off at the end of the run."""
@@ -104,18 +104,18 @@ class LiveTreatments:
         self._undos.close()
 
     @staticmethod
-    def _tell(text: str, code: str, epoch: int, reason: str) -> None:
+    def _log_result(text: str, code: str, epoch: int, reason: str) -> None:
         if reason:
             _log.warning("PerfDoctor could not apply %s, which %s recommends: %s", text, code, reason)
         else:
             _log.warning("PerfDoctor applied %s from epoch %d on, as %s recommends.", text, epoch, code)
 
 
-def _tell_kept(treatment: str, error: TreatmentError) -> None:
+def _warn_unchanged(treatment: str, error: TreatmentError) -> None:
     _log.warning("PerfDoctor left a training loader unchanged: %s cannot be applied to it: %s", treatment, error)
 
 
-def _asking(session: Session, spec: TreatmentSpec) -> str | None:
+def _recommending(session: Session, spec: TreatmentSpec) -> str | None:
     """Return the code of the best finding that recommends a treatment."""
     for finding in session.findings:
         if any(prescription.treatment == spec.treatment.id for prescription in finding.prescriptions):

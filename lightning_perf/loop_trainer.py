@@ -33,7 +33,7 @@ class _EpochLoop:
 
 
 class LoopTrainer:
-    """What there is of a Trainer without one; flags that only a Trainer has are None.
+    """Stand-in for the Trainer of a loop that has none; flags that only a Trainer has are None.
 
     Args:
         doctor: The callback.
@@ -86,14 +86,14 @@ class LoopTrainer:
 
 
 def shown_loader(loader: Any) -> Any:
-    """Return what probes read of a loader: of a list of batches, which would be taken for one of loaders, the type."""
+    """Return the loader for probes; of a list of batches, which they would take for loaders, an object of its name."""
     loader = seams.user_loader(loader)
     kind = type(loader)
     return type(kind.__name__, (), {"__module__": kind.__module__})() if isinstance(loader, _COLLECTIONS) else loader
 
 
 def missing_without_trainer(trainer: LoopTrainer) -> dict[str, str]:
-    """Return why figures are None, or phases absent, that a Trainer gives."""
+    """Return why figures and phases that need a Trainer are missing."""
     reasons = {
         "loss_scaler": f"{NO_TRAINER}: skipped steps are not seen",
         "steady.phases.callbacks": f"{NO_TRAINER}, which would call callbacks and a progress bar",

@@ -1,4 +1,4 @@
-"""The options of PerfDoctor that few people change, and how the callback reads its arguments."""
+"""The options of PerfDoctor that few people change, and a check of the callback's arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from lightning_perf.errors import ConfigError
 
 FREQUENT = ("schedule", "reports", "console", "out_dir", "probe_data", "apply", "autopilot", "select", "ignore")
 """PerfDoctor's own arguments; all others are fields of `DoctorOptions`."""
-
-_FLAGS = ("progress", "memory", "memory_snapshot", "device_stats", "host_lines", "arithmetic", "ceilings", "replay")
 
 
 @dataclass(frozen=True)
@@ -80,8 +78,9 @@ class DoctorOptions:
         """Check each option."""
         arguments.checked_whole("every_n_epochs", self.every_n_epochs, least=1)
         arguments.checked_whole("module_depth", self.module_depth, least=0)
-        for name in _FLAGS:
-            arguments.checked_flag(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            if field.type == "bool":
+                arguments.checked_flag(field.name, getattr(self, field.name))
         arguments.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
         for name in ("batch_size_fn", "tokens_fn"):
             arguments.checked_function(name, getattr(self, name))

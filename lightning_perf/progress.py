@@ -11,11 +11,11 @@ REFRESH_S = 1.0
 
 
 class BarFigures:
-    """Figures for a bar, worked out at most once in ``REFRESH_S``, however often the bar asks.
+    """Figures for a progress bar, computed at most once per ``REFRESH_S``.
 
     Args:
-        wait_share: Share of the last steps' time that waited for data; None while it is not known.
-        verdict: The latest diagnosis; None before the first.
+        wait_share: Returns the share of the last steps' time spent waiting for data; None if unknown.
+        verdict: Returns the latest verdict; None before the first.
         now_s: The clock.
     """
 
@@ -32,7 +32,7 @@ class BarFigures:
         self._shown: dict[str, str] = {}
 
     def __call__(self) -> dict[str, str]:
-        """Return ``{"wait": "54%", "perf": "PD101"}``, without what is not known yet."""
+        """Return ``{"wait": "54%", "perf": "PD101"}``, without values that are not known yet."""
         now_s = self._now_s()
         if now_s >= self._due_s:
             self._due_s = now_s + REFRESH_S

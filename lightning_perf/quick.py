@@ -21,7 +21,24 @@ from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
 
 
-class MemoryBreakdown:
+class RecordView:
+    """A record that prints as text, also in notebooks."""
+
+    record: Any
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return str(self.record)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str | None:
+        """Return the HTML for notebooks."""
+        html: str | None = self.record._repr_html_()
+        return html
+
+
+class MemoryBreakdown(RecordView):
     """Memory of a module by component; prints as a table, also in notebooks.
 
     Attributes:
@@ -39,16 +56,6 @@ class MemoryBreakdown:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table."""
         yield DocumentReport(model_document(None, self.record))
-
-    def __str__(self) -> str:
-        """Return the table."""
-        return str(self.record)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str | None:
-        """Return the HTML for notebooks."""
-        return self.record._repr_html_()
 
 
 def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None) -> MemoryBreakdown:
@@ -87,10 +94,7 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
         try:
             call(module, batch)
         except Exception as error:
-            raise ConfigError(
-                f"module(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
-                "tensor, a tuple of positional arguments or a dict of keyword arguments, on the module's device"
-            ) from error
+            raise batch_error("module", error) from error
     return MemoryBreakdown(msgspec.structs.replace(memory.record(saved), n_samples=batch_size(batch)))
 
 
@@ -99,6 +103,14 @@ def call(module: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+
+
+def batch_error(argument: str, error: Exception) -> ConfigError:
+    """Return the error to raise if the call of a module raised one; ``argument`` is the module's name in it."""
+    return ConfigError(
+        f"{argument}(batch) raised {type(error).__name__}: {error}; expected a batch that the module takes: a "
+        "tensor, a tuple of positional arguments or a dict of keyword arguments, on the module's device"
+    )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_tim
 from lightning_perf.probes.plain import batch_size, tensors_in
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.tracing import StepTracer, eager
-from lightning_perf.quick import as_it_was, call
+from lightning_perf.quick import RecordView, as_it_was, batch_error, call
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
@@ -38,7 +38,7 @@ _LEAST_TIMED = 5
 _TIMED_BY_MODULE = 5
 
 
-class QuickProfile:
+class QuickProfile(RecordView):
     """Cost of a model: prints as a few lines, and shows itself in notebooks.
 
     Fields of `record` can be read as attributes too, e.g. ``forward_flops``, ``backward_flops`` and ``bound``
@@ -96,16 +96,6 @@ class QuickProfile:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield all tables."""
         yield DocumentReport(model_document(self.record, self.record.memory))
-
-    def __str__(self) -> str:
-        """Return the summary."""
-        return str(self.record)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str | None:
-        """Return the HTML for notebooks."""
-        return self.record._repr_html_()
 
 
 def measure_ceilings(device: str | torch.device = "cpu", *, again: bool = False) -> Ceilings:
@@ -230,7 +220,7 @@ class _Run:
                     self.once(timed)
                 finally:
                     timed.close()
-            self.synchronize()
+            ceilings_probe.synchronize(self._device)
             found = timed.times()
             if found is not None:
                 passes.append(found)
@@ -241,10 +231,7 @@ class _Run:
             output = call(self._model, self._batch)
             return self._loss(output) if self.train else None
         except Exception as error:
-            raise ConfigError(
-                f"model(batch) raised {type(error).__name__}: {error}; expected a batch that the model takes: a "
-                "tensor, a tuple of positional arguments or a dict of keyword arguments, on the model's device"
-            ) from error
+            raise batch_error("model", error) from error
 
     def _backward(self, start: torch.Tensor | None) -> None:
         if not isinstance(start, torch.Tensor) or start.numel() != 1 or not start.requires_grad:
@@ -270,19 +257,15 @@ class _Run:
         taken: list[float] = []
         until = time.perf_counter() + limit_s
         while len(taken) < _LEAST_REPEATS or (time.perf_counter() < until and len(taken) < _MOST_REPEATS):
-            self.synchronize()
+            ceilings_probe.synchronize(self._device)
             begin = time.perf_counter()
             function()
-            self.synchronize()
+            ceilings_probe.synchronize(self._device)
             taken.append(time.perf_counter() - begin)
         steady = np.asarray(taken[_steady_start(taken) :])
         p50, p95, p99 = (float(value) for value in np.percentile(steady, [50, 95, 99]))
         distribution = Distribution(p50=p50, p95=p95, p99=p99, mean=float(steady.mean()), std=float(steady.std()))
         return distribution, len(steady)
-
-    def synchronize(self) -> None:
-        if self._device.type != "cpu":
-            getattr(torch, self._device.type).synchronize()
 
 
 def _steady_start(taken: list[float]) -> int:

@@ -81,7 +81,7 @@ class Results:
         return {} if self.session is None else self.session.loader_args(safety)
 
     def left_out(self, safety: Safety = "exact") -> dict[str, str]:
-        """Return why recommendations are in neither of both, by recommendation. Empty before the first run."""
+        """Return why recommendations are in neither of these, by recommendation. Empty before the first run."""
         return {} if self.session is None else self.session.left_out(safety)
 
     def report(self, full: bool = False) -> Report:

@@ -49,10 +49,10 @@ class DoctorRun:
         on_end: Called when the run is over, to drop all references to the Trainer.
 
     Attributes:
-        ranks: Brings all ranks together; None with one rank.
-        live: Applies treatments between epochs or steps; None if none may be.
-        autopilot: Tries treatments; None if it may not.
-        schedule: When to diagnose within an epoch; None if that is never done.
+        ranks: Collects the figures of all ranks; None with one rank.
+        live: Applies treatments between epochs or steps; None if no treatment may be applied.
+        autopilot: Tries treatments; None if it is off.
+        schedule: When to diagnose within an epoch; None for never.
         history: Earlier runs of this training.
     """
 
@@ -72,9 +72,9 @@ class DoctorRun:
     # -- the beginning ------------------------------------------------------------------------------------------------
 
     def open(self, pl_module: Any, stage: str) -> None:
-        """Open the probes; whatever fails, the training goes on."""
+        """Open the probes; their errors do not reach the training."""
         doctor, trainer, probes = self._doctor, self._trainer, self.probes
-        # These are collective calls: on every rank, whatever else happens.
+        # These are collective calls, which every rank must make.
         folder = self.reports.default_folder(trainer.log_dir)
         if self._has_ranks:
             folder = trainer.strategy.broadcast(folder)
@@ -148,7 +148,7 @@ class DoctorRun:
         figures = BarFigures(loop.main.recent_wait_share, lambda: self._doctor.verdict, time.perf_counter)
         seams.tap_progress_bar(self._trainer, lambda: self.probes.call("progress", figures) or {}, self._undos)
 
-    # -- between ------------------------------------------------------------------------------------------------------
+    # -- during the run -----------------------------------------------------------------------------------------------
 
     def apply_treatments(self, pl_module: Any, is_within_epoch: bool = False) -> None:
         """Apply the recommendations of the last diagnosis, if allowed to."""
@@ -158,14 +158,14 @@ class DoctorRun:
         requests: list[Any] = []
         if trainer.is_global_zero and not (self.autopilot is not None and self.autopilot.holds_loaders):
             requests = self.probes.call("apply", live.requests, self._doctor.session, is_within_epoch) or []
-        if self._has_ranks:  # every rank changes the same; a collective, so outside of any isolation
+        if self._has_ranks:  # a collective call, so not isolated
             requests = trainer.strategy.broadcast(requests)
         self.probes.call("apply", live.apply, requests, trainer, pl_module)
         if self.autopilot is not None and not is_within_epoch:
             self.autopilot.epoch_starts(pl_module)
 
     def _autopilot_acted(self, line: str | None) -> None:
-        """Print a decision of the autopilot, and save where it is: the run may be killed."""
+        """Print a decision of the autopilot, and save what it tries now, since the run may be killed."""
         if line is not None:
             self.reports.news(line)
         if self._doctor.session is not None:
@@ -233,8 +233,8 @@ class DoctorRun:
         self.probes.call("history", self.history.save, session)
 
     def training_ends(self) -> None:
-        """Measure what needs a pause: all ranks are known to be there for the last time."""
-        # What a probe of the loader takes at the end of a run is no part of the training's time.
+        """Measure what needs a pause, while all ranks still run."""
+        # The time of the loader probe is not training time.
         self._reporting(True)
         self.probes.notify("before_report", True)
         if not self._trainer.fast_dev_run:
@@ -244,7 +244,7 @@ class DoctorRun:
         self._share(is_last=True)
 
     def _share(self, is_last: bool) -> None:
-        """Bring all ranks' figures together; a rank whose own probes failed takes part too."""
+        """Collect the figures of all ranks; a rank whose probes failed takes part too."""
         if self.ranks is not None:
             try:
                 self.ranks.share(self.probes.loop, is_last, self._doctor.findings)
@@ -260,7 +260,7 @@ class DoctorRun:
         return self._diagnose(msgspec.structs.replace(session, earlier=earlier))
 
     def _diagnose(self, session: Session) -> Session:
-        """Return the session with the failures up to now and, unless diagnosing is what fails, its findings."""
+        """Return the session with the failures so far and its findings; without findings if the diagnosis fails."""
         doctor, failures = self._doctor, self.probes.failures
         session = msgspec.structs.replace(session, probes_off=tuple(failures.values()))
         found = self.probes.call("diagnosis", self._stable_diagnosis, session)
@@ -274,14 +274,14 @@ class DoctorRun:
         return with_stable_advice(diagnose(session, doctor.select, doctor.ignore), doctor.session)
 
     def _replay(self) -> None:
-        """Measure in a pause what rules would otherwise have to estimate."""
+        """Replay operators, to measure speedups that rules would otherwise estimate."""
         replay, sampled = self.probes.find(ReplayProbe), self.probes.find(SampledSteps)
         if replay is not None and sampled is not None and self.probes.context is not None:
             asked = hypotheses(self.probes.session(), self._doctor.select, self._doctor.ignore)
             replay.answer(asked, sampled.call_log, self.probes.context.loop.wall_ns() / 1e9)
 
     def _is_worth_keeping(self, trace: TraceRecord) -> bool:
-        """Return whether a trace says something that the session without it does not."""
+        """Return whether a trace leads to a finding that the session does not have without it."""
         session = self.probes.session()
         window = Window(first_step=0, n_steps=0, status="recorded", reason="", cost_s=0.0, trace=trace)
         with_trace = msgspec.structs.replace(session, windows=(*session.windows, window))
@@ -293,7 +293,7 @@ class DoctorRun:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a child that the user's code forked and that leaves through here."""
+        """Whether the user's code forked this process from the one that set the run up."""
         return os.getpid() != self._pid
 
     def finish(self, status: Status, error: BaseException | None = None) -> None:
@@ -321,14 +321,14 @@ class DoctorRun:
         self._on_end()
 
     def restore(self) -> None:
-        """Restore everything that was patched, also where an interrupt comes meanwhile."""
+        """Restore everything that was patched, even if interrupted meanwhile."""
         seams.complete(self._restore)
 
     def _restore(self) -> None:
         if self.live is not None:
             self.probes.call("undo", self.live.undo)
         self.probes.close()
-        self.probes.call("restoring", self._undos.close)  # last: until then the end of the run is watched for
+        self.probes.call("restoring", self._undos.close)  # last: these notice that Lightning left the run
 
     def _last_hook_raised(self, error: BaseException, is_own: bool) -> None:
         """End the run: a callback's ``on_exception`` raised, and Lightning calls no further hook."""
@@ -339,12 +339,12 @@ class DoctorRun:
                 seams.tear_down(self._trainer)
 
     def _is_lost(self) -> None:
-        """End the run: Lightning has left it, and called none of the hooks that end it."""
+        """End a run that Lightning left without calling ``teardown`` or ``on_exception``."""
         if self.is_forked:
             return
         try:
             self.restore()
             self.reports.close()
-        except BaseException:  # noqa: BLE001 - called by the interpreter, which has nobody to hand it to
+        except BaseException:  # noqa: BLE001 - called by the interpreter, which would only print it
             _log.debug("ending a run without its hooks failed", exc_info=True)
         self._on_end()

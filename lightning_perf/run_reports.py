@@ -1,4 +1,4 @@
-"""Make the reports of one run: which and when, in which folder; a report that fails is switched off."""
+"""Make the reports of one run in its folder; a report that fails is switched off."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class RunReports:
         self._ends_s: float | None = None  # when an interrupted run must be over
         self._is_copied = False  # as far as possible
         self._spare: SpareThread | None = None  # for a loop without a Trainer, which may last until Python ends
-        self._shown: Session | None = None  # at the end of an epoch
+        self._shown: Session | None = None  # the last one on the console before the end of the run
 
     def default_folder(self, log_dir: str | None) -> str:
-        """Return the folder of this run alone: its logger's, where checkpoints go too, or a new one named by time."""
+        """Return a folder that only this run uses: its logger's, beside the checkpoints, or a new one named by time."""
         trainer = self._trainer
         new = os.path.join("perf_logs", f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}")
         folder = self._probes.call("folder", seams.run_folder, trainer, log_dir, new)
@@ -108,7 +108,7 @@ class RunReports:
         return self.spent_s <= max(_REPORTING_ALLOWED_S, _REPORTING_SHARE * wall_s)
 
     def charged(self, function: Callable[[], None]) -> None:
-        """Call what is part of a report at the end of an epoch, and add its time to what reporting has taken."""
+        """Call a function that is part of an epoch's report, and add its time to ``spent_s``."""
         started_s = time.perf_counter()
         function()
         self.spent_s += time.perf_counter() - started_s
@@ -204,7 +204,7 @@ class RunReports:
         for name in formats.RUN_FORMATS:
             if name in reports and not seams.is_preempted(self._trainer):
                 self._probes.call(name, self._write_report, name, session)
-        # A report that fails belongs into the record too.
+        # Record reports that failed.
         if len(failures) > len(session.probes_off):
             session = diagnose(session)
         if "json" in reports:
@@ -314,7 +314,7 @@ class RunReports:
             self._remote.copy_soon()
 
     def _active(self) -> tuple[str, ...]:
-        """Return the reports to make; a trial run of a few batches leaves no files behind."""
+        """Return the reports to make; with ``fast_dev_run``, no files."""
         wanted = tuple(report for report in self._doctor.reports if report not in self._probes.failures)
         return tuple(r for r in wanted if r == "console") if self._trainer.fast_dev_run else wanted
 

@@ -1,4 +1,4 @@
-"""Whether the training loader can be exchanged within a run: what it shares, which random numbers it draws."""
+"""Check whether the training loader can get workers during a run: shared state, random numbers drawn."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WATCHED_STEPS = 32
 
 
 def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
-    """Refuse the first workers of a loader that shares something with the training, or that they cannot be sent.
+    """Refuse workers for a loader without workers if it shares state with the training, or would have to be pickled.
 
     Raises:
-        TreatmentError: It does, or workers would be started by another method than fork, for which all is pickled.
+        TreatmentError: The loader shares state, or workers would not be forked.
     """
     loader = inner_loader(loader)
     if loader.num_workers > 0 or not arguments.get("num_workers"):
@@ -31,7 +31,7 @@ def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
 
 
 class RandomWatch(Probe):
-    """Compares the state of the random generators at the end of a step and at the start of the next one.
+    """Detects whether fetching draws random numbers: compares random states after a step and before the next one.
 
     A callback that draws between the two counts as fetching, which errs on the safe side.
 
@@ -52,7 +52,7 @@ class RandomWatch(Probe):
         return self._next_step
 
     def step_begins(self, batch: Any) -> None:
-        """Compare with the end of the last step."""
+        """Compare the states with those at the end of the last step."""
         if self._after_step is not None:
             self.draws = bool(self.draws) or random_states() != self._after_step
 
@@ -64,5 +64,5 @@ class RandomWatch(Probe):
             self._after_step = None
 
     def epoch_ends(self) -> None:
-        """Compare no steps of two epochs: between them, samplers draw."""
+        """Forget the states: samplers draw between epochs."""
         self._after_step = None

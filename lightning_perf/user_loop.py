@@ -1,7 +1,7 @@
 """PerfDoctor in loops without a Trainer: Fabric's and plain ones.
 
-`LoopRun` calls the hooks of PerfDoctor in the order in which a Trainer does, with a stand-in for the Trainer. So all
-that measures, diagnoses and reports is the same.
+`LoopRun` calls the hooks of PerfDoctor in the order of a Trainer, with a stand-in for it, so that probes, diagnosis and
+reports are the same.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LoopRun:
         self._doctor, self._trainer, self._module = doctor, trainer, trainer.module
         doctor.setup(trainer, trainer.module, "fit")
         self._run = doctor._run
-        # Like atexit, which does not forget a function that was unregistered.
+        # Instead of atexit, which keeps functions that were unregistered.
         self._at_exit = weakref.finalize(trainer, self._exits)
         probes = doctor._probes
         self._loop, self._phases = probes.loop, probes.find(UserPhases)
@@ -170,7 +170,7 @@ class LoopRun:
             self._doctor.on_train_batch_start(self._trainer, self._module, batch, self._index)
 
     def step_ends(self) -> None:
-        """End it."""
+        """End a step."""
         self.is_in_step = False
         if self._doctor._run is not self._run:
             return
@@ -183,9 +183,10 @@ class LoopRun:
             self._begin()
 
     def left(self) -> None:
-        """Handle that the user's code has left the loop: the step counts if an optimizer stepped in it.
+        """Handle that the user's code left the loop early: the step counts if an optimizer stepped in it.
 
-        Called while Python cleans up, where an interrupt would get lost: the epoch is reported later.
+        Python calls this while it closes a generator, where an interrupt would get lost, so the epoch is reported
+        later.
         """
         if self.is_over:
             return
@@ -240,7 +241,7 @@ class LoopRun:
                 getattr(self._doctor, name)(self._trainer, self._module, *args)
 
     def forget(self) -> None:
-        """Leave nothing to be done when Python ends, and nothing alive until then."""
+        """Cancel the report at the end of Python, and release what it needs."""
         self._at_exit.detach()
 
     def close(self, error: BaseException | None, is_exiting: bool = False) -> None:
@@ -385,7 +386,7 @@ class UserLoop:
         try:
             watched = [thing for known in self._watched if (thing := known()) is not None]
             trainer = LoopTrainer(self, watched, self._fabric() if self._fabric is not None else None)
-            if not trainer.is_global_zero:  # each rank may loop as it likes: no call waits for another rank
+            if not trainer.is_global_zero:  # ranks may loop differently, so no call may wait for another rank
                 self._is_unmeasured = True
                 return None
             self._loop_run = LoopRun(self, trainer, code)

@@ -1,4 +1,4 @@
-"""What all tests stand on."""
+"""Settings and fixtures for all tests."""
 
 import itertools
 import os

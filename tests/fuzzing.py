@@ -1,4 +1,4 @@
-"""How much is tried beyond what ``make test`` has time for."""
+"""How many random and repeated cases are tried, by the variable ``FUZZ``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions and traces with random faults, every form in which they are shown, and what no form may contain."""
+"""Sessions and traces with random faults, all reports that show them, and what no report may contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that catches any error lets those pass that a signal handler raised: they are meant for the training."""
+"""Code that catches any error raises errors of signal handlers again: they are meant for the training."""
 
 from __future__ import annotations
 

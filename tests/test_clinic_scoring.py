@@ -219,7 +219,7 @@ def test_fault_counts_as_healthy_when_its_fix_gains_nothing_on_this_cpu() -> Non
     assert score.outcome_of(CASE, diagnosed(CASE), [slow, timed(CASE, 0.95, is_fixed=True)]).kind == "fault"
 
 
-def test_measured_gain_goes_by_whole_epochs_when_both_have_them() -> None:
+def test_measured_gain_compares_whole_epochs_when_both_have_them() -> None:
     old = timed(CASE, 1.0, is_fixed=False, wall_s=3.0)
     assert score.measured_gain([old, timed(CASE, 0.5, is_fixed=True, wall_s=1.0)]) == pytest.approx(3.0)
     assert score.measured_gain([old, timed(CASE, 0.5, is_fixed=True)]) == pytest.approx(2.0)

@@ -19,7 +19,7 @@ class Clock:
         return self.s
 
 
-def test_figures_are_worked_out_once_a_second_however_often_the_bar_asks() -> None:
+def test_figures_are_computed_once_per_second() -> None:
     clock, asked = Clock(), []
     figures = BarFigures(lambda: asked.append(clock.s) or 0.54, lambda: None, clock)
     for _ in range(1000):

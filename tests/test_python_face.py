@@ -1,4 +1,4 @@
-"""What people see of lightning-perf in Python: arguments, help, results, what prints and what notebooks show."""
+"""The Python interface: arguments, help, results, printed text and output in notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of reference that the docs build makes."""
+"""The reference pages that the docs build generates."""
 
 from __future__ import annotations
 

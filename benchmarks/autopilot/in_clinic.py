@@ -1,6 +1,6 @@
-"""The autopilot in the clinic's trainings: is the right change kept, what does it gain, and does it cost healthy ones?
+"""The autopilot in the clinic's trainings: is the right change kept, how fast does it get, do healthy ones lose time?
 
-Each case that a live treatment cures runs longer than in the clinic, with ``PerfDoctor(autopilot="numerics")``, beside
+Each case that a live treatment fixes runs longer than in the clinic, with ``PerfDoctor(autopilot="numerics")``, beside
 runs of twice its usual length without PerfDoctor, without the treatment and with it from the start, as `lightning-perf
 trial` times its arms. Runs take turns: A B, then B A, each on as many cores as the clinic gives the case.
 
@@ -11,8 +11,8 @@ trial` times its arms. Runs take turns: A B, then B A, each on as many cores as 
 - *Realized*: time per step of the run without PerfDoctor and treatment ÷ that of the run with the autopilot after its
   last decision, medians of whole epochs. *Share*: of the offline speedup.
 
-A healthy case runs with the autopilot alone. *Lost* is what all treatments that were tried took longer than the steps
-without them, as a share of the run: what the autopilot cost it.
+A healthy case runs only with the autopilot. *Lost* is the time by which steps with treatments took longer than those
+without, as a share of the run.
 
 Aims: 95 % right, a share of 90 %; no healthy run that loses more than 1 %, and nothing kept in one that gains less.
 """

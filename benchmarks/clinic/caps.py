@@ -1,7 +1,7 @@
-"""The machine posing as other machines: the same run in a process of its own, with some abilities switched off.
+"""Imitate other CPUs: run the clinic in a separate process with some CPU features disabled (a cap).
 
-A promise has to hold on every CPU, and each CPU here has only some of them. oneDNN and OpenMP read these variables once
-per process, so each cap gets a new process, with an empty cache folder.
+An expected speedup must hold on every CPU. oneDNN and OpenMP read these variables once per process, so each cap gets a
+new process, with an empty cache folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a case of the clinic is: a script that states what is wrong with it.
+"""Read a case of the clinic: a script that states what is wrong with it.
 
 A case is a Lightning script that takes no arguments. Its docstring holds a description, a line ``---`` and YAML:
 
@@ -8,7 +8,7 @@ A case is a Lightning script that takes no arguments. Its docstring holds a desc
                              if they name the marked line, or, where no line is marked or the code is that of the
                              smaller of two faults, if the expected one is among the first three
     half: tune               thresholds may be tuned on it; ``score``: they may not
-    fix: {OLD: NEW}          replacements in the script that remove the fault (with two faults: the bigger one)
+    fix: {OLD: NEW}          replacements in the script that remove the fault (with two faults: the larger one)
     with: [ID]               or treatments that remove it
     own_process: true        started as a command of its own (it starts further processes)
     needs: fast-bf16         what the CPU must have for the fault to cost time; it counts as a fault only where its fix

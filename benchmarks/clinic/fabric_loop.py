@@ -25,7 +25,7 @@ CASES = (
 
 
 class FabricTrainer:
-    """What these cases need of a Trainer, written as people write loops with Fabric.
+    """The part of the Trainer that these cases use, as a loop with Fabric.
 
     Args:
         max_epochs: Number of epochs.

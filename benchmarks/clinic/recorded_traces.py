@@ -1,4 +1,4 @@
-"""Traces that others recorded on real GPUs, with what is known to be true of them; nothing where they are missing."""
+"""Diagnose traces that others recorded on real GPUs, with known causes; none if the files are missing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Recorded(NamedTuple):
 
 
 def diagnosed() -> list[Recorded]:
-    """Every trace of ``traces.yml`` that is at hand."""
+    """Return each trace of ``traces.yml`` whose file exists, with its diagnosis."""
     folder = Path(os.environ.get(FOLDER_VARIABLE, DEFAULT_FOLDER))
     if not folder.is_dir():
         print(f"recorded traces are left out: there is no folder {folder} (set {FOLDER_VARIABLE})", file=sys.stderr)

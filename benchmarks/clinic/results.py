@@ -1,6 +1,6 @@
 """Saved results of the clinic: one section per cap of the machine, in one JSON file.
 
-A run replaces a section only if it covers it: a partial run never takes the place of a whole one.
+A run replaces a section only if it covers it: a partial run never replaces a whole one.
 """
 
 from __future__ import annotations

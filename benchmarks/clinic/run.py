@@ -6,8 +6,8 @@
     python benchmarks/clinic/run.py --cases slow_transform,cnn --show
     python benchmarks/clinic/run.py --caps none,avx2,avx512_core,one-thread --write
     python benchmarks/clinic/run.py --healthy-only --caps avx2
-    python benchmarks/clinic/run.py --fabric            ten cases as Fabric loops too, beside the Trainer's diagnoses
-    python benchmarks/clinic/run.py --half score --traceml --write      what TraceML says of them, on a page of its own
+    python benchmarks/clinic/run.py --fabric            ten cases with a Trainer and as Fabric loops
+    python benchmarks/clinic/run.py --half score --traceml --write      TraceML's results, on a separate page
 
 Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
 the ratio of the medians of their blocks. A healthy case is diagnosed ``--healthy-rounds`` times; where a finding

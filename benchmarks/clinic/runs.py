@@ -2,8 +2,8 @@
 
 A case runs as ``lightning-perf run -- python CASE`` would run it, and is timed as ``lightning-perf trial`` times an
 arm: the same job file, the same wrapper around ``Trainer``. Only the imports are saved. Each run is a first run: its
-cache folder is empty, so that nothing is known of the machine but what the run itself measures. Memory that a run has
-freed stays its own (``keep_heap``).
+cache folder is empty, so that the run must measure the machine itself. A process keeps the memory that it frees
+(``keep_heap``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sessions made by hand for rules that not every CPU can show: what is said of each first, with all rules at work.
+"""Diagnose hand-made sessions, for rules whose fault not every CPU can show: which finding comes first?
 
-They are the first case of each such rule, in ``tests/rules/cases``, that its rule has to fire on. Live cases show that
-a fault is measured and named; these show only that nothing else comes before it. PD319 is among them because many CPUs
-multiply denormal numbers as fast as others: a live case of it would be none there.
+They are the first case with a finding in ``tests/rules/cases`` of each such rule. Live cases show that a fault is
+measured and named; these show only that no other finding comes before it. PD319 is one of them because many CPUs
+multiply denormal numbers as fast as others, so that a live case would have no fault there.
 """
 
 from __future__ import annotations

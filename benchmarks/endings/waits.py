@@ -1,4 +1,4 @@
-"""A training that waits for a known reason, in which the hang watch must be silent; started by ``alarms.py``.
+"""A training that waits for a known reason, in which the hang watch must report nothing; started by ``alarms.py``.
 
 Prints the number of hangs that were reported.
 """

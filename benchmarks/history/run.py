@@ -2,7 +2,7 @@
 
     python benchmarks/history/run.py [--pairs N] [--real FOLDER] [--write]
 
-Trainings are simulated (fixed seeds), but for those of --real and the costs. --write also writes
+Trainings are simulated (fixed seeds), except those of --real and of the costs. --write also writes
 docs/benchmarks/history.md.
 """
 

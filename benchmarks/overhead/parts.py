@@ -1,4 +1,4 @@
-"""Measure the parts of PerfDoctor's per-step overhead, each in a tight loop of its own."""
+"""Measure the parts of PerfDoctor's per-step overhead, each in a separate tight loop."""
 
 from __future__ import annotations
 

@@ -134,12 +134,12 @@ repeats, or a quieter machine.
 ## Limits
 
 - Noise that changes during a trial (another job starts) is neither a drift nor a spread. Rounds are interleaved so
-  that  it affects all arms; intervals become wide and verdicts `inconclusive`.
+  that it affects all arms; intervals become wide and verdicts `inconclusive`.
 - The drift is a straight line in the order of runs. Any other drift adds to the spread.
 - Several arms are each judged at 95 %. The band keeps false positives far below 5 % per arm, so there is no further
   correction.
 - The first rung is the largest of several measured speedups, so its estimate is biased upward by part of the noise.
-  All  rungs above it are measured again next to the baseline."""
+  All rungs above it are measured again next to the baseline."""
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

@@ -2,7 +2,7 @@
 
 - ``outcomes``, three rounds in a row: treatments with planted outcomes. The script turns them into no change, a
   slowdown, a crash, a hang, excessive memory, and a NaN loss.
-- ``ladder``: a script with several faults that the trial is not told about. The ladder must reach 2x in at least three
+- ``ladder``: a script with several faults. The ladder must reach 2x in at least three
   rungs, and its flags, pasted into the script and timed by the script itself, must give the same speedup within 10 %.
   A fault that takes little of a step may be inconclusive when treated alone.
 - ``sleeping``: the same script, in which only the dataset is slow (it sleeps). Workers must make it faster.

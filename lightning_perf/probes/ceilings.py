@@ -288,13 +288,13 @@ class _Bench:
         value = torch.zeros(1, device=self._device)
         best, until = float("inf"), self._clock() + limit_s
         while True:
-            self._synchronize()
+            synchronize(self._device)
             begin = self._clock()
             for _ in range(_N_LAUNCHES):
                 value.add_(1.0)
             best = min(best, (self._clock() - begin) / _N_LAUNCHES)
             if self._clock() >= until:
-                self._synchronize()
+                synchronize(self._device)
                 return best
 
     def _values(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
@@ -315,16 +315,18 @@ class _Bench:
         return best
 
     def _timed(self, function: Callable[[], Any], n: int) -> float:
-        self._synchronize()
+        synchronize(self._device)
         begin = self._clock()
         for _ in range(n):
             function()
-        self._synchronize()
+        synchronize(self._device)
         return max((self._clock() - begin) / n, 1e-12)
 
-    def _synchronize(self) -> None:
-        if self._device.type != "cpu":
-            getattr(torch, self._device.type).synchronize()
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished all work queued so far."""
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
 
 
 def _tf32(device: torch.device, is_on: bool) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""A headless chromium for what people look at. A request to anywhere but this machine fails the test that made it."""
+"""A headless Chromium for tests of pages. A request to another machine fails the test that made it."""
 
 from __future__ import annotations
 

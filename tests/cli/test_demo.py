@@ -1,4 +1,4 @@
-"""The demo, run as a user runs it: every planted fault is named first, and the healthy training is left in peace."""
+"""The demo, run as a user runs it: every planted fault is named first, and nothing is found in the healthy training."""
 
 import os
 import subprocess

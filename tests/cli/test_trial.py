@@ -1,4 +1,4 @@
-"""``lightning-perf trial``: one real trial in which each planted treatment meets its fate, and what is refused."""
+"""``lightning-perf trial``: one real trial of treatments with planted outcomes, and what is refused."""
 
 from __future__ import annotations
 

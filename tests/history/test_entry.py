@@ -116,7 +116,7 @@ def test_every_field_of_the_session_is_kept_or_left_out_on_purpose() -> None:
     assert left_out | is_kept == set(Session.__struct_fields__)
 
 
-def test_loops_of_unwatched_models_are_told_apart_by_their_script() -> None:
+def test_loops_of_unwatched_models_are_distinguished_by_their_script() -> None:
     keys = []
     for script in ("a.py", "b.py"):
         keys.append(key_of(run(1, provenance={"parameters": digest_of(()), "script": script})))

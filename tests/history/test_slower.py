@@ -13,7 +13,7 @@ def runs(n: int = 5, **kind: object) -> list[Session]:
     return [run(i, **kind) for i in range(1, n + 1)]
 
 
-def test_longer_steps_and_longer_validations_are_told_apart() -> None:
+def test_longer_steps_and_longer_validations_are_distinguished() -> None:
     found = slower_figures(runs(), run(9, slower=1.3), 0.01)
     assert found["step"] == pytest.approx(1.3, rel=0.05)
     found = slower_figures(runs(), run(9, validation_s=6.0), 0.01)

@@ -44,7 +44,7 @@ def stepped(module: nn.Module, optimizer: Any, dtype: torch.dtype = torch.float3
     ],
     ids=["SGD", "SGD-momentum", "Adam", "Adam-amsgrad", "AdamW-fused"],
 )
-def test_exact_parts_equal_the_sizes_worked_out_when_an_optimizer_has_stepped(make: Any, states: int) -> None:
+def test_exact_parts_equal_the_computed_sizes_when_an_optimizer_has_stepped(make: Any, states: int) -> None:
     module = mlp()
     record = stepped(module, make(module.parameters())).record()
     assert record.parameters_bytes == F32 * N_WEIGHTS

@@ -1,4 +1,4 @@
-"""Whose code runs, and which of its lines stand in a loop."""
+"""The owner of running code, and which of its lines are in a loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _PACKAGES = sysconfig.get_paths()["purelib"]
         (os.path.join(os.path.dirname(lightning_perf.__file__), "demo.py"), USER),
     ],
 )
-def test_file_belongs_to_whom_it_is_from(file: str, owner: str) -> None:
+def test_owner_of_a_file_follows_from_its_path(file: str, owner: str) -> None:
     assert owner_of(file) == owner
 
 
@@ -217,7 +217,7 @@ class Held:
     """Can be watched."""
 
 
-def test_frame_is_let_go_when_its_function_is_over_and_another_operator_comes(lines, operator):
+def test_frame_is_released_when_its_function_is_over_and_another_operator_comes(lines, operator):
     def forward() -> weakref.ref[Held]:
         held = Held()
         operator("mul")
@@ -228,7 +228,7 @@ def test_frame_is_let_go_when_its_function_is_over_and_another_operator_comes(li
     assert reference() is None
 
 
-def test_frame_is_let_go_at_the_end_of_the_step_when_no_operator_comes(lines, operator):
+def test_frame_is_released_at_the_end_of_the_step_when_no_operator_comes(lines, operator):
     def training_step() -> weakref.ref[Held]:
         held = Held()
         operator("mul")
@@ -239,7 +239,7 @@ def test_frame_is_let_go_at_the_end_of_the_step_when_no_operator_comes(lines, op
     assert reference() is None
 
 
-def test_frames_below_the_step_are_let_go_at_its_end(lines):
+def test_frames_below_the_step_are_released_at_its_end(lines):
     def script() -> weakref.ref[Held]:
         held = Held()
         lines.begin(sys._getframe())

@@ -48,7 +48,7 @@ def test_energy_is_within_one_percent_when_samples_come_unevenly() -> None:
     assert meter.joules()[0] == pytest.approx(100 * end + end**2 / 2, rel=0.001)
 
 
-def test_energy_goes_by_the_counter_when_there_is_one() -> None:
+def test_energy_is_read_from_the_counter_when_there_is_one() -> None:
     meter = DeviceEnergy()
     for t, counter in ((0, 1000.0), (1, 1300.0), (2, 1700.0)):
         meter.add(t, counter, 1.0)

@@ -383,7 +383,7 @@ def test_gradients_added_up_belong_to_the_module_of_their_parameter() -> None:
 
 
 @pytest.mark.parametrize(("wants_weights", "n_products"), [(True, 2), (False, 1)])
-def test_recurrent_backward_of_cudnn_counts_what_it_is_asked_for(wants_weights: bool, n_products: int) -> None:
+def test_recurrent_backward_of_cudnn_counts_the_requested_gradients(wants_weights: bool, n_products: int) -> None:
     inputs, weights = torch.zeros(10, 4, 16), [torch.zeros(128, 16), torch.zeros(128, 32), torch.zeros(128)]
     formula = formula_of(torch.ops.aten._cudnn_rnn_backward)
     assert formula is not None

@@ -124,12 +124,12 @@ def test_throttling_is_reported_as_share_of_time_when_the_driver_gives_reasons()
     assert fractions == {"sw_power_cap": pytest.approx(3 / 5), "sw_thermal": pytest.approx(1 / 5)}
 
 
-def test_throttling_is_asked_by_its_old_name_when_the_bindings_are_old() -> None:
+def test_throttling_is_read_by_its_old_name_when_the_bindings_are_old() -> None:
     nvml = FakeNvml(gpu(0, CurrentClocksThrottleReasons=0x40), absent=("nvmlDeviceGetCurrentClocksEventReasons",))
     assert sampled(nvml).record().throttle_fractions == {"hw_thermal": 1.0}
 
 
-def test_throttling_is_asked_by_its_old_name_when_the_driver_is_old() -> None:
+def test_throttling_is_read_by_its_old_name_when_the_driver_is_old() -> None:
     nvml = FakeNvml(gpu(0, CurrentClocksThrottleReasons=8, CurrentClocksEventReasons=ERRORS["FunctionNotFound"]()))
     assert sampled(nvml).record().throttle_fractions == {"hw_slowdown": 1.0}
 
@@ -213,7 +213,7 @@ def links_of(*devices: dict[str, Any], n: int = 2, **nvml: Any) -> tuple[Any, di
     return made.record().links, made.missing
 
 
-def test_links_tell_levels_and_nvlink_of_all_pairs_when_ranks_use_several_devices() -> None:
+def test_links_have_level_and_nvlink_of_all_pairs_when_ranks_use_several_devices() -> None:
     first = gpu(0, TopologyCommonAncestor={"GPU-2222-aaaa": 50}, P2PStatus={"GPU-1111-aaaa": 0})
     links, missing = links_of(first, gpu(1, TopologyCommonAncestor={"GPU-2222-aaaa": 40}), gpu(2), n=3)
     assert [(each.devices, each.ancestor_level, each.has_nvlink) for each in links] == [
@@ -280,7 +280,7 @@ def test_there_is_a_reason_when_nvml_does_not_start(kind: str) -> None:
     assert kind in reason
 
 
-def test_nvml_is_let_go_when_the_device_is_not_found_or_gone() -> None:
+def test_nvml_is_released_when_the_device_is_not_found_or_gone() -> None:
     for nvml in (
         FakeNvml(),
         FakeNvml(gpu(0, PciInfo=SimpleNamespace(busId="x"), Name=ERRORS["GpuIsLost"]("scripted"))),
@@ -291,7 +291,7 @@ def test_nvml_is_let_go_when_the_device_is_not_found_or_gone() -> None:
         assert nvml.users == 0
 
 
-def test_nvml_is_let_go_when_the_reader_is_closed() -> None:
+def test_nvml_is_released_when_the_reader_is_closed() -> None:
     nvml = FakeNvml(gpu(0))
     made, _ = opened(nvml)
     assert nvml.users == 1
@@ -300,7 +300,7 @@ def test_nvml_is_let_go_when_the_reader_is_closed() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "mps"])
-def test_nothing_is_asked_when_the_device_is_no_gpu_of_these(kind: str) -> None:
+def test_nothing_is_read_when_the_device_is_of_another_kind(kind: str) -> None:
     made, reason = opened(FakeNvml(gpu(0)), kind)
     assert made is None
     assert reason

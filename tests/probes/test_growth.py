@@ -117,7 +117,7 @@ def test_heap_diff_names_the_tensor_when_its_graph_grows() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["numbers", "window"])
-def test_heap_diff_is_silent_when_numbers_or_a_bounded_window_are_kept(attribute: str) -> None:
+def test_heap_diff_reports_nothing_when_numbers_or_a_bounded_window_are_kept(attribute: str) -> None:
     model = Model()
     assert grown(model, lambda: getattr(model, attribute).append(1.0 if attribute == "numbers" else model.loss())) == ()
 

@@ -111,7 +111,7 @@ def test_hang_has_its_length_when_the_training_moves_again(run: Run) -> None:
     assert [hang.lasted_s for hang in run.watch.record()] == [90.0]
 
 
-def test_hang_has_its_length_when_the_run_ends_before_the_next_look(run: Run) -> None:
+def test_hang_has_its_length_when_the_run_ends_before_the_next_check(run: Run) -> None:
     run.stays(90)
     run.watch.run_ends(None)
     assert [hang.lasted_s for hang in run.watch.record()] == [90.0]

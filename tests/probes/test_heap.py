@@ -1,4 +1,4 @@
-"""What the C heap has handed out."""
+"""Allocated bytes of the C heap."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_heap_is_not_read_when_tensors_are_not_on_it() -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError("symbol not found"), OSError("no such file"), TypeError("not None")])
-def test_heap_is_not_read_when_the_c_library_does_not_tell(error: Exception) -> None:
+def test_heap_is_not_read_when_the_c_library_does_not_report_it(error: Exception) -> None:
     def find() -> Any:
         raise error
 

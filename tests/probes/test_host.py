@@ -161,7 +161,7 @@ def test_fetch_is_blocked_when_the_thread_neither_runs_nor_queues() -> None:
     assert made.fractions() == (pytest.approx(0.7), pytest.approx(0.2))
 
 
-def test_fetch_is_unknown_when_the_kernel_does_not_tell() -> None:
+def test_fetch_is_unknown_when_the_kernel_does_not_report_it() -> None:
     made = watch([], None, None)
     for number in range(2 * FetchWatch.EVERY + 1):
         fetch(made, number)

@@ -405,7 +405,7 @@ def collects() -> None:
     gc.collect()
 
 
-def test_collection_is_the_lines_when_it_asks_for_one():
+def test_garbage_collection_counts_for_the_line_that_calls_it():
     pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "forward")
     pauses.start()
     try:

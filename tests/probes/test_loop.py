@@ -156,7 +156,7 @@ def test_action_is_counted_in_its_phase(action: str, phase: str) -> None:
         "anything",
     ],
 )
-def test_action_that_is_nothing_of_its_own_stays_with_what_surrounds_it(action: str) -> None:
+def test_unmeasured_action_counts_for_the_span_around_it(action: str) -> None:
     span = Bench().loop.span_for(action)
     assert isinstance(span, NullSpan)
     with span as name:

@@ -110,7 +110,7 @@ def test_settings_hold_the_trainers_flags_when_read_in_either_namespace(namespac
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
 
 
-def test_settings_tell_metrics_of_a_step_when_some_were_logged(pl: Any, tmp_path: Any) -> None:
+def test_settings_have_the_metrics_that_were_logged_per_step(pl: Any, tmp_path: Any) -> None:
     settings, _ = read_in(pl, "on_train_end", loaders=(DataLoader(DATA, batch_size=2),), tmp_path=tmp_path)
     assert (settings.trainer.prog_bar_metrics, settings.trainer.sync_dist_on_step) == (1, False)
     assert read_step_logging(SimpleNamespace()) == (None, None)
@@ -123,7 +123,7 @@ def test_settings_name_neither_bar_nor_profiler_when_there_is_none(pl: Any, tmp_
     assert "settings.trainer.progress_bar" not in missing
 
 
-def test_settings_tell_no_steps_when_the_bar_refreshes_by_time(pl: Any, tmp_path: Any) -> None:
+def test_settings_have_no_refresh_rate_when_the_bar_refreshes_by_time(pl: Any, tmp_path: Any) -> None:
     bar = pl.callbacks.RichProgressBar()
     if hasattr(bar, "_should_update"):
         pytest.skip("this version's RichProgressBar refreshes by steps")
@@ -134,7 +134,7 @@ def test_settings_tell_no_steps_when_the_bar_refreshes_by_time(pl: Any, tmp_path
     assert "by time" in missing["settings.trainer.progress_bar_refresh_rate"]
 
 
-def test_settings_tell_anomaly_detection_when_no_loop_runs_yet(pl: Any, tmp_path: Any) -> None:
+def test_settings_have_anomaly_detection_when_no_loop_runs_yet(pl: Any, tmp_path: Any) -> None:
     settings, _ = read_in(pl, "setup", loaders=(DataLoader(DATA),), tmp_path=tmp_path, detect_anomaly=True)
     assert settings.trainer.is_anomaly_detection_on is True
     assert settings.loaders == ()
@@ -271,7 +271,7 @@ def test_loader_is_read_but_not_plain_when_it_is_a_subclass() -> None:
     assert found.class_name.endswith("test_settings.MyLoader")
 
 
-def test_loader_asks_no_length_when_samples_are_generated_or_telling_draws_numbers() -> None:
+def test_length_is_not_read_when_samples_are_generated_or_reading_it_draws_numbers() -> None:
     stream = DataLoader(Stream())
     before, n_asked = dict(vars(stream)), Stream.n_asked
     read_one(stream)
@@ -284,7 +284,7 @@ def test_loader_asks_no_length_when_samples_are_generated_or_telling_draws_numbe
     assert ".n_batches" in missing
 
 
-def test_loader_takes_lightnings_figure_when_only_the_users_sampler_could_tell() -> None:
+def test_length_is_lightnings_when_only_the_users_sampler_could_give_it() -> None:
     loader = DataLoader(DATA, batch_sampler=MyBatches(RandomSampler(DATA), 4, False))
     trainer = fake_trainer(loader, limit_train_batches=1.0, num_training_batches=3)
     trainer.train_dataloader = loader

@@ -1,4 +1,4 @@
-"""How the time to the first step is divided."""
+"""The parts of the time to the first step."""
 
 from __future__ import annotations
 

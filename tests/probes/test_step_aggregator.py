@@ -143,7 +143,7 @@ def test_first_fetch_is_moved_when_it_is_added_alone() -> None:
     assert times.phases["epoch_boundary"].total_s == pytest.approx(0.050, rel=0.01)
 
 
-def test_samples_are_unknown_when_one_step_does_not_tell() -> None:
+def test_samples_are_unknown_when_those_of_one_step_are() -> None:
     assert aggregated(rows(5, forward=1)).stage_times(0).samples_per_s == pytest.approx(4000)  # type: ignore[union-attr]
     times = aggregated(rows(5, forward=1), rows(1, samples=-1, forward=1)).stage_times(0)
     assert times is not None

@@ -1,4 +1,4 @@
-"""The sampling: what it counts, when it stops, what it leaves behind."""
+"""Sampling: what it counts, when it stops, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_error_is_kept_and_the_thread_ends_when_a_reader_raises() -> None:
     assert telemetry_threads() == []
 
 
-def test_readers_are_let_go_when_the_run_ends() -> None:
+def test_readers_are_released_when_the_run_ends() -> None:
     reader = device()
     nvml = reader._driver.nvml
     nvml.nvmlInit()

@@ -102,11 +102,11 @@ def test_integers_are_no_tokens_when_no_embedding_looks_them_up() -> None:
         (pack_sequence([torch.arange(5)]), "packed sequences have no padding"),
     ],
 )
-def test_padding_is_told_by_what_the_batch_holds(batch: Any, basis: str) -> None:
+def test_padding_is_counted_from_what_the_batch_holds(batch: Any, basis: str) -> None:
     assert layout_of(batch, EMBEDS).basis == basis
 
 
-def test_padding_is_unknown_when_neither_batch_nor_model_tells_it() -> None:
+def test_padding_is_unknown_when_neither_batch_nor_model_has_it() -> None:
     layout = layout_of({"input_ids": IDS}, Ids(True))
     assert layout.tokens is not None
     assert layout.padding is None

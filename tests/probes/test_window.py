@@ -1,4 +1,4 @@
-"""Profiler windows: when they open, what becomes of them, and that nothing is left of them."""
+"""Profiler windows: when they open, their status, and that everything is restored."""
 
 from __future__ import annotations
 
@@ -702,7 +702,7 @@ def test_no_validation_is_recorded_when_one_falls_into_a_window(tmp_path, monkey
     assert watching.session.validation is not None
 
 
-def test_traces_of_windows_long_past_are_let_go(made, monkeypatch):
+def test_traces_of_early_windows_are_released(made, monkeypatch):
     monkeypatch.setattr(window_module, "_MAX_TRACES", 3)
     probe = made(FakeLoop(), wait=2, warmup=0, active=1, repeat=0)
     run_steps(probe, 40)

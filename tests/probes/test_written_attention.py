@@ -68,7 +68,7 @@ class Held:
     """Can be watched."""
 
 
-def test_variables_of_the_users_function_are_let_go_when_no_product_follows() -> None:
+def test_variables_of_the_users_function_are_released_when_no_product_follows() -> None:
     trail = AttentionTrail()
 
     def user() -> weakref.ref[Held]:

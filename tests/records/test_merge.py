@@ -1,4 +1,4 @@
-"""Sessions of the ranks of one run, brought together from disk."""
+"""Sessions of the ranks of one run, merged from disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_all_ranks_are_found_when_each_left_its_session(tmp_path: Path) -> None:
     assert load_run(tmp_path / SESSION_FILE) == merged
 
 
-def test_what_each_rank_found_comes_along(tmp_path: Path) -> None:
+def test_merged_session_has_the_findings_of_each_rank(tmp_path: Path) -> None:
     finding = Finding(
         code="PD801", name="thermal-throttling", category="system", severity="high", summary="hot", evidence=()
     )

@@ -43,7 +43,7 @@ def holds(new: object, old: object) -> bool:
     return type(new) is type(old) and new == old
 
 
-def test_golden_session_of_schema_one_is_read_and_written_alike(tmp_path: Path) -> None:
+def test_golden_session_of_schema_one_is_unchanged_when_read_and_written(tmp_path: Path) -> None:
     session = load(GOLDEN)
     assert session.schema_version == 1
     assert holds(json.loads(session.to_json()), json.loads(GOLDEN.read_text(encoding="utf-8")))

@@ -129,14 +129,14 @@ def test_steps_of_a_demo_take_no_longer_than_its_run(fault: str) -> None:
     assert session.run.n_steps * session.steady.step_s.p50 <= session.run.wall_s
 
 
-def test_phase_tells_which_part_the_first_line_names() -> None:
+def test_phase_row_names_the_part_of_the_first_line() -> None:
     text = text_of(demo("no-persistent-workers"))
     assert text.startswith("PerfDoctor  28 % of training time")
     assert re.search(r"^  epoch boundary +30 %  █+  of which PD104: 28 %$", text, re.M)
     assert "PD101: " not in text_of(demo("slow-transform"))  # it names the whole phase
 
 
-def test_interrupted_run_tells_by_what() -> None:
+def test_interrupted_run_names_what_interrupted_it() -> None:
     assert text_of(interrupted()).splitlines()[2].startswith("interrupted (Ctrl-C) · 420 steps")
 
 

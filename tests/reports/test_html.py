@@ -1,4 +1,4 @@
-"""The page as it is sent: what it holds, what it may run, and that nothing foreign breaks out of it."""
+"""The page as it is sent: its content, its scripts, and that text of the session cannot add markup."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def bad_everywhere() -> Session:
 
 
 @pytest.mark.parametrize("make", [hostile, bad_everywhere])
-def test_foreign_text_is_shown_not_obeyed(make: Any) -> None:
+def test_markup_in_names_and_messages_is_shown_as_text(make: Any) -> None:
     source = to_page(make())
     page = Page(source)
     assert {tag for tag, _ in page.elements} <= set(ELEMENTS.split())

@@ -63,7 +63,7 @@ def with_telemetry(telemetry: Telemetry | None) -> Session:
     return msgspec.structs.replace(starved(), telemetry=telemetry)
 
 
-def test_lines_tell_device_host_energy_and_cost_when_all_is_known() -> None:
+def test_lines_have_device_host_energy_and_cost_when_all_is_known() -> None:
     facts = dict(machine_facts(with_telemetry(FULL)))
     assert list(facts) == ["Device", "Host", "Energy", "Cost", "Per day"]
     for text in (
@@ -106,7 +106,7 @@ def test_finding_costs_what_its_gain_would_save_of_a_day_when_priced() -> None:
     assert finding_cost(session, msgspec.structs.replace(STARVED_BY_LOADER, gain=None)) == ""
 
 
-def test_scalars_tell_device_and_host_when_sampled() -> None:
+def test_scalars_have_device_and_host_when_sampled() -> None:
     figures = tensorboard.scalars(with_telemetry(FULL))
     assert figures["perf/gpu_util/cuda_0"] == 0.46
     assert figures["perf/gpu_power_w/cuda_0"] == 312.0

@@ -84,7 +84,7 @@ def test_tables_leave_out_missing_measurements() -> None:
     assert not has_content(model_rows.operator_table(bare))
 
 
-def test_reports_tell_what_the_arithmetic_costs() -> None:
+def test_reports_show_the_compute_cost() -> None:
     session = msgspec.structs.replace(build_session(), model_profile=profile())
     console, markdown = to_text(session_document(session), width=100), to_markdown(session)
     for text in ("forward 1.01 GFLOPs", "backward 2.01 GFLOPs", "not counted: mine::kernel", "compute", "net.body"):

@@ -1,4 +1,4 @@
-"""What users stumbled over in the output of the terminal, each point with its test."""
+"""Terminal output that users found unclear, one test per point."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_growth_names_no_interval_when_it_is_not_steady() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.8, 10.7), (1.04, 1.31), (1.0, 2.2)])
-def test_verdict_and_table_write_a_speedup_alike(low: float, high: float) -> None:
+def test_verdict_and_table_write_a_speedup_the_same_way(low: float, high: float) -> None:
     gain = Gain(low=low, high=high, basis="", method="timed")
     assert expectation(gain) == f"expect {wording.gain(gain)}"
 

@@ -234,7 +234,7 @@ def test_trials_of_both_sides_are_matched_by_treatment() -> None:
     assert (told.base, told.base_verdict, told.new_verdict) == (None, None, "improved")
 
 
-def test_cautions_tell_what_weakens_the_comparison() -> None:
+def test_cautions_name_what_weakens_the_comparison() -> None:
     other = Machine(os="Linux", python="3.11", usable_cores=8.0, devices=(Device(index=0, name="H100", kind="cuda"),))
     assert any("machines" in one for one in compared(simulated(1), simulated(2, machine=other)).cautions)
     assert compared(simulated(1), simulated(2)).cautions == ()
@@ -278,7 +278,7 @@ def test_regressions_are_what_grew_by_more_than_asked_for_with_the_whole_interva
     assert comparison.regressions(1.0) == ()
 
 
-def test_epochs_without_steps_tell_nothing_of_a_step() -> None:
+def test_epochs_without_steps_give_no_time_per_step() -> None:
     base = simulated(1)
     empty = msgspec.structs.replace(base.epochs[-1], n_steps=0)
     new = msgspec.structs.replace(simulated(2), epochs=(*simulated(2).epochs, empty))

@@ -1,4 +1,4 @@
-"""The trend of memory: what it finds, and what it must not take for a leak."""
+"""The trend of memory: leaks that it finds, and growth that is no leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The change that counts as none."""
+"""The noise band: changes that count as none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exact test, and what so few runs can reach."""
+"""The exact test, and the smallest p-value of few runs."""
 
 from __future__ import annotations
 

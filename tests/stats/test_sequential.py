@@ -64,7 +64,7 @@ def test_certain_gain_of_less_than_two_percent_is_undone() -> None:
     assert 1.0 < speedup.low < 1.015 < speedup.high < 1.02
 
 
-def test_interval_contains_the_mean_at_all_looks_together_when_many_are_taken() -> None:
+def test_interval_contains_the_mean_at_all_checks_together() -> None:
     n_trials, draw = 40 * FUZZ, np.random.default_rng(5)
     values = draw.normal(0, 1, (n_trials, MAX_LOOKS))
     missed = [

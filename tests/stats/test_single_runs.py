@@ -66,6 +66,6 @@ def test_ratio_is_narrower_when_one_side_has_more_runs() -> None:
     assert several.high < single.high
 
 
-def test_ratio_is_none_when_a_single_run_cannot_tell_its_spread() -> None:
+def test_ratio_is_none_when_the_spread_of_a_single_run_is_unknown() -> None:
     assert ratio_of([Level(0.0, None, 0)], [Level(0.0, 1e-4, 16)], 0.03) is None
     assert ratio_of([], [Level(0.0, 1e-4, 16)], 0.03) is None

@@ -244,7 +244,7 @@ def test_overview_shows_the_figures_of_the_session(tab: Open, tmp_path: Path) ->
     assert "\n".join(found[0]["fixes"][0]["code"]) == first.prescriptions[0].code
 
 
-def test_other_views_tell_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
+def test_other_views_show_the_figures_of_the_session(tab: Open, tmp_path: Path) -> None:
     session = everything()
     save(session, tmp_path)
     one = tab()

@@ -155,7 +155,7 @@ def test_exchange_time_is_that_of_the_step_that_waits_least(tmp_path: Path) -> N
     assert communication(tmp_path, GLOO[1:]).least_exposed_s is None
 
 
-def test_gloos_all_reduce_is_called_what_was_asked_for(tmp_path: Path) -> None:
+def test_kind_of_gloos_all_reduce_is_the_requested_one(tmp_path: Path) -> None:
     (row,) = communication(tmp_path, GLOO).collectives
     assert (row.kind, row.mean_bytes, row.group_size) == ("reduce_scatter", 1024, 4)
 
@@ -218,7 +218,7 @@ def test_rows_add_up_to_all_collectives_on_real_traces(row: Any) -> None:
 
 
 @needs_shared_traces
-def test_real_traces_tell_sizes_groups_and_bandwidth() -> None:
+def test_real_traces_have_sizes_groups_and_bandwidth() -> None:
     found = record("sampled-rank-0-of-128.json.gz").communication
     assert found is not None
     gathers = [one for one in found.collectives if one.kind == "all_gather"]

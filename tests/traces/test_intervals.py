@@ -59,7 +59,7 @@ def test_covered_counts_moments_of_each_query(first: list[tuple[int, int]], quer
 
 
 @given(pairs, st.lists(edges, max_size=10))
-def test_contains_asks_for_single_moments(first: list[tuple[int, int]], asked: list[int]) -> None:
+def test_contains_takes_single_moments(first: list[tuple[int, int]], asked: list[int]) -> None:
     assert make(first).contains(asked).tolist() == [moment in moments(first) for moment in asked]
 
 

@@ -1,4 +1,4 @@
-"""What is observed of a run: the Trainer and all that it refers to, the process, and the files written."""
+"""Observe a run: the Trainer and all that it refers to, the process, and the files written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is observed of the files that a run wrote: their names and, where it is deterministic, their content."""
+"""Observe the files that a run wrote: their names and, where it is deterministic, their content."""
 
 from __future__ import annotations
 

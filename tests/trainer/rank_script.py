@@ -2,8 +2,8 @@
 
 python rank_script.py FAULT OUT [DEVICES] [STRATEGY] [traced]
 
-Of several faults with commas between them each is trained with in turn, into its own folder OUT/FAULT: most of what a
-run takes is the start of its processes.
+Several faults, separated by commas, are trained with one after another, each into its own folder OUT/FAULT, because
+starting the processes takes most of the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PerfDoctor(autopilot=...): treatments tried in the user's own run; what decides is planted, so no clock matters."""
+"""PerfDoctor(autopilot=...): treatments tried in the user's own run; its decisions are planted, so no clock matters."""
 
 from __future__ import annotations
 

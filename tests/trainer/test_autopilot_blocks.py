@@ -1,4 +1,4 @@
-"""Blocks of the autopilot, what is refused before them, and ranks; what decides is planted, so no clock matters."""
+"""Blocks of the autopilot, what is refused before them, and ranks; decisions are planted, so no clock matters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiler's work in real trainings, with a backend that compiles nothing and so takes no time; a loss scaler."""
+"""Compilation in real trainings, with a backend that takes no time; a loss scaler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An interrupt at any line of ours: everything that was patched is restored, whatever raised and whenever."""
+"""An interrupt at any line of the package: everything that was patched is restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A planted wait in loaders of other libraries: named in their own words, and cured while the training runs."""
+"""A planted wait in loaders of other libraries: the finding names the library's call; workers are added."""
 
 from __future__ import annotations
 

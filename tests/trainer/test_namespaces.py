@@ -1,4 +1,4 @@
-"""The other namespace, whose classes are others: run in a process of its own, as users have it."""
+"""PerfDoctor with the classes of ``pytorch_lightning``, in a separate process, as users run it."""
 
 from __future__ import annotations
 

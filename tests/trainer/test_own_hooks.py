@@ -1,4 +1,4 @@
-"""The callback's own hooks stay callable for everybody, and steps are counted whoever calls them."""
+"""Other code can call the callback's hooks, and steps are counted whoever calls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that hold the others up, and ranks that end badly, in real runs of several processes."""
+"""Ranks that delay the others, and ranks that fail, in real runs of several processes."""
 
 from __future__ import annotations
 

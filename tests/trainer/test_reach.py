@@ -1,4 +1,4 @@
-"""What else gets hold of the Trainer or its loggers: copies, other threads, trainings inside a training."""
+"""Other users of the Trainer or its loggers: copies, other threads, trainings inside a training."""
 
 from __future__ import annotations
 

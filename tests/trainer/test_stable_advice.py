@@ -1,4 +1,4 @@
-"""What a run says stays the same from epoch to epoch unless the evidence changes; its checkpoints are known."""
+"""Recommendations stay the same from epoch to epoch unless the evidence changes; checkpoints are recognized."""
 
 from __future__ import annotations
 

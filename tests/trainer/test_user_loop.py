@@ -224,7 +224,7 @@ def test_validation_is_not_counted_as_steps(place: str) -> None:
     assert_adds_up(session)
 
 
-def test_evaluation_mode_makes_a_loop_validation_unless_told_otherwise() -> None:
+def test_evaluation_mode_makes_a_loop_validation_unless_overridden() -> None:
     setup = Setup()
     for batch in setup.steps(loader(5)):
         setup.step(batch)

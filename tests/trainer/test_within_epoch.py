@@ -85,7 +85,7 @@ class Settings(Callback):
 def test_treatments_are_applied_between_steps_unless_they_change_loaders(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_asking", lambda session, spec: "PD999")
+    monkeypatch.setattr(live, "_recommending", lambda session, spec: "PD999")
     doctor, settings = PerfDoctor(schedule=None, apply=["log-every-n=7", "loader-workers=1"]), Settings()
     trainer = make_trainer(doctor, settings, max_epochs=2)
     trainer.fit(Tiny(), loader(12))

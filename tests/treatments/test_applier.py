@@ -1,4 +1,4 @@
-"""Treatments applied to real trainings, and taken out again."""
+"""Treatments applied to real trainings, and undone."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def session(
 
 
 @pytest.mark.parametrize("treatment", all_treatments(), ids=lambda treatment: treatment.id)
-def test_each_applies_when_nothing_speaks_against_it(treatment: Any) -> None:
+def test_each_treatment_applies_when_nothing_prevents_it(treatment: Any) -> None:
     needed: dict[str, dict[str, Any]] = {
         "flush-denormal": {"trainer": {"accelerator": "cpu"}},
         "bare-loop": {"trainer": {"strategy": "SingleDeviceStrategy"}},

@@ -151,7 +151,7 @@ def test_trainers_callbacks_and_logging_do_not_run_in_the_plain_loop() -> None:
     assert "advance" not in vars(done.trainer.fit_loop.epoch_loop)
 
 
-def test_training_that_is_told_to_stop_ends_at_that_batch() -> None:
+def test_training_that_should_stop_ends_at_that_batch() -> None:
     class Stops(Net):
         def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
             self.trainer.should_stop = batch_idx == 4

@@ -154,7 +154,7 @@ def by_epoch(data: Made, index: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("has_getitems", [False, True])
-def test_first_item_of_the_second_epoch_tells_that_items_change_with_the_epoch(
+def test_first_item_of_the_second_epoch_shows_that_items_change_with_the_epoch(
     has_getitems: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     data: Any = Made(by_epoch)

@@ -392,7 +392,7 @@ def test_metrics_stay_off_the_bar_and_in_the_log() -> None:
     assert train("prog-bar-off", look=shown).seen == (False, True)
 
 
-def test_bar_is_silent_when_it_is_taken_away() -> None:
+def test_bar_is_disabled_when_it_is_switched_off() -> None:
     bar = TQDMProgressBar()
     done = train("prog-bar-off=bar", enable_progress_bar=True, callbacks=[bar], look=lambda *_: bar.is_enabled)
     assert done.seen is False

@@ -1,4 +1,4 @@
-"""What a user pastes."""
+"""The code that a user pastes."""
 
 from __future__ import annotations
 

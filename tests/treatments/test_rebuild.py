@@ -343,7 +343,7 @@ def test_users_loaders_are_put_back_when_several_treatments_exchanged_them() -> 
     assert all(one is other for one, other in zip(theirs.flattened, originals, strict=True))
 
 
-def test_loaders_that_were_replaced_are_let_go_when_the_user_reloads_them() -> None:
+def test_loaders_that_were_replaced_are_released_when_the_user_reloads_them() -> None:
     class Reloads(Net):
         def train_dataloader(self) -> DataLoader:
             return loader(8)

@@ -1,4 +1,4 @@
-"""What Lightning costs per step: the arm ``bare-loop`` is measured, never kept, and said in one sentence."""
+"""What Lightning costs per step: the arm ``bare-loop`` is measured, never kept, and reported in one sentence."""
 
 from __future__ import annotations
 

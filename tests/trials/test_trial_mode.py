@@ -1,4 +1,4 @@
-"""What a measured training gives, leaves behind and does not touch; each with a real command."""
+"""The result and files of a measured training, and what it does not change; each with a real command."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_contents_count_bytes_tensors_and_objects_when_a_batch_is_nested() -> No
         (torch.zeros(0), False),
     ],
 )
-def test_narrow_bytes_tell_floats_that_were_bytes(field: torch.Tensor, is_narrow: bool) -> None:
+def test_narrow_bytes_count_floats_that_were_bytes(field: torch.Tensor, is_narrow: bool) -> None:
     assert contents_of({"x": field, "y": torch.randn(3)})["narrow_bytes"] == (field.nbytes if is_narrow else 0)
 
 

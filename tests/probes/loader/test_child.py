@@ -167,7 +167,7 @@ def test_processes_that_a_child_started_end_when_it_is_closed(tmp_path: Path) ->
         time.sleep(0.005)
 
 
-def test_child_was_not_late_when_it_is_asked_for_late() -> None:
+def test_child_that_ended_in_time_is_not_late_when_it_is_polled_late() -> None:
     child = Child(30.0)
     child.start(knows_then(lambda: None))
     assert child._pid is not None

@@ -249,7 +249,7 @@ def test_probe_counts_by_sample_when_the_dataset_gives_whole_batches() -> None:
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_probe_asks_the_users_own_batch_sampler_when_there_is_one() -> None:
+def test_probe_runs_the_users_batch_sampler_when_there_is_one() -> None:
     class Twos:
         def __iter__(self) -> Any:
             return iter([[4, 5], [6, 7]])

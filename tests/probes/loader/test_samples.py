@@ -91,7 +91,7 @@ def test_samples_that_waited_are_not_asked_again(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("limit_s", "n"), [(0.9 * SLOW_S, 0), (1.1 * SLOW_S, 1), (3.1 * SLOW_S, 3), (10.0, 20)])
-def test_no_more_samples_are_asked_again_than_there_is_time_for(clock: Clock, limit_s: float, n: int) -> None:
+def test_slow_samples_are_loaded_again_only_while_time_is_left(clock: Clock, limit_s: float, n: int) -> None:
     dataset = Timed(clock, "computes")
     pipeline, samples = pass_over(dataset)
     assert (samples.slow_again(pipeline, limit_s) is None) == (n == 0)

@@ -179,7 +179,7 @@ def test_batches_timing_is_small_when_samples_are_cheap() -> None:
     assert 0 < seconds < 0.02
 
 
-def test_batches_timing_asks_no_sampler_when_the_user_gave_one() -> None:
+def test_timing_of_batches_runs_no_sampler_of_the_user() -> None:
     assert isinstance(measure(loader_of(Items(), sampler=Forbidden(Items()))), float)
 
 

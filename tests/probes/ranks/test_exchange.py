@@ -54,7 +54,7 @@ class World:
 
 
 @pytest.mark.parametrize("is_extended", [True, False])
-def test_first_rank_knows_all_and_the_others_themselves(is_extended: bool) -> None:
+def test_rank_0_gets_all_summaries_and_others_their_own(is_extended: bool) -> None:
     world = World(3, is_extended)
     alone = [world.ranks[rank].share(summary(rank, 0.01 * (rank + 1)), 1.0) for rank in (2, 1)]
     assert [[one.rank for one in ranks.summaries] for ranks in alone] == [[2], [1]]

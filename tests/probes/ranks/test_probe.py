@@ -67,7 +67,7 @@ class BrokenLive:
         raise AssertionError("nothing was asked for")
 
 
-def test_every_rank_takes_part_in_the_broadcast_when_the_first_cannot_tell_what_to_apply() -> None:
+def test_every_rank_takes_part_in_the_broadcast_when_rank_0_fails_to_decide() -> None:
     sent: list[Any] = []
     strategy = SimpleNamespace(broadcast=lambda requests: sent.append(list(requests)) or requests)
     trainer = SimpleNamespace(is_global_zero=True, world_size=2, strategy=strategy)

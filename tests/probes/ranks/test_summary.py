@@ -1,4 +1,4 @@
-"""What one rank has to tell: its own work apart from its waiting."""
+"""One rank's summary: its own work without its waiting."""
 
 from __future__ import annotations
 

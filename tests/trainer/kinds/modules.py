@@ -1,4 +1,4 @@
-"""Modules of unusual make."""
+"""Unusual modules."""
 
 from __future__ import annotations
 

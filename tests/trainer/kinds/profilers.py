@@ -1,4 +1,4 @@
-"""Profilers of the user's."""
+"""The user's profilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declaration of kinds of training, and what each of them is given."""
+"""Declaration of kinds of training, and the arguments of each."""
 
 from __future__ import annotations
 
