@@ -81,7 +81,7 @@ def test_folded_heading_shows_no_image_when_a_name_contains_one() -> None:
     finding = msgspec.structs.replace(session.findings[0], name="![x](https://e.example/x.png)")
     text = to_markdown(msgspec.structs.replace(session, findings=(finding,)), is_folded=True)
     heading = next(line for line in text.splitlines() if "<summary>" in line and "e.example" in line)
-    assert "[" not in heading
+    assert not {"[", "]"} & set(heading)
     assert "![x](https://e.example/x.png)" in html.unescape(heading)
 
 

@@ -101,7 +101,8 @@ def _table(one: doc.Table) -> Iterator[str]:
 
 def _folded(title: str, parts: Sequence[str]) -> str:
     content = "\n\n".join(parts)
-    shown = html.escape(title).replace("[", "&#91;")  # no link or image, whether Markdown is read here or not
+    # No link or image, whether Markdown is read here or not.
+    shown = html.escape(title).replace("[", "&#91;").replace("]", "&#93;")
     return f"<details><summary>{shown}</summary>\n\n{content}\n\n</details>"
 
 
