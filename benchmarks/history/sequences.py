@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 N_POOL, RUN_STEPS, EPOCH_STEPS, PART = 8000, 1000, 200, 8
 """Runs that sequences draw from, steps of a run and of an epoch, and steps of a part, as in ``history.slower``."""
 
-LOOKS = (MIN_STEPS, 2 * MIN_STEPS, 4 * MIN_STEPS)
+COMPARED_AT = (MIN_STEPS, 2 * MIN_STEPS, 4 * MIN_STEPS)
 """Steps at which a run is compared."""
 
 N_EARLIER = (3, 5, 10, 20)
@@ -58,25 +58,25 @@ def section(n: int) -> str:
     )
     clean = (1 - NOISES["runs differ by 1 %, one in twenty by 15 % more"]["disturbed"]) ** np.array(N_EARLIER)
     least = ", ".join(f"{0.95 * 0.05 * share:.1%}" for share in clean)
+    first, second, last = COMPARED_AT
     return f"""## False alarms, and regressions found
 
 Runs have {RUN_STEPS // EPOCH_STEPS} epochs of {EPOCH_STEPS} steps, and each is compared with those before it by its
 time per step. Steps differ by 10 % unless stated otherwise, with a correlation of 0.6, and one in a hundred takes five
-times as long. *False alarms*: runs of the same training that are called slower at {LOOKS[0]}, {LOOKS[1]} or {LOOKS[2]}
-steps. Then the regressions of 10 % that are found at {LOOKS[0]} steps and by {LOOKS[2]} steps, and those of 20 % at
-{LOOKS[0]} steps. *Best possible*: regressions of 10 % that a test finds at {LOOKS[0]} steps which knows all standard
-deviations, has {BEST_ALPHA:.0%} false alarms at this one comparison, and sees no slow steps. A share of 1 % of
-{n:,} sequences has a standard error of {math.sqrt(0.01 * 0.99 / n):.2%}.
+times as long. *False alarms*: runs of the same training that are called slower at {first}, {second} or {last} steps.
+Then the regressions of 10 % that are found at {first} steps and by {last} steps, and those of 20 % at {first} steps.
+*Best possible*: regressions of 10 % that a test finds at {first} steps which knows all standard deviations, has
+{BEST_ALPHA:.0%} false alarms at this one comparison, and sees no slow steps. A share of 1 % of {n:,} sequences has a
+standard error of {math.sqrt(0.01 * 0.99 / n):.2%}.
 
-| noise | earlier runs | false alarms | 10 % found | by 800 steps | 20 % found | best possible, 10 % |
+| noise | earlier runs | false alarms | 10 % found | by {last} steps | 20 % found | best possible, 10 % |
 |:--|--:|--:|--:|--:|--:|--:|
 {table}
 
 A run that is 15 % slower because another program disturbs it counts as a false alarm here, although nothing in its
 times differs from a regression. As long as no earlier run was disturbed, its sequence is one of the row *runs differ
 by 1 %* with a planted regression. So a test that finds 95 % of regressions of 15 % there calls at least
-0.95 · 0.05 · 0.95ⁿ of the runs of that row slower: with {", ".join(map(str, N_EARLIER[:-1]))} and {N_EARLIER[-1]}
-earlier runs {least}."""
+0.95 · 0.05 · 0.95ⁿ of the runs of that row slower: {least} with {", ".join(map(str, N_EARLIER))} earlier runs."""
 
 
 class _Pool(NamedTuple):
@@ -94,7 +94,7 @@ def _pool(within: float = 0.1, phi: float = 0.6) -> _Pool:
     n_epochs = RUN_STEPS // EPOCH_STEPS
     parts = np.concatenate([_parts(rng, 1000, n_epochs, within, phi) for _ in range(N_POOL // 1000)])
     started, squares, dfs = [], [], []
-    for steps in LOOKS:
+    for steps in COMPARED_AT:
         n = max(2, RUN_STEPS // steps)
         size = parts.shape[1] // n
         levels = midmean(parts[:, : n * size].reshape(N_POOL, n, size))
@@ -125,7 +125,7 @@ def _rates(n: int, row: int, noise: dict[str, Any]) -> list[list[float]]:
         which = rng.integers(N_POOL, size=(n_earlier + 1, n))
         shift = between * rng.standard_normal(which.shape) + _drifting(rng, n_earlier + 1, n, drift)
         shift += math.log(DISTURBED) * (rng.random(which.shape) < disturbed)
-        margins = [_margin(pool, look, which, shift) for look in range(len(LOOKS))]
+        margins = [_margin(pool, look, which, shift) for look in range(len(COMPARED_AT))]
         _check(pool, which, shift, margins[0])
         ten, twenty = math.log(1.1), math.log(1.2)
         worst = np.max(margins, axis=0)
@@ -144,7 +144,7 @@ def _drifting(rng: np.random.Generator, n_runs: int, n: int, sd: float) -> Array
 def _margin(pool: _Pool, look: int, which: NDArray[np.int64], shift: Array) -> Array:
     """Return by how much each sequence's new run exceeds what is called slower."""
     levels = pool.whole[which[:-1]] + shift[:-1]
-    n_runs, n_last, own = len(levels), min(LAST_RUNS, len(levels)), LOOKS[look] / RUN_STEPS
+    n_runs, n_last, own = len(levels), min(LAST_RUNS, len(levels)), COMPARED_AT[look] / RUN_STEPS
     by = pool.started[look][which[-1]] + shift[-1] - levels[-LAST_RUNS:].mean(axis=0)
     between = (next_run.residuals(levels) ** 2).mean(axis=0) * (1 + 1 / n_last)
     df = pool.dfs[look] * n_runs
@@ -160,7 +160,7 @@ def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, margins: Array) 
     for i in range(N_CHECKED):
         parts = pool.parts[which[:, i]] + shift[:, i, None]
         runs = [Course(each, PART) for each in np.exp(parts).tolist()]
-        new = Course(runs[-1].step_s[: LOOKS[0] // PART], PART)
+        new = Course(runs[-1].step_s[: COMPARED_AT[0] // PART], PART)
         limit = max(math.log1p(BAND), reach(runs[:-1], new, alpha_of(0)))
         np.testing.assert_allclose(margins[i], excess(runs[:-1], new) - limit, atol=1e-9)
 
