@@ -596,6 +596,9 @@ def test_fused_attention_is_refused_if_weights_are_needed_or_the_model_cannot_ch
             assert module.implementations() == ["eager", "flex_attention", "sdpa"]
 
     refuses(Net(), "need_weights=False")
+    fused = Net()
+    fused.model = PreTrainedModel(Config("sdpa"))
+    refuses(fused, 'attn_implementation="eager"')
     refuses(Attending(output_attentions=True), "output_attentions")
     for changes, says in (
         ({"refusal": "no such kernel"}, "no fused attention: no such kernel"),
