@@ -16,7 +16,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.plain import batch_size
 from lightning_perf.probes.saved_tensors import SavedTensors
-from lightning_perf.records import Breakdown
+from lightning_perf.records import Breakdown, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
 
@@ -24,7 +24,7 @@ from lightning_perf.reports.sections.model import model_document
 class RecordView:
     """A record that prints as text, also in notebooks."""
 
-    record: Any
+    record: Breakdown | ModelProfile
 
     def __str__(self) -> str:
         """Return the text."""
@@ -34,8 +34,7 @@ class RecordView:
 
     def _repr_html_(self) -> str | None:
         """Return the HTML for notebooks."""
-        html: str | None = self.record._repr_html_()
-        return html
+        return self.record._repr_html_()
 
 
 class MemoryBreakdown(RecordView):
@@ -44,6 +43,8 @@ class MemoryBreakdown(RecordView):
     Attributes:
         record: The figures, in bytes.
     """
+
+    record: Breakdown
 
     def __init__(self, record: Breakdown) -> None:
         self.record = record

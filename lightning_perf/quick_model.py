@@ -48,6 +48,8 @@ class QuickProfile(RecordView):
         record: All figures.
     """
 
+    record: ModelProfile
+
     def __init__(self, record: ModelProfile) -> None:
         self.record = record
 
