@@ -27,13 +27,11 @@ class RecordView:
     record: Breakdown | ModelProfile
 
     def __str__(self) -> str:
-        """Return the text."""
         return str(self.record)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str | None:
-        """Return the HTML for notebooks."""
         return self.record._repr_html_()
 
 
@@ -55,7 +53,6 @@ class MemoryBreakdown(RecordView):
         return self.record.parts_bytes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table."""
         yield DocumentReport(model_document(None, self.record))
 
 

@@ -96,7 +96,6 @@ class QuickProfile(RecordView):
         return report_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield all tables."""
         yield DocumentReport(model_document(self.record, self.record.memory))
 
 
