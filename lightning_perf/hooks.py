@@ -1,7 +1,6 @@
 """The hooks of PerfDoctor, which pass events on to probes, diagnosis and reports.
 
-This module imports neither Lightning namespace: `DoctorHooks` is mixed into the ``Callback`` of either. `DoctorRun`
-holds the state of one run.
+It imports neither Lightning namespace: `DoctorHooks` is mixed into the ``Callback`` of either.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.probes.breakdown import ModelMemory
 from lightning_perf.probes.plain import batch_size
 from lightning_perf.probes.saved_tensors import SavedTensors
-from lightning_perf.records import Breakdown
+from lightning_perf.records import Breakdown, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
 
@@ -24,18 +24,15 @@ from lightning_perf.reports.sections.model import model_document
 class RecordView:
     """A record that prints as text, also in notebooks."""
 
-    record: Any
+    record: Breakdown | ModelProfile
 
     def __str__(self) -> str:
-        """Return the text."""
         return str(self.record)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str | None:
-        """Return the HTML for notebooks."""
-        html: str | None = self.record._repr_html_()
-        return html
+        return self.record._repr_html_()
 
 
 class MemoryBreakdown(RecordView):
@@ -44,6 +41,8 @@ class MemoryBreakdown(RecordView):
     Attributes:
         record: The figures, in bytes.
     """
+
+    record: Breakdown
 
     def __init__(self, record: Breakdown) -> None:
         self.record = record
@@ -54,7 +53,6 @@ class MemoryBreakdown(RecordView):
         return self.record.parts_bytes
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table."""
         yield DocumentReport(model_document(None, self.record))
 
 

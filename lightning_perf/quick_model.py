@@ -48,6 +48,8 @@ class QuickProfile(RecordView):
         record: All figures.
     """
 
+    record: ModelProfile
+
     def __init__(self, record: ModelProfile) -> None:
         self.record = record
 
@@ -94,7 +96,6 @@ class QuickProfile(RecordView):
         return report_text(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield all tables."""
         yield DocumentReport(model_document(self.record, self.record.memory))
 
 

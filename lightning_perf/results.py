@@ -34,20 +34,17 @@ class Report:
         self._is_full = full
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the report."""
         if self._is_full:
             yield DocumentReport(session_document(self.session, place=self._place))
         else:
             yield console_report.brief_report(self.session, self._place)
 
     def __str__(self) -> str:
-        """Return the report without colors."""
         return report_text(self, _FULL_WIDTH if self._is_full else _BRIEF_WIDTH)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return the HTML for notebooks."""
         place = self._place if self._is_full else None
         return to_fragment(session_document(self.session, self._is_full, place))
 
@@ -109,5 +106,4 @@ class Results:
         return f"{name}({session!r})"
 
     def _repr_html_(self) -> Any:
-        """Return the HTML for notebooks."""
         return None if self.session is None else self.session._repr_html_()

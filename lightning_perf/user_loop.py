@@ -185,8 +185,7 @@ class LoopRun:
     def left(self) -> None:
         """Handle that the user's code left the loop early: the step counts if an optimizer stepped in it.
 
-        Python calls this while it closes a generator, where an interrupt would get lost, so the epoch is reported
-        later.
+        Python calls this while closing a generator, where an interrupt would get lost: the epoch is reported later.
         """
         if self.is_over:
             return
