@@ -38,10 +38,9 @@ class DoctorHooks(UserLoop, Results):
         schedule: When profiler windows open: ``"auto"`` (one short window,
             another if the step time changes, or on ``profile_now()``),
             ``(wait, warmup, active[, repeat])`` in steps, or None.
-        reports: Some of ``"console"``, ``"tensorboard"`` (also plain figures
-            for W&B, MLflow, Comet, Neptune), ``"json"``, ``"html"``,
-            ``"markdown"``, ``"upload"`` (session and HTML report to these
-            services at the end).
+        reports: Some of ``"console"``, ``"tensorboard"`` (also figures for W&B,
+            MLflow, Comet, Neptune), ``"json"``, ``"html"``, ``"markdown"``,
+            ``"upload"`` (session and HTML report to these services at the end).
         console: ``"brief"`` (15 lines), ``"full"`` or ``"off"``. None: the
             environment variable ``LIGHTNING_PERF_CONSOLE``, else brief.
         out_dir: Folder of ``perf_session.json``, or its URL (``s3://…``). None:

@@ -26,7 +26,7 @@ from lightning_perf.seams import Undos
 from lightning_perf.treatments import Applier, find, parse, parse_all
 from lightning_perf.treatments.blocks import repeated_blocks
 
-from .trainings import N_FEATURES, Block, Net, Treat, loader, train
+from .trainings import N_FEATURES, Block, Config, Net, PreTrainedModel, Treat, loader, train
 
 
 class Convolutions(Net):
@@ -534,38 +534,6 @@ def test_applier_is_undone_when_a_treatment_is_refused() -> None:
     with pytest.raises(TreatmentError):
         trainer.fit(Net(), loader())
     assert torch.get_float32_matmul_precision() == "highest"
-
-
-class Config:
-    def __init__(self, attention: str, inner: Any = None) -> None:
-        self.inner, self.attention, self.output_attentions = inner, attention, False
-
-    @property
-    def _attn_implementation(self) -> str:
-        return self.attention
-
-    @_attn_implementation.setter
-    def _attn_implementation(self, value: str) -> None:
-        self.attention = value
-        if self.inner is not None:
-            self.inner._attn_implementation = value
-
-
-class PreTrainedModel(nn.Module):
-    """What the treatment uses of models of transformers."""
-
-    refusal = ""
-    is_changeable = True
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.config = config
-
-    def set_attn_implementation(self, value: str) -> None:
-        if self.refusal:
-            raise ValueError(self.refusal)
-        if self.is_changeable:
-            self.config._attn_implementation = value
 
 
 class Attending(Net):

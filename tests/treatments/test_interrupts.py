@@ -19,7 +19,7 @@ from tests.fuzzing import IS_TORTURE
 from tests.trainer.interrupts import Interrupted, Line, LineTrace
 
 from .test_applier import process_state
-from .trainings import Net, loader
+from .trainings import Config, Net, PreTrainedModel, loader
 
 N_SAMPLED = None if IS_TORTURE else 6
 """Lines tried per test: a fixed sample in ``make test``, all in ``make torture``."""
@@ -30,11 +30,12 @@ OTHER_VALUES = ["compile=autograd", "prog-bar-off=bar"]
 
 
 class Images(Net):
-    """A network with a convolution, whose weights ``channels-last`` changes."""
+    """A network with what ``channels-last`` and ``fused-attention`` change: a convolution, and a library's model."""
 
     def __init__(self) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(3, 4, 3)
+        self.library = PreTrainedModel(Config("eager"))
 
 
 class Training:
@@ -69,6 +70,7 @@ class Training:
             "groups": [{**group, "params": None} for group in optimizer.param_groups],
             "loss scaling": vars(optimizer).get("_step_supports_amp_scaling"),
             "bar": self.meta.prog_bar,
+            "attention": self.module.library.config.attention,
             "loaders": list(self.combined.flattened),
             "compiled backward": torch._dynamo.compiled_autograd.compiled_autograd_enabled,
         }

@@ -145,3 +145,37 @@ def train(
     trainer = Trainer(**applier.change_trainer_arguments({**given, "callbacks": callbacks}))
     trainer.fit(module, data, val, ckpt_path=ckpt_path)
     return Training(trainer, module, watch)
+
+
+class Config:
+    """What ``fused-attention`` uses of configurations of transformers."""
+
+    def __init__(self, attention: str, inner: Any = None) -> None:
+        self.inner, self.attention, self.output_attentions = inner, attention, False
+
+    @property
+    def _attn_implementation(self) -> str:
+        return self.attention
+
+    @_attn_implementation.setter
+    def _attn_implementation(self, value: str) -> None:
+        self.attention = value
+        if self.inner is not None:
+            self.inner._attn_implementation = value
+
+
+class PreTrainedModel(nn.Module):
+    """What ``fused-attention`` uses of models of transformers."""
+
+    refusal = ""
+    is_changeable = True
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    def set_attn_implementation(self, value: str) -> None:
+        if self.refusal:
+            raise ValueError(self.refusal)
+        if self.is_changeable:
+            self.config._attn_implementation = value
