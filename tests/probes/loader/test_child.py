@@ -99,8 +99,8 @@ def with_lock(lock: Path, hang: Callable[[], object]) -> Callable[[Reporter], No
     """Return work that hangs while it holds a lock file, as a sample may."""
 
     def work(_: Reporter) -> None:
-        lock.touch()
         try:
+            lock.touch()
             hang()
         finally:
             lock.unlink()
