@@ -144,15 +144,17 @@ def test_signal_handlers_are_not_listed_when_the_catching_frame_itself_raised(mo
 
 @pytest.fixture
 def pauses() -> Iterator[GarbagePauses]:
-    """Time collections of the garbage collector."""
-    before = sys.unraisablehook
+    """Time collections, without callbacks of others, e.g. of hypothesis: the signal would interrupt those."""
+    before, others = sys.unraisablehook, gc.callbacks[:]
     pauses = GarbagePauses(time.perf_counter_ns)
     gc.disable()
+    gc.callbacks.clear()
     pauses.start()
     try:
         yield pauses
     finally:
         pauses.close()
+        gc.callbacks[:] = others
         gc.enable()
     assert sys.unraisablehook is before
 
