@@ -94,7 +94,7 @@ _BY_NAME: dict[str, Bounds] = {
     "line": _SIGNED_COUNT, "seed": Bounds(-(2**64), 2**64, "a seed"), "num_sanity_val_steps": _SIGNED_COUNT,
     # Never 0, because rules and reports divide by them.
     "StageTimes.span_s": Bounds(1e-5, 1e9, "seconds"), "StageTimes.n_steps": _POSITIVE_COUNT,
-    "Generation.n": _POSITIVE_COUNT, "AskedCollection.n": _POSITIVE_COUNT,
+    "local_world_size": _POSITIVE_COUNT, "Generation.n": _POSITIVE_COUNT, "AskedCollection.n": _POSITIVE_COUNT,
     "HostPhase.n_effective": Bounds(1e-3, 2**53, "a positive number"),
     "forward_flops": _PLAIN, "backward_flops": _PLAIN, "recomputed_flops": _PLAIN, "flops": _PLAIN,
 }  # fmt: skip

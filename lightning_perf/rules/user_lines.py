@@ -141,13 +141,14 @@ def collecting_s(session: Session, phase: str) -> float:
 
 def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool) -> LineTime:
     without_operators = name in _COMPUTING and not with_operators
-    share = line.share * (1 - line.operator_fraction) if without_operators else line.share
+    share = line.share * max(0.0, 1 - line.operator_fraction) if without_operators else line.share
     low, high = _wilson(share, phase.n_effective)
     return LineTime(line, name, share * seconds, low * seconds, high * seconds, line.n_samples)
 
 
 def _wilson(share: float, n: float) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of a share of ``n`` samples."""
+    """Return the 95 % Wilson interval of a share of ``n`` samples; one slightly over 1 counts as 1."""
+    share = min(1.0, share)
     middle = (share + NORMAL_Z95**2 / (2 * n)) / (1 + NORMAL_Z95**2 / n)
     half = NORMAL_Z95 / (1 + NORMAL_Z95**2 / n) * math.sqrt(share * (1 - share) / n + NORMAL_Z95**2 / (4 * n**2))
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -76,6 +76,7 @@ def test_figure_is_refused_with_its_name_when_it_is_beyond_every_bound() -> None
         ("run.wall_s", -1.0, "Expected seconds from 0 to 1e+09, got -1 - at `$.run.wall_s`"),
         ("run.n_steps", 2**63, "Expected a count from 0 to 9.0072e+15, got 9.22337e+18 - at `$.run.n_steps`"),
         ("run.world_size", -2, "Expected a count from 0 to"),
+        ("machine.local_world_size", 0, "Expected a count of 1 or more from 1 to"),
         ("machine.usable_cores", 0.0, "Expected cores from 0.01 to"),
         ("steady.device.starved_share", 1.2, "Expected a share from 0 to 1.05, got 1.2"),
         ("steady.step_s.p50", 1e10, "Expected seconds from 0 to 1e+09, got 1e+10 - at `$.steady.step_s.p50`"),
