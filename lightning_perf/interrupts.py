@@ -2,7 +2,7 @@
 
 Torch's handler of SIGCHLD raises where a loader worker was killed, in whatever code happens to run; users' handlers may
 raise to end a training. Such an error is meant for the training, not for the code that it interrupted.
-``RaisesWhenFreed`` raises it where Python would only print it.
+``RaisesWhenFreed`` raises it again where Python would only print it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 _RAISED_AGAIN = "_lightning_perf_raised_again"
 """Attribute of errors that were raised again: before Python 3.12 they lose the handler's frames."""
 
-# A third argument, the weak reference that calls it, is not read.
+# The third argument is the weak reference that calls it; CPython's function takes only the first two.
 _raise_in_thread = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object, ctypes.py_object)(
     ("PyThreadState_SetAsyncExc", ctypes.pythonapi)
 )
@@ -48,16 +48,17 @@ def raise_if_from_signal(error: BaseException) -> None:
 
 
 class RaisesWhenFreed:
-    """Raises an error in the thread that lets go of this object, in the code that runs next there.
+    """Raises an error in the current thread when the last reference to this object is dropped.
 
-    Python only prints what a callback of the garbage collector raises, or the hook that prints it. Held by that
-    hook until it returns, this raises in the code that was interrupted by the collection.
+    Python does not raise errors of callbacks of the garbage collector: it passes them to ``sys.unraisablehook``, and
+    prints what that hook raises. If the hook holds this object in a local variable, the error is raised after the hook has
+    returned, in the code that the collection interrupted.
     """
 
     def __init__(self, error: BaseException) -> None:
-        # Python makes the error from a class when it raises it: from this one it gets the error that there is.
+        # Python expects a class, and makes an instance when it raises it: this class returns the existing error.
         kind = type("RaisedAgain", (type(error),), {"__new__": lambda *_: error})
-        # No Python code runs when this is called: Python would raise the error there.
+        # A C function, because the error would be raised in the first Python function that runs.
         setattr(error, _RAISED_AGAIN, weakref.ref(self, partial(_raise_in_thread, threading.get_ident(), kind)))
 
 

@@ -59,7 +59,7 @@ class GarbagePauses(Probe):
         self._requested: dict[tuple[Site, str], list[int]] = {}
         self._n_objects: int | None = None
         self._counted_at_ns = 0  # ``total_ns`` when objects were last counted
-        self._print_lost = sys.unraisablehook
+        self._previous_hook = sys.unraisablehook
 
     @classmethod
     def open(cls, run: RunContext) -> GarbagePauses:
@@ -77,8 +77,8 @@ class GarbagePauses(Probe):
 
     def start(self) -> None:
         with _REPLACING:
-            self._print_lost = sys.unraisablehook
-            sys.unraisablehook = self._on_lost_error
+            self._previous_hook = sys.unraisablehook
+            sys.unraisablehook = self._on_unraisable
         gc.callbacks.append(self._on_collection)
 
     def close(self) -> None:
@@ -91,19 +91,19 @@ class GarbagePauses(Probe):
         """Take this run's hook out, also from below those of runs in other threads; leave one that someone else set."""
         owner: Any = sys
         name = "unraisablehook"
-        while getattr(owner, name) != self._on_lost_error:
-            owner, name = getattr(getattr(owner, name), "__self__", None), "_print_lost"
+        while getattr(owner, name) != self._on_unraisable:
+            owner, name = getattr(getattr(owner, name), "__self__", None), "_previous_hook"
             if not isinstance(owner, GarbagePauses):
                 return
-        setattr(owner, name, self._print_lost)
+        setattr(owner, name, self._previous_hook)
 
-    def _on_lost_error(self, lost: Any) -> None:
+    def _on_unraisable(self, unraisable: Any) -> None:
         """Raise again what a signal handler raised in ``_on_collection``: the signal came during the collection."""
-        error = lost.exc_value
-        if lost.object == self._on_collection and (not isinstance(error, Exception) or is_from_signal(error)):
-            _held = RaisesWhenFreed(error)  # until this function has returned
+        error = unraisable.exc_value
+        if unraisable.object == self._on_collection and (not isinstance(error, Exception) or is_from_signal(error)):
+            _held = RaisesWhenFreed(error)  # a local variable: raised once this function has returned
         else:
-            self._print_lost(lost)
+            self._previous_hook(unraisable)
 
     def automatic_so_far_ns(self) -> int:
         """Return nanoseconds in automatic collections, including one under way.

@@ -184,7 +184,7 @@ def test_error_reaches_the_training_when_the_signal_came_during_a_collection(
 
 def test_own_errors_in_collections_are_only_printed(monkeypatch: pytest.MonkeyPatch, pauses: GarbagePauses) -> None:
     printed = []
-    monkeypatch.setattr(pauses, "_print_lost", lambda lost: printed.append(lost.exc_type))
+    monkeypatch.setattr(pauses, "_previous_hook", lambda lost: printed.append(lost.exc_type))
     monkeypatch.setattr(pauses, "_requesting", lambda _: 1 / 0)
     gc.collect()
     monkeypatch.undo()
@@ -192,7 +192,7 @@ def test_own_errors_in_collections_are_only_printed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_hook_for_lost_errors_is_restored_in_whatever_order_runs_end(order: tuple[int, int]) -> None:
+def test_hook_for_unraisable_errors_is_restored_in_whatever_order_runs_end(order: tuple[int, int]) -> None:
     before = sys.unraisablehook
     runs = [GarbagePauses(time.perf_counter_ns) for _ in range(2)]
     for run in runs:
