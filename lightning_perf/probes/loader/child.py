@@ -30,9 +30,8 @@ _CHILD_SIGNALS = tuple(
 _PARENTS_STREAMS: list[Any] = []
 """The parent's streams, kept alive in the child: closing one would write its buffer a second time."""
 
-GRACE_S = 2.0
-"""Seconds that the user's code in the child has to end cleanly, before the child is killed. Milliseconds do, but
-on a busy machine the child waits for a core first. Only code that does not end lets the training wait so long."""
+GRACE_S = 0.5
+"""Seconds that the user's code in the child has to end cleanly, before the child is killed."""
 
 _forking = threading.Lock()
 _RESULT, _ERROR = b"+", b"-"
