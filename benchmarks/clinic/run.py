@@ -37,7 +37,7 @@ import sessions
 import traceml
 from case import Case, read_all
 from results import Section, Sections
-from runs import Ended, Order, preload, run_all
+from runs import Ended, Order, end_with_parent, preload, run_all
 from score import Outcome, outcome_of, score
 
 IDLE_LOAD = 0.5
@@ -251,6 +251,7 @@ def main() -> int:
     if arguments.fabric:
         return beside_fabric(arguments)
     if arguments.under:
+        end_with_parent()
         cap, file = arguments.under
         section, is_complete = run_section(arguments, cap)
         Path(file).write_bytes(results.encoded(section))

@@ -173,7 +173,7 @@ class _Running:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             ).pid
         else:
             self._pid = os.fork()
@@ -205,8 +205,8 @@ class _Running:
         return Ended(self.order, session, result, error, wall_s)
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when the one that runs the clinic ends, e.g. by SIGKILL."""
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
 
 
@@ -230,7 +230,7 @@ def _operate(
     code = 1
     try:
         os.setsid()
-        _end_with_parent()
+        end_with_parent()
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(environment)
