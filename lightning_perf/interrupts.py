@@ -51,8 +51,8 @@ class RaisesWhenFreed:
     """Raises an error in the current thread when the last reference to this object is dropped.
 
     Python does not raise errors of callbacks of the garbage collector: it passes them to ``sys.unraisablehook``, and
-    prints what that hook raises. If the hook holds this object in a local variable, the error is raised after the hook has
-    returned, in the code that the collection interrupted.
+    prints what that hook raises. If the hook holds this object in a local variable, the error is raised after the hook
+    has returned, in the code that the collection interrupted.
     """
 
     def __init__(self, error: BaseException) -> None:
