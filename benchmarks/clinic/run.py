@@ -10,7 +10,8 @@
     python benchmarks/clinic/run.py --half score --traceml --write      TraceML's results, on a separate page
 
 Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
-the ratio of the medians of their blocks. A healthy case is diagnosed ``--healthy-rounds`` times; where a finding
+the ratio of the medians of their blocks. Runs are alone on the machine, diagnosed ones too: they predict what is timed,
+and neighbors share caches. A healthy case is diagnosed ``--healthy-rounds`` times; where a finding
 accuses it, or is a right answer other than the expected one, the fix that this finding recommends is applied and timed
 the same way.
 """
@@ -61,7 +62,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--healthy-rounds", type=int, default=1, help="times that each healthy case is diagnosed")
     parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed with and without its fix")
     parser.add_argument("--cores", type=int, default=2, help="cores in use (default: 2)")
-    parser.add_argument("--at-once", type=int, default=2, help="diagnosed runs at once (default: 2); timed runs: one")
+    parser.add_argument("--at-once", type=int, default=1, help="diagnosed runs at once (default: 1, as timed runs)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results by cap, as saved beside the page")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument("--traceml", action="store_true", help="ask TraceML instead, in an environment of its own")
