@@ -89,15 +89,16 @@ def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
     return loader_fix(loader, summary, "loader-workers", "num_workers=0", num_workers=0, persistent_workers=False)
 
 
-def compile_prescription(what: str) -> Prescription:
-    """Recommend ``torch.compile``, which fuses small operators and launches them together in CUDA graphs."""
+def compile_prescription(what: str, has_graphs: bool = True) -> Prescription:
+    """Recommend ``torch.compile``, which fuses small operators; ``has_graphs``: and launches them in CUDA graphs."""
+    arguments, value = (', mode="reduce-overhead"', "reduce-overhead") if has_graphs else ("", "default")
     return fix(
         f"torch.compile the model{what}",
         "minutes",
         "numerics",
         treatment="compile",
-        code='model = torch.compile(model, mode="reduce-overhead")  # before trainer.fit(model)',
-        value="reduce-overhead",
+        code=f"model = torch.compile(model{arguments})  # before trainer.fit(model)",
+        value=value,
     )
 
 

@@ -1,6 +1,6 @@
 """PD304: a Python loop of tiny operators takes longer than its arithmetic."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
@@ -54,19 +54,18 @@ def _from_steps(session: Session) -> Finding | None:
             *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
             fact("operators per step in the function", worst.operators_per_step, "count"),
         ),
-        prescriptions=_RECOMMENDATIONS,
+        prescriptions=_recommendations(calls.device == "cpu"),
     )
 
 
-_RECOMMENDATIONS = (
-    fix(
+def _recommendations(on_cpu: bool) -> tuple[Prescription, ...]:
+    whole = fix(
         "replace the loop by one operation on the whole tensor",
         "minutes",
         "numerics",
         code="total = (x * w).sum()  # instead of a sum over rows",
-    ),
-    compile_prescription(" or this function"),
-)
+    )
+    return whole, compile_prescription(" or this function", has_graphs=not on_cpu)
 
 
 def _from_trace(session: Session) -> tuple[Finding | None, bool]:
@@ -86,7 +85,7 @@ def _from_trace(session: Session) -> tuple[Finding | None, bool]:
             fact("tiny operators in the trace", found.n, "count"),
             fact("mean time per operator", found.mean_s, "s", bound_s, found.n),
         ),
-        prescriptions=_RECOMMENDATIONS,
+        prescriptions=_recommendations(trace.device is None),
         high_s=found.saved_s,
         phases=CODE_PHASES if reading.is_timed and trace.device is None else (),
         basis="at most these operators and the Python code between them",
