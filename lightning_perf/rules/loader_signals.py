@@ -3,9 +3,18 @@
 from statistics import fmean
 from typing import Literal
 
-from lightning_perf.records import Evidence, HotFunction, HotLine, LoaderProbe, LoaderSettings, Session, StageTimes
+from lightning_perf.records import (
+    Evidence,
+    HotFunction,
+    HotLine,
+    LoaderProbe,
+    LoaderSettings,
+    Prescription,
+    Session,
+    StageTimes,
+)
 
-from .findings import fact
+from .findings import fact, fix
 from .loader_curve import ProbedLoader
 from .signals import loaders_of, phase_s
 from .thresholds import (
@@ -32,6 +41,15 @@ from .wording import percent, place, site_of
 def is_waiting(probe: LoaderProbe) -> bool:
     """Return whether the dataset is blocked for most of the time it takes to make a sample."""
     return probe.getitem_cpu_fraction is not None and probe.getitem_cpu_fraction < COMPUTES_MIN_FRACTION
+
+
+def items_in_memory(session: Session) -> Prescription | None:
+    """Recommend keeping the loaded items in memory; None if none is loaded again, or they are there already."""
+    loader, trainer = loaders_of(session)[0], session.settings.trainer
+    is_loaded_again = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
+    if session.run.stage != "fit" or not is_loaded_again or loader.is_in_memory_tensors or loader.why_unchanged():
+        return None
+    return fix("keep the dataset's items in memory if they fit and do not change", "minutes", treatment="dataset-cache")
 
 
 def burst_share(probe: LoaderProbe) -> float:

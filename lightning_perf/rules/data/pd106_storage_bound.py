@@ -9,6 +9,7 @@ from lightning_perf.rules.loader_signals import (
     is_bursty,
     is_serialized,
     is_waiting,
+    items_in_memory,
 )
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
@@ -25,9 +26,7 @@ from lightning_perf.rules.wording import percent, spent_waiting
 
 BASIS = "at most the data wait in which the loader was blocked"
 
-RECOMMENDATION = fix(
-    "keep the dataset in memory if it fits; otherwise pack it into large shards, or copy it to a fast disk", "hours"
-)
+_FASTER_STORAGE = fix("pack the dataset into large shards, or copy it to a fast disk", "hours")
 
 
 @rule("PD106", "storage-bound", explains=("PD101",))
@@ -78,7 +77,7 @@ def check(session: Session) -> Finding | None:
             sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
             optional_fact("file system of the dataset", disk.file_system if disk is not None else None),
         ),
-        prescriptions=RECOMMENDATION,
+        prescriptions=(items_in_memory(session), _FASTER_STORAGE),
         claims={"data_wait": waited * share * steady.span_s},
         basis=BASIS,
         confidence="high" if blocked is not None and _is_disk_slow(host, has_high_iowait) else "medium",
@@ -103,7 +102,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
         ),
-        prescriptions=RECOMMENDATION,
+        prescriptions=(items_in_memory(session), _FASTER_STORAGE),
         claims={"data_wait": waited * share * steady.span_s},
         method="probed",
         basis=BASIS,

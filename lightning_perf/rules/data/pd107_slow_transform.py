@@ -13,6 +13,7 @@ from lightning_perf.rules.loader_signals import (
     is_bursty,
     is_transport_costly,
     is_waiting,
+    items_in_memory,
     sample_share,
     wait_evidence,
 )
@@ -51,7 +52,7 @@ def check(session: Session) -> Finding | None:
             fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("profiled by", function.basis),
         ),
-        prescriptions=_prescription(function, line),
+        prescriptions=(_prescription(function, line), items_in_memory(session)),
         claims={"data_wait": probed.saved_s(of_batch)},
         basis="at most the function's time, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",
@@ -70,9 +71,9 @@ def _prescription(function: HotFunction, line: HotLine | None) -> Prescription:
     if line is not None:
         short = f"line {line.line} of {short}"
     if function.kind == "python":
-        summary = f"vectorize {short}: operate on whole arrays instead of looping in Python, or cache its result"
+        summary = f"vectorize {short}: operate on whole arrays instead of looping in Python"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"
     else:
-        summary = f"speed up {short}: use a faster library or smaller inputs, run it on the device, or cache its result"
+        summary = f"speed up {short}: use a faster library or smaller inputs, run it on the device"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
     return fix(summary, "hours", code=code)
