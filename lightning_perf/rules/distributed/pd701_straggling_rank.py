@@ -55,6 +55,8 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
     measured_s = _measured_s(ranks, worst)
+    # Work of the training itself does not go away: all ranks then have a part of it.
+    least_part = 1.0 if part == "host" else 1 - 1 / len(ranks.summaries)
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
@@ -90,7 +92,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         ),
         prescriptions=_prescription(worst, part, is_traced),
         claims=_claims(session, steady, worst, part, lost_s, is_traced),
-        low_s=0.0 if measured_s is None else (1 - SPREAD) * min(lost_s, measured_s * steady.n_steps),
+        low_s=0.0 if measured_s is None else (1 - SPREAD) * least_part * min(lost_s, measured_s * steady.n_steps),
         method="modeled" if measured_s is None else "timed",
         basis=(
             f"the excess of rank {worst.rank} ({percent(excess_s / step_s)} of step time)"
