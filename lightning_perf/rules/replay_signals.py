@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+import msgspec
+
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
 from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
@@ -27,6 +29,8 @@ class Diagnosis(NamedTuple):
         at_stake: Share of a trace's critical path that the treatment affects and no other finding claims.
         most_s: Seconds of the steady span that the treatment affects at most, if it also affects the host; None if it
             affects only the operators.
+        seen_s: Seconds of the steady span that the replayed operators took in the training; None for the time in the
+            sampled step.
         unmeasured: Severity if the speedup was not measured.
     """
 
@@ -38,6 +42,7 @@ class Diagnosis(NamedTuple):
     phases: tuple[str, ...] = CODE_PHASES
     at_stake: float = 0.0
     most_s: float | None = None
+    seen_s: float | None = None
     unmeasured: Severity = "low"
 
 
@@ -117,6 +122,8 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     steady = steady_of(session)
     phases = {name: computing_s(session, steady, name) for name in diagnosis.phases}
     within_s = sum(phases.values())
+    if diagnosis.seen_s is not None:
+        result = msgspec.structs.replace(result, seen_s=diagnosis.seen_s / steady.n_steps)
     if diagnosis.most_s is None:
         concerned_s = diagnosis.at_stake * steady.step_s.mean if not is_cpu_run(session) else 0.0
         saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps, concerned_s))
