@@ -119,8 +119,9 @@ class ScheduleClock:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            # First None: an interrupt must not close the descriptor twice.
+            descriptor, self._descriptor = self._descriptor, None
+            os.close(descriptor)
 
 
 class FetchWatch:

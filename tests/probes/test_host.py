@@ -169,6 +169,24 @@ def test_fetch_is_unknown_when_the_kernel_does_not_report_it() -> None:
     assert ScheduleClock("/nowhere").read() is None
 
 
+def test_schedule_clock_closes_its_file_once_when_an_interrupt_follows(tmp_path: Path) -> None:
+    (tmp_path / "schedstat").write_text("1 2 3")
+    clock = ScheduleClock(str(tmp_path / "schedstat"))
+    closed = []
+
+    def close_and_interrupt(descriptor: int) -> None:
+        closed.append(descriptor)
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "close", close_and_interrupt)
+        with pytest.raises(SystemExit):
+            clock.close()
+        clock.close()
+    assert len(closed) == 1
+    os.close(closed[0])
+
+
 def test_fetches_are_sampled_less_often_when_enough_were() -> None:
     reads = iter(range(10**6))
     made = FetchWatch(lambda: 0, lambda: next(reads))
