@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -303,21 +304,22 @@ def dataset_disk(dataset: Any, root: Path = Path("/")) -> DatasetDisk | None:
     if path is None or text is None:
         return None
     path = path.resolve()
-    best: tuple[int, list[str], list[str]] | None = None
+    best: tuple[Path, list[str], list[str]] | None = None
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
         place, kind = left.split(), right.split()
         if len(place) < 5 or len(kind) < 2:
             continue
-        mount = Path(place[4].encode().decode("unicode_escape"))
+        # The kernel escapes white space and backslashes in octal.
+        mount = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place[4]))
         # Of mounts at one place the last covers those before.
-        if (mount == path or mount in path.parents) and (best is None or len(mount.parts) >= best[0]):
-            best = (len(mount.parts), place, kind)
+        if (mount == path or mount in path.parents) and (best is None or len(mount.parts) >= len(best[0].parts)):
+            best = (mount, place, kind)
     if best is None:
         return None
-    _, place, kind = best
+    mount, place, kind = best
     return DatasetDisk(
-        mount=place[4],
+        mount=str(mount),
         file_system=kind[0],
         source=kind[1],
         is_network=kind[0] in NETWORK_FILE_SYSTEMS,

@@ -294,6 +294,16 @@ def test_disk_is_of_the_nearest_mount_when_mounts_nest(tmp_path: Path) -> None:
     assert dataset_disk(SimpleNamespace(), root) is None
 
 
+def test_disk_is_found_when_its_mount_has_spaces_and_letters_beyond_ascii(tmp_path: Path) -> None:
+    data = tmp_path / "mes données"
+    data.mkdir()
+    mounts = (
+        f"21 1 254:0 / / rw - ext4 /dev/vda rw\n30 21 0:50 / {tmp_path}/mes\\040données rw - nfs4 server:/export rw"
+    )
+    disk = dataset_disk(SimpleNamespace(root=data), tree(tmp_path / "root", {"proc/self/mountinfo": mounts}))
+    assert (disk.mount, disk.file_system) == (str(data), "nfs4")
+
+
 # -- series ------------------------------------------------------------
 
 
