@@ -298,9 +298,9 @@ class WindowProbe(Probe):
 
     def _forget_old(self) -> None:
         """Drop the traces of old windows, but keep their files."""
-        old = len(self.windows) - _MAX_TRACES - 1
-        if old >= 0 and self.windows[old].trace is not None:
-            self.windows[old] = msgspec.structs.replace(self.windows[old], trace=None)
+        for i, window in enumerate(self.windows[:-_MAX_TRACES]):
+            if window.trace is not None:
+                self.windows[i] = msgspec.structs.replace(window, trace=None)
 
     def _step_of_next_check(self) -> int:
         """Return the next step at which to consider a window; requested windows do not change the schedule."""

@@ -710,6 +710,15 @@ def test_traces_of_early_windows_are_released(made, monkeypatch):
     assert [window.trace is not None for window in probe.windows] == [False] * (len(probe.windows) - 3) + [True] * 3
 
 
+def test_traces_of_early_windows_are_released_when_validation_ends_some(made, monkeypatch):
+    monkeypatch.setattr(window_module, "_MAX_TRACES", 3)
+    probe = made(FakeLoop(), wait=2, warmup=0, active=2, repeat=0)
+    for every in (100, 7, 100, 5, 100, 9, 100):
+        run_with_validation(probe, 20, every)
+    assert {window.status for window in probe.windows} == {"recorded", "incomplete"}
+    assert not any(window.trace is not None for window in probe.windows[:-3])
+
+
 def test_a_profiler_counts_as_started_when_objects_are_frozen_and_it_cannot_be_found():
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as own:
