@@ -22,9 +22,9 @@ from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
 from .clock import now_ns as host_now_ns
-from .module_walk import bare_profile, listed_modules, named_parameters, owner_of, parameters
+from .module_walk import bare_profile, listed_modules, named_parameters, owner_of, parameters_by_module
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
-from .plain import has_shape, n_elements, without_overrides
+from .plain import without_overrides
 from .replay.calls import CallLog
 from .tracing import ModuleWatch, PassiveMode, StepTracer, current_mode, leave_mode
 
@@ -276,7 +276,7 @@ class ArithmeticCounter(StepTracer):
         )
 
     def _module_profiles(self) -> tuple[ModuleProfile, ...]:
-        n_parameters = _parameters_by_module(self._root, self._owners)
+        n_parameters = parameters_by_module(self._root, self._modules)
         found = []
         for path in ("", *self._modules):
             rows = {way: [r for (w, p, *_), r in self._rows.items() if (w, p) == (way, path)]
@@ -342,12 +342,3 @@ def _refusal(below: Any) -> str:
     if mode is below:
         return ""
     return f"the script's own dispatch mode {type(mode).__name__} is in place and would see what counting does"
-
-
-def _parameters_by_module(root: nn.Module, owners: dict[int, str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for parameter in parameters(root):
-        if has_shape(parameter):
-            owner = owners.get(id(parameter), "")
-            counts[owner] = counts.get(owner, 0) + n_elements(parameter)
-    return counts

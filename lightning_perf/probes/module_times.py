@@ -21,8 +21,8 @@ from lightning_perf.records import ModelProfile, ModuleProfile
 
 from .clock import DeviceEvent
 from .machine import device_name
-from .module_walk import bare_profile, listed_modules, named_modules, parameters
-from .plain import field, has_shape, n_elements, tensors_in
+from .module_walk import bare_profile, listed_modules, named_modules, parameters_by_module
+from .plain import field, tensors_in
 from .tracing import ModuleWatch, StepTracer, can_have_hooks
 
 REST = ""
@@ -193,25 +193,20 @@ def with_times(
     profile: ModelProfile | None, root: nn.Module, device: torch.device, times: dict[str, ModuleTime]
 ) -> ModelProfile:
     """Return a profile with module times; ``profile`` is None if operations were not counted."""
-    modules = () if profile is None else profile.modules
+    replace = msgspec.structs.replace
     if profile is None:
         profile = bare_profile(root, device_name(device))
-        profile = msgspec.structs.replace(profile, missing={"forward_flops": "no step's operations were counted"})
-    known = {module.path for module in modules}
+        profile = replace(profile, missing={"forward_flops": "no step's operations were counted"})
+    modules = {module.path: module for module in profile.modules}
     parts = dict(named_modules(root))  # a timed module may have been removed since
-    seen: set[int] = set()
+    n_parameters = parameters_by_module(root, {*times, *modules})
     for path in times:
-        if path not in known:
-            part = None if path == REST else parts.get(path)
-            own = [] if part is None else [p for p in parameters(part) if id(p) not in seen and has_shape(p)]
-            seen.update(map(id, own))
-            name = "" if part is None else type(part).__name__
-            added = ModuleProfile(path=path, class_name=name, n_parameters=sum(n_elements(p) for p in own))
-            modules = (*modules, added)
+        if path not in modules:
+            name = type(parts[path]).__name__ if path != REST and path in parts else ""
+            modules[path] = ModuleProfile(path=path, class_name=name, n_parameters=n_parameters.get(path, 0))
     timed = []
-    for module in modules:
+    for module in modules.values():
         forward_s, backward_s, calls = times.get(module.path, (module.forward_s, module.backward_s, module.calls))
-        replace = msgspec.structs.replace
         timed.append(replace(module, forward_s=forward_s, backward_s=backward_s, calls=module.calls or calls))
     timed.sort(key=lambda module: -((module.forward_s or 0.0) + (module.backward_s or 0.0)))
-    return msgspec.structs.replace(profile, modules=tuple(timed))
+    return replace(profile, modules=tuple(timed))

@@ -135,6 +135,19 @@ def owner_of(name: str, modules: Container[str]) -> str:
     return path
 
 
+def parameters_by_module(root: nn.Module, modules: Container[str]) -> dict[str, int]:
+    """Return the number of elements of all parameters, by the innermost of ``modules`` that holds them.
+
+    Parameters without a shape yet are omitted.
+    """
+    counts: dict[str, int] = {}
+    for name, parameter in named_parameters(root):
+        if plain.has_shape(parameter):
+            owner = owner_of(name, modules)
+            counts[owner] = counts.get(owner, 0) + plain.n_elements(parameter)
+    return counts
+
+
 def bare_profile(root: nn.Module, device: str) -> ModelProfile:
     """Return a model's profile with only its parameters; those without a shape yet are omitted."""
     own = [parameter for parameter in parameters(root) if plain.has_shape(parameter)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lightning_perf.probes import module_times
-from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times
+from lightning_perf.probes.module_times import REST, ModuleTime, ModuleTimes, mean_times, with_times
 
 
 class Device:
@@ -190,6 +190,15 @@ def test_step_goes_on_when_the_devices_events_fail() -> None:
     device.event = event  # type: ignore[method-assign]
     look = looked_at(device, Layer(device, 1.0, 1.0), Layer(device, 1.0, 1.0))
     assert look.failure == "RuntimeError: planted"
+
+
+def test_parameters_count_in_the_innermost_module_when_operations_were_not_counted() -> None:
+    inner = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False))
+    root = nn.Module()
+    root.inner, root.outer, root.scale = inner, nn.Linear(2, 2), nn.Parameter(torch.ones(5))
+    times = dict.fromkeys(("inner", "outer", "inner.0", "inner.1", REST), ModuleTime(1.0, 1.0, 1))
+    found = {module.path: module.n_parameters for module in with_times(None, root, torch.device("cpu"), times).modules}
+    assert found == {"inner": 0, "outer": 6, "inner.0": 9, "inner.1": 3, REST: 5}
 
 
 def test_mean_counts_a_module_that_did_not_run_as_no_time() -> None:
