@@ -138,6 +138,13 @@ def item_of(value: Any, key: Any) -> Any:
     return found
 
 
+def item_at(value: Any, path: tuple[Any, ...]) -> Any:
+    """Return the item of nested containers that these keys lead to, outermost first, each as for ``item_of``."""
+    for key in path:
+        value = item_of(value, key)
+    return value
+
+
 def item_or_none(value: Any, key: Any) -> Any:
     """Return ``item_of``, or None where there is no such item."""
     try:
@@ -268,13 +275,7 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     if len(path) == 1 and type(batch) in (dict, list, tuple):
         key = path[0]
         return lambda b: _first_dimension(b[key])
-
-    def read(nested: Any) -> int:
-        for key in path:
-            nested = item_of(nested, key)
-        return _first_dimension(nested)
-
-    return read
+    return lambda b: _first_dimension(item_at(b, path))
 
 
 def batch_size(batch: Any) -> int | None:

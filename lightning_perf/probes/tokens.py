@@ -124,12 +124,6 @@ def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[Place]:
             yield from _places(item, (*path, key), depth - 1)
 
 
-def _at(batch: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        batch = plain.item_of(batch, key)
-    return batch
-
-
 class BatchUnits:
     """Reads the samples and tokens of batches: by functions of the user, where given."""
 
@@ -156,7 +150,7 @@ class BatchUnits:
         if function is not None:
             return function
         place = layout_of(batch, self.ids).tokens
-        return None if place is None else lambda one: _n_tokens(_at(one, place.path))
+        return None if place is None else lambda one: _n_tokens(plain.item_at(one, place.path))
 
     def _guarded_function(self, name: str) -> Callable[[Any], int] | None:
         function = self._functions.get(name)
@@ -201,9 +195,8 @@ def _n_tokens(value: Any) -> int:
 def _as_count(name: str, value: Any) -> int:
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 0:
         return int(value)
-    given = (
-        value if isinstance(value, (int, float)) else type(value).__name__
-    )  # a tensor's value could wait for the device
+    # Not the value of a tensor: reading it could wait for the device.
+    given = value if isinstance(value, (int, float)) else type(value).__name__
     raise TypeError(f"{name} returned {given}, expected a whole number of at least 0")
 
 
@@ -293,7 +286,7 @@ def _lengths(batch: Any, layout: Layout) -> tuple[int, torch.Tensor] | None:
     """Return the padded length of a batch's sequences and a tensor with the tokens of each; None if unknown."""
     if layout.tokens is None or layout.padding is None:
         return None
-    tokens, marks = (_at(batch, place.path) for place in (layout.tokens, layout.padding))
+    tokens, marks = (plain.item_at(batch, place.path) for place in (layout.tokens, layout.padding))
     shape = plain.shape_of(tokens)
     if shape is None or not plain.is_plain_tensor(marks) or 0 in shape:
         return None
