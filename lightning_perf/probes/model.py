@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
@@ -53,7 +52,7 @@ def read_model(pl_module: nn.Module, optimizers: Iterable[Any] = ()) -> ModelSet
     ``n_trainable`` and ``matmul_parameter_fraction`` are None.
     """
     parameters = _distinct(module_walk.parameters(pl_module))
-    is_complete = not any(is_lazy(parameter) for parameter in module_walk.parameters(pl_module))
+    is_complete = not any(plain.is_lazy(parameter) for parameter in module_walk.parameters(pl_module))
     return ModelSettings(
         class_name=type(pl_module).__name__,
         parameters=_group_by_dtype(parameters.values()),
@@ -139,7 +138,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> dict[tuple[Any, ...], torch.Te
     """Return local shards by memory, each once, without uninitialized ones."""
     distinct: dict[tuple[Any, ...], torch.Tensor] = {}
     for tensor in tensors:
-        if plain.is_readable_tensor(tensor) and not is_lazy(tensor):
+        if plain.has_shape(tensor):
             distinct.setdefault(_key(tensor), _local(tensor))
     return distinct
 
