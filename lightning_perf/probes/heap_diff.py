@@ -58,7 +58,6 @@ class HeapDiff:
 
     def __init__(self, roots: dict[str, Any], step: int, is_wide: bool = True, limit_s: float = LIMIT_S) -> None:
         self.step = step
-        self.own_s = 0.0
         self.is_complete = True
         self._is_wide = is_wide
         self._limit_s = limit_s
@@ -186,11 +185,11 @@ class _Names:
         """Return the containers reachable from attributes of the roots."""
         return self._containers
 
-    def of(self, value: Any, depth: int = _NAME_DEPTH) -> str:
+    def of(self, value: Any) -> str:
         """Return e.g. ``LitModel.losses`` or ``train.history['loss']``; a description if no name leads to the value."""
         if id(value) in self._direct:
             return self._direct[id(value)]
-        found = self._path(value, depth, frozenset())
+        found = self._path(value, _NAME_DEPTH, frozenset())
         return found if found is not None else f"a {type(value).__name__} that no attribute or module names"
 
     def _path(self, value: Any, depth: int, above: frozenset[int]) -> str | None:

@@ -105,7 +105,7 @@ def top_level_modules(root: nn.Module) -> dict[str, nn.Module]:
     return {f"{prefix}{name}": child for name, child in children.items()}
 
 
-def listed_modules(root: nn.Module, depth: int = 1) -> dict[str, nn.Module]:
+def listed_modules(root: nn.Module, depth: int) -> dict[str, nn.Module]:
     """Return the modules of a model down to a depth, by path, outer ones first.
 
     Depth 1 lists the top-level modules. Levels that would list more than ``MAX_MODULES`` modules are omitted. A module

@@ -23,6 +23,7 @@ from .tracing import PassiveMode, StepTracer, leave_mode
 from .written_attention import AttentionTrail
 
 _METHODS = ("tolist", "numpy", "cpu")
+_N_VIEWS = 40  # operators per round when the cost of a dispatch mode is measured
 
 Called = Callable[[str, Any, Any, Any, Any], Any]
 """Gets a method's label, the tensor, the original and its arguments; calls the original and returns its result."""
@@ -119,7 +120,7 @@ class OperatorTracer(PassiveMode, StepTracer):
     """
 
     def __init__(
-        self, device: torch.device, entry_ns: float, phase: Callable[[], str], now_ns: Callable[[], int] = host_now_ns
+        self, device: torch.device, entry_ns: float, phase: Callable[[], str], now_ns: Callable[[], int]
     ) -> None:
         super().__init__()
         self.failure = ""
@@ -234,23 +235,23 @@ class OperatorTracer(PassiveMode, StepTracer):
         return max(0.0, (last.ns - first.ns - tracing_ns) / 1e9)
 
 
-def entry_cost_ns(rounds: int = 40) -> float:
-    """Return the cost per operator of a dispatch mode, beyond what it times itself: the least of three rounds."""
+def entry_cost_ns() -> float:
+    """Return nanoseconds per operator that a dispatch mode costs beyond what it times itself: the least of 3 rounds."""
     tensor = torch.zeros(1, device="cpu")
     plain, watched = [], []
     for _ in range(3):
-        plain.append(_time_views(tensor, rounds))
+        plain.append(_time_views(tensor))
         mode = PassiveMode()
         try:
             with mode:
-                watched.append(_time_views(tensor, rounds))
+                watched.append(_time_views(tensor))
         finally:
             leave_mode(mode)  # where an interrupt came while it was entered
-    return max(0.0, (min(watched) - min(plain)) / rounds)
+    return max(0.0, (min(watched) - min(plain)) / _N_VIEWS)
 
 
-def _time_views(tensor: torch.Tensor, rounds: int) -> int:
+def _time_views(tensor: torch.Tensor) -> int:
     begin = host_now_ns()
-    for _ in range(rounds):
+    for _ in range(_N_VIEWS):
         tensor.view(1)
     return host_now_ns() - begin

@@ -20,9 +20,9 @@ class WorkerProcesses:
     Other programs that a training starts (a logger's service, a compiler) and other ranks are excluded.
     """
 
-    def __init__(self, proc: Path = Path("/proc"), pid: int | None = None) -> None:
+    def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = str(proc)
-        self._pid = os.getpid() if pid is None else pid
+        self._pid = os.getpid()
         self._has_children_file = os.path.exists(f"{self._proc}/{self._pid}/task/{self._pid}/children")
         self._program = read_bytes(f"{self._proc}/{self._pid}/cmdline")
         self._rank = _local_rank(read_bytes(f"{self._proc}/{self._pid}/environ"))
