@@ -40,12 +40,12 @@ BUDGET_S = 3.0
 MAX_SHARE = 0.05
 """Share of a run's time that measuring the device once, after the last step, may take."""
 
-_TAKES_S = 8.0  # the budget, and a process that imports torch
+_EXPECTED_S = 8.0  # the budget, and a process that imports torch
 _CHILD_PATIENCE_S = 30.0  # importing torch on a slow disk
 _FIRST_SIZE = 256
 _LARGEST_SIZE = {"cpu": 2048, "cuda": 8192}
 _LONG_ENOUGH_S = 4e-3  # launching is negligible in a product of this length
-_CACHE_FACTOR_BYTES = {"cpu": 2**27, "cuda": 2**30}  # copies larger than any cache
+_COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # larger than any cache
 _TRANSFER_BYTES = 2**26
 _N_LAUNCHES = 500  # fewer than CUDA queues before the host has to wait (1,024 launches)
 _MATMUL_SHARE = 0.7  # of the time there is
@@ -179,7 +179,7 @@ class CeilingsProbe(Probe):
     after = ("steps", "sampled_steps")
 
     def __init__(
-        self, trainer: Any, wall_s: Callable[[], float], may_measure: bool = True, sampled: SampledSteps | None = None
+        self, trainer: Any, wall_s: Callable[[], float], may_measure: bool, sampled: SampledSteps | None
     ) -> None:
         self._sampled = sampled
         self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
@@ -201,7 +201,7 @@ class CeilingsProbe(Probe):
         wall_s = self._wall_s()
         if self._trainer.world_size > 1:
             reason = "with several ranks the device is not measured after the run"
-        elif MAX_SHARE * wall_s < _TAKES_S:
+        elif MAX_SHARE * wall_s < _EXPECTED_S:
             reason = (
                 f"this device was not measured yet, which takes some seconds: too much for a run of {wall_s:.0f} s; "
                 "lightning_perf.measure_ceilings() does it once for all"
@@ -258,7 +258,10 @@ class _Bench:
             best, size = 0.0, _FIRST_SIZE
             largest = _LARGEST_SIZE.get(self._device.type, 4096)
             while size <= largest:
-                a, b = (self._values(size, size, _DTYPES[precision]) for _ in range(2))
+                a, b = (
+                    torch.rand(size, size, generator=self._random, device=self._device).to(_DTYPES[precision])
+                    for _ in range(2)
+                )
                 out = torch.empty_like(a)
                 product = partial(torch.mm, a, b, out=out)
                 once_s = self._once(product)
@@ -272,7 +275,7 @@ class _Bench:
 
     def copy(self, limit_s: float) -> float:
         """Return bytes read and written per second within the device's memory."""
-        n_bytes = _CACHE_FACTOR_BYTES.get(self._device.type, 2**28)
+        n_bytes = _COPY_BYTES.get(self._device.type, 2**28)
         source = torch.ones(n_bytes, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
         return 2.0 * n_bytes / self._best(lambda: target.copy_(source), limit_s)
@@ -296,9 +299,6 @@ class _Bench:
             if self._clock() >= until:
                 synchronize(self._device)
                 return best
-
-    def _values(self, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.rand(rows, columns, generator=self._random, device=self._device).to(dtype)
 
     def _once(self, function: Callable[[], Any]) -> float:
         """Return seconds of the second call: the first one sets things up."""
