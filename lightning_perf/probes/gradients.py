@@ -22,7 +22,10 @@ N_WATCHED_STEPS = 20
 
 
 class _GradientState:
-    """The state of one optimizer's gradients: unknown, ``stale`` since a step, or ``dirty`` (added to)."""
+    """The state of one optimizer's gradients.
+
+    ``state`` is ``unknown``, ``stale`` since a step, ``dirty`` (added to while stale) or ``cleared``.
+    """
 
     def __init__(self) -> None:
         self.parameter: torch.Tensor | None = None
@@ -125,17 +128,15 @@ class ZeroGradWatch(Probe):
         if self._context is not None and len(self._optimizers) >= len(self._context.trainer.optimizers):
             self._context.probes.leave_backward(self)
 
-    def before_zero_grad(self, optimizer: Any | None = None) -> None:
-        """Handle Lightning's clearing of gradients; None means all optimizers seen."""
-        entries = list(self._optimizers.values()) if optimizer is None else [self._entry(optimizer)]
-        for each, watched in entries:
-            if watched.is_done:
-                continue
-            watched.n_zero_grads += 1
-            if watched.state != "stale":
-                # Without a notification of steps, these are the gradients that the last step used.
-                watched.remember(each)
-            self._release(watched)
+    def before_zero_grad(self, optimizer: Any) -> None:
+        optimizer, watched = self._entry(optimizer)
+        if watched.is_done:
+            return
+        watched.n_zero_grads += 1
+        if watched.state != "stale":
+            # Without a notification of steps, these are the gradients that the last step used.
+            watched.remember(optimizer)
+        self._release(watched)
 
     def summary(self, optimizer: Any) -> dict[str, Any]:
         """Return the watched fields of ``OptimizerSettings``; None for what was not seen."""
