@@ -185,7 +185,7 @@ class GrowthWatch:
         )
 
     def _follow_up(self, step: int) -> None:
-        if self._attributes is None and not self._has_snapshot_of_attributes:
+        if not self._has_snapshot_of_attributes:
             self._has_snapshot_of_attributes = True
             self._once(partial(self._snapshot_attributes, step))
         for heap_diff in filter(None, (self._heap_diff, self._attributes)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -109,9 +108,7 @@ def _where(frames: Sequence[Mapping[str, Any]], is_users: Callable[[str], bool])
         name = str(frame.get("filename", ""))
         if is_users(name):
             return short_place(name, frame.get("line"), frame.get("name"))
-    with contextlib.suppress(IndexError):
-        return str(frames[0].get("name"))
-    return "allocated before the history began"
+    return str(frames[0].get("name")) if frames else "allocated before the history began"
 
 
 def _thinned(curve: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
