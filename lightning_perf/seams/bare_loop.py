@@ -210,6 +210,7 @@ def _transfer(trainer: Any, module: Any) -> Callable[[Any], Any]:
         getattr(owner, name) if is_overridden(owner, name) else None for name in names for owner in (find(name),)
     )
     is_async = device.type not in ("cpu", "mps")  # as Lightning
+    converts = type(plugin).__name__ in ("HalfPrecision", "DoublePrecision")
 
     def move(batch: Any) -> Any:
         if isinstance(batch, torch.Tensor):
@@ -228,16 +229,14 @@ def _transfer(trainer: Any, module: Any) -> Callable[[Any], Any]:
         batch = move(batch) if moves is None else moves(batch, device, 0)
         return batch if after is None else after(batch, 0)
 
-    converts = type(plugin).__name__ in ("HalfPrecision", "DoublePrecision")
     return transfer
 
 
 def _forward_context(plugin: Any) -> Callable[[], AbstractContextManager[Any]]:
-    nothing = nullcontext()
-    context: Callable[[], AbstractContextManager[Any]] = getattr(
-        plugin, "autocast_context_manager", plugin.forward_context
-    )
-    return (lambda: nothing) if type(plugin).__name__ == "Precision" else context
+    """Return a function that makes the context of a forward pass with this precision plugin."""
+    if type(plugin).__name__ == "Precision":
+        return nullcontext
+    return getattr(plugin, "autocast_context_manager", plugin.forward_context)  # type: ignore[no-any-return]
 
 
 def _ignore(*_: Any, **__: Any) -> None:
