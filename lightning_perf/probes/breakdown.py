@@ -76,7 +76,7 @@ class ModelMemory:
             for parameter, state in of_one:
                 name = names.get(id(parameter), "")
                 self.optimizer_bytes += add("optimizer_bytes", name, tensors_in(state))
-        self.expected_optimizer = None if any(states) else _expected_states(unwrapped, count.device)
+        self.expected_optimizer = None if any(states) else _expected_states(unwrapped)
         self.copies_bytes = sum(
             count.add((*module_walk.parameters(copy), *module_walk.buffers(copy))) for copy in copies
         )
@@ -168,18 +168,17 @@ def _local_bytes(parameter: torch.Tensor) -> int:
         return parameter.numel() * parameter.element_size()
 
 
-def _expected_states(optimizers: Iterable[Any], device: str) -> tuple[int | None, str] | None:
+def _expected_states(optimizers: Sequence[Any]) -> tuple[int | None, str] | None:
     """Return the bytes of optimizers without states, with the basis; None if there is no optimizer."""
-    total, seen = 0.0, False
+    total = 0.0
     for optimizer in optimizers:
-        seen = True
         is_torchs = type(optimizer).__module__.startswith("torch.")
         factor = STATE_FACTORS.get(type(optimizer).__name__) if is_torchs else None
         if factor is None:
             return None, f"{type(optimizer).__name__} has made no step yet, and the size of its states is unknown"
         for group in optimizer.param_groups:
             total += factor(group) * sum(_local_bytes(p) for p in group["params"] if p.requires_grad)
-    return (int(total), "expected") if seen else None
+    return (int(total), "expected") if optimizers else None
 
 
 def headroom_of(

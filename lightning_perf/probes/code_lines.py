@@ -200,9 +200,7 @@ class CodeLines:
             of_frame, name = self._file(frame)
             if of_frame == USER:
                 users.append(frame)
-                if inner is None:
-                    inner, owner = frame, of_frame
-            elif inner is None:
+            if inner is None:
                 if of_frame == COMPILED:
                     return None
                 if of_frame != TORCH:

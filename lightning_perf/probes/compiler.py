@@ -158,8 +158,6 @@ class CompilerProbe(Probe):
         missing = {}
         if self._handler is None and not self._compiled_steps:
             missing["n_compiled_steps"] = "this version of torch does not report when it compiles"
-        functions = {_function(m) for _, m in compiled}
-        recompiles = _recompiles(compiled)
         seconds = sum(_seconds(m) for _, m in self._metrics)
         late_s = sum(_seconds(m) for step, m in self._metrics if step > WARMUP_STEPS)
         return CompilerWatch(
@@ -168,8 +166,8 @@ class CompilerProbe(Probe):
             n_compiled_steps=len(self._compiled_steps),
             n_after_warmup=sum(step > WARMUP_STEPS for step, _ in compiled),
             compile_after_warmup_s=self._after_warmup_ns / 1e9 or late_s,
-            n_functions=len(functions),
-            recompiles=recompiles,
+            n_functions=len({_function(m) for _, m in compiled}),
+            recompiles=_recompiles(compiled),
             graph_breaks=self._graph_breaks(),
             missing=missing,
         )

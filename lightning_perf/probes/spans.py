@@ -7,6 +7,7 @@ clock read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -254,8 +255,6 @@ class Timeline:
 
 def span_cost_ns(now_ns: Callable[[], int], rounds: int = 200) -> float:
     """Return nanoseconds to enter and leave a span: the lowest mean of five rounds."""
-    import time
-
     span = Span(Timeline(now_ns, lambda _: None), "other")
     best = float("inf")
     for _ in range(5):

@@ -95,6 +95,7 @@ class StepAggregator:
         if len(rows) == 0:
             return
         kinds = rows[:, KIND]
+        is_step = are_steps(kinds)
         usual = kinds == USUAL_STEP
         if self._has_single_batches:
             usual |= kinds == FIRST_STEP
@@ -102,7 +103,7 @@ class StepAggregator:
         phases = self._with_first_fetches_moved(rows[:, :N_PHASES].copy(), kinds, usual)
         row_ns = phases.sum(axis=1)
         step_ns = phases[:, STEP_COLUMNS].sum(axis=1)
-        numbers = self._first_step + self._n_step_rows + np.cumsum(are_steps(kinds)) - 1
+        numbers = self._first_step + self._n_step_rows + np.cumsum(is_step) - 1
         self._add_outliers(phases[usual], step_ns[usual], numbers[usual])
         self._histograms.add(np.column_stack([phases[usual][:, STEP_COLUMNS], step_ns[usual]]))
         self._own.add(rows[usual, OWN][:, None])
@@ -116,12 +117,12 @@ class StepAggregator:
         starts = self._now_ns + np.cumsum(row_ns) - row_ns
         self._blocks.add(numbers[usual], starts[usual], step_ns[usual], phases[usual])
         self.n_steps += int(usual.sum())
-        self._n_step_rows += int(are_steps(kinds).sum())
+        self._n_step_rows += int(is_step.sum())
         self._now_ns += int(row_ns.sum())
         self.span_ns += int(row_ns[counted].sum())
         self.own_ns += int(rows[counted, OWN].sum())
         self.phase_ns += phases[counted].sum(axis=0)
-        self.units.add(rows[are_steps(kinds) & counted, SAMPLES:EPOCH])
+        self.units.add(rows[is_step & counted, SAMPLES:EPOCH])
 
     def step_median_s(self) -> float | None:
         """Return the median step; None without steps."""
