@@ -144,7 +144,11 @@ def test_signal_handlers_are_not_listed_when_the_catching_frame_itself_raised(mo
 
 @pytest.fixture
 def pauses() -> Iterator[GarbagePauses]:
-    """Time collections, without callbacks of others, e.g. of hypothesis: the signal would interrupt those."""
+    """Time collections, without callbacks of others, e.g. of hypothesis: the signal would interrupt those.
+
+    Garbage of earlier tests is collected before: the signal could interrupt a callback of a weak reference to it.
+    """
+    gc.collect()
     before, others = sys.unraisablehook, gc.callbacks[:]
     pauses = GarbagePauses(time.perf_counter_ns)
     gc.disable()
