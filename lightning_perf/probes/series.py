@@ -1,4 +1,4 @@
-"""Sampled metrics in constant memory: their spread, and their course over the run."""
+"""Sampled metrics in constant memory: their spread, and their timeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_POINTS = 128
 
 
 class Series:
-    """Samples of one figure, weighted by time.
+    """Samples of one metric, weighted by time.
 
     Mean, minimum and maximum cover all samples. Quantiles cover at most ``MAX_KEPT`` samples, evenly spaced over the
     run: whenever there are more, every second one is dropped and from then on every second one is kept.
@@ -57,15 +57,15 @@ class Series:
         return Spread(n=self.n, mean=self._sum / self.weight_s, p5=p5, p50=p50, p95=p95, min=self._min, max=self._max)
 
 
-class Course:
-    """The course of several figures: at most ``MAX_POINTS`` means, over more and more samples each."""
+class MetricTimeline:
+    """The timeline of several metrics: at most ``MAX_POINTS`` means, over more and more samples each."""
 
     def __init__(self) -> None:
         self._samples_per_point = 1
         self._points: list[_Point] = []
 
     def add(self, start_s: float, step: int, values: Mapping[str, float]) -> None:
-        """Add a sample by metric, which began ``start_s`` after the start of the run, after ``step`` steps."""
+        """Add a sample's values by metric; it began ``start_s`` seconds and ``step`` steps into the run."""
         new = _Point(start_s, step, values)
         if self._points and self._points[-1].n < self._samples_per_point:
             self._points[-1].merge(new)
@@ -78,7 +78,7 @@ class Course:
             self._points = self._points[::2]
 
     def records(self) -> tuple[TelemetryPoint, ...]:
-        """Return the course, with four significant digits."""
+        """Return the timeline, with four significant digits."""
         return tuple(point.record() for point in self._points)
 
 

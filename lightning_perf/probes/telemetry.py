@@ -30,7 +30,7 @@ from .gpu import GpuReader, open_gpu
 from .host import HostReader
 from .loop import LoopProbe
 from .processes import FetchWatch
-from .series import Course
+from .series import MetricTimeline
 
 DEFAULT_HZ = 1.0
 
@@ -42,7 +42,7 @@ FIRST_CORE_FRACTION = 0.01
 """The first seconds are sampled more often, to cover runs of a few seconds."""
 
 _JOIN_S = 5.0
-_ON_COURSE = {
+_TIMELINE_METRICS = {
     "process_cpu_cores", "workers_cpu_cores", "cpu_busy_fraction", "iowait_fraction", "disk_busy_fraction",
     "read_bytes_per_s", "rss_bytes", "available_bytes", "cpu_mhz",
     "utilisation_fraction", "power_w", "temperature_c", "sm_clock_mhz", "memory_used_bytes",
@@ -77,7 +77,7 @@ class TelemetryProbe(Probe):
         self._now_ns, self._start_ns, self._step = now_ns, start_ns, step
         self._hz = hz
         self._last_s = 0.0
-        self._course = Course()
+        self._timeline = MetricTimeline()
         self._ledger = EnergyLedger(self._elapsed_s())
         self._batch_bytes: int | None = None
         self._disk_of: Any = None
@@ -186,12 +186,12 @@ class TelemetryProbe(Probe):
                 if self._host is not None:
                     self._host.add(host, weight_s)
             self._ledger.add(at_s, gpu.get("energy_j"), gpu.get("power_w"), cpu_j)
-            values = {name: value for name, value in host.items() if name in _ON_COURSE}
+            values = {name: value for name, value in host.items() if name in _TIMELINE_METRICS}
             if self._gpu is not None:
                 device = self._gpu.device
-                values.update({f"{device} {name}": value for name, value in gpu.items() if name in _ON_COURSE})
+                values.update({f"{device} {name}": value for name, value in gpu.items() if name in _TIMELINE_METRICS})
             if values:
-                self._course.add(self._last_s, step, values)
+                self._timeline.add(self._last_s, step, values)
             self._last_s = at_s
 
     def _sample_and_rest(self) -> float:
@@ -223,7 +223,7 @@ class TelemetryProbe(Probe):
                 devices=() if self._gpu is None else (self._gpu.record(),),
                 host=None if self._host is None else self._host.record(extra),
                 energy=None if energy.metered_j is None else energy,
-                timeline=self._course.records(),
+                timeline=self._timeline.records(),
             )
 
     def reasons(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ from lightning_perf.cgroups import cgroup_folders, read_cpu_quota_cores
 from lightning_perf.probes import host
 from lightning_perf.probes.host import HostReader, numa_nodes, throttling
 from lightning_perf.probes.processes import FetchWatch, ScheduleClock, WorkerProcesses
-from lightning_perf.probes.series import MAX_KEPT, MAX_POINTS, Course, Series
+from lightning_perf.probes.series import MAX_KEPT, MAX_POINTS, MetricTimeline, Series
 from lightning_perf.probes.telemetry import dataset_disk, dataset_path
 
 from .test_machine import tree
@@ -329,10 +329,10 @@ def test_spread_keeps_its_quantiles_in_constant_memory_when_a_run_is_long() -> N
 
 
 def test_course_keeps_its_means_in_constant_memory_when_a_run_is_long() -> None:
-    course = Course()
+    timeline = MetricTimeline()
     for i in range(1000):
-        course.add(float(i), i, {"a": float(i)} if i % 2 else {"a": float(i), "b": 1.0})
-    points = course.records()
+        timeline.add(float(i), i, {"a": float(i)} if i % 2 else {"a": float(i), "b": 1.0})
+    points = timeline.records()
     assert len(points) <= MAX_POINTS
     assert sum(point.n_samples for point in points) == 1000
     assert points[0].start_s == 0.0
