@@ -44,7 +44,7 @@ class LoopProbe(ActionSpans):
     ) -> None:
         super().__init__(trainer, pl_module, owner, Timeline(now_ns, on_fail))
         self.stage, self.units = stage, BatchUnits()
-        self.validation = StageProbe(self.timeline, row=[0] * N_COLUMNS, units=self.units)
+        self.validation = StageProbe(self.timeline, phase_ns=[0] * N_COLUMNS, units=self.units)
         self.fetch_watch: FetchWatch | None = None
         """Samples fetches of the run's stage."""
         self.next_instrumented_step = 0
@@ -80,23 +80,23 @@ class LoopProbe(ActionSpans):
             self.missing["steady.phases"] = "this Trainer has no profiler to tap"
         collecting = partial(self._span, "logging", "metrics", "loop")
 
-        def saving(logger: str, method: str) -> Span:
+        def logger_span(logger: str, method: str) -> Span:
             return self._span("logging", logger, "logger", method)
 
-        is_tapped = seams.tap_logging(self.trainer, collecting, saving, self.timeline.fail, self._undos)
-        self._keep(is_tapped, "steady.phases.logging", "this Lightning has no logger connector")
+        is_tapped = seams.tap_logging(self.trainer, collecting, logger_span, self.timeline.fail, self._undos)
+        self._note_missing(is_tapped, "steady.phases.logging", "this Lightning has no logger connector")
         if self.trainer.world_size > 1:
             reducing = self._span("logging", REDUCING, "loop", "reduce")
             has_reduce = seams.tap_reduce(self.trainer, reducing, self._undos)
-            self._keep(has_reduce, "steady.named.sync_dist", "no strategy.reduce found")
+            self._note_missing(has_reduce, "steady.named.sync_dist", "no strategy.reduce found")
             broadcasting = self._span("other", BROADCASTING, "loop", "advance")
             seams.tap_sigterm_broadcast(self.trainer, broadcasting, self._undos)
         if self.stage == "fit":
             is_tapped = seams.tap_validation(self.trainer, ValidationSpan(self), self._undos)
-            self._keep(is_tapped, "validation", "the validation loop of this Lightning was not found")
+            self._note_missing(is_tapped, "validation", "the validation loop of this Lightning was not found")
             iterating = self._span("epoch_boundary", "train_dataloader", "loop", "iter")
             is_tapped = seams.tap_epoch_iteration(self.trainer, iterating, self._undos)
-            self._keep(is_tapped, "steady.named.iter", "the start of an epoch's iteration was not found")
+            self._note_missing(is_tapped, "steady.named.iter", "the start of an epoch's iteration was not found")
 
     def optimizers_ready(self, after_step: Callable[[Any], None]) -> None:
         """Time the calls of manual optimization; call ``after_step`` with each optimizer that stepped."""
@@ -104,7 +104,7 @@ class LoopProbe(ActionSpans):
             return
         backward = self._span("backward", "backward", "loop", "")
         is_tapped = seams.tap_backward(self.trainer, backward, self._undos)
-        self._keep(is_tapped, "steady.phases.backward", "no strategy.backward found")
+        self._note_missing(is_tapped, "steady.phases.backward", "no strategy.backward found")
         step = self._span("optimizer", "optimizer_step", "loop", "")
         seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
 
@@ -127,7 +127,8 @@ class LoopProbe(ActionSpans):
         self.timeline.freeze()
         self.epoch_ends()
 
-    def _keep(self, is_tapped: bool, path: str, reason: str) -> None:
+    def _note_missing(self, is_tapped: bool, path: str, reason: str) -> None:
+        """Note why the figures at ``path`` are None, unless their seam was tapped."""
         if not is_tapped:
             self.missing[path] = reason
 
@@ -362,7 +363,7 @@ class ValidationSpan:
             if loop.on_record_end is not None:
                 loop.on_record_end()
             loop.main.pause()
-            outer_record = timeline.swap_record(loop.validation.row)
+            outer_record = timeline.swap_record(loop.validation.phase_ns)
             start_ns = timeline.last_ns
             self._outer = (outer_record, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
             timeline.stack.append(timeline.current)
@@ -388,7 +389,7 @@ class ValidationSpan:
             self._outer = None
             if is_sanity:
                 loop.sanity_ns += total_ns
-                loop.validation = StageProbe(timeline, row=[0] * N_COLUMNS, units=loop.units)
+                loop.validation = StageProbe(timeline, phase_ns=[0] * N_COLUMNS, units=loop.units)
                 loop._is_validation_between = True
         except Exception as error:  # noqa: BLE001 - reported, as above
             timeline.fail(error)

@@ -239,10 +239,10 @@ class Timeline:
         self.now_ns = lambda: last_ns
         self.is_frozen = True
 
-    def swap_record(self, row: list[int]) -> list[int]:
-        """Count phases in ``row`` from now on; return the previous row. For stages inside a stage."""
+    def swap_record(self, phase_ns: list[int]) -> list[int]:
+        """Count phases in ``phase_ns`` from now on; return the previous counters. For stages inside a stage."""
         self.charge()
-        used, self.phase_ns = self.phase_ns, row
+        used, self.phase_ns = self.phase_ns, phase_ns
         return used
 
     def fail(self, error: Exception) -> None:

@@ -51,21 +51,21 @@ class StageProbe:
     """The steps of one stage.
 
     A row is the time from a step's first fetch to the next step's, by phase. Rows have no gaps or overlap: they add up
-    to the wall time of the stage. ``row`` replaces the timeline's current counters. ``own`` is the span of
-    PerfDoctor's own time; None if a span around the step's end accounts for it.
+    to the wall time of the stage. ``phase_ns`` counts the row under way, by phase; None for the timeline's own
+    counters. ``own`` is the span of PerfDoctor's own time; None if a span around the step's end accounts for it.
     """
 
     def __init__(
         self,
         timeline: Timeline,
         device_clock: DeviceClock | None = None,
-        row: list[int] | None = None,
+        phase_ns: list[int] | None = None,
         own: Span | None = None,
         units: BatchUnits | None = None,
     ) -> None:
         self._own = own if own is not None else NullSpan()
         self.timeline = timeline
-        self.row = timeline.phase_ns if row is None else row
+        self.phase_ns = timeline.phase_ns if phase_ns is None else phase_ns
         self.first_step_ns: tuple[int, ...] | None = None
         """Phases of the run's first step; None until it ends, and if it was in a profiler window."""
         self.device_clock = device_clock
@@ -289,7 +289,7 @@ class StageProbe:
         timeline.current.ns += passed
         timeline.phase_ns[timeline.current.phase] += passed
         timeline.last_ns = now
-        phase_ns = self.row
+        phase_ns = self.phase_ns
         phase_ns[CALLBACKS] += phase_ns[OWN]
         has_step, is_left_out = self._record_has_step, self.is_left_out
         samples, tokens = self._samples, self._tokens

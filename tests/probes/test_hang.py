@@ -59,7 +59,7 @@ class Run:
         self.phase = "forward"
         self.loop: Any = SimpleNamespace(
             main=SimpleNamespace(n_steps=10, recent_median_ns=lambda: self.median_ns),
-            validation=SimpleNamespace(n_steps=0, row=[1]),
+            validation=SimpleNamespace(n_steps=0, phase_ns=[1]),
             timeline=self.timeline,
             is_profiling=False,
         )
@@ -157,7 +157,7 @@ def test_limit_is_longer_when_steps_are_slow(run: Run, change: Any, limit_s: flo
 
 
 KNOWN = {
-    "validation": lambda run: setattr(run.timeline, "phase_ns", run.loop.validation.row),  # and sanity check
+    "validation": lambda run: setattr(run.timeline, "phase_ns", run.loop.validation.phase_ns),  # and sanity check
     "checkpoint": lambda run: setattr(run, "phase", "checkpoint"),
     "PerfDoctor itself": lambda run: setattr(run.timeline.current, "phase", OWN),
     "breakpoint": lambda run: setattr(run, "frame", stack(("pdb", "interaction"), ("cmd", "cmdloop"))),

@@ -264,7 +264,7 @@ class Loop:
     def __init__(self) -> None:
         current = SimpleNamespace(phase=2)
         self.main = SimpleNamespace(n_steps=10, is_left_out=False, recent_median_ns=lambda: 1e9)
-        self.validation = SimpleNamespace(row=[0])
+        self.validation = SimpleNamespace(phase_ns=[0])
         self.is_profiling = False
         self.timeline = SimpleNamespace(
             phase_listener=None, is_frozen=False, current=current, phase_ns=[1], last_ns=0, phase=lambda: "forward"

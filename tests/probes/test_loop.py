@@ -137,7 +137,7 @@ def test_action_is_counted_in_its_phase(action: str, phase: str) -> None:
     bench.step()
     bench.act(action, 2.0)
     bench.loop.timeline.charge()
-    row = bench.loop.validation.row if "val_next" in action else bench.loop.main.row
+    row = bench.loop.validation.phase_ns if "val_next" in action else bench.loop.main.phase_ns
     own = bench.loop.timeline.phase_ns[len(PHASES)]
     held = {name: bench.loop.timeline.phase_ns[i] for name, i in PHASE_INDEX.items()}
     held["callbacks"] += own
@@ -255,7 +255,7 @@ def test_validation_leaves_no_trace_when_it_raises() -> None:
         bench.validation.run()
     timeline = bench.loop.timeline
     assert (timeline.current, timeline.stack) == (timeline.base, [])
-    assert timeline.phase_ns is bench.loop.main.row
+    assert timeline.phase_ns is bench.loop.main.phase_ns
     assert timeline.phase_ns[PHASE_INDEX["validation"]] == 1e9
 
 
@@ -270,7 +270,7 @@ def test_lost_spans_are_left_when_the_next_batch_is_fetched() -> None:
     bench.step()
     bench.clock.advance(7)
     bench.loop.timeline.charge()
-    assert bench.loop.main.row[PHASE_INDEX["other"]] == 7e9
+    assert bench.loop.main.phase_ns[PHASE_INDEX["other"]] == 7e9
 
 
 def test_everything_is_put_back_when_uninstalled() -> None:
@@ -303,12 +303,12 @@ def test_cheap_callbacks_are_not_timed_any_more_when_it_backs_off() -> None:
     bench = Bench()
     bench.act("[Callback]Other.on_train_batch_end", 19e-6)
     bench.loop.back_off()
-    bench.loop.main.row[PHASE_INDEX["callbacks"]] = 0
+    bench.loop.main.phase_ns[PHASE_INDEX["callbacks"]] = 0
     bench.act("[Callback]Other.on_train_batch_end", 1)
     bench.act("[Strategy]Single.training_step", 1)
     bench.loop.timeline.charge()
-    assert bench.loop.main.row[PHASE_INDEX["callbacks"]] == 0
-    assert bench.loop.main.row[PHASE_INDEX["forward"]] >= 1e9
+    assert bench.loop.main.phase_ns[PHASE_INDEX["callbacks"]] == 0
+    assert bench.loop.main.phase_ns[PHASE_INDEX["forward"]] >= 1e9
     bench.loop.uninstall()
     assert isinstance(bench.trainer.profiler, PassThroughProfiler)
 
@@ -317,10 +317,10 @@ def test_dear_callbacks_are_still_timed_when_it_backs_off() -> None:
     bench = Bench()
     bench.act("[Callback]Other.on_train_batch_end", 20e-6)
     bench.loop.back_off()
-    bench.loop.main.row[PHASE_INDEX["callbacks"]] = 0
+    bench.loop.main.phase_ns[PHASE_INDEX["callbacks"]] = 0
     bench.act("[Callback]Other.on_train_batch_end", 1)
     bench.loop.timeline.charge()
-    assert bench.loop.main.row[PHASE_INDEX["callbacks"]] == 1e9
+    assert bench.loop.main.phase_ns[PHASE_INDEX["callbacks"]] == 1e9
     bench.loop.uninstall()
 
 

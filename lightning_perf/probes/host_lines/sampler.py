@@ -183,7 +183,7 @@ class LineSampler(Probe):
 
 def current_phase(loop: LoopProbe) -> str:
     """Return the current phase; always ``"validation"`` within validation inside fit."""
-    is_within = loop.timeline.phase_ns is loop.validation.row
+    is_within = loop.timeline.phase_ns is loop.validation.phase_ns
     return "validation" if is_within else loop.timeline.phase()
 
 
