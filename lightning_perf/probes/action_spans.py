@@ -87,7 +87,7 @@ class ActionSpans:
             return self._known_span(action_name)
         except BaseException as error:  # an interrupt
             if action_name.endswith("on_exception"):
-                self.is_lost(error, is_own=True)
+                self.end_lost_run(error, is_own=True)
             raise
 
     def _known_span(self, action_name: str) -> Any:
@@ -182,7 +182,7 @@ class ActionSpans:
         for span in self._listened_spans:
             span.__class__ = Span if listener is None else ListenedSpan
 
-    def is_lost(self, error: BaseException, is_own: bool) -> None:
+    def end_lost_run(self, error: BaseException, is_own: bool) -> None:
         """End the run: an ``on_exception`` raised ``error``, so Lightning calls no further hook.
 
         ``is_own`` is whether the owner's code raised it.
@@ -215,14 +215,14 @@ class _LastHookSpan:
             self._span.__enter__()
             return self.action
         except BaseException as error:  # an interrupt: the hook itself is not called
-            self._actions.is_lost(error, is_own=True)
+            self._actions.end_lost_run(error, is_own=True)
             raise
 
     def __exit__(self, *exception: Any) -> None:
         try:
             self._span.__exit__(*exception)
             if exception and exception[1] is not None:
-                self._actions.is_lost(exception[1], self._is_own)
+                self._actions.end_lost_run(exception[1], self._is_own)
         except BaseException as error:  # an interrupt
-            self._actions.is_lost(error, is_own=True)
+            self._actions.end_lost_run(error, is_own=True)
             raise

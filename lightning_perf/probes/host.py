@@ -88,7 +88,7 @@ class HostReader:
             of_workers = workers.pop(name, 0.0)
             if name in sample:  # without this process's bytes, those of workers alone would mislead
                 sample[rate] = (sample.pop(name) + of_workers) / passed_s
-        self._share_core_time(sample)
+        self._add_core_fractions(sample)
         busy_s = [at_end_s - disks_before_s[name] for name, at_end_s in self._disks_s.items() if name in disks_before_s]
         if busy_s:
             sample["disk_busy_fraction"] = max(0.0, *busy_s) / passed_s
@@ -174,7 +174,8 @@ class HostReader:
             used["n_workers"] = len(counters)
         return dict(used)
 
-    def _share_core_time(self, sample: dict[str, float]) -> None:
+    def _add_core_fractions(self, sample: dict[str, float]) -> None:
+        """Replace the seconds of cores in a sample by their fractions of all core time."""
         total_s = sample.pop("cores_s", 0.0)
         idle_s, iowait_s = sample.pop("cores_idle_s", 0.0), sample.pop("cores_iowait_s", None)
         steal_s = sample.pop("cores_steal_s", None)

@@ -27,7 +27,7 @@ class ScalerProbe(Probe):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._scaler: Any = None
-        self.is_there = False
+        self.has_scaler = False
         self._n_made = 0
         self._first_step = 0
         self._warmup: tuple[int, int] | None = None  # steps requested and skipped in it
@@ -42,9 +42,9 @@ class ScalerProbe(Probe):
 
     def loops_ready(self, run: RunContext) -> None:
         self._scaler = getattr(getattr(self._trainer, "precision_plugin", None), "scaler", None)
-        self.is_there = self._scaler is not None and bool(self._scaler.is_enabled())
+        self.has_scaler = self._scaler is not None and bool(self._scaler.is_enabled())
         self._first_step = self._trainer.global_step
-        if not self.is_there:
+        if not self.has_scaler:
             return
         self._hooked = list(self._trainer.optimizers)
         for optimizer in self._hooked:
@@ -59,7 +59,7 @@ class ScalerProbe(Probe):
 
     def epoch_ends(self) -> None:
         """Read the scale, which waits for the device: only between epochs."""
-        if not self.is_there:
+        if not self.has_scaler:
             return
         self._scale = float(self._scaler.get_scale())
         if self._first_scale is None:
@@ -71,7 +71,7 @@ class ScalerProbe(Probe):
         self._hooked = []
 
     def record(self) -> LossScaler | None:
-        if not self.is_there or self._scale is None or self._first_scale is None:
+        if not self.has_scaler or self._scale is None or self._first_scale is None:
             return None
         requested = self._trainer.global_step - self._first_step
         skipped = max(0, requested - self._n_made)

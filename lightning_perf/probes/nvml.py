@@ -13,7 +13,7 @@ from lightning_perf.records import DeviceLink
 
 TRIES = 3
 """Consecutive transient failures after which a metric is not requested again."""
-_FOR_GOOD = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument", "ArgumentVersionMismatch",
+_PERMANENT = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument", "ArgumentVersionMismatch",
              "LibraryMismatchError")  # fmt: skip
 _LOST = ("GpuIsLost", "ResetRequired", "Uninitialized", "DriverNotLoaded")
 
@@ -78,7 +78,7 @@ class Driver:
             if kind in _LOST:
                 raise DeviceLostError(f"{kind}: {error}") from error
             self._failures[metric] += 1
-            if kind in _FOR_GOOD or self._failures[metric] >= TRIES:
+            if kind in _PERMANENT or self._failures[metric] >= TRIES:
                 return self._give_up(metric, f"the driver answers {kind} ({error})")
             return None
         self._failures[metric] = 0

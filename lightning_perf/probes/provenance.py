@@ -92,7 +92,7 @@ class ProvenanceProbe(Probe):
             return
         os.set_blocking(self._git.stdout.fileno(), False)
         with suppress(BlockingIOError):
-            self._code = parsed(os.read(self._git.stdout.fileno(), _READ_BYTES))
+            self._code = parse_git_status(os.read(self._git.stdout.fileno(), _READ_BYTES))
             self._end_git()
 
     def _end_git(self) -> None:
@@ -116,7 +116,7 @@ def project_of(folder: Path) -> Path:
     return next((each for each in (folder, *folder.parents) if os.path.exists(each / ".git")), folder)
 
 
-def parsed(status: bytes) -> dict[str, Any]:
+def parse_git_status(status: bytes) -> dict[str, Any]:
     """Return fields of ``Provenance`` from what ``git status --porcelain=v2 --branch`` prints."""
     lines = status.decode("utf-8", "replace").splitlines()
     heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch.") and line.count(" ") >= 2)

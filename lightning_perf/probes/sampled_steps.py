@@ -84,7 +84,7 @@ class DeviceWarnings(StepTracer):
         self._catch.__enter__()
         warnings.filterwarnings("always", message=f".*{_MESSAGE}.*")
         warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}.*")
-        warnings.showwarning = self._shower(warnings.showwarning)
+        warnings.showwarning = self._counting(warnings.showwarning)
         try:
             self._debug.set_sync_debug_mode(1)
         except Exception:
@@ -102,13 +102,15 @@ class DeviceWarnings(StepTracer):
                 self._catch = None
         return True
 
-    def _shower(self, shows: Callable[..., Any]) -> Callable[..., None]:
+    def _counting(self, original: Callable[..., Any]) -> Callable[..., None]:
+        """Return a replacement of ``warnings.showwarning`` that counts synchronization warnings instead."""
+
         def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
             if _MESSAGE in str(message):
                 place = self._lines.place()
                 self.n_by_place[place] = self.n_by_place.get(place, 0) + 1
             else:
-                shows(message, category, filename, lineno, file, line)
+                original(message, category, filename, lineno, file, line)
 
         return show
 
@@ -137,7 +139,6 @@ class SampledSteps(Probe):
         counts_operations: bool = True,
         make_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
-        self.missing = {}
         self.profile: ModelProfile | None = None
         """Profile of the step whose operations were counted; None before it."""
         self.call_log: CallLog | None = None

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.provenance import ProvenanceProbe, digest_of, parsed
+from lightning_perf.probes.provenance import ProvenanceProbe, digest_of, parse_git_status
 from lightning_perf.records import Provenance
 
 HEAD = b"# branch.oid 0123456789abcdef\n# branch.head "
@@ -84,14 +84,14 @@ def test_git_that_never_ends_is_killed() -> None:
 
 def test_detached_head_has_the_branch_of_the_ci_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_REF_NAME", raising=False)
-    assert parsed(HEAD + b"(detached)\n")["branch"] is None
+    assert parse_git_status(HEAD + b"(detached)\n")["branch"] is None
     monkeypatch.setenv("GITHUB_REF_NAME", "main")
-    assert parsed(HEAD + b"(detached)\n")["branch"] == "main"
+    assert parse_git_status(HEAD + b"(detached)\n")["branch"] == "main"
 
 
 def test_nothing_is_known_without_a_commit() -> None:
-    assert parsed(b"") == {}
-    assert parsed(b"# branch.oid (initial)\n# branch.head main\n") == {}
+    assert parse_git_status(b"") == {}
+    assert parse_git_status(b"# branch.oid (initial)\n# branch.head main\n") == {}
 
 
 def test_dataset_is_named_inside_the_project_and_only_a_digest_outside(project: Path, tmp_path: Path) -> None:
