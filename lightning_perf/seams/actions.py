@@ -54,7 +54,7 @@ def is_overridden(target: Any, hook: str) -> bool:
 
 
 def _defined(cls: type, name: str) -> Any:
-    """Return what a class or its bases define under a name, without binding it."""
+    """Return what a class or its bases define under a name, without binding it; None if none does."""
     return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 

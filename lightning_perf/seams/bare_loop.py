@@ -1,4 +1,4 @@
-"""A plain PyTorch loop in place of the Trainer's loop of training batches, to measure what the latter costs."""
+"""A plain PyTorch loop that replaces the Trainer's loop of training batches, to measure what Lightning's loop costs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .actions import is_overridden
 from .undo import Undos, change_attribute
 
 PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
-"""Lightning's precision plugins of which a plain loop needs no more than a context and a conversion of the batch."""
+"""Precision plugins that a plain loop can reproduce with a context manager and a conversion of the batch."""
 
 LEAST_BATCHES = 3
-"""Per epoch: the first and the last are the Trainer's."""
+"""Fewest batches per epoch; the Trainer trains the first and the last."""
 
 
 def why_no_bare_loop(trainer: Any, module: Any) -> str:
@@ -58,7 +58,7 @@ def run_bare_loop(trainer: Any, module: Any, undos: Undos) -> None:
 
 
 class _BareLoop:
-    """Trains the usual batches that come next, then one batch by the Trainer; replaces the loop's ``advance``."""
+    """Replacement of the loop's ``advance``: trains the next batches in a plain loop, then one by the Trainer."""
 
     def __init__(self, trainer: Any, module: Any, advance: Callable[[Any], None]) -> None:
         self.trainer, self.module, self.advance = trainer, module, advance
@@ -86,7 +86,7 @@ class _BareLoop:
         self.advance(fetcher)
 
     def _n_usual(self) -> int | None:
-        """Return how many batches come before one that the Trainer trains; None if there is no limit."""
+        """Return the number of batches before the next one that the Trainer trains; None if there is no limit."""
         trainer, index = self.trainer, self.loop.batch_progress.current.ready
         limits = [trainer.num_training_batches - 1 - index]
         if self.loop.max_steps != -1:
@@ -181,11 +181,11 @@ _HOOKS = (
     *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
     *("on_before_optimizer_step", "optimizer_zero_grad", "backward", "lr_scheduler_step"),
 )
-"""Hooks of a LightningModule that a plain loop would contain as code: called if the module has them."""
+"""Hooks of a LightningModule that the plain loop calls if the module overrides them."""
 
 
 def _batches(fetcher: Any, n: int | None) -> Iterator[Any]:
-    """Yield the next ``n`` batches, without the last one of an epoch of unknown length."""
+    """Yield the next ``n`` batches (None: all), but not the last one of an epoch of unknown length."""
     combined = fetcher.combined_loader
     if combined.flattened[0] is combined.iterables:
         (batches,) = combined._iterator.iterators

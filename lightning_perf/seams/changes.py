@@ -1,4 +1,4 @@
-"""Changes of a run that is being set up or is running."""
+"""Change a run during its setup or while it trains."""
 
 from __future__ import annotations
 

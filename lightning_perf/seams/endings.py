@@ -43,7 +43,7 @@ def is_preempted(trainer: Any, error: BaseException | None = None) -> bool:
 
 
 def tear_down(trainer: Any) -> None:
-    """Do what Lightning does after ``on_exception`` unless that raised: restore signal handlers, finish loggers."""
+    """Restore signal handlers and finish loggers, which Lightning omits if a callback's ``on_exception`` raised."""
     with interrupts.suppress(Exception):
         trainer._teardown()
     for logger in trainer.loggers:

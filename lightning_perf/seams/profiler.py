@@ -1,4 +1,4 @@
-"""The profiler seam: every action of the loops enters the span that belongs to it."""
+"""Enter a span for every action that Lightning's loops announce to the profiler."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _own_method(profiler: Any, name: str) -> Any:
 
 
 class _Spans(dict[str, "AbstractContextManager[Any]"]):
-    """Context manager of each action name. After the first time, ``profile`` is only a lookup."""
+    """Context managers by action name: after the first call for a name, ``profile`` is only a lookup."""
 
     def __init__(self, profiler: Any, span_for: SpanFor, working: AbstractContextManager[Any]) -> None:
         super().__init__()

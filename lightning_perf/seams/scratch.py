@@ -12,7 +12,7 @@ from .actions import base_class, namespace
 
 
 def stop_fit(trainer: Any) -> None:
-    """End ``fit`` now, from within a hook, by the exception of Lightning's own tuner: only teardown hooks still run.
+    """End ``fit`` from within a hook by the exception of Lightning's tuner, after which only teardown hooks run.
 
     ``should_stop`` alone would validate once more, save checkpoints and query callbacks for metrics that do not exist
     yet. It is only used for spawned training processes, where the tuner's exception would count as a crash.
@@ -52,7 +52,7 @@ def redirected_logger(logger: Any, folder: str, package: str) -> Any:
 
 
 class Silent:
-    """Replaces a service's run: every attribute and call exists and does nothing."""
+    """Replacement of a service's run: every attribute and method exists and does nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""Wrap methods that no action announces in a span, each on its instance."""
+"""Wrap methods in spans, each on its instance, where Lightning announces no action."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class _MoreBarMetrics(_Timed):
 
 
 def _put(timed: _Timed, undos: Undos) -> None:
-    """Put a timed method on its instance. The undo also stops its timing, in case somebody kept a reference."""
+    """Set a timed method on its instance. The undo also stops its timing, in case other code kept a reference."""
 
     def stop_timing() -> None:
         timed.span = None
@@ -139,7 +139,7 @@ def tap_logging(
 
 
 def result_collections(trainer: Any) -> Iterator[Any]:
-    """Yield where the loops collect the values of ``self.log``."""
+    """Yield the result collections of the loops, which hold the values of ``self.log``."""
     training = epoch_loop(trainer)
     evaluations = (getattr(trainer, name, None) for name in ("validate_loop", "test_loop"))
     for loop in (training, getattr(training, "val_loop", None), *evaluations):

@@ -1,4 +1,4 @@
-"""Undo functions, and the rules by which everything that is patched is restored.
+"""Restore everything that is patched, also after an interrupt.
 
 An exception can come at any line: Python runs signal handlers between any two instructions of the main thread. So
 
