@@ -1,4 +1,4 @@
-"""A thread beside the training in which a probe measures."""
+"""A background thread in which a probe measures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from lightning_perf import interrupts
 class BackgroundThread:
     """A daemon thread that calls a method of a probe until it is stopped or nothing else references the probe.
 
-    ``turn`` returns the seconds until its next call, None for as many as before. An error of it ends the thread, and is
-    stored as the probe's ``error`` for the training thread to report. ``close`` waits ``join_s`` for the end.
+    ``turn`` returns the seconds until its next call; None repeats the last pause. If it raises, the thread ends, and
+    the error is stored as the probe's ``error`` for the training thread to report. ``close`` waits up to ``join_s``
+    seconds for the thread to end.
 
     Attributes:
         stopping: Set to end the thread, also by the probe itself.

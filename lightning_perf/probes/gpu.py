@@ -35,7 +35,7 @@ THROTTLE_REASONS = {
 """Bits of nvmlClocksEventReasons*; 0x001 (idle) and 0x100 (follows a display) do not slow work down."""
 
 _Figure = tuple[str, str, tuple[int, ...], float]
-"""Its name, NVML's function, constants of its header (the same in all versions of the bindings), and its unit."""
+"""Name of a figure, NVML's function, further arguments (constants of ``nvml.h``), and factor to the figure's unit."""
 
 _LIMITS: tuple[_Figure, ...] = (
     ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", (), 1e-3),
@@ -62,8 +62,10 @@ _SLOW_FIGURES: tuple[_Figure, ...] = (
 class GpuReader:
     """Samples one device. Reading and counting are separate, so that no lock is held during driver calls.
 
-    ``device`` is torch's name of it, ``lost_reason`` why it is no longer read, ``missing`` why figures are None, by
-    name.
+    Attributes:
+        device: Its name in torch, e.g. ``"cuda:0"``.
+        lost_reason: Why it is no longer read; empty normally.
+        missing: Why figures are None, by name.
     """
 
     def __init__(self, device: str) -> None:
@@ -78,7 +80,7 @@ class GpuReader:
         raise NotImplementedError
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
-        """Count a sample that covers ``weight_s`` seconds."""
+        """Add a sample that covers ``weight_s`` seconds."""
         self._n_samples += bool(sample)
         for name, value in sample.items():
             if name not in _NOT_SERIES:
@@ -237,7 +239,7 @@ class NvmlReader(GpuReader):
 
 
 MOST_POWER_W = 5000.0
-"""Above the power of any device in watts: torch documents milliwatts, but up to 2.13 returns amdsmi's watts."""
+"""More than any device draws: larger values are milliwatts, as torch documents; up to 2.13 it returns watts."""
 
 
 class TorchReader(GpuReader):
@@ -345,7 +347,7 @@ def _numa_node(bus: str, root: Path) -> int | None:
 
 
 def peak_share(device: Any) -> float:
-    """Return the peak of a device's memory as a part of all of it; 0 on a CPU."""
+    """Return the peak of reserved memory as a share of the device's memory; 0 on a CPU."""
     if device.type != "cuda":
         return 0.0
     import torch

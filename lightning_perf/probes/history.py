@@ -1,4 +1,4 @@
-"""torch's history of allocations: recorded on request, written for its viewer, and read without one."""
+"""Record torch's history of allocations, write it for torch's viewer, and summarize it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ class AllocationHistory:
 
     @staticmethod
     def write(snapshot: Mapping[str, Any], file: Path) -> None:
-        """Write a snapshot for torch's own viewer; raises ``OSError`` where the disk has no room for it."""
+        """Write a snapshot for torch's own viewer.
+
+        Raises:
+            OSError: The disk has no room for it.
+        """
         require_room(file.parent, 0)
         with whole_file(file) as opened:
             pickle.dump(snapshot, RoomKeeper(opened, file.parent))
@@ -60,7 +64,7 @@ def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
 
 
 def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], tuple[AllocationSite, ...]]:
-    """Read a snapshot without a viewer.
+    """Summarize a snapshot.
 
     Returns:
         ``(event, bytes allocated)`` of the device with the longest history, thinned out but with its peak; and the

@@ -35,9 +35,9 @@ class _WorkerCounters(msgspec.Struct):
 
 
 class HostReader:
-    """Samples the host. Made in the training thread.
+    """Samples the host. Created in the training thread.
 
-    Reading and counting are separate, so that the session can be written during a slow reading. ``device_node`` is the
+    ``read`` and ``add`` are separate, so that the session can be written during a slow reading. ``device_node`` is the
     NUMA node of the device; None if unknown.
     """
 
@@ -72,7 +72,7 @@ class HostReader:
         self._worker_counters.clear()
 
     def read(self, at_s: float) -> dict[str, float]:
-        """Return what happened since the last reading, by metric; empty the first time.
+        """Return the activity since the last reading, by metric; empty the first time.
 
         ``at_s`` is the time of any monotonic clock.
         """
@@ -95,7 +95,7 @@ class HostReader:
         return {"passed_s": passed_s, **sample, **self._gauges(workers.pop("rss_bytes", 0.0)), **workers}
 
     def add(self, sample: Mapping[str, float], weight_s: float) -> None:
-        """Count a sample that covers ``weight_s`` seconds."""
+        """Add a sample that covers ``weight_s`` seconds."""
         if not sample:
             return
         self._n_samples += 1
@@ -146,7 +146,7 @@ class HostReader:
         return counters | throttling(self._quota_files)
 
     def _read_workers(self, at_s: float) -> dict[str, float]:
-        """Return what the workers used since their last readings."""
+        """Return the resources that the workers used since their last readings."""
         found = self.workers.processes()
         used: defaultdict[str, float] = defaultdict(float)
         counters: dict[int, _WorkerCounters] = {}

@@ -78,7 +78,7 @@ class WorkerMemory:
         return sum(r for r in readings if r is not None) // len(readings)
 
     def refresh(self) -> None:
-        """Look for processes that multiprocessing started, as DataLoaders do; call ``on_change`` if they changed."""
+        """List the processes that multiprocessing started, as DataLoaders do; call ``on_change`` if they changed."""
         pids = sorted(child.pid for child in multiprocessing.active_children() if child.pid)
         if pids == self.pids:
             return
@@ -115,7 +115,7 @@ def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) 
 
 
 def with_highest(now: HostMemory, before: HostMemory) -> HostMemory:
-    """Return a reading with the highest of what goes up and down."""
+    """Return the reading ``now``, but the higher value of both readings for quantities that can decrease."""
     return msgspec.structs.replace(
         now,
         used_bytes=_highest(before.used_bytes, now.used_bytes),
@@ -175,10 +175,10 @@ class _Mallinfo2(ctypes.Structure):
 def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int] | None, str]:
     """Return a function that reads the bytes in use of this process's C heap, including host tensors.
 
-    Resident memory is what the heap took from the kernel: a heap with free room takes nothing while a leak fills it.
-    Bytes in use rise from the first byte. glibc sums ``uordblks`` over all arenas; blocks with their own mapping are in
-    ``hblkhd`` (mallinfo(3)). That takes up to tens of milliseconds with hundreds of thousands of free blocks, so
-    callers limit readings by their cost. ``find`` replaces the lookup in tests.
+    Resident memory does not grow while a leak fills free blocks of the heap; bytes in use grow from the first byte.
+    glibc sums ``uordblks`` over all arenas; blocks with their own mapping are in ``hblkhd`` (mallinfo(3)). A reading
+    takes up to tens of milliseconds if there are hundreds of thousands of free blocks, so callers limit readings by
+    their cost. ``find`` replaces the lookup in tests.
 
     Returns:
         The function, or None with the reason: no ``mallinfo2`` (glibc before 2.33, musl, macOS, Windows), or another

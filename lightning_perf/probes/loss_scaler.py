@@ -10,13 +10,13 @@ from lightning_perf.seams import remove_hook
 from .base import Probe, RunContext
 
 WARMUP_STEPS = 50
-"""Optimizer steps in which a scaler halves its first scale until gradients are finite: up to some dozen skips."""
+"""First optimizer steps, of which a scaler may skip some dozen: it halves its scale until gradients are finite."""
 
 
 class ScalerProbe(Probe):
     """Counts the optimizer steps that were requested and made; the others were skipped.
 
-    Counting does not wait for a device. The scale is on it, and is read only between epochs.
+    Counting does not wait for the device. Reading the scale does, so it is read only between epochs.
     """
 
     name = "loss_scaler"

@@ -23,7 +23,7 @@ PACKAGES = ("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", 
 FAST_BF16_CAPABILITY = (8, 0)
 """Tensor Cores take bf16 from compute capability 8.0 on (CUDA C++ programming guide, arithmetic by capability)."""
 FAST_FP16_CAPABILITY = (7, 0)
-"""And fp16 from 7.0 on, by the same table."""
+"""Tensor Cores take fp16 from compute capability 7.0 on (the same table)."""
 FAST_BF16_GCN = ("gfx90a", "gfx94", "gfx95")
 """MI200, MI300, MI350: matrix cores whose bf16 runs at the rate of fp16 (AMD CDNA2 white paper, peak rates)."""
 FAST_FP16_GCN = ("gfx908", *FAST_BF16_GCN)
@@ -31,7 +31,7 @@ FAST_FP16_GCN = ("gfx908", *FAST_BF16_GCN)
 
 
 def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torch.device | None = None) -> Machine:
-    """Return what this process runs on; None for what the platform does not report.
+    """Describe the machine of this process; fields that the platform does not report are None.
 
     ``local_world_size`` is the number of ranks on this node. With ``device`` None or a CPU, no accelerator is
     initialized.
@@ -56,10 +56,10 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
 
 
 def _read_os() -> str:
-    """Return what ``platform.platform()`` does, on Linux without its child process, ``uname -p``.
+    """Return what ``platform.platform()`` returns, on Linux without its child process, ``uname -p``.
 
-    A child that is found on PATH makes ``os.get_exec_path`` change the warning filters. Python then shows again what it
-    showed once: warnings of the user's code would be repeated.
+    To search PATH for a child's program, ``os.get_exec_path`` changes the warning filters. Python then repeats warnings
+    of the user's code that it would show only once.
     """
     if sys.platform != "linux":
         return platform.platform()
@@ -68,7 +68,7 @@ def _read_os() -> str:
 
 
 def _read_processor() -> str | None:
-    return None if sys.platform == "linux" else platform.processor() or None  # there another `uname -p`
+    return None if sys.platform == "linux" else platform.processor() or None  # on Linux, this runs `uname -p` too
 
 
 def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Memory during a run: in sampled steps, by content, as a trend, and when it runs out.
+"""Measure memory during a run: by phase in sampled steps, by content, its growth, and when it runs out.
 
 Nothing here synchronizes a device or resets a peak; a phase that did not raise the peak has no peak of its own.
 """
@@ -42,7 +42,7 @@ PHASES_BY_PART = {"training_step": "forward", "zero_grad": "zero_grad", "backwar
 
 
 class MemoryProbe(Probe):
-    """Reads memory during one run. Made in the Trainer's ``setup``.
+    """Reads memory during one run. Created in the Trainer's ``setup``.
 
     ``on_fail`` is called with the first error; nothing is read from then on. ``allocator`` replaces torch's in tests.
     Snapshots are written to ``folder`` unless it is None.
@@ -160,7 +160,7 @@ class MemoryProbe(Probe):
         self._loop.listen(self)
 
     def _once(self, function: Callable[..., None], *args: Any) -> None:
-        """Run something slow and rare; exclude the current step from all statistics."""
+        """Call a slow function, and exclude the current step from all statistics."""
         begin = self._now_ns()
         self._loop.main.leave_out()
         function(*args)
@@ -169,7 +169,7 @@ class MemoryProbe(Probe):
     def _begin_breakdown(self, batch: Any) -> None:
         memory = self._count(batch)
         self._model_memory, self._gradients = memory, {}
-        # Hooks on all modules make torch warn about compiled ones, and compile again whatever calls modules.
+        # With hooks on all modules, torch warns about compiled ones, and recompiles functions that call modules.
         if is_any_compiled(self._module):
             self.missing["memory.breakdown.activations"] = "tensors saved by compiled modules are not visible"
             return
@@ -217,7 +217,7 @@ class MemoryProbe(Probe):
         self._host = now if self._host is None else with_highest(now, self._host)
 
     def run_ends(self, error: BaseException | None) -> None:
-        """Keep what is known when memory ran out in a fit, with a snapshot of the history of allocations."""
+        """Record an out-of-memory error that ended a fit, and write the history of allocations."""
         where = None if error is None else oom.memory_kind_of(error)
         if error is None or where is None or self._loop.stage != "fit":
             return
@@ -324,7 +324,7 @@ class MemoryProbe(Probe):
         return with_peak(sampled, device.peak_allocated_bytes, device.peak_reserved_bytes)
 
     def _growth_records(self) -> tuple[Growth, ...]:
-        """Return the trends; for workers also the containers of the dataset."""
+        """Return the trends; that of the workers with the containers of the dataset as suspects."""
         return tuple(
             msgspec.structs.replace(growth, suspects=containers_of(self._dataset()), census=_WORKERS_BASIS)
             if growth.where == WORKERS

@@ -1,4 +1,4 @@
-"""NVIDIA's management library with one kind of failure, and how to find torch's device in it."""
+"""Call NVIDIA's management library (NVML), and find torch's device in it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wanted_device(properties: Any, index: int) -> WantedDevice:
 
 
 class Driver:
-    """NVML with one kind of failure.
+    """NVML with a single kind of error, for a lost device; functions without an answer return None.
 
     ``nvml`` is the initialized module ``pynvml``, or a replacement with the same functions and errors.
     """
@@ -85,7 +85,7 @@ class Driver:
         return answer
 
     def find(self, function: str, *arguments: Any) -> Any:
-        """Call a function for a search: return None if nothing is found, and remember nothing."""
+        """Call a function of NVML; return None if it fails, without counting the failure."""
         call = getattr(self.nvml, function, None)
         try:
             return None if call is None else call(*arguments)
@@ -100,8 +100,8 @@ class Driver:
 def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]) -> tuple[Any, str]:
     """Return the handle of torch's device, and how it was found.
 
-    UUIDs and bus ids are reliable. An index is so only if CUDA counts as NVML does, by bus
-    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``), or if all devices are alike.
+    UUIDs and bus ids are reliable. An index is reliable only if CUDA counts devices by bus as NVML does
+    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``), or if all devices are the same model.
 
     Raises:
         LookupError: The device is ambiguous; the message says why and what to do.

@@ -24,7 +24,7 @@ from .storages import Key, Storage, storages_of
 
 Where = Literal["device", "host", "worker", "shm"]
 
-# Messages of torch and of the drivers below it; where torch raises a type of its own the type is enough.
+# Messages of torch and of drivers, for errors that are not torch.OutOfMemoryError.
 _DEVICE_SIGNS = ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "MPS backend out of memory",
                  "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")  # fmt: skip
 _HOST_SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory",

@@ -48,7 +48,7 @@ class Allocator:
         self._statistics = statistics
 
     def read(self) -> AllocatorReading:
-        """Return its current state; None, or 0 if a figure is required, for what the backend does not report."""
+        """Return the current state; None, or 0 for a required figure, for what the backend does not report."""
         statistics = self._statistics()
         allocated, reserved = _pool(statistics, "allocated_bytes"), _pool(statistics, "reserved_bytes")
         return AllocatorReading(

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 RESCAN_EVERY = 5
-"""Scans between those that include children of threads other than the training thread, which rarely start any."""
+"""Interval of scans that include children of all threads; threads other than the main one rarely start any."""
 
 
 class WorkerProcesses:
@@ -90,7 +90,7 @@ def _local_rank(environ: bytes) -> bytes:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return a small file of the kernel's; empty if it is gone or not readable."""
+    """Return the content of a small file of the kernel's; empty if it is gone or not readable."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
@@ -99,7 +99,7 @@ def read_bytes(path: str) -> bytes:
 
 
 class ScheduleClock:
-    """Time that one thread ran, and queued for a core (Linux, ``schedstat``)."""
+    """Reads how long one thread ran and queued for a core (Linux, ``schedstat``)."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -127,9 +127,9 @@ class ScheduleClock:
 class FetchWatch:
     """State of the training thread during the data wait: computing, queueing for a core, or idle.
 
-    Samples a fetch each ``EVERY`` steps, and each ``RARELY`` steps after ``ENOUGH`` samples, so that a step pays less
-    than a microsecond. Made in that thread. ``ran_ns`` reads the thread's CPU time: the kernel updates ``schedstat``
-    only at thread switches or ticks, every few milliseconds, and would miss shorter fetches.
+    Samples a fetch every ``EVERY`` steps, and every ``RARELY`` steps after ``ENOUGH`` samples, so that it costs less
+    than a microsecond per step. Created in that thread. ``ran_ns`` reads the thread's CPU time: the kernel updates
+    ``schedstat`` only at thread switches or ticks, every few milliseconds, and would miss shorter fetches.
     """
 
     EVERY = 7

@@ -1,4 +1,4 @@
-"""Count memory by storage: what views, ties and several references share counts once."""
+"""Count memory by storage: memory that views or tied parameters share counts once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from . import plain
 
 Key = tuple[str, int]
-"""A storage: its device, and its address or, where it has none, its own identity."""
+"""Identity of a storage: its device and its address, or the negated address of its object if it has no memory."""
 
 
 class Storage:

@@ -1,4 +1,4 @@
-"""Sample device and host in a thread beside the training.
+"""Sample device and host in a background thread.
 
 The thread only samples and waits. A forked worker does not inherit it, and nothing that a worker runs takes one of its
 locks.
@@ -52,7 +52,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class TelemetryProbe(Probe):
-    """One run's telemetry. Made and started in the training thread.
+    """One run's telemetry. Created and started in the training thread.
 
     ``host`` or ``gpu`` is None if it cannot be read. ``step`` returns the number of finished steps; samples count from
     the first on. ``hz`` is the rate after the first seconds.
@@ -125,7 +125,7 @@ class TelemetryProbe(Probe):
             self._loop.fetch_watch = None
         is_sampling = self._background.thread is not None
         if not self._background.close():
-            # A driver call does not return. The thread ends when it does, or with the process.
+            # The thread ends when the driver call returns, or with the process.
             self.missing["telemetry"] = f"the driver did not answer for {_JOIN_S:g} s; sampling was abandoned"
             return
         if is_sampling and self.error is None:
@@ -312,7 +312,7 @@ def dataset_disk(dataset: Any, root: Path = Path("/")) -> DatasetDisk | None:
             continue
         # The kernel escapes white space and backslashes in octal.
         mount = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place[4]))
-        # Of mounts at one place the last covers those before.
+        # Of several mounts at one path, the last covers the others.
         if (mount == path or mount in path.parents) and (best is None or len(mount.parts) >= len(best[0].parts)):
             best = (mount, place, kind)
     if best is None:
