@@ -38,7 +38,7 @@ _STEP_HOOKS = frozenset(
         *("on_before_backward", "on_after_backward", "on_before_zero_grad"),
     }
 )
-_CHEAP_HOOK_NS = 20_000  # hooks that take less than the budget of a step are not worth timing
+_CHEAP_HOOK_NS = 20_000  # a hook that takes less than the overhead budget of a step is not worth timing
 
 
 class ActionSpans:
@@ -108,7 +108,7 @@ class ActionSpans:
         return MarkedSpan(span, partial(self._mark, phase_of(span)))
 
     def _batch_hook_span(self, action: seams.Action) -> Any:
-        """Lightning's own batch hooks do nothing, or run within the span of ``batch_to_device``."""
+        """Return the span of a user's batch hook; Lightning's own do nothing, or run within ``batch_to_device``."""
         owner = self.pl_module if action.kind == "module" else self.trainer.datamodule
         if not seams.is_overridden(owner, action.hook):
             return NULL_SPAN
@@ -173,6 +173,7 @@ class ActionSpans:
         self._tap_again()
 
     def _tap_again(self) -> None:
+        """Choose the span of each action again, at its next announcement."""
         if self._forget_spans is not None:
             self._forget_spans()
 

@@ -38,10 +38,10 @@ class RunContext:
 
     Attributes:
         stage: One of ``STAGES``.
-        loop: Times all steps.
-        folder: For files; None if none may be written.
-        shared_folder: The same, for files that ranks exchange; None also where each rank has a folder of its own.
-        window_options: Of profiler windows; None if none may open.
+        loop: The probe that times all steps.
+        folder: Folder for files; None if none may be written.
+        shared_folder: Folder for files that ranks exchange; None also where each rank has a folder of its own.
+        window_options: Options of profiler windows; None if none may open.
         is_worth_keeping: Returns whether an automatic window's trace is worth its disk space.
         probe_data: Whether the training loader is measured in a child process.
         settings: Known once the loops are ready.
@@ -78,12 +78,12 @@ class Probe:
     """One measurement of a run. Every method does nothing unless a subclass overrides it.
 
     Attributes:
-        name: In ``probes_off``, in messages, and in ``after``.
+        name: Its name in ``probes_off``, in messages, and in ``after``.
         field: The field of the session that ``record`` fills; empty if `part` is overridden.
         reason: Why that field is None, unless ``reasons`` says otherwise.
-        stages: In which the probe is opened.
+        stages: The stages in which the probe is opened.
         after: Names of the probes that are opened and recorded before this one.
-        error: What ended a measurement in another thread, or where it must not be raised; None normally.
+        error: Error that ended a measurement in another thread, or where it must not be raised; None normally.
         step_cost_ns: Time spent in observed steps, within PerfDoctor's own hooks.
         cost_ns: Time spent outside these hooks.
     """
@@ -132,7 +132,7 @@ class Probe:
     # -- events: `ProbeSet.notify` calls the probes that override them ------------------------------------------------
 
     def loops_ready(self, run: RunContext) -> None:
-        """Loaders, model and optimizers exist, and the checkpoint is loaded."""
+        """Handle the end of setup: loaders, model and optimizers exist, and the checkpoint is loaded."""
 
     def first_batch(self, batch: Any) -> None:
         """Handle the first batch of a training epoch."""
@@ -159,7 +159,7 @@ class Probe:
         """Read what is recorded once per training epoch."""
 
     def before_report(self, is_last: bool) -> None:
-        """Measure what takes a pause, before a report of a fit; ``is_last`` in ``on_train_end``."""
+        """Measure what needs the training to pause, before a report of a fit; ``is_last`` in ``on_train_end``."""
 
     def training_ends(self) -> None:
         """Take last measurements while workers and loaders may still exist."""
@@ -185,7 +185,7 @@ class Probe:
 def all_probes() -> tuple[type[Probe], ...]:
     """Return the probes of the modules and packages in this folder, each after those that it needs.
 
-    The probe of the ranks is none of them: its collective calls are made even where opening the others fails.
+    The ranks' probe is not included: it makes its collective calls even if opening the others fails.
     """
     names = sorted(f"{probes.__name__}.{module.name}" for module in pkgutil.iter_modules(probes.__path__))
     values = (value for name in names for value in vars(importlib.import_module(name)).values())

@@ -14,7 +14,7 @@ now_ns: Callable[[], int] = time.perf_counter_ns
 """The host's clock: monotonic nanoseconds."""
 
 NEVER = 1 << 62
-"""Index greater than that of any step."""
+"""Index greater than that of any step: for a probe that observes no more steps."""
 
 
 FIRST_SAMPLED_STEP = 11
@@ -79,7 +79,7 @@ class DeviceClock:
         """(step_ns, starved_ns) of the resolved fetches, since the owner last emptied the list."""
 
     def before_fetch(self) -> None:
-        """Mark the start of the wait for a batch."""
+        """Mark the start of the data wait."""
         if self._has_failed:
             return
         try:

@@ -1,8 +1,8 @@
 """Forward, backward and optimizer on the device's own clock, in sampled steps.
 
 Events in the device's queue mark where phases begin and end, and are read once the device has passed them: nothing
-waits for it. A phase lasts from when the device reaches its begin until it reaches its end. The device's idle time in
-between belongs to it, as where the host launches work too slowly.
+waits for it. A phase lasts from when the device reaches its first event until it reaches its last. That includes the
+time in which the device is idle, e.g. because the host launches work too slowly.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DevicePhases(Probe):
 
     name = "device_phases"
     stages = ("fit",)
-    after = ("sampled_steps",)  # which listen to the parts of a step too: one probe at a time can
+    after = ("sampled_steps",)  # both listen to the parts of a step, which only one probe at a time can
 
     def __init__(
         self, loop: LoopProbe, clock: DeviceClock, now_ns: Callable[[], int], on_fail: Callable[[Exception], None]
@@ -68,7 +68,7 @@ class DevicePhases(Probe):
             self._guarded(self._mark)
 
     def leaves(self, name: str) -> None:
-        """Mark its end; the phase around it goes on."""
+        """Mark the end of a part; the phase around it continues."""
         if name in _PHASES and self._phases:
             self._phases.pop()
             self._guarded(self._mark)

@@ -124,7 +124,7 @@ class ZeroGradWatch(Probe):
             watched.after_backward()
 
     def _leave(self) -> None:
-        """Watch no more, unless another optimizer may come."""
+        """Stop watching, unless an optimizer of the Trainer was not seen yet."""
         if self._context is not None and len(self._optimizers) >= len(self._context.trainer.optimizers):
             self._context.probes.leave_backward(self)
 

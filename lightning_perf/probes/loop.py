@@ -27,9 +27,9 @@ _CHECKED_OUTPUTS = 3
 
 
 class LoopProbe(ActionSpans):
-    """Measures where the time of a run goes. Created in the Trainer's ``setup``.
+    """Measures the time of each part of a run. Created in the Trainer's ``setup``.
 
-    Time of ``owner``, the callback that measures, is kept apart. ``device_clock`` is None where the device has none.
+    Time of ``owner``, the callback that measures, is counted separately. ``device_clock`` is None without one.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class LoopProbe(ActionSpans):
         self.validation.batch_begins(batch)
 
     def evaluation_ends(self, outputs: Any) -> None:
-        """Handle the end of such a batch; check whether the first ones kept an autograd graph."""
+        """Handle the end of an evaluation batch; check whether the outputs of the first ones have an autograd graph."""
         if self.stage == "fit":
             self.validation.batch_ends()
         else:
@@ -273,7 +273,7 @@ class LoopProbe(ActionSpans):
         if self.first_step_end_ns is None:
             return ()
         self.timeline.charge()
-        own_ns = 0  # reading, probing and reporting are no part of the training's time
+        own_ns = 0  # PerfDoctor's own time is not part of the training's
         merged: dict[tuple[str, str, str, int], list[int]] = {}
         for span in self._spans:
             ns_before, n_before = self._named_at_first_step.get(id(span), (0, 0))
@@ -310,7 +310,7 @@ class LoopProbe(ActionSpans):
             lengths.append((trainer.max_epochs - self._done_before[0]) * trainer.num_training_batches)
         if trainer.max_steps is not None and trainer.max_steps >= 0:
             made = trainer.global_step - self._done_before[1]
-            # Several optimizers that step by turns count one step each in a batch.
+            # ``global_step`` counts the steps of all optimizers: several per batch if there are several optimizers.
             per_step = self.main.n_steps / made if made > 0 else math.inf
             lengths.append(
                 (trainer.max_steps - self._done_before[1]) * min(per_step, float(trainer.accumulate_grad_batches))

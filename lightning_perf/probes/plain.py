@@ -31,7 +31,7 @@ without_overrides: Callable[[], Any] = torch._C.DisableTorchFunction
 
 
 def is_a(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Return whether a value's type is or derives from ``kind``; ``isinstance`` would also ask ``__class__``."""
+    """Return whether a value's type is or derives from ``kind``; ``isinstance`` would also read ``__class__``."""
     return issubclass(type(value), kind)
 
 
@@ -264,8 +264,8 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     """Return a function that reads the size of batches with this structure; -1 if no tensor has a dimension.
 
     The size is the first dimension of the first plain tensor or numpy array in (nested) tuples, lists, dicts and
-    dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs. No other
-    object is asked for its shape: it may compute one.
+    dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs. The shape of
+    any other object is not read: its class may compute it.
     """
     path = _path_to_tensor(batch, depth=4)
     if path is None:

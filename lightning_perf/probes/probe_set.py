@@ -36,7 +36,7 @@ _FAILED = "measuring failed; see probes_off"
 _log = logging.getLogger("lightning_perf")
 
 _ESSENTIAL = ("setup", "steps")
-"""Without these nothing can be measured."""
+"""Names whose failure ends all measuring."""
 
 
 def new_run(stage: str) -> Run:
@@ -53,7 +53,7 @@ def new_run(stage: str) -> Run:
 
 
 class ProbeSet:
-    """Opens, calls, records and closes the probes of one run. An error switches only the probe off that raised it.
+    """Opens, calls, records and closes the probes of one run. A probe that raises is switched off, the others go on.
 
     Attributes:
         context: The run; None before it.
@@ -71,7 +71,7 @@ class ProbeSet:
         self._observers: dict[str, Probe] = {}
         self._at_end: dict[str, Callable[[], None]] = {}
         self._handlers: dict[str, dict[str, Callable[..., None]]] = {}  # by event and probe
-        self._begun: dict[str, None] = {}  # probes that observe the step under way; ordered
+        self._begun: dict[str, None] = {}  # ordered names of the probes that observe the step under way
         self._is_step_requested = False
         self._known_causes: set[str] = set()  # of failures, to warn once about each
         self._span_cost_ns = 0.0
@@ -84,7 +84,7 @@ class ProbeSet:
         self.context, self.loop = context, context.loop
 
     def open_all(self) -> None:
-        """Open the probes of the stage; stop where one fails without which nothing can be measured."""
+        """Open the probes of the stage; stop if an essential one fails."""
         context = self.context
         assert context is not None
         for kind in all_probes():
@@ -191,7 +191,7 @@ class ProbeSet:
         self._note_backward()
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a probe or report unless it is off; return None if it is, or if it raises and is switched off."""
+        """Call a function of a probe or report; return None if that is off, or if it raises and is switched off."""
         return None if name in self.failures else self.call_even_if_off(name, function, *args, **kwargs)
 
     def call_even_if_off(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What identifies a training from run to run: shapes, dataset, and the state of its code in git."""
+"""Read what identifies a training from run to run: shapes, dataset, and the state of its code in git."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ProvenanceProbe(Probe):
         self._end_git()
 
     def _read_git(self) -> None:
-        """Read git's answer if it has come; a long list of changes need not be read to its end."""
+        """Read git's output if there is any; a long list of changes need not be read to its end."""
         if self._git is None or self._git.stdout is None:
             return
         os.set_blocking(self._git.stdout.fileno(), False)

@@ -33,7 +33,7 @@ class SettingsProbe(Probe):
         self.missing.update(missing)
 
     def epoch_ends(self) -> None:
-        """Look for a setting that the training may change."""
+        """Check for anomaly detection, which the training may switch on."""
         self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
 
     def part(self, session: Session) -> Mapping[str, Any]:

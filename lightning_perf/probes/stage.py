@@ -238,7 +238,7 @@ class StageProbe:
         return int(usual[:, WAIT].sum()) / total_ns if total_ns else None
 
     def mark(self) -> tuple[array[int], int]:
-        """Return a place behind the rows closed so far, for `rows_since`."""
+        """Return a mark behind the rows closed so far, for `rows_since`."""
         return self._rows, len(self._rows)
 
     def rows_since(self, mark: tuple[array[int], int]) -> NDArray[np.int64]:
@@ -265,7 +265,7 @@ class StageProbe:
         return self._n_epochs + (self._epoch.n_steps > 0 and self.epoch != self._last_counted_epoch)
 
     def aggregate(self) -> None:
-        """Add the kept rows to the aggregator."""
+        """Move the kept rows to the aggregator."""
         self._sum_epoch()
         rows = _as_matrix(self._rows)
         if self._aggregator is None:

@@ -1,4 +1,4 @@
-"""The steps of a run: times them, and gives the run, its epochs, steady state and validation."""
+"""Time the steps of a run: the probe of the run, its epochs, steady state and validation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def open_loop(
     trainer: Any, pl_module: Any, owner: Any, stage: str, probes: ProbeSet, wants_device: bool
 ) -> tuple[LoopProbe, dict[str, str]]:
-    """Return what times all steps, and why it does not time the device. ``owner`` is the callback that measures."""
+    """Return the probe that times all steps, and why it does not time the device, by path in the session.
+
+    ``owner`` is the callback that measures.
+    """
     clock, reason = None, "device_stats=False"
     if wants_device:
         on_fail = partial(probes.switch_off, "device")

@@ -31,7 +31,7 @@ MAX_BATCHES, MAX_SEQUENCES = 64, 2**17
 """Batches kept, evenly spaced over the run, and the sequences in them."""
 
 _MISSES = 8
-"""So many batches in a row may have no padding to count before the pauses between them double."""
+"""After so many batches in a row without padding to count, the steps between counted batches double."""
 
 _ID_DTYPES = (torch.int64, torch.int32)
 _MASK_DTYPES = (torch.bool, torch.uint8, *_ID_DTYPES)  # a mask of floats is added to attention's scores
@@ -39,7 +39,7 @@ _DEPTH = 4
 
 
 class Ids(NamedTuple):
-    """Whether a model has embeddings, so that a batch of integers has tokens, and their ``padding_idx``.
+    """Facts about a model's embeddings. With any, a batch of integers is taken for tokens.
 
     ``padding_id`` is None without a ``padding_idx``, or if embeddings differ in it.
     """

@@ -39,7 +39,7 @@ class UserPhases(Probe):
         is_validating: Whether forward passes are those of validation.
         forward: Span of the forward pass under way; None outside of one.
         profile: Returns the span of an action.
-        on_optimizer: Called before the first optimizer steps, whose optimizer is known then.
+        on_optimizer: Called before the first step of an optimizer that was not seen before.
     """
 
     name = "user_phases"
@@ -71,7 +71,7 @@ class UserPhases(Probe):
         seams.tap_call(torch.autograd, "backward", backward.span, undos)
         seams.tap_call(torch, "save", saving.span, undos)
         seams.tap_call(self._trainer.strategy, "save_checkpoint", saving.span, undos)  # Fabric's
-        # Each one object, by which it is found again.
+        # One object each: hooks are removed by identity.
         before, after = self._before_step, self._after_step
         registries = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
         undos.note(lambda: seams.remove_hook(registries[:1], before))
@@ -201,9 +201,9 @@ class _Part:
 
 
 class _ForwardHook:
-    """Called before a watched module. Copies of the module, and files that it is saved to, have a hook without effect.
+    """Hook called before a watched module. In copies and files of the module, it is a hook without effect.
 
-    Copies and files must not hold the probes of a run, nor need this package.
+    Copies and files must not contain the probes of a run, nor need this package.
     """
 
     def __init__(self, phases: UserPhases, module: nn.Module, inner: list[_ForwardHook] | None = None) -> None:
@@ -211,7 +211,7 @@ class _ForwardHook:
         self._phases: UserPhases | None = phases
 
     def __call__(self, module: Any, inputs: Any) -> None:
-        # First, as compiled code would be compiled again whenever what was read of the phases changes.
+        # First: dynamo guards on attributes that compiled code reads, and would recompile when the phases change.
         if not is_compiling():
             phases = self._phases
             if phases is not None and phases.forward is None:
