@@ -48,7 +48,7 @@ class CallWatch(StepTracer):
         self._now_ns = now_ns
         self.mode: Any = FakeTensorMode()
         self._outer: types.FrameType | None = None
-        # Below a compiled function dynamo would compile this too.
+        # Called from a compiled function, this would be compiled too.
         dynamo = sys.modules.get("torch._dynamo")
         self._profile: Any = self._on_event if dynamo is None else dynamo.disable(self._on_event)
 
@@ -84,7 +84,7 @@ class CallWatch(StepTracer):
         if is_module:
             is_redirected = "_ForwardRedirection" in getattr(plain.stored(function, "forward"), "__qualname__", "")
             if is_redirected or wrapper_of(function) not in ("", "OptimizedModule"):
-                return  # what it wraps is called next
+                return  # the wrapped module is called next
         elif function is None or "callback" not in variables:  # of dynamo's ``disable``
             return
         self._outer = frame

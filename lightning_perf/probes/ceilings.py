@@ -301,7 +301,7 @@ class _Bench:
                 return best
 
     def _once(self, function: Callable[[], Any]) -> float:
-        """Return seconds of the second call: the first one sets things up."""
+        """Return seconds of the second call: the first one includes initialization."""
         function()
         return self._timed(function, 1)
 
@@ -330,7 +330,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def _tf32(device: torch.device, is_on: bool) -> AbstractContextManager[None]:
-    """Set whether fp32 matrix multiplication on CUDA may use TF32, and restore it."""
+    """Return a context in which fp32 matrix multiplication on CUDA may use TF32 or not."""
     return matmul_precision("high" if is_on else "highest") if device.type == "cuda" else nullcontext()
 
 
@@ -347,7 +347,7 @@ def _cache_file(device: torch.device) -> Path:
 
 
 def _write_cache(found: Ceilings, device: torch.device) -> None:
-    """Write the cache; ignore a failure."""
+    """Write the cache, if that is possible."""
     content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _cache_file(device)
     with interrupts.suppress(OSError):
         require_room(file.parent, len(content))

@@ -19,7 +19,7 @@ from .code_lines import USER, Place, owner_of
 from .model import is_compiled
 
 WARMUP_STEPS = 10
-"""Steps in which compiling is expected: the first batches, and the first one of another size."""
+"""Steps in which compilation is expected: for the first batches, and for the first one of another size."""
 
 _OURS = str(Path(__file__).parents[1])
 _MAX_LISTED = 16
@@ -260,7 +260,7 @@ def _first_line(text: Any) -> str:
 
 
 def _innermost(stack: Any) -> Place:
-    """Return the innermost line of the user's in ``traceback.FrameSummary`` objects; else the innermost."""
+    """Return the user's innermost line among ``traceback.FrameSummary`` objects, or the innermost one if none is."""
     frames = list(stack or ())
     users = [frame for frame in frames if owner_of(frame.filename) == USER]
     if not frames:

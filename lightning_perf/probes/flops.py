@@ -61,7 +61,7 @@ class ArithmeticCounter(StepTracer):
     """Counts within forward and backward of a step, or while it is entered.
 
     ``depth`` is 1 for the top-level modules. Timing operators by the host's clock is meaningful on a CPU only. ``log``
-    also collects the calls for replays. ``below`` is a dispatch mode of our own that is in place already.
+    also collects the calls for replays. ``below`` is PerfDoctor's own dispatch mode that is already in place, if any.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ArithmeticCounter(StepTracer):
         self._mark()
 
     def _mark(self) -> None:
-        """Record the module that the autograd nodes made from now on belong to."""
+        """Record which module the autograd nodes created from now on belong to."""
         if threading.get_ident() == self._thread and not self.failure:
             try:
                 self._sequences.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ _open_window: dict[str, SessionGuard] = {}
 class SessionGuard:
     """Watches for another profiler that starts while a window is open, and calls ``on_other`` before it starts.
 
-    ``has_prepared`` is False until a profiler was prepared, e.g. after an interrupt in there.
+    ``has_prepared`` is False until torch has prepared a profiler, e.g. after an interrupt while it did so.
     """
 
     def __init__(self, on_other: Callable[[], None], undos: Undos) -> None:

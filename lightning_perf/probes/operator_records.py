@@ -1,4 +1,4 @@
-"""Records of traced steps: lines that wait, loops over tensors, attention written out."""
+"""Records of traced steps: lines that synchronize, loops over tensors, attention written out."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _FILLS = frozenset(
     for like, suffix in (("", ""), ("", "_like"), ("new_", ""))
 )
 _PICKS = {"aten::embedding": 0, "aten::index_select": 0, "aten::gather": 0, "aten::index": 0}
-"""Reads of its argument at this position no more than it returns."""
+"""Operators that read only as much of the argument at this position as they return."""
 
 
 class Traffic(NamedTuple):
@@ -141,7 +141,7 @@ def dtype_of(args: Sequence[Any]) -> torch.dtype | None:
 
 
 def rows_of(args: Sequence[Any]) -> int:
-    """Return the product of the first tensor's dimensions but the last; 0 without a tensor."""
+    """Return the product of the first tensor's dimensions except the last; 0 without a tensor."""
     first = next((a for a in args if is_readable_tensor(a)), None)
     return 0 if first is None else prod(field(first, "shape")[:-1])
 
@@ -163,7 +163,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
 
 
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:
-    """Return the precision of matrix multiplication with these arguments, e.g. ``tf32``."""
+    """Return the precision of matrix multiplication with these arguments, e.g. ``"tf32"``."""
     if dtype is torch.float32 and any(is_readable_tensor(a) and field(a, "is_cuda") for a in args):
         with interrupts.suppress(Exception):  # newer versions raise if both of their interfaces were used
             return "tf32" if torch.get_float32_matmul_precision() != "highest" else "fp32"

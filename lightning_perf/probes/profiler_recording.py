@@ -26,8 +26,8 @@ from .kineto_session import SessionGuard, is_profiler_started, uncounted
 
 _AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
 
-_TEXT_BYTES_PER_EVENT = 512  # of a trace before it is packed; with shapes about 350
-_END_BYTES = 16
+_TEXT_BYTES_PER_EVENT = 512  # of a trace before compression; with shapes about 350
+_END_BYTES = 16  # enough for the closing bracket and white space after it
 _COPY_BYTES = 2**20
 
 
@@ -156,7 +156,7 @@ class Recording:
         self._undos.close()
 
     def n_events(self) -> int:
-        """Return the number of recorded events."""
+        """Get the recorded events from Kineto; return their number. Call it before the events are read or exported."""
         self._events = self._profile.profiler.kineto_results.events()
         return len(self._events)
 
@@ -194,7 +194,7 @@ class Recording:
         stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
         name = f"{stem}.pt.trace.json.gz"
         require_room(folder, 0)
-        # Kineto reports no failed write: it gets a file of its own, which is checked and then packed.
+        # Kineto does not report a failed write: it writes a temporary file, which is checked and then compressed.
         with tempfile.TemporaryDirectory(prefix="lightning-perf-") as scratch, self._quietly():
             require_room(scratch, len(self._events) * _TEXT_BYTES_PER_EVENT)
             plain = Path(scratch) / "trace.json"
@@ -303,7 +303,7 @@ def nsys_obstacle(device: Any) -> str | None:
 
 
 def active_profiler(emit: str = "kineto") -> str | None:
-    """Return what else profiles this process, so that no window can open; None if nothing does."""
+    """Return which other profiler is active, so that no window can open; None if there is none."""
     if is_profiler_started():
         return "another torch.profiler is active in this process"
     if emit != "nsys" and os.environ.get("NSYS_PROFILING_SESSION_ID"):

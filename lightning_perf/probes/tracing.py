@@ -1,6 +1,6 @@
-"""What the tracers of single steps share: a dispatch mode, watching modules, and how to remove both.
+"""Shared parts of the tracers of single steps: a dispatch mode, hooks on modules, and the removal of both.
 
-Modes and hooks are also removed where an interrupt left them half in place.
+Modes and hooks are also removed if an interrupt came while they were installed or removed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StepTracer:
 
     Attributes:
         failure: Why the step was not traced; empty normally.
-        cost_ns: What tracing has cost the step, as far as known.
+        cost_ns: Known tracing cost of the step.
     """
 
     failure: str
@@ -79,7 +79,7 @@ class PassiveMode(_Base):  # type: ignore[misc]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Keep compiled regions compiled (torch 2.10 and newer ask).
+        """Return True, to keep compiled regions compiled (called by torch 2.10 and newer).
 
         Below any other mode dynamo leaves a new function uncompiled for good, with all that it was compiled for before.
         """

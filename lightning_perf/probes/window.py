@@ -236,7 +236,7 @@ class WindowProbe(Probe):
         )
 
     def _user_profiler(self) -> str | None:
-        """Lightning's PyTorchProfiler has its own schedule, and fails while one of our windows is open."""
+        """Return a reason if Lightning's PyTorchProfiler is in use, which fails while a window is open; else None."""
         profiler = seams.user_profiler(self._loop.trainer)
         if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):
             return "the Trainer's PyTorchProfiler profiles this run"

@@ -1,4 +1,4 @@
-"""Attention written out: a product, a softmax and a product over the same scores, followed by their sizes."""
+"""Find attention written out: matrix multiplication, softmax and multiplication, matched by the size of the scores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AttentionTrail:
         self._after_softmax: tuple[Place, str, int, int, int] | None = None
 
     def follow(self, stack: StackView, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
-        """Follow product, softmax and product over the same scores; in backward, all operators of their size."""
+        """Match products and softmax over the same scores; in backward, add the time of operators of their size."""
         if is_backward:
             if self._backward_ns:
                 self._follow_backward(args, out, ns)
@@ -76,7 +76,7 @@ class AttentionTrail:
             return
 
     def seconds(self, attention: Attention) -> float:
-        """Return its seconds, forward and backward; backward is divided among all of the same size."""
+        """Return seconds in forward and backward; backward time is divided among all attention of the same size."""
         size = (attention.rows, attention.columns)
         n = sum(each.n for each in self.found.values() if (each.rows, each.columns) == size)
         return (attention.ns + self._backward_ns.get(size, 0) * attention.n / max(1, n)) / 1e9
