@@ -12,7 +12,7 @@ import time
 import types
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -285,11 +285,17 @@ def _n_nodes(node: Any) -> int:
 
 
 def roots_of(pl_module: Any, callbacks: Iterable[Any], others: Iterable[Any]) -> dict[str, Any]:
-    """Return the objects of a snapshot by name: the module, callbacks, and others that are not None."""
+    """Return the objects of a snapshot by class name: the module, callbacks, and others that are not None.
+
+    Further objects of a class have a number in their name, e.g. ``"Recorder[1]"``.
+    """
     roots: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
     for value in (pl_module, *callbacks, *others):
         if plain.attributes(value):
-            roots.setdefault(type(value).__name__, value)
+            name = type(value).__name__
+            roots[f"{name}[{counts[name]}]" if counts[name] else name] = value
+            counts[name] += 1
     return roots
 
 

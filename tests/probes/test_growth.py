@@ -72,6 +72,13 @@ def test_heap_diff_names_the_path_when_the_list_is_in_a_dict(is_wide: bool) -> N
     assert suspect.n_with_graph == 0
 
 
+@pytest.mark.parametrize("is_wide", [True, False])
+def test_heap_diff_names_the_second_callback_of_a_class_when_that_one_keeps(is_wide: bool) -> None:
+    callbacks = [Keeper(), Keeper()]
+    (suspect,) = grown(Model(), lambda: callbacks[1].kept.append(torch.ones(25)), is_wide, callbacks)
+    assert (suspect.name, suspect.n_items) == ("Keeper[1].kept", 35)
+
+
 def test_heap_diff_names_the_callback_when_it_is_the_one_that_keeps() -> None:
     keeper = Keeper()
     (suspect,) = grown(Model(), lambda: keeper.kept.append(torch.ones(2)), callbacks=[keeper])
