@@ -57,7 +57,7 @@ def user_site(frame: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=4_096)
 def _site_of_stack(stack: str) -> Site | None:
-    """Return the user's innermost frame in a stack given as text; cached, since traces repeat few stacks many times."""
+    """Return the user's innermost frame in a stack given as text, innermost first; traces repeat few stacks often."""
     for frame in stack.split(";"):
         found = user_site(frame.strip())
         if found:
@@ -70,7 +70,7 @@ class Stacks:
 
     def __init__(self, timeline: Timeline) -> None:
         self._trace = trace = timeline.trace
-        rows = trace.rows_named(trace.rows(PYTHON), lambda name: user_site(name) is not None)
+        rows = trace.rows_named(trace.rows(PYTHON), user_site)
         self._threads = trees_by_thread(trace, rows)
 
     def sites(self, rows: Rows) -> list[Site | None]:
@@ -83,17 +83,22 @@ class Stacks:
         ]
 
     def places(self, rows: Rows, operators: Rows) -> list[tuple[str, str]]:
-        """Return place and function of the user's code for each event, else its operator or the event itself."""
-        return [
-            (site.place, site.function) if site else (self._trace.name(operator if operator >= 0 else row), "")
-            for row, operator, site in zip(rows.tolist(), operators.tolist(), self.sites(rows), strict=True)
-        ]
+        """Return the place and function of the user's code for each call, else the name of its operator or its own.
+
+        ``operators`` holds the row of the operator that made each call, -1 for none.
+        """
+        places = []
+        for row, operator, site in zip(rows.tolist(), operators.tolist(), self.sites(rows), strict=True):
+            site = site or self._of_text(operator)
+            name = self._trace.name(operator if operator >= 0 else row)
+            places.append((site.place, site.function) if site else (name, ""))
+        return places
 
     def _of_frame(self, frame: int) -> Site | None:
         found = user_site(self._trace.name(frame))
         return Site(*found, frame=frame) if found else None
 
     def _of_text(self, row: int) -> Site | None:
-        """Torch 1.8 to 1.11 wrote the stack into the operator's arguments, innermost first."""
+        """Return the user's code in the stack that torch 1.8 to 1.11 wrote into an operator's arguments."""
         details = self._trace.details.get(row)
         return None if details is None or not isinstance(details.stack, str) else _site_of_stack(details.stack)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_perf.records import Syncs, SyncSite
 
@@ -13,7 +12,7 @@ from .idle import late_gaps
 from .intervals import SECOND, Intervals, Times
 from .kinds import OPERATOR
 from .nesting import Rows
-from .stacks import Site, Stacks
+from .stacks import Stacks
 from .timeline import SYNC_NAME, Timeline
 
 ITEM: Final = "aten::item"
@@ -24,7 +23,7 @@ def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
     """Describe the synchronizations of the analyzed span."""
     trace, steps = timeline.trace, timeline.steps
     calls = steps.on_host(trace, timeline.wait_rows)
-    explicit = trace.rows_named(calls, lambda name: bool(SYNC_NAME.match(name)))
+    explicit = trace.rows_named(calls, SYNC_NAME.match)
     copies = steps.on_host(trace, timeline.blocking_copy_rows)
     items = steps.on_host(trace, trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
     costs: Times | None = None
@@ -95,11 +94,8 @@ def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None)
     trace = timeline.trace
     operators = timeline.operators_at(trace.thread_ids[calls], trace.starts[calls])
     found: dict[tuple[str, str, str], list[int]] = {}
-    for i, (row, operator, site) in enumerate(
-        zip(calls.tolist(), operators.tolist(), _user_sites(stacks, calls, operators), strict=True)
-    ):
-        place = site.place if site else trace.name(operator if operator >= 0 else row)
-        found.setdefault((place, site.function if site else "", trace.name(row)), []).append(i)
+    for i, (row, place) in enumerate(zip(calls.tolist(), stacks.places(calls, operators), strict=True)):
+        found.setdefault((*place, trace.name(row)), []).append(i)
     in_step = timeline.steps.host_step_of(trace.starts[calls]) >= 0
     sites = [
         SyncSite(
@@ -110,12 +106,3 @@ def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None)
         for (place, function, call), own in found.items()
     ]  # fmt: skip
     return tuple(sorted(sites, key=lambda site: (-(site.idle_after_s or 0.0), -site.wait_s))[:N_SITES])
-
-
-def _user_sites(stacks: Stacks, calls: Rows, operators: npt.NDArray[np.int64]) -> list[Site | None]:
-    """Return the user's code of each call; old traces store the stack with the operator."""
-    direct = stacks.sites(calls)
-    return [
-        site or (stacks.sites(np.array([operator]))[0] if operator >= 0 else None)
-        for site, operator in zip(direct, operators.tolist(), strict=True)
-    ]
