@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -145,8 +145,8 @@ class Trace:
             return self._rows_by_kind[kinds[0]]
         return np.sort(np.concatenate([self._rows_by_kind[kind] for kind in kinds]))
 
-    def rows_named(self, rows: Rows, matches: Any) -> Rows:
-        """Return those of the rows whose name matches."""
+    def rows_named(self, rows: Rows, matches: Callable[[str], object]) -> Rows:
+        """Return the rows whose name ``matches`` accepts; it is called once per name."""
         flags = np.zeros(len(self.names), dtype=np.bool_)
         ids = self.name_ids[rows]
         for name_id in np.flatnonzero(np.bincount(ids, minlength=len(flags))).tolist():

@@ -84,7 +84,7 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
 def _named_waits(timeline: Timeline) -> dict[str, Intervals]:
     trace = timeline.trace
     startup = trace.intervals(startup_rows(timeline)) - timeline.loader
-    allocation = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ALLOCATION.match(name)))
+    allocation = trace.rows_named(trace.rows(RUNTIME), ALLOCATION.match)
     allocating = trace.intervals(allocation) - timeline.loader - startup
     blocked = timeline.waits - timeline.loader - startup - allocating
     return {"loader": timeline.loader, "startup": startup, "allocator": allocating, "blocked": blocked}

@@ -64,7 +64,7 @@ def _is_forward(name: str) -> bool:
 
 def _backward(timeline: Timeline) -> Intervals:
     trace = timeline.trace
-    functions = trace.rows_named(trace.rows(OPERATOR), lambda name: bool(BACKWARD_NAME.search(name)))
+    functions = trace.rows_named(trace.rows(OPERATOR), BACKWARD_NAME.search)
     if not len(functions):
         return Intervals()
     breaks = _other_starts(timeline, functions)

@@ -187,7 +187,7 @@ class Timeline:
     @cached_property
     def wait_rows(self) -> Rows:
         """Calls that return only when the device is done with something, blocking copies among them."""
-        calls = self.trace.rows_named(self.trace.rows(RUNTIME), lambda name: bool(WAIT_NAME.match(name)))
+        calls = self.trace.rows_named(self.trace.rows(RUNTIME), WAIT_NAME.match)
         return np.sort(np.concatenate((calls, self.blocking_copy_rows)))
 
     @cached_property

@@ -69,7 +69,7 @@ def describe_allocator(timeline: Timeline) -> Allocator | None:
     calls = trace.rows(RUNTIME)
     if not len(calls):
         return None
-    rows = steps.on_host(trace, trace.rows_named(calls, lambda name: bool(ALLOCATION.match(name))))
+    rows = steps.on_host(trace, trace.rows_named(calls, ALLOCATION.match))
     moments = trace.intervals(rows)
     return Allocator(
         n=len(rows),
@@ -95,7 +95,7 @@ def describe_startup(timeline: Timeline) -> Startup | None:
 def startup_rows(timeline: Timeline) -> Rows:
     """Return calls of one-off startup, without those that are repeated all the time, such as freeing memory."""
     trace = timeline.trace
-    rows = trace.rows_named(trace.rows(RUNTIME), lambda name: bool(ONE_OFF.search(name)))
+    rows = trace.rows_named(trace.rows(RUNTIME), ONE_OFF.search)
     rows = rows[trace.durations[rows] >= ONE_OFF_NS]
     ids = trace.name_ids[rows]
     return rows[np.bincount(ids, minlength=1)[ids] <= MAX_ONE_OFF_CALLS]
