@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from lightning_perf.records import CriticalPath, LatePlace
 
 from .collectives import Collectives
-from .idle import late_gaps
-from .intervals import SECOND, Intervals, Times
+from .idle import LateGaps, late_gaps
+from .intervals import SECOND, Intervals
 from .kernels import kernel_kind
 from .kinds import RUNTIME
 from .nesting import Rows
@@ -20,21 +18,6 @@ from .timeline import Timeline
 from .waits import ALLOCATION, startup_rows
 
 N_PLACES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class _Gaps:
-    """Gaps in which the device was idle because the host was late.
-
-    Attributes:
-        launched: When the work that ended the gap was launched.
-        calls: Row of the runtime call that launched it; -1 for the end of the span.
-    """
-
-    starts: Times
-    ends: Times
-    launched: Times
-    calls: Rows
 
 
 def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Collectives) -> CriticalPath | None:
@@ -100,12 +83,10 @@ def _on_host(timeline: Timeline, collectives: Collectives) -> CriticalPath:
     return CriticalPath(causes={name: part.total_ns / SECOND for name, part in parts.items() if len(part)})
 
 
-def _gaps(timeline: Timeline, span: Intervals) -> _Gaps:
+def _gaps(timeline: Timeline, span: Intervals) -> LateGaps:
     """Return the late gaps, with the time before the first work and after the last."""
     trace, launches, busy = timeline.trace, timeline.launches, timeline.device
-    starts, ends, launched = late_gaps(timeline)
-    next_work = np.searchsorted(trace.starts[launches.device_rows], ends, side="left")
-    calls = launches.runtime_rows[next_work]
+    starts, ends, launched, calls = late_gaps(timeline)
     first, last = int(span.starts[0]), int(span.ends[-1])
     if first < busy.starts[0] and launches.runtime_rows[0] >= 0:
         starts, ends = np.insert(starts, 0, first), np.insert(ends, 0, busy.starts[0])
@@ -114,10 +95,10 @@ def _gaps(timeline: Timeline, span: Intervals) -> _Gaps:
     if busy.ends[-1] < last:
         starts, ends = np.append(starts, busy.ends[-1]), np.append(ends, last)
         launched, calls = np.append(launched, last), np.append(calls, -1)
-    return _Gaps(starts, ends, launched, calls)
+    return LateGaps(starts, ends, launched, calls)
 
 
-def _host_chain(timeline: Timeline, gaps: _Gaps) -> Intervals:
+def _host_chain(timeline: Timeline, gaps: LateGaps) -> Intervals:
     """Return the time from the host's last wait before each late launch to the launched work."""
     trace, busy = timeline.trace, timeline.device
     waits = timeline.wait_rows
@@ -168,7 +149,7 @@ def _kinds(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, floa
 
 
 def _late(
-    timeline: Timeline, stacks: Stacks, gaps: _Gaps, free: Intervals, blocked: Intervals
+    timeline: Timeline, stacks: Stacks, gaps: LateGaps, free: Intervals, blocked: Intervals
 ) -> tuple[dict[str, float], int, tuple[LatePlace, ...]]:
     """Divide the rest of the late gaps: after a wait, inside operators and calls of the runtime, and between them."""
     net = free.covered(gaps.starts, gaps.ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -51,26 +51,39 @@ def describe_idle(timeline: Timeline, phases: Phases) -> Idle | None:
     )
 
 
-def late_gaps(timeline: Timeline) -> tuple[Times, Times, Times]:
-    """Return gaps of the whole device in the analyzed span because the host was late.
+class LateGaps(NamedTuple):
+    """Gaps in which the whole device was idle because the host was late, in time order.
 
-    In time order: their starts, their ends (the start of the next work), and when that work was launched.
+    Attributes:
+        starts: When the device became idle.
+        ends: When the next work began.
+        launched: When that work was launched.
+        calls: Row of the runtime call that launched it; -1 where no work follows.
     """
+
+    starts: Times
+    ends: Times
+    launched: Times
+    calls: Rows
+
+
+def late_gaps(timeline: Timeline) -> LateGaps:
+    """Return the late gaps between two pieces of work in the analyzed span."""
     trace, launches = timeline.trace, timeline.launches
-    empty = np.empty(0, dtype=np.int64)
     if len(launches.device_rows) < 2:
-        return empty, empty, empty
+        empty = np.empty(0, dtype=np.int64)
+        return LateGaps(empty, empty, empty, empty)
     busy = timeline.device
     starts, ends = busy.ends[:-1], busy.starts[1:]
     next_work = np.searchsorted(trace.starts[launches.device_rows], ends, side="left")
     calls = launches.runtime_rows[next_work]
     launched = np.where(calls >= 0, trace.starts[calls], starts)
     late = (launched > starts) & timeline.steps.intervals.contains(ends - 1)
-    return starts[late], ends[late], launched[late]
+    return LateGaps(starts[late], ends[late], launched[late], calls[late])
 
 
 def _by_phase(timeline: Timeline, phases: Phases) -> dict[str, float]:
-    starts, ends, launched = late_gaps(timeline)
+    starts, ends, launched, _ = late_gaps(timeline)
     waiting = timeline.loader.covered(starts, np.minimum(launched, ends))
     rest = (ends - starts) - waiting
     names: dict[str, int] = {"data_loading": int(waiting.sum())}

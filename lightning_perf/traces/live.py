@@ -25,6 +25,8 @@ from .kinds import (
     has_details,
 )
 
+_BATCH_EVENTS: Final = 50_000  # that are in memory twice, as events and as columns
+
 
 @dataclasses.dataclass(frozen=True)
 class LiveEvent:
@@ -33,10 +35,13 @@ class LiveEvent:
     Attributes:
         category: As in a trace file, e.g. ``"cpu_op"`` or ``"kernel"``.
         start_ns: By any clock, the same for all events.
+        thread: Thread of the host; 0 for device work.
         correlation: Joins a runtime call with the device work that it enqueued; -1 for none.
-        device: Of device work; of an allocation 0, or -1 if it is of host memory.
-        size_bytes: That a copy moved or an allocation took; -1 for others and where memory is freed.
-        shapes: Input shapes; None if not recorded, as ``types``.
+        device: Device index of device work; 0 for an allocation on a device; -1 for other events.
+        stream: Stream of device work; -1 for other events.
+        size_bytes: Bytes that a copy moved or an allocation took; -1 for other events and where memory is freed.
+        shapes: Input shapes; None if not recorded.
+        types: Input types; None if not recorded.
     """
 
     category: str
@@ -99,24 +104,17 @@ def _category(event: Any) -> str:
     return "gpu_memset" if name.startswith("Memset") else "kernel"
 
 
-def from_events(
-    events: Iterable[LiveEvent],
-    source: str = "live",
-    origin: Origin = Origin(),  # noqa: B008
-) -> Trace:
+def from_events(events: Iterable[LiveEvent]) -> Trace:
     """Return a trace of events in memory; raise ``TraceError`` without any event of a known category."""
     builder = ColumnBuilder()
     batch: list[Event] = []
     for each in events:
         batch.append(_as_event(each))
-        if len(batch) == _LIVE_BATCH:
+        if len(batch) == _BATCH_EVENTS:
             builder.add(as_batch(batch))
             batch = []
     builder.add(as_batch(batch))
-    return builder.build(source, origin)
-
-
-_LIVE_BATCH: Final = 50_000
+    return builder.build("live", Origin())
 
 
 def _as_event(each: LiveEvent) -> Event:

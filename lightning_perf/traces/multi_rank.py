@@ -36,25 +36,35 @@ class CollectiveKey(NamedTuple):
     k: int
 
 
+class StepTime(NamedTuple):
+    """Nanoseconds of one step: in total, waiting for data, computing, and in exposed collectives."""
+
+    total: int
+    data: int
+    computing: int
+    exposed: int
+
+
 @dataclasses.dataclass(frozen=True)
 class RankLog:
     """The part of one rank's trace that is compared with others, small enough for a thousand ranks.
 
     Attributes:
-        begin_ns: Start of the trace, by its own clock.
-        steps: By name, nanoseconds in total, waiting for data, computing, and in exposed collectives.
+        begin_ns: Start of the trace, in nanoseconds by its own clock.
+        steps: Times of the steps, by name.
         keys: Identities of the collectives, in the order of the arrays below.
-        starts: By the trace's own clock, as ``ends``.
+        starts: Nanoseconds by the trace's own clock.
+        ends: As ``starts``.
         exposed: Nanoseconds in which nothing was computed.
-        sizes: Bytes, -1 if unknown.
-        group_sizes: Ranks, -1 if unknown.
+        sizes: Bytes; -1 if unknown.
+        group_sizes: Ranks of the process group; -1 if unknown.
     """
 
     source: str
     rank: int
     world_size: int | None
     begin_ns: int
-    steps: dict[str, tuple[int, int, int, int]]
+    steps: dict[str, StepTime]
     keys: tuple[CollectiveKey, ...]
     starts: Times
     ends: Times
@@ -92,27 +102,25 @@ def log_rank(timeline: Timeline, collectives: Collectives) -> RankLog | None:
     )  # fmt: skip
 
 
-def _steps(
-    timeline: Timeline, collectives: Collectives, names: tuple[str, ...]
-) -> dict[str, tuple[int, int, int, int]]:
+def _steps(timeline: Timeline, collectives: Collectives, names: tuple[str, ...]) -> dict[str, StepTime]:
     steps = timeline.steps
     communication = timeline.trace.intervals(collectives.rows)
     if timeline.has_device_work:
-        bare = communication - timeline.compute - timeline.memcpy
+        exposed = communication - timeline.compute - timeline.memcpy
         data = timeline.loader - timeline.device
-        computing = timeline.device - bare
+        computing = timeline.device - exposed
     else:
         data = timeline.loader - timeline.computing
         computing = timeline.computing
-        bare = communication - computing - data
+        exposed = communication - computing - data
 
     def inside(moments: Intervals) -> list[int]:
         lengths: list[int] = moments.covered(steps.starts, steps.ends).tolist()
         return lengths
 
     spans = (steps.ends - steps.starts).tolist()
-    figures = zip(spans, inside(data), inside(computing), inside(bare), strict=True)
-    return dict(zip(names, figures, strict=True))
+    figures = zip(spans, inside(data), inside(computing), inside(exposed), strict=True)
+    return dict(zip(names, map(StepTime._make, figures), strict=True))
 
 
 def compare_ranks(logs: Sequence[RankLog]) -> TraceRanks | None:
@@ -134,17 +142,18 @@ def compare_ranks(logs: Sequence[RankLog]) -> TraceRanks | None:
     if not matched or (most - n_unmatched) < _MIN_MATCHED_FRACTION * most:
         return None
     n_steps = len(steps)
-    bare_ns = np.array([sum(log.steps[name][3] for name in steps) for log in logs], dtype=np.float64)
-    waits = _Waits(logs, matched, bare_ns)
+    exposed_ns = np.array([sum(log.steps[name].exposed for name in steps) for log in logs], dtype=np.float64)
+    waits = _Waits(logs, matched, exposed_ns)
     offsets, spread = _clocks(logs, matched)
     if spread is not None and spread > max(_MAX_SPREAD_FRACTION * waits.median_ns, waits.mean_ns):
         return None
-    step_ns = float(np.mean([log.steps[name][0] for log in logs for name in steps])) or 1.0
+    step_ns = float(np.mean([log.steps[name].total for log in logs for name in steps])) or 1.0
     ranks = []
     for i, log in enumerate(logs):
-        span, data, computing, bare = (sum(log.steps[name][j] for name in steps) / n_steps for j in range(4))
+        shared = (log.steps[name] for name in steps)
+        span, data, computing, exposed = (sum(times) / n_steps for times in zip(*shared, strict=True))
         waiting = float(waits.waiting[i]) / n_steps
-        parts = {"data": data, "compute": computing, "communication": bare - waiting}
+        parts = {"data": data, "compute": computing, "communication": exposed - waiting}
         parts["host"] = max(0.0, span - waiting - sum(parts.values()))
         ranks.append(
             TraceRank(
@@ -197,19 +206,24 @@ def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]
 
 
 class _Waits:
-    """Waiting in the matched collectives, in nanoseconds by log.
+    """Waiting in the matched collectives.
 
     Attributes:
+        waiting: Nanoseconds that each rank waited in exposed collectives.
+        transfer: Nanoseconds that its collectives took once the last rank had arrived.
+        blamed: Nanoseconds that the others waited for it.
+        last_n: Collectives in which it was the last to arrive.
+        taken_part: Collectives in which it took part.
         median_ns: Median over the collectives of their longest duration on any rank.
         mean_ns: Mean waiting time of a rank per collective, hidden or not.
     """
 
-    def __init__(self, logs: Sequence[RankLog], matched: Sequence[_Match], bare_ns: npt.NDArray[np.float64]) -> None:
+    def __init__(self, logs: Sequence[RankLog], matched: Sequence[_Match], exposed_ns: npt.NDArray[np.float64]) -> None:
         n = len(logs)
         self.waiting, self.transfer, self.blamed = (np.zeros(n) for _ in range(3))
         self.last_n, self.taken_part = (np.zeros(n, dtype=np.int64) for _ in range(2))
-        self._least = np.zeros(len(matched), dtype=np.int64)
-        self._bare = np.zeros(len(matched), dtype=np.int64)
+        self._transfer_ns = np.zeros(len(matched), dtype=np.int64)
+        self._exposed_ns = np.zeros(len(matched), dtype=np.int64)
         durations = [log.ends - log.starts for log in logs]
         waits, longest, total_ns = [], [], 0.0
         for j, one in enumerate(matched):
@@ -225,10 +239,10 @@ class _Waits:
             self.transfer[one.ranks] += least
             self.taken_part[one.ranks] += 1
             self.last_n[one.ranks[last]] += 1
-            self._least[j], self._bare[j] = least, int(np.median(np.minimum(exposed, least)))
+            self._transfer_ns[j], self._exposed_ns[j] = least, int(np.median(np.minimum(exposed, least)))
         self.median_ns, self.mean_ns = float(np.median(longest)), total_ns / len(matched)
         # Collectives of several threads or streams run at the same time, and so does waiting in them.
-        part = np.minimum(1.0, bare_ns / np.maximum(self.waiting, 1.0))
+        part = np.minimum(1.0, exposed_ns / np.maximum(self.waiting, 1.0))
         self.waiting *= part
         for one, (waiting, last) in zip(matched, waits, strict=True):
             self.blamed[one.ranks[last]] += float(np.median(np.delete(waiting * part[one.ranks], last)))
@@ -242,7 +256,7 @@ class _Waits:
             groups.append(int(logs[one.ranks[0]].group_sizes[one.rows[0]]))
         kinds = [one.kind for one in matched]
         return collective_times(kinds, np.array(groups, dtype=np.int64), np.array(sizes, dtype=np.int64),
-                                self._least, self._bare)  # fmt: skip
+                                self._transfer_ns, self._exposed_ns)  # fmt: skip
 
 
 def _clocks(logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[npt.NDArray[np.float64] | None, float | None]:

@@ -50,8 +50,8 @@ def costly_waits(timeline: Timeline) -> Intervals:
 
 
 def _costs(timeline: Timeline, calls: Rows) -> Times:
-    starts, ends, launched = late_gaps(timeline)
-    return lost_to_waits(timeline, calls, ends - starts, launched)[0]
+    gaps = late_gaps(timeline)
+    return lost_to_waits(timeline, calls, gaps.ends - gaps.starts, gaps.launched)[0]
 
 
 def lost_to_waits(timeline: Timeline, calls: Rows, gaps: Times, launched: Times) -> tuple[Times, Times]:

@@ -33,8 +33,6 @@ def predict(record: TraceRecord) -> tuple[WhatIf, ...]:
     step_s = record.span_s / n
     device_s = sum(window.device_busy_s or 0.0 for window in windows) / n
     host_s = sum(window.host_needed_s or 0.0 for window in windows) / n
-    if not record.loader and not record.syncs:
-        host_s = 0.0
     predictions = []
     for cause, claim_s in _claims(record).items():
         if claim_s <= 0:
