@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 from lightning_perf.records import ArmRun, LossVerdict, Safety
 
 MIN_LOSSES = 8
-"""Fewer losses are not compared."""
+"""Losses that a comparison needs."""
 
 WINDOWS = 16
-"""A course is smoothed over a sixteenth of its length, at least ``MIN_WINDOW`` losses: enough windows to see where it
-departs, enough losses in each to average the batches out."""
+"""Windows that a loss curve is smoothed over: enough to see where it departs from another."""
 
 MIN_WINDOW = 4
+"""Losses of a window, at least: enough to average the batches out."""
 
 ROUNDING: dict[Safety, float] = {"exact": 2.0**-23, "numerics": 2.0**-8, "semantics": 2.0**-8}
-"""Spacing of numbers at 1: of float32, and of bfloat16, the coarsest of the formats that treatments compute in."""
+"""Relative rounding by safety: the machine epsilon of float32, and the largest rounding error (half of the machine
+epsilon) of bfloat16, the coarsest of the formats that treatments compute in."""
 
 ROUNDINGS = 8
-"""Spacings by which a loss may differ: a loss is the end of a chain of roundings, which add up like a random walk over
-some dozens of layers (the square root of 64)."""
+"""Roundings by which a loss may differ: those of 64 layers add up like a random walk, to the square root of 64."""
 
 BATCH_ERRORS = 3.0
-"""Standard errors of a window's mean by which courses may differ where data came in another order: 3 of a normal
-distribution hold 99.7 %."""
+"""Standard errors of a window's mean by which curves may differ if the data came in another order: 3 of them hold
+99.7 % of a normal distribution."""
 
 AA_FACTOR = 2.0
 """Factor on the largest A/A difference, because a few runs underestimate it."""
@@ -39,9 +39,9 @@ def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safe
     """Compare the losses of an arm with those of both halves of the A/A pair.
 
     The seed is the same, so an ``exact`` arm should repeat the baseline's losses digit by digit where the baseline
-    repeats its own. Where it does not (another order of data, sums in another order), and for ``numerics``, the
-    smoothed course must stay in an envelope around the baseline's: the differences between baseline runs, the expected
-    rounding, and the sampling error of a window of batches.
+    repeats its own. If it does not (another order of data, sums in another order), and for ``numerics``, the smoothed
+    curve must stay in an envelope around the baseline's: the differences between baseline runs, the expected rounding,
+    and the sampling error of a window of batches.
 
     Returns:
         ``identical``, ``within_noise`` or ``diverged``; ``not_judged`` for ``semantics``, which train differently by
@@ -49,16 +49,16 @@ def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safe
     """
     if safety == "semantics":
         return "not_judged"
-    courses, references = _aligned(runs, baseline)
-    if len(courses) == 0 or len(references) == 0 or courses.shape[1] < MIN_LOSSES:
+    curves, references = _aligned(runs, baseline)
+    if len(curves) == 0 or len(references) == 0 or curves.shape[1] < MIN_LOSSES:
         return "unknown"
     if not np.isfinite(references).all():
         return "unknown"
-    if all((course == references).all(axis=1).any() for course in courses):
+    if all((curve == references).all(axis=1).any() for curve in curves):
         return "identical"
-    if not np.isfinite(courses).all():
+    if not np.isfinite(curves).all():
         return "diverged"
-    window = max(MIN_WINDOW, courses.shape[1] // WINDOWS)
+    window = max(MIN_WINDOW, curves.shape[1] // WINDOWS)
     reference = np.median(references, axis=0)
     smooth = _smooth(reference, window)
     allowed = (
@@ -66,7 +66,7 @@ def loss_parity(runs: Sequence[ArmRun], baseline: Sequence[ArmRun], safety: Safe
         + ROUNDINGS * ROUNDING[safety] * np.maximum(np.abs(smooth), abs(float(smooth[0])))
         + BATCH_ERRORS * _batch_spread(references) * math.sqrt(2 / window)
     )
-    outside = (np.abs(_smooth(courses, window) - smooth) > allowed).mean(axis=1)
+    outside = (np.abs(_smooth(curves, window) - smooth) > allowed).mean(axis=1)
     return "diverged" if float(np.median(outside)) > MAX_OUTSIDE else "within_noise"
 
 
@@ -85,13 +85,13 @@ def _aligned(runs: Sequence[ArmRun], baseline: Sequence[ArmRun]) -> tuple[NDArra
     return stacked(runs), stacked(baseline)
 
 
-def _smooth(courses: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+def _smooth(curves: NDArray[np.float64], window: int) -> NDArray[np.float64]:
     """Return the means of successive whole windows, shape (…, windows)."""
-    n = courses.shape[-1] // window
-    windows = courses[..., : n * window].reshape(*courses.shape[:-1], n, window)
+    n = curves.shape[-1] // window
+    windows = curves[..., : n * window].reshape(*curves.shape[:-1], n, window)
     return np.asarray(windows.mean(axis=-1), dtype=np.float64)
 
 
-def _batch_spread(courses: NDArray[np.float64]) -> float:
+def _batch_spread(curves: NDArray[np.float64]) -> float:
     """Return the standard deviation of losses about their trend, from differences of neighbors."""
-    return float(np.diff(courses, axis=-1).std()) / math.sqrt(2)
+    return float(np.diff(curves, axis=-1).std()) / math.sqrt(2)
