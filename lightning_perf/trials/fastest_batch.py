@@ -1,15 +1,15 @@
-"""Search for the batch size beyond which throughput stops growing, within memory.
-
-Pure functions of the runs measured so far.
-"""
+"""Search for the batch size beyond which throughput stops growing, within memory, by the runs measured so far."""
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import median, median_high
 
 from lightning_perf.records import ArmRun
 from lightning_perf.records.base import Record
 from lightning_perf.stats.headroom import fit_samples
+
+from .judge import treatments_of
+from .rounds import arm_id
 
 TOLERANCE = 0.05
 """Fraction of the best throughput that a smaller batch may lose: larger batches cost memory and, at the same learning
@@ -33,7 +33,7 @@ class BatchPoint(Record, frozen=True, kw_only=True):
 
     Attributes:
         batch_size: Samples per batch of one rank, or multiples of the user's own size.
-        samples_per_s: Of all ranks, in the same unit; None if the run failed.
+        samples_per_s: Throughput of all ranks, in the same unit; None if the run failed.
         peak_bytes: Highest peak memory of any rank; None if it was not read.
     """
 
@@ -44,12 +44,11 @@ class BatchPoint(Record, frozen=True, kw_only=True):
 
 def resized(below: str, times: int) -> str:
     """Return the id of an arm with a multiple of the batch size on top of another arm."""
-    added = f"{TREATMENT}=x{times}"
-    return added if below == "baseline" else f"{below}+{added}"
+    return arm_id([*treatments_of(below), f"{TREATMENT}=x{times}"])
 
 
 def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
-    """Return the points of finished runs, in order: runs of the arm ``below`` are multiple 1."""
+    """Return the points of finished runs, in order; runs of the arm ``below`` have the user's own batch size."""
     points = []
     for run in runs:
         times = 1 if run.arm == below else _times(run.arm, below)
@@ -62,10 +61,7 @@ def points_of(runs: Sequence[ArmRun], below: str) -> tuple[BatchPoint, ...]:
 
 
 def knee(points: Sequence[BatchPoint]) -> int | None:
-    """Return the smallest batch size within ``TOLERANCE`` of the best throughput; None if no run succeeded.
-
-    Of several points of one size the median counts.
-    """
+    """Return the smallest batch size within ``TOLERANCE`` of the best throughput; None if no run succeeded."""
     rates = _rates(points)
     best = max(rates.values(), default=0.0)
     return min((size for size, rate in rates.items() if rate >= (1 - TOLERANCE) * best), default=None)
@@ -75,8 +71,7 @@ def next_size(points: Sequence[BatchPoint], capacity_bytes: int | None = None) -
     """Return the batch size to measure next; None if the knee is known well enough.
 
     The size is doubled while that gains ``GROWTH`` and should fit; then one size between the best and each neighbor is
-    tried. At least one run succeeded. Without ``capacity_bytes`` (of the smallest rank), a run that fails shows the
-    limit.
+    tried. ``capacity_bytes`` is the memory of the smallest rank; if it is None, a run that fails shows the limit.
     """
     rates = _rates(points)
     if not rates:
@@ -105,11 +100,12 @@ def _times(arm: str, below: str) -> int | None:
 
 
 def _rates(points: Sequence[BatchPoint]) -> dict[int, float]:
+    """Return the median throughput of each batch size, smallest size first."""
     by_size: dict[int, list[float]] = {}
     for point in points:
         if point.samples_per_s is not None:
             by_size.setdefault(point.batch_size, []).append(point.samples_per_s)
-    return {size: sorted(rates)[len(rates) // 2] for size, rates in sorted(by_size.items())}
+    return {size: median_high(rates) for size, rates in sorted(by_size.items())}
 
 
 def _limit(points: Sequence[BatchPoint], capacity_bytes: int | None) -> float:
