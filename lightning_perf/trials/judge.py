@@ -24,7 +24,7 @@ _RESIZING = ("batch-size", "checkpointing-batch")
 
 
 class Judgement(NamedTuple):
-    """Results of the arms, in the order of their first runs; ``noise_band`` and ``aa`` as in ``Trial``."""
+    """Results of the arms, in the order of their first runs; for ``noise_band`` and ``aa`` see ``Trial``."""
 
     arms: tuple[Arm, ...]
     noise_band: float
@@ -40,8 +40,8 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
 
     Args:
         runs: In the order made; interrupted ones are ignored.
-        predicted: By treatment as given, e.g. ``"loader-workers=4"``; used for arms of that treatment alone.
-        safety: By treatment as given; ``exact`` by default. An arm is as safe as its least safe treatment.
+        predicted: Expected speedups by treatment as given, e.g. ``"loader-workers=4"``, for arms of one treatment.
+        safety: Safeties by treatment as given; ``exact`` by default. An arm is as safe as its least safe treatment.
     """
     done = [run for run in runs if run.status != "interrupted" and run.stage != SEARCH]
     band, aa = measured_pair(done)
@@ -85,13 +85,12 @@ def _arm(id_: str, done: list[ArmRun], band: float, predicted: Mapping[str, Gain
     treatments = treatments_of(id_)
     least_safe = SAFETIES[max((SAFETIES.index(_safety(t, safety)) for t in treatments), default=0)]
     verdict, reason, comparison = _verdict(id_, own, done, band)
-    is_failed = verdict == "failed"
     loss: LossVerdict = "unknown"
-    if treatments and not is_failed:
+    if treatments and verdict != "failed":
         baseline = [run for run in done if run.arm in (BASELINE, AGAIN) and run.status == "ok"]
         loss = loss_parity([run for run in own if run.status == "ok"], baseline, least_safe)
     compile_s = _compile_s(done, id_)
-    speedup = comparison.speedup if comparison and not is_failed else None
+    speedup = comparison.speedup if comparison else None
     base_s = step_interval([run.block_means_s for run in done if run.arm == BASELINE and run.block_means_s])
     saved_s = base_s.value * (1 - 1 / speedup.value) if base_s is not None and speedup is not None else 0.0
     return Arm(
@@ -101,8 +100,8 @@ def _arm(id_: str, done: list[ArmRun], band: float, predicted: Mapping[str, Gain
         verdict=verdict,
         reason=reason,
         speedup=speedup,
-        p_value=comparison.p_value if comparison and not is_failed else None,
-        step_s=None if is_failed else step_interval([run.block_means_s for run in own if run.block_means_s]),
+        p_value=comparison.p_value if comparison else None,
+        step_s=None if verdict == "failed" else step_interval([run.block_means_s for run in own if run.block_means_s]),
         predicted=predicted.get(id_),
         peak_bytes=_peak(own),
         loss=loss,

@@ -23,15 +23,14 @@ from .rounds import Plan, PlannedRun, Round, compared_alone, open_round
 def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
     """Return the remaining runs of the current round, in order; empty if the trial is done.
 
-    Of the runs made so far, in order, interrupted ones are repeated, failed ones are not.
+    ``runs`` are those made so far, in order. Interrupted ones are repeated, failed ones are not.
     """
     progress = _progress(plan, _finished(runs))
     if progress.round is None:
         return ()
-    first = 0
+    first = max((run.position + 1 for run in runs), default=0)
     repeats: dict[str, int] = {}
     for run in runs:
-        first = max(first, run.position + 1)
         repeats[run.arm] = max(repeats.get(run.arm, 0), run.repeat + 1)
     return tuple(
         PlannedRun(
@@ -39,9 +38,9 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
             treatments=treatments_of(arm),
             repeat=repeats.get(arm, 0),
             stage=progress.round.stage,
-            position=first + i,
+            position=position,
         )
-        for i, arm in enumerate(progress.round.left)
+        for position, arm in enumerate(progress.round.left, start=first)
     )
 
 

@@ -10,8 +10,8 @@ from .fastest_batch import TREATMENT, knee, next_size, points_of, resized
 from .judge import BASELINE, SEARCH, Judgement, compare_arms
 from .rounds import Candidate, Plan, Round, arm_id, open_round
 
-MOVED = 1.1
-"""Speedup of the kept rungs that may have moved the bottleneck: treatments without a gain alone are tried again."""
+RETRY_SPEEDUP = 1.1
+"""Speedup of the kept rungs that may have moved the bottleneck: treatments without a gain alone are then tried too."""
 
 
 class LadderSearch:
@@ -38,24 +38,24 @@ class LadderSearch:
 
         def rank(candidate: Candidate) -> tuple[int, float]:
             arm = self._alone[candidate.treatment]
-            if self._unfit(candidate):
+            if self._why_unfit(candidate):
                 return 2, 0.0
             if arm.verdict == "improved" and arm.speedup is not None:
-                return 0, -self._whole(arm.speedup, arm.id, self._alone[BASELINE].step_s).value
+                return 0, -self._with_compile_time(arm.speedup, arm.id, self._alone[BASELINE].step_s).value
             return 1, -candidate.predicted.high if candidate.predicted is not None else 0.0
 
         return sorted(candidates, key=rank)
 
     def reason_to_skip(self, candidate: Candidate) -> str:
         """Return why a treatment is not measured on top of the kept ones; empty if it is."""
-        unfit = self._unfit(candidate)
+        unfit = self._why_unfit(candidate)
         if unfit:
             return unfit
         for other in self.kept:
             if _conflict(candidate, other):
                 return f"cannot be combined with {other.treatment}"
         has_gained = self._alone[candidate.treatment].verdict == "improved"
-        if not has_gained and self._reached < MOVED:
+        if not has_gained and self._reached < RETRY_SPEEDUP:
             return self._alone[candidate.treatment].reason or "no gain alone"
         return "measured alone only" if self.kept and not self._plan.has_ladder else ""
 
@@ -79,8 +79,8 @@ class LadderSearch:
         id_ = arm_id([*(c.treatment for c in self.kept), candidate.treatment])
         band = self._judgement.noise_band
 
-        def compared(first: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
-            return compare_arms(first, [below], arm, band), band
+        def compared(runs: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
+            return compare_arms(runs, [below], arm, band), band
 
         references = list(dict.fromkeys([BASELINE, below]))
         found = open_round(self._done, self._stage, references, [id_], self._plan, compared, [below])
@@ -127,7 +127,8 @@ class LadderSearch:
             self._reached = total.value if total is not None else self._reached
         self.rungs.append(self._rung(candidate, id_, step.call, not reason, step.speedup, reason))
 
-    def _unfit(self, candidate: Candidate) -> str:
+    def _why_unfit(self, candidate: Candidate) -> str:
+        """Return why the result of the treatment alone excludes it from the ladder; empty if it does not."""
         arm = self._alone[candidate.treatment]
         if arm.verdict == "failed":
             return arm.reason
@@ -138,7 +139,7 @@ class LadderSearch:
         unpaid = self._unpaid(arm.speedup, arm.id, self._alone[BASELINE].step_s) if arm.verdict == "improved" else ""
         return unpaid or ("its losses differ from the baseline's" if arm.loss == "diverged" else "")
 
-    def _whole(self, speedup: Interval, treatment: str, step_s: Interval | None) -> Interval:
+    def _with_compile_time(self, speedup: Interval, treatment: str, step_s: Interval | None) -> Interval:
         """Return the speedup over all planned steps of ``step_s`` each, with the time to compile the treatment."""
         arm, n_steps = self._alone.get(treatment), self._plan.planned_steps
         if arm is None or not arm.compile_s or n_steps is None or step_s is None:
@@ -151,7 +152,7 @@ class LadderSearch:
 
     def _unpaid(self, speedup: Interval | None, treatment: str, step_s: Interval | None) -> str:
         """Return why compiling does not pay within the planned steps; empty if it does or nothing was compiled."""
-        if speedup is None or (whole := self._whole(speedup, treatment, step_s)) == speedup:
+        if speedup is None or (whole := self._with_compile_time(speedup, treatment, step_s)) == speedup:
             return ""
         if classify(whole, self._judgement.noise_band) == "improved":
             return ""

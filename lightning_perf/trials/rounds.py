@@ -96,9 +96,14 @@ def open_round(
 ) -> Round | None:
     """Return the first incomplete round of a stage; None if all arms are settled or ran often enough.
 
-    ``references`` are in every round of the finished runs ``done``, ``arms`` until they are settled. ``compared``
-    returns the comparison of an arm by the stage's runs so far, and the noise band. ``against`` holds the references
-    that arms are compared with; empty for all.
+    Args:
+        done: The finished runs of all stages.
+        stage: The stage.
+        references: Arms that run in every round.
+        arms: Arms that run until they are settled.
+        plan: The plan of the trial.
+        compared: Returns the comparison of an arm and the noise band, by the stage's runs so far.
+        against: References that arms are compared with; empty for all.
     """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}
@@ -108,24 +113,24 @@ def open_round(
         left = [arm for arm in members if (arm, stage, number) not in ran]
         if active and left:
             return Round(stage, number, members, left)
-        first = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= number]
+        so_far = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= number]
         active = [
-            a
-            for a in active
-            if not failure_of(a, first)
-            and _is_open(*compared(first, a), number + 1, _n_measured(first, against or references, a), plan)
+            arm
+            for arm in active
+            if not failure_of(arm, so_far)
+            and _is_open(*compared(so_far, arm), number + 1, _n_measured(so_far, against or references, arm), plan)
         ]
     return None
 
 
-def _n_measured(first: Sequence[ArmRun], references: Sequence[str], arm: str) -> int:
-    """Return how many runs gave figures, of the arm or reference with fewest."""
-    measured = [run.arm for run in first if run.status == "ok" and run.block_means_s]
+def _n_measured(runs: Sequence[ArmRun], references: Sequence[str], arm: str) -> int:
+    """Return the number of measured runs of the arm or reference with the fewest."""
+    measured = [run.arm for run in runs if run.status == "ok" and run.block_means_s]
     return min(measured.count(one) for one in (arm, *references))
 
 
 def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
-    """Return whether an arm runs again after ``n_rounds``, of which ``n_measured`` gave figures."""
+    """Return whether an arm runs again after ``n_rounds``, of which ``n_measured`` were measured."""
     if n_rounds < min(MIN_ROUNDS, plan.repeats):
         return True
     if comparison.call in ("improved", "regressed"):
@@ -140,6 +145,7 @@ def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: 
     return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 
 
-def compared_alone(first: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
-    band, _ = measured_pair(first)
-    return compare_arms(first, [BASELINE, AGAIN], arm, band), band
+def compared_alone(runs: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
+    """Return the comparison of an arm with both halves of the A/A pair, and the noise band that these show."""
+    band, _ = measured_pair(runs)
+    return compare_arms(runs, [BASELINE, AGAIN], arm, band), band
