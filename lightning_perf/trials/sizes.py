@@ -12,24 +12,30 @@ from lightning_perf.trials.job import Result
 TARGET_S = 8.0
 """Seconds of steady training per run: short compared with a start of Lightning, long compared with a block."""
 
-LEAST_BLOCKS = 6
-"""Blocks of one run: two halves of three blocks show whether it is steady."""
+MIN_BLOCKS = 6
+"""Blocks of one run, at least: two halves of three blocks show whether it is steady."""
 
-MOST_BLOCKS = 40
+MAX_BLOCKS = 40
 EPOCHS = 10
 """Epochs of one run if whole epochs are measured: enough for three blocks with validation every third epoch."""
 
-LEAST_EPOCHS = 5
-MOST_EPOCHS_S = 120.0
-"""Time for these epochs; longer ones are not measured as a whole."""
+MIN_EPOCHS = 5
+MAX_EPOCHS_S = 120.0
+"""Time for the epochs of one run; if they take longer, steps are measured instead of whole epochs."""
 
-_WARMUP_SHARE = 0.25  # added blocks, because an arm may warm up longer than the baseline
+_WARMUP_SHARE = 0.25  # more blocks than ``TARGET_S`` needs, because an arm may warm up longer than the baseline
 
 
 class Sizes(Record, frozen=True, kw_only=True):
-    """The size of a run: optimizer steps in it and in a block, ``basis`` as in ``Trial``.
+    """The size of a run.
 
-    A baseline run takes ``expected_s``, its start included. A run is killed beyond either limit.
+    Attributes:
+        steps: Optimizer steps of the run.
+        block_steps: Optimizer steps of a block.
+        basis: See ``Trial``.
+        expected_s: Duration of a baseline run, its start included.
+        time_limit_s: Duration beyond which a run is killed.
+        memory_limit_bytes: Resident memory of all processes of a run, beyond which it is killed.
     """
 
     steps: int
@@ -41,12 +47,16 @@ class Sizes(Record, frozen=True, kw_only=True):
 
 
 def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs: bool) -> Sizes:
-    """Choose the size of a run by the result of the diagnosed baseline, whose process took ``wall_s``.
+    """Choose the size of a run.
 
-    ``steps`` are those that the user requests. With ``wants_epochs``, a treatment acts between epochs.
+    Args:
+        result: Result of the diagnosed baseline.
+        wall_s: Duration of its process.
+        steps: Optimizer steps that the user asks for; None to choose them.
+        wants_epochs: Whether a treatment acts between epochs, so that whole epochs are measured if there is time.
 
     Raises:
-        TrialError: The user requests too few steps to measure anything.
+        TrialError: The user asks for too few steps to measure anything.
     """
     step_s = median(result.block_means_s) if result.block_means_s else result.train_s / max(1, result.n_steps)
     block = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / step_s))) if step_s > 0 else BLOCK_STEPS
@@ -55,12 +65,10 @@ def choose_sizes(result: Result, wall_s: float, steps: int | None, wants_epochs:
     if result.is_whole:
         n_epochs = min(n_epochs, result.epochs)
     epochs_s = n_epochs * result.train_s / max(1, result.epochs)
-    has_epochs = (
-        wants_epochs and result.epochs > 0 and n_epochs >= LEAST_EPOCHS and (steps or epochs_s <= MOST_EPOCHS_S)
-    )
+    has_epochs = wants_epochs and result.epochs > 0 and n_epochs >= MIN_EPOCHS and (steps or epochs_s <= MAX_EPOCHS_S)
     least = 2 * block + (result.steady_from or 1)
     if steps is None:
-        n_blocks = min(MOST_BLOCKS, max(LEAST_BLOCKS, math.ceil(TARGET_S / (block * step_s))))
+        n_blocks = min(MAX_BLOCKS, max(MIN_BLOCKS, math.ceil(TARGET_S / (block * step_s))))
         chosen = (result.steady_from or 0) + math.ceil(n_blocks * block * (1 + _WARMUP_SHARE))
         chosen += math.ceil(chosen * result.epochs / max(1, result.n_steps))  # first steps of epochs do not count
         if has_epochs:

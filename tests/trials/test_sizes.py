@@ -8,7 +8,7 @@ import pytest
 
 from lightning_perf.errors import TrialError
 from lightning_perf.trials.job import Result
-from lightning_perf.trials.sizes import LEAST_BLOCKS, TARGET_S, choose_sizes
+from lightning_perf.trials.sizes import MIN_BLOCKS, TARGET_S, choose_sizes
 
 
 def seen(step_s: float, n_steps: int = 200, **others: Any) -> Result:
@@ -20,9 +20,9 @@ def seen(step_s: float, n_steps: int = 200, **others: Any) -> Result:
 def test_run_holds_enough_blocks_whatever_a_step_takes(step_s: float) -> None:
     sizes = choose_sizes(seen(step_s), 300.0, None, wants_epochs=False)
     n_blocks = (sizes.steps - 5) / sizes.block_steps
-    assert n_blocks >= LEAST_BLOCKS
+    assert n_blocks >= MIN_BLOCKS
     assert sizes.block_steps >= 20 or sizes.block_steps * step_s >= 1
-    assert sizes.steps * step_s <= max(2 * TARGET_S, 3 * LEAST_BLOCKS * sizes.block_steps * step_s)
+    assert sizes.steps * step_s <= max(2 * TARGET_S, 3 * MIN_BLOCKS * sizes.block_steps * step_s)
 
 
 def test_run_is_no_longer_than_the_training_itself() -> None:
