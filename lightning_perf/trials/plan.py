@@ -20,7 +20,7 @@ class Choice(NamedTuple):
     Attributes:
         candidates: Best first.
         not_tried: Reasons by treatment.
-        on_loop: Candidates that act outside of steps or from the second epoch on, and need whole epochs.
+        on_loop: Candidates that act outside of steps or from the second epoch on, so that whole epochs are measured.
         finds_batch: Whether to search for the fastest batch size: one was asked for or recommended without a value.
     """
 
@@ -48,9 +48,12 @@ def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
 
 
 def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
-    """Choose the treatments to try on a training: ``tries``, or if empty the recommended ones.
+    """Choose the treatments to try on a training.
 
-    With ``semantics``, recommended ones may change the training itself.
+    Args:
+        session: Its diagnosis.
+        tries: Treatments that the user names; empty for those that the findings recommend.
+        semantics: Whether recommended treatments may change the training itself.
     """
     not_tried: dict[str, str] = {}
     chosen: dict[str, tuple[TreatmentSpec, Gain | None]] = {}
@@ -63,10 +66,10 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
             not_tried[text] = str(error)
             continue
         if finding is None:
-            finding = _prescriber(session, spec.treatment.id)
-        reason = (
-            None if tries and not spec.treatment.is_measurement else spec.treatment.applies_to(session)
-        )  # treatments that the user names are always measured
+            finding = _recommending_finding(session, spec.treatment.id)
+        reason = None
+        if not tries or spec.treatment.is_measurement:  # other treatments that the user names are always measured
+            reason = spec.treatment.applies_to(session)
         if reason is None and spec.treatment.safety == "semantics" and not (tries or semantics):
             reason = "it changes the training itself; ask for it with --semantics"
         if reason is not None:
@@ -115,7 +118,8 @@ def _as_if_first(session: Session, finding: Finding) -> Session:
     return msgspec.structs.replace(session, findings=(finding, *others))
 
 
-def _prescriber(session: Session, treatment_id: str) -> Finding | None:
+def _recommending_finding(session: Session, treatment_id: str) -> Finding | None:
+    """Return the finding with the largest expected gain that recommends a treatment; None without one."""
     return next((finding for text, finding in _recommended(session) if text == treatment_id), None)
 
 
