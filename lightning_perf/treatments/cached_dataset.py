@@ -80,7 +80,7 @@ class CachedDataset(Dataset[Any]):
             self._refuse("the sampler does not yield whole numbers")
         if self._is_off:
             return load(indices)
-        due = [at for at, index in enumerate(indices) if index not in self._items or self._is_checked()]
+        due = [at for at, index in enumerate(indices) if index not in self._items or self._hit()]
         found: dict[int, Any] = {}
         if due:
             before = random_states()
@@ -93,7 +93,8 @@ class CachedDataset(Dataset[Any]):
             found = dict(zip(due, loaded, strict=True))
         return [found[at] if at in found else tree_map(_copy, self._items[i]) for at, i in enumerate(indices)]
 
-    def _is_checked(self) -> bool:
+    def _hit(self) -> bool:
+        """Count a hit of the cache; return whether the item is loaded again, to be compared."""
         self._n_hits += 1
         return bool(self._n_hits & (self._n_hits - 1) == 0)
 
@@ -134,7 +135,7 @@ class CachedDataset(Dataset[Any]):
 
 
 def _copy(leaf: Any) -> Any:
-    """Return a copy, because what is made of an item may be changed in place."""
+    """Return a copy, because code that gets an item may change it in place."""
     copy: Any = leaf if isinstance(leaf, (int, float, complex, str, bytes, np.generic, type(None))) else None
     if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.requires_grad:
         copy = leaf.clone()

@@ -12,7 +12,8 @@ from lightning_perf.records import LoaderSettings, Session
 
 from .treatment import Treatment, whole_cores_per_rank
 
-MAX_DEFAULT_WORKERS = 8  # without a measurement: more rarely helps, and each worker holds a copy of what it fetches
+MAX_DEFAULT_WORKERS = 8
+"""Workers without a measurement, at most: more rarely help, and each holds the batches that it prefetches."""
 
 
 class LoaderTreatment(Treatment):
@@ -172,8 +173,7 @@ class BatchSize(LoaderTreatment):
         return None if loader.batch_size is not None else "a batch sampler or the dataset decides the batch size"
 
     def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
-        loaders = train_loaders(session)
-        batch_size = loaders[0].batch_size if loaders else None
+        batch_size = _batch_size(session)
         accumulated = session.settings.trainer.accumulate_grad_batches if session is not None else None
         if batch_size is None or accumulated is None:
             return {}
@@ -181,8 +181,7 @@ class BatchSize(LoaderTreatment):
         return {} if kept in (None, accumulated) else {"accumulate_grad_batches": kept}
 
     def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
-        loaders = train_loaders(session)
-        batch_size = loaders[0].batch_size if loaders else None
+        batch_size = _batch_size(session)
         if value.startswith("x") and batch_size is None:
             return {}
         return {"batch_size": _resized(value, batch_size or 1)}
@@ -200,6 +199,12 @@ class BatchSize(LoaderTreatment):
         kept = _accumulation(trainer.accumulate_grad_batches, *sizes)
         if kept is not None:
             seams.change_attribute(trainer, "accumulate_grad_batches", kept, undos)
+
+
+def _batch_size(session: Session | None) -> int | None:
+    """Return the batch size of the first training loader; None if unknown."""
+    loaders = train_loaders(session)
+    return loaders[0].batch_size if loaders else None
 
 
 def _resized(value: str, batch_size: int) -> int:

@@ -10,6 +10,12 @@ from .blocks import repeated_blocks
 from .treatment import Treatment
 
 
+def _why_not(kind: str, session: Session) -> str | None:
+    """Return why the strategy is not of this kind; None if it is."""
+    strategy = session.settings.trainer.strategy
+    return None if kind in (strategy or "") else f"the strategy is {strategy or 'not known'}, not {kind}"
+
+
 class DdpTreatment(Treatment):
     """One keyword argument of ``DistributedDataParallel``, set to ``setting``."""
 
@@ -17,11 +23,9 @@ class DdpTreatment(Treatment):
     setting = True
 
     def applies_to(self, session: Session) -> str | None:
-        trainer = session.settings.trainer
-        if trainer.strategy is None or "DDP" not in trainer.strategy:
-            return f"the strategy is {trainer.strategy or 'not known'}, not DDP"
-        now = getattr(trainer, self.argument)
-        return f"{self.argument} is {now} already" if bool(now) is self.setting else None
+        now = getattr(session.settings.trainer, self.argument)
+        is_set = bool(now) is self.setting
+        return _why_not("DDP", session) or (f"{self.argument} is {now} already" if is_set else None)
 
     def strategy_args(self, value: Any) -> dict[str, Any]:
         return {self.argument: self.setting}
@@ -69,8 +73,8 @@ class Fsdp(Treatment):
 
     def applies_to(self, session: Session) -> str | None:
         trainer = session.settings.trainer
-        if trainer.strategy is None or "DDP" not in trainer.strategy:
-            return f"the strategy is {trainer.strategy or 'not known'}, not DDP"
+        if reason := _why_not("DDP", session):
+            return reason
         if session.run.world_size == 1:
             return "there is one rank, with nothing to divide among several"
         if trainer.accelerator != "cuda":
@@ -91,8 +95,7 @@ class FsdpCheckpointing(Treatment):
     conflicts = frozenset({"activation-checkpointing"})
 
     def applies_to(self, session: Session) -> str | None:
-        strategy = session.settings.trainer.strategy
-        return None if "FSDP" in (strategy or "") else f"the strategy is {strategy or 'not known'}, not FSDP"
+        return _why_not("FSDP", session)
 
     def statements(self, value: Any) -> str:
         return (

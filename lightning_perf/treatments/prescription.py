@@ -9,6 +9,7 @@ import yaml
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Prescription, Session
 
+from .data import train_loaders
 from .specs import TreatmentSpec, find, with_default
 
 _DDP = "lightning.pytorch.strategies.DDPStrategy"
@@ -62,8 +63,7 @@ def prescription(
     if trainer:
         lines.append(f"Trainer(..., {_keywords(trainer)})")
     if loader:
-        loaders = session.settings.loaders if session is not None else ()
-        call = next((one.call for one in loaders if one.stage == "train"), "DataLoader")
+        call = next((one.call for one in train_loaders(session)), "DataLoader")
         lines.append(f"{call}(..., {_keywords(loader)})")
     return Written(flags, loader, "\n".join(lines), _yaml(trainer, loader))
 
@@ -121,7 +121,10 @@ def _yaml(trainer: dict[str, Any], loader: dict[str, Any]) -> str:
     return text
 
 
-def setting_text(spec: TreatmentSpec, without: Sequence[str] = ()) -> str:
-    """Return what a user would write, ``num_workers=2``: arguments, or else the treatment's own name."""
+def setting_text(spec: TreatmentSpec, without: Sequence[str]) -> str:
+    """Return the arguments that a user would write, ``num_workers=2``, or else the treatment itself.
+
+    Loader arguments named in ``without`` are left out.
+    """
     written = prescription([spec], without=without)
     return _keywords({**written.trainer_flags, **written.loader_args}) or spec.text

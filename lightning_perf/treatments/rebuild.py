@@ -12,7 +12,7 @@ from typing import Any
 from lightning_perf.errors import TreatmentError
 from lightning_perf.loader_kinds import call_of, inner_loader, is_iterable, keeps_state, n_shards, refuses_change
 
-_MAX_ITEMS = 64  # items of a container that are searched; later ones are assumed to be like them
+_MAX_ITEMS = 64  # items of a container that are searched; later ones are assumed to be alike
 
 
 def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
@@ -85,7 +85,7 @@ def require_stateless(loader: Any) -> None:
     """Refuse to change a loader between epochs if checkpoints hold its state.
 
     Raises:
-        TreatmentError: They do, so they can only be resumed with the same number of workers.
+        TreatmentError: Checkpoints hold it, so they can only be resumed with the same number of workers.
     """
     if keeps_state(loader):
         raise TreatmentError(
@@ -99,11 +99,11 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
 
     Args:
         loader: A loader that can be rebuilt.
-        arguments: As for `rebuilt`.
+        arguments: See ``rebuilt``.
         draws_random: Whether fetching a batch draws from the global random generators; None if unknown.
 
     Raises:
-        TreatmentError: They may, or it is not known.
+        TreatmentError: They may change them, or it is not known.
     """
     from torch.utils import data
 
@@ -144,7 +144,7 @@ def generator_in(value: Any) -> Any:
 
 
 def _random_generator(value: Any) -> Any:
-    """Return the value if it is a random generator."""
+    """Return the value if it is a random generator, else None."""
     kind = type(value)
     is_one = kind.__name__ in ("Generator", "RandomState", "Random") and kind.__module__.partition(".")[0] in (
         "numpy", "torch", "random",
@@ -153,14 +153,14 @@ def _random_generator(value: Any) -> Any:
 
 
 def _device_of(value: Any) -> Any:
-    """Return the device of a tensor that is not on the CPU."""
+    """Return the device of a tensor that is not on the CPU; None for other values."""
     import torch
 
     return value.device if isinstance(value, torch.Tensor) and value.device.type != "cpu" else None
 
 
 def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 8, seen: set[int] | None = None) -> Any:
-    """Return what ``read`` returns of a dataset, its attributes or datasets it wraps, the first that is not None."""
+    """Return the first result of ``read`` that is not None, of a value and what it holds, ``depth`` levels deep."""
     import torch
 
     found, seen = read(value), set() if seen is None else seen
