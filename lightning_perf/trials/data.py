@@ -17,8 +17,10 @@ from lightning_perf.trials.runner import CommandError, Ended, check_command, exp
 
 STARTUP_ALLOWED_S = 900.0
 """Time that a script has to reach its training loader, besides the probe's own time."""
+
 CEILING_S = 8.0
 """Time for the steps on one batch, compilation and warm-up included."""
+
 CEILING_BLOCKS = 4
 MIN_CEILING_STEPS = 20
 """Steps that are enough for the step time if it did not become steady."""
@@ -75,7 +77,7 @@ def _probed(command: Sequence[str], folder: Path, limit_s: float, compute_s: flo
 
 
 def _ceiling(command: Sequence[str], folder: Path) -> tuple[float | None, str]:
-    """Return the seconds of a step whose batch is in memory, and how that was measured or why it was not."""
+    """Return the seconds per batch of a training on one batch (None if not measured), and the method or the reason."""
     job = Job(mode="ceiling", folder=str(folder), with_doctor=False, min_blocks=CEILING_BLOCKS, max_s=CEILING_S)
     return _step_time(run_supervised(command, job, time_limit_s=CEILING_S + STARTUP_ALLOWED_S))
 
@@ -93,5 +95,5 @@ def _step_time(ended: Ended) -> tuple[float | None, str]:
         basis += f"; {result.missing.get('block_means_s', 'not steady')}"
     else:
         return None, f"not measured: {result.missing.get('block_means_s', 'too few steps')}"
-    # Of one batch, to compare it with the loader: an optimizer step may take several.
+    # Per batch, as the loader is measured: an optimizer step may accumulate several.
     return step_s / max(1, result.batches_per_step), basis

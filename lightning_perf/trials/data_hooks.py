@@ -21,10 +21,12 @@ MANY_BATCHES = 10**6
 
 
 class DataProbeHooks:
-    """Probes the training loaders once they are prepared, before they are iterated; then ends the process.
+    """Probes the training loaders once they are prepared, before they are iterated.
 
-    The probe may take ``limit_s`` seconds, divided equally among several loaders. ``finish`` is called on every rank,
-    with the session on rank 0 and None on the others. A step computes for ``compute_s`` seconds; None if unknown.
+    Args:
+        limit_s: Seconds that the probe may take, divided equally among several loaders.
+        finish: Called on every rank, with the session on rank 0 and None on the others.
+        compute_s: Seconds that a batch computes; None if unknown.
     """
 
     def __init__(
@@ -57,21 +59,21 @@ class DataProbeHooks:
         return loader
 
     def _probe(self, trainer: Any, loaders: list[Any]) -> None:
-        """Probe each loader; keep the probe of the most expensive one."""
+        """Probe each loader; keep the probe of the slowest one."""
         if not loaders or not trainer.is_global_zero:
             return
         probed = loaders[: max(1, int(self.limit_s / MIN_LIMIT_S))]
         limit_s = self.limit_s / len(probed)
-        probes = [self._measured(trainer, loader, index, limit_s) for index, loader in enumerate(probed)]
-        costliest = max(probes, key=lambda probe: batch_cost_s(probe) or 0.0)
+        probes = [self._probe_one(trainer, loader, index, limit_s) for index, loader in enumerate(probed)]
+        slowest = max(probes, key=lambda probe: batch_cost_s(probe) or 0.0)
         if len(loaders) > 1:
-            others = [_described(probe) for probe in probes if probe is not costliest]
+            others = [_described(probe) for probe in probes if probe is not slowest]
             others += [f"{index}: not probed, because time ran out" for index in range(len(probes), len(loaders))]
             text = f"the Trainer combines {len(loaders)} training loaders; this is the slowest. " + "; ".join(others)
-            costliest = msgspec.structs.replace(costliest, missing={**costliest.missing, "others": text})
-        self.probe = costliest
+            slowest = msgspec.structs.replace(slowest, missing={**slowest.missing, "others": text})
+        self.probe = slowest
 
-    def _measured(self, trainer: Any, loader: Any, index: int, limit_s: float) -> LoaderProbe:
+    def _probe_one(self, trainer: Any, loader: Any, index: int, limit_s: float) -> LoaderProbe:
         is_cpu = trainer.strategy.root_device.type == "cpu"
         threads = max(1, min(torch.get_num_threads(), int(read_machine().usable_cores))) if is_cpu else 1
         load = None if self.compute_s is None else (self.compute_s, threads)
@@ -132,14 +134,14 @@ class OneBatch:
 
 
 class SizedOneBatch(OneBatch):
-    """The same, with a length."""
+    """A loader with a length that repeats one batch."""
 
     def __len__(self) -> int:
         return MANY_BATCHES
 
 
 def one_batch_of(loader: Any) -> OneBatch:
-    """Return a loader that repeats the first batch of another one, whose workers end."""
+    """Return a loader that repeats the first batch of another one; the workers of that one end."""
     batches = iter(loader)
     batch = next(batches)
     del batches

@@ -27,7 +27,7 @@ from lightning_perf.trials.runner import LEFT_BEHIND, Ended, read_tail
 
 _NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 _APPLIED_LATER = {"OMP_NUM_THREADS"}
-"""Variables of treatments that this process can also change after its start."""
+"""Variables of treatments that may be missing, because ``Threads.set_up`` changes the running process as well."""
 
 
 class _Mode(TrialMode):

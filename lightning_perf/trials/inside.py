@@ -40,7 +40,7 @@ LATER = ("validate", "test", "predict")
 
 
 class Over(SystemExit):
-    """The measurement is over, and so is the script."""
+    """Ends a measured script."""
 
 
 def enter(module: ModuleType) -> None:
@@ -131,7 +131,7 @@ class TrainerWrapper:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error in one line."""
+    """Return the type and the message of an error in one line of at most 500 characters."""
     text = " ".join(str(error).split())
     if "Original Traceback" in text:  # of a loader's worker: its last line is the error itself
         text = str(error).rstrip().rpartition("\n")[2].partition(": ")[2] or text

@@ -18,6 +18,7 @@ from lightning_perf.records.files import write_whole
 
 JOB_VARIABLE = "LIGHTNING_PERF_JOB"
 ONLY_MEASURE_VARIABLE = "LIGHTNING_PERF_ONLY_MEASURE"
+
 OUTPUTS = "outputs"
 """Folder in the job's folder for checkpoints and logs of a measured training."""
 
@@ -67,17 +68,17 @@ class Job(Record, frozen=True, kw_only=True):
 
 
 class Result(Record, frozen=True, kw_only=True):
-    """Measurements of rank 0; fields as in ``ArmRun``, if it has them.
+    """Measurements of rank 0; for fields that are not listed here see ``ArmRun``.
 
     Attributes:
         wall_block_means_s: As ``block_means_s``, over whole epochs with validation, checkpoints and epoch boundaries.
         usual_step_s: Median of the later half of the timed steps, steady or not; None without any.
-        train_s: From the start of the first batch to the end of the last.
+        train_s: Seconds from the start of the first batch to the end of the last.
         epochs: Epochs that ended.
         planned_steps: Optimizer steps of the whole training; None if unknown.
         is_whole: Whether training reached its own end.
-        missing: Why figures are missing: ``block_means_s``.
-        data: Result of the mode ``data``.
+        missing: By field, why it has no value: only ``block_means_s``.
+        data: Result of the mode ``data``: its ``session``.
     """
 
     status: Literal["ok", "failed"]
@@ -133,7 +134,7 @@ def note(job: Job, event: str) -> None:
 
 
 def read_events(folder: str | Path) -> set[str]:
-    """Return the stages reached: ``python``, ``lightning``, ``trainer``, ``fit``."""
+    """Return the stages reached: ``python``, ``lightning`` or ``refused``, ``trainer``, ``fit``."""
     return {line[0] for line in _event_lines(folder)}
 
 
@@ -151,7 +152,7 @@ def _event_lines(folder: str | Path) -> list[list[str]]:
 
 
 def environment_for(job: Job, job_file: Path, inherited: dict[str, str] | None = None) -> dict[str, str]:
-    """Return the environment in which a command finds its job."""
+    """Return the environment in which a command finds its job: ``inherited``, by default this process's, and more."""
     environment = dict(os.environ if inherited is None else inherited)
     before = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{BOOTSTRAP}{os.pathsep}{before}" if before else str(BOOTSTRAP)

@@ -15,7 +15,7 @@ _LOSSES: dict[LossVerdict, str] = {
 
 
 def features_of(session: Session) -> tuple[str, ...]:
-    """Return what of Lightning a training uses at its steps."""
+    """Return the names of the parts of Lightning that a training uses in its steps, with their settings."""
     trainer = session.settings.trainer
     features = [name for name in trainer.callbacks if name != trainer.progress_bar]
     if trainer.progress_bar is not None:
@@ -34,8 +34,7 @@ def features_of(session: Session) -> tuple[str, ...]:
 def lightning_cost(arms: Sequence[Arm], features: Sequence[str]) -> LightningCost | None:
     """Return what Lightning costs per step, by the judged arms; None if the plain loop was not measured.
 
-    The time of a step in the plain loop is that of the baseline divided by the speedup, so the interval of the share is
-    that of the speedup.
+    Its share of a step is 1 - 1 / speedup of the plain loop, so the interval of the share follows from the speedup's.
     """
     found = {arm.id: arm for arm in arms}
     baseline = next((found[id_] for id_ in (BASELINE, AGAIN) if id_ in found and found[id_].step_s is not None), None)

@@ -93,7 +93,7 @@ class TrialMode:
         self.meters.append(meter)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
-        if self.has_result:  # of another process that the command started earlier
+        if self.has_result:  # another process of this command was measured
             leave(0)
         if self.outputs is None:
             fail(self.job, "its Trainer was built before the run; build a new one for each run")
@@ -104,7 +104,7 @@ class TrialMode:
             returned = fit()
         except Over:
             raise
-        except BaseException as error:  # noqa: BLE001 - a script may catch it and train on
+        except BaseException as error:  # noqa: BLE001 - reported before the script can catch it and continue
             fail(self.job, describe(error), error)
         if self.is_over:
             leave(0)
@@ -131,7 +131,7 @@ class TrialMode:
 
 
 class _LoaderMode(TrialMode):
-    """A mode whose first use of a loader is the training's."""
+    """A mode without sanity validation, so that the training's loader is the first to be used."""
 
     def change_arguments(self, arguments: dict[str, Any], namespace: str) -> dict[str, Any]:
         return {**super().change_arguments(arguments, namespace), "num_sanity_val_steps": 0}
@@ -172,5 +172,9 @@ class DataMode(_LoaderMode):
             Result(status="ok", data={"session": msgspec.to_builtins(session)}).write(self.job.folder)
 
 
-MODES: dict[str, type[RunMode] | type[TrialMode]] = {"run": RunMode, "trial": TrialMode, "data": DataMode,
-                                                     "ceiling": CeilingMode}  # fmt: skip
+MODES: dict[str, type[RunMode] | type[TrialMode]] = {
+    "run": RunMode,
+    "trial": TrialMode,
+    "data": DataMode,
+    "ceiling": CeilingMode,
+}

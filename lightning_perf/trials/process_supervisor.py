@@ -21,9 +21,9 @@ from typing import Any
 
 _POLL_S = 0.1
 _MEMORY_EVERY_S = 0.2
-_EXACT_MEMORY_EVERY_S = 1.0  # at most, because it stops the training briefly
-_STRAGGLERS_S = 15.0  # a child of the first process may be the training itself
-_MEASURED_S = 3.0  # other ranks and workers end a little after the first process; the measurement is complete
+_EXACT_MEMORY_EVERY_S = 1.0  # not more often, because it stops the training briefly
+_STRAGGLERS_S = 15.0  # for processes that outlive the first one: one of them may be the training
+_MEASURED_S = 3.0  # the same after a measurement: other ranks and workers end a little after the first process
 _TERM_S = 1.0
 _KILL_S = 30.0  # a process that is stuck in the kernel cannot be killed
 _PARENT_DEATH, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
@@ -40,9 +40,9 @@ def main(spec_path: str) -> None:
     before = None
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
-        library.prctl(_SUBREAPER, 1, 0, 0, 0)  # what its parents leave behind becomes ours, not init's
+        library.prctl(_SUBREAPER, 1, 0, 0, 0)  # adopts processes whose parents have ended, instead of init
 
-        def before() -> None:  # in the child, should this process be killed by itself
+        def before() -> None:  # in the child: end it when this process alone is killed
             library.prctl(_PARENT_DEATH, signal.SIGKILL, 0, 0, 0)
 
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:

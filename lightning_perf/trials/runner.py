@@ -50,8 +50,8 @@ class Ended(Record, frozen=True, kw_only=True):
     Attributes:
         code: Exit code, negative for a signal; None if it never started.
         reason: Why it was ended or not started; empty if it ended by itself.
-        wall_s: From its start until none of its processes was left.
-        peak_bytes: Highest resident memory of all its processes together, sampled.
+        wall_s: Seconds from its start until none of its processes was left.
+        peak_bytes: Highest sample of the resident memory of all its processes together.
         result: What it measured; None if it wrote nothing.
         events: Stages that its processes reached.
         log: The last lines that it printed.
@@ -95,7 +95,7 @@ def run_supervised(
     Args:
         command: The user's command.
         job: The job.
-        time_limit_s: After which the command is killed; None for no limit.
+        time_limit_s: Seconds after which the command is killed; None for no limit.
         memory_limit_bytes: Resident memory of all its processes together, above which it is killed; None for no limit.
         environment: Variables added to this process's own.
         warn: Called with one line if no Lightning Trainer was imported after a minute.

@@ -32,24 +32,26 @@ SEED = 1
 MEMORY_SHARE = 0.9
 """Fraction of the memory that is free at the start that an arm may use if the user gives no limit."""
 
-_PILOT_S = 25.0  # of training, at most, to diagnose
-_PILOT_LIMIT_S = 1800.0  # including all that comes before the training
-_PILOT_TIMES = 2.0  # times the user's limit of a run: the pilot also diagnoses
+_PILOT_S = 25.0  # training of the pilot, the diagnosed baseline, unless it ends before
+_PILOT_LIMIT_S = 1800.0  # the whole pilot, with the start of the script
+_PILOT_TIMES = 2.0  # the same as a multiple of the user's limit of a run, because the pilot also diagnoses
 _PILOT_WINDOW = (10, 2, 3, 1)  # a profiler window among the first steps, which no figure includes
-_SLACK_S = 120.0  # for what only some arms do: compiling, starting workers
-_SLACK_TIMES = 5.0
+_SLACK_S = 120.0  # part of a run's time limit: some arms also compile or start workers
+_SLACK_TIMES = 5.0  # part of a run's time limit: the duration of a baseline run, so many times
 
 
 class Options(Record, frozen=True, kw_only=True):
     """Options of a trial.
 
     Attributes:
+        command: The training command.
         tries: Treatments to try instead of the recommended ones.
         steps: Optimizer steps per run; None to derive them from the baseline.
-        repeats: Runs per arm, at most.
+        repeats: Runs per arm; fewer or more as the result requires.
         semantics: Whether treatments that change the training itself may be tried and kept.
-        time_limit_s: Of one run; None to derive it from the baseline.
-        memory_limit_bytes: Of all processes of one run together; None for the free memory.
+        time_limit_s: Time limit of one run; None to derive it from the baseline.
+        memory_limit_bytes: Memory limit of all processes of one run together; None for the free memory.
+        seed: Random seed of every run.
     """
 
     command: tuple[str, ...]

@@ -64,7 +64,7 @@ def probed(folder: Path, loaders: Any, limit_s: float) -> LoaderProbe:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
-def test_costliest_of_several_loaders_is_reported_with_the_cost_of_the_others(tmp_path: Path) -> None:
+def test_slowest_of_several_loaders_is_reported_with_the_cost_of_the_others(tmp_path: Path) -> None:
     quick, slow = DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)
     loaders = {"quick": quick, "slow": slow, "own": Own(Quick())}
     probe = probed(tmp_path, loaders, 6.0)
