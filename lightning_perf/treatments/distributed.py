@@ -23,9 +23,8 @@ class DdpTreatment(Treatment):
     setting = True
 
     def applies_to(self, session: Session) -> str | None:
-        now = getattr(session.settings.trainer, self.argument)
-        is_set = bool(now) is self.setting
-        return _why_not("DDP", session) or (f"{self.argument} is {now} already" if is_set else None)
+        is_set = getattr(session.settings.trainer, self.argument) is self.setting
+        return _why_not("DDP", session) or (f"{self.argument} is {self.setting} already" if is_set else None)
 
     def strategy_args(self, value: Any) -> dict[str, Any]:
         return {self.argument: self.setting}

@@ -74,6 +74,10 @@ def test_each_treatment_applies_when_nothing_prevents_it(treatment: Any) -> None
     assert treatment.applies_to(session(**needed.get(treatment.id, {}))) is None
 
 
+def test_ddp_flag_may_be_changed_when_its_value_is_not_known() -> None:
+    assert find("ddp-find-unused-off").applies_to(session({"find_unused_parameters": None})) is None
+
+
 SLOW = Device(index=0, name="Tesla V100", kind="cuda", has_fast_bf16=False, has_fast_fp16=True)
 FUSED = OptimizerSettings(class_name="Adam", implementation="fused", n_tensors=1, n_elements=1)
 RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensors=1, n_elements=1, supports_fused=False)
