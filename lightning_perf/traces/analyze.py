@@ -34,11 +34,12 @@ from .whatif import predict
 
 
 def analyze(path: str | os.PathLike[str] | RemotePath, *, max_bytes: int | None = None) -> TraceRecord:
-    """Analyze a trace file: what host and device were doing.
+    """Analyze a trace file.
 
     Args:
-        path: A trace, or its URL, of ``torch.profiler`` as JSON or gzip, of torch 1.8 or newer, CUDA, ROCm or CPU.
-        max_bytes: Most text that a compressed file may contain; None for the default limits.
+        path: Path or URL of a trace, as JSON or gzip, that ``torch.profiler`` of torch 1.8 or newer wrote on CUDA, ROCm
+            or a CPU.
+        max_bytes: Largest text that a compressed file may contain, in bytes; None for the default limits.
 
     Raises:
         TraceError: It cannot be read; the message says why.

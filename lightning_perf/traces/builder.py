@@ -156,7 +156,7 @@ class ColumnBuilder:
             self._base_us = float(np.floor(np.median(usable))) if len(usable) else None
         # Steps and fetches are annotations; the profiler of torch 1.8 records them as operators.
         kinds[(kinds == OPERATOR) & self._is_annotation[names]] = ANNOTATION
-        offsets = starts_us - (self._base_us or 0.0)  # exact: both are close, so nanoseconds survive what follows
+        offsets = starts_us - (self._base_us or 0.0)  # exact, because both are close: rounding loses no nanoseconds
         with np.errstate(invalid="ignore"):
             is_plausible = (np.abs(offsets) < _MAX_US) & (durations_us >= 0) & (durations_us < _MAX_US)
         self._n_dropped += int((~is_plausible).sum())

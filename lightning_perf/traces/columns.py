@@ -63,13 +63,19 @@ def _details(text: bytes) -> Details | None:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Job and devices of a trace; None if unknown."""
+    """Job and devices of a trace.
+
+    Attributes:
+        rank: None if unknown.
+        world_size: None if unknown.
+        devices: Properties of each device, as the profiler wrote them; empty if unknown.
+        base_ns: Nanoseconds since 1970 from which the trace's times count; 0 if they count from 1970.
+    """
 
     rank: int | None = None
     world_size: int | None = None
     devices: tuple[dict[str, Any], ...] = ()
     base_ns: int = 0
-    """Nanoseconds since 1970 from which the trace's times count; 0 if they count from 1970."""
 
 
 class Allocations(NamedTuple):
@@ -93,7 +99,8 @@ class Trace:
         names: Distinct event names, to which ``name_ids`` refer.
         threads: ``(process, thread)`` pairs, to which ``thread_ids`` refer.
         kinds: See the constants in ``kinds``.
-        starts: Nanoseconds since ``base_us``, as ``ends``.
+        starts: Nanoseconds since ``base_us``.
+        ends: As ``starts``.
         correlations: Joins a runtime call with the device work it enqueued; -1 for none.
         devices: Device index of device work; -1 elsewhere.
         streams: Stream of device work; -1 elsewhere.
@@ -102,7 +109,7 @@ class Trace:
         blocks_per_sm: Thread blocks of a kernel ÷ multiprocessors of the device; NaN if unknown.
         details: Arguments of operators and kernels that are analyzed.
         base_us: Start of the first event, in the trace's own microseconds.
-        allocations: Of host and device memory; empty unless the profiler recorded them.
+        allocations: Allocations of host and device memory; empty unless the profiler recorded them.
     """
 
     source: str

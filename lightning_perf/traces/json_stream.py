@@ -14,10 +14,10 @@ from lightning_perf.errors import TraceError
 from lightning_perf.records.files import open_regular
 
 CHUNK_BYTES = 512 << 10
-"""Text that is decoded at a time: larger pieces leave the processor's cache, smaller ones need more calls."""
+"""Text that is decoded at once: larger pieces do not fit the CPU's cache, smaller ones need more calls."""
 
 MAX_BYTES = 16 << 30
-"""Most text of a compressed trace, unless the caller allows more."""
+"""Largest text of a compressed trace, unless the caller allows more."""
 
 FREE_BYTES = 256 << 20
 """Text that a compressed trace may have whatever its ratio."""
@@ -324,7 +324,7 @@ def _repaired(text: bytes) -> bytes:
 
 
 def _why_no_trace(text: bytes) -> str:
-    """Return what a document without events contains instead."""
+    """Return why a document is not a trace, as the rest of a sentence."""
     try:
         document = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -19,7 +19,8 @@ def read(path: str | os.PathLike[str] | RemotePath, *, max_bytes: int | None = N
 
     Args:
         path: The file, or its URL.
-        max_bytes: Most text that a compressed file may contain; None for the default limits against gzip bombs.
+        max_bytes: Largest text that a compressed file may contain, in bytes; None for the default limits against gzip
+            bombs.
 
     Raises:
         TraceError: It cannot be read, is incomplete, or is not a trace; the message says which.

@@ -19,9 +19,11 @@ class StepTimes:
     """The steps of a trace, in time order.
 
     Attributes:
-        names: Empty without steps.
-        host_starts: On the host, as ``host_ends``; one step over the whole trace if it has no steps.
-        starts: As analyzed, as ``ends``: a step ends when its work on the device does, and the next begins no earlier.
+        names: Names of the steps; empty if the trace has none and counts as one step.
+        host_starts: When the host began each step, in nanoseconds since ``Trace.base_us``.
+        host_ends: When the host ended it.
+        starts: When the analyzed step begins: with the host, but not before the previous one ends.
+        ends: When the analyzed step ends: with the host, but not before its work on the device is done.
         host_thread: Thread id of the step annotations; -1 without any.
     """
 
@@ -34,12 +36,12 @@ class StepTimes:
 
     @property
     def n_steps(self) -> int:
-        """0 for a trace without steps."""
+        """Number of steps; 0 for a trace without steps."""
         return len(self.names)
 
     @property
     def n(self) -> int:
-        """The steps, or 1 for the whole trace."""
+        """Number of analyzed steps; 1 if the whole trace counts as one step."""
         return len(self.starts)
 
     @property
@@ -106,7 +108,8 @@ def _until_the_device_is_done(
     trace: Trace, launches: Launches, host_starts: Times, host_ends: Times
 ) -> tuple[Times, Times]:
     """Return the steps on the device: work belongs to the step that enqueued it, however late it runs."""
-    step = np.searchsorted(host_starts, launches.times(trace), side="right") - 1
+    enqueued = launches.times(trace)
+    step = np.searchsorted(host_starts, enqueued, side="right") - 1
     known = launches.runtime_rows >= 0
     work_ends = trace.ends[launches.device_rows]
     work_starts = trace.starts[launches.device_rows]
@@ -119,7 +122,7 @@ def _until_the_device_is_done(
         left_over = ~(known & (step >= 0)) & (work_starts < first_own)
         if left_over.any():
             previous = max(previous, min(int(work_ends[left_over].max()), first_own))
-    launched = known & (step >= 0) & (launches.times(trace) < host_ends[np.maximum(step, 0)])
+    launched = known & (step >= 0) & (enqueued < host_ends[np.maximum(step, 0)])
     done = np.zeros(len(starts), dtype=np.int64)
     np.maximum.at(done, step[launched], work_ends[launched])
     for i in range(len(starts)):

@@ -56,7 +56,7 @@ def describe_loader(timeline: Timeline) -> LoaderWait | None:
 
 
 def _quantile(ordered: Times, q: float) -> float:
-    """Return the same as ``np.percentile``, whose first call imports ``numpy.ma``."""
+    """Return a quantile of sorted values, interpolated; the first call of ``np.percentile`` imports ``numpy.ma``."""
     position = q * (len(ordered) - 1)
     low = int(position)
     below, above = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)])
