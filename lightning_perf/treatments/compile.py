@@ -82,7 +82,7 @@ class _CompiledBackward(AbstractContextManager[None]):
         self._open.pop().__exit__(*exception)
 
     def close(self) -> None:
-        """Exit what an interrupt left open."""
+        """Exit the contexts that an interrupt left open."""
         while self._open:
             self._open.pop().close()
 

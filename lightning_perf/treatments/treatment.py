@@ -28,8 +28,8 @@ class Treatment:
         conflicts: Ids of treatments that cannot be combined with it. Only one of the two has to name the other.
         is_measurement: Whether it is only for comparison: a trial measures it alone and never keeps it.
         is_live: Whether it can be applied between two epochs of a running training.
-        hides_errors: Whether the training may go on where it would raise an error: the autopilot then does not try it
-            while results must be exact.
+        hides_errors: Whether the training may continue where it would have raised an error, so that the autopilot does
+            not try it while results must be exact.
         needs_loader: Whether its loader arguments depend on the loader (see ``loader_args_for``).
         value_form: Values that ``id=`` accepts, for messages and docs; empty if it takes no value.
         value_pattern: Regular expression that values match; unused if ``least`` is set.
@@ -137,12 +137,12 @@ class Treatment:
     def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
         """Return the arguments of ``rebuilt`` for one training loader; called if ``needs_loader``.
 
-        ``is_strict``: whether the run has to end where it turns out later that the treatment cannot be applied.
+        ``is_strict`` is whether the run must end if the treatment later proves not to be applicable.
         """
         return self.loader_args(value)
 
     def follow_loader(self, value: Any, trainer: Any, before: Any, after: Any, undos: Undos) -> None:
-        """Change what depends on the first training loader after it was rebuilt; called if ``needs_loader``."""
+        """Adapt the Trainer to the first training loader after it was rebuilt; called if ``needs_loader``."""
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: Undos) -> None:
         """Apply it in ``on_train_start``, when optimizers are created and restored from a checkpoint."""
@@ -153,7 +153,7 @@ class Treatment:
 
 
 def require_uncompiled(treatment: str, module: Any) -> None:
-    """Refuse a live treatment of what ``torch.compile`` would have to compile again.
+    """Refuse a live treatment that would make ``torch.compile`` compile the module again.
 
     Raises:
         TreatmentError: The module, or a part of it, is compiled.

@@ -181,7 +181,10 @@ def rounds_of(done: Sequence[ArmRun]) -> list[tuple[int, int]]:
 
 
 def _units(base: list[ArmRun], new: list[ArmRun], arm: str) -> tuple[float, float] | None:
-    """Return what step times are divided by: samples or batches per step if the arms differ in them, else 1."""
+    """Return the divisors of step times: samples or batches per step if the arms differ in them, else 1.
+
+    None if the arm resizes batches whose size is unknown.
+    """
     samples = [run.samples_per_step for run in (*base, *new)]
     if base and new and all(samples):
         in_base, in_new = (median(run.samples_per_step or 0 for run in group) for group in (base, new))

@@ -1,4 +1,4 @@
-"""The strategy of a trial: from the plan and the runs made so far, what to run next, and the ladder.
+"""The strategy of a trial: derive the next runs and the ladder from the plan and the runs made so far.
 
 All functions are pure, so a trial can be stopped and continued from the records on disk.
 

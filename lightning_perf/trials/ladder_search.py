@@ -1,4 +1,4 @@
-"""Build the ladder: which treatment comes next, what is kept, what is left out and why."""
+"""Build the ladder: choose the next treatment, and decide whether it is kept or left out, with the reason."""
 
 from collections.abc import Sequence
 

@@ -37,7 +37,7 @@ def trial(
 
     Args:
         command: The training command, or a function that builds a Trainer and calls its ``fit``; None with factories.
-        treatments: What to try, e.g. ``["loader-workers=4", "precision-bf16"]``; empty for what a diagnosis recommends.
+        treatments: Treatments to try, e.g. ``["loader-workers=4", "precision-bf16"]``; empty for the recommended ones.
         make_trainer: Returns a new Trainer.
         make_module: Returns a new LightningModule.
         make_data: Returns a LightningDataModule, a DataLoader, or a tuple of loaders for training and validation.

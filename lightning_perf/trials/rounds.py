@@ -20,7 +20,7 @@ class Candidate(Record, frozen=True, kw_only=True):
 
     Attributes:
         treatment: As given, e.g. ``"loader-workers=4"``; also the id of the arm that measures it alone.
-        predicted: Expected by the rule that recommended it; None without one.
+        predicted: Speedup that the recommending rule expects; None without one.
         conflicts: Ids of treatments (without value) that it cannot be combined with. Two values of one treatment
             always conflict.
         is_measurement: Whether it is measured alone and never kept.
@@ -39,7 +39,7 @@ class Plan(Record, frozen=True, kw_only=True):
     Attributes:
         candidates: Best first; None to measure only the baseline, before it was diagnosed.
         repeats: Runs per arm and stage, at least 1; fewer if the verdict is clear before.
-        extra: More repeats for an inconclusive arm, if these would probably settle it.
+        extra: Most additional runs of an inconclusive arm, made if they would probably settle it.
         allow: Safeties that the ladder may keep; other treatments are only measured alone.
         has_ladder: Whether treatments are combined after they were measured alone.
         finds_batch: Whether the fastest multiple of the batch size is searched on top of the kept rungs and measured as

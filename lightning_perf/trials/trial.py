@@ -298,7 +298,7 @@ def _interrupted(folder: Path, options: Options) -> State | None:
         content = read_regular(folder / STATE_FILE)
     except FileNotFoundError:
         others = sorted({path.name for path in folder.iterdir()} - {PILOT_FOLDER}) if folder.is_dir() else []
-        if others:  # a trial removes what its runs write
+        if others:  # a trial deletes outputs of its runs, and must not delete other files
             listed = ", ".join(others[:3]) + (" …" if len(others) > 3 else "")
             raise TrialError(
                 f"{folder} has {listed}, which is not from a trial; choose another --out: a new or empty folder, or "

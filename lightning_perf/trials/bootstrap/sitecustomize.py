@@ -39,7 +39,7 @@ def _note(event):
 
 
 class _Loader:
-    """Loads a module by its own loader, then wraps what it defines."""
+    """Loads the module that defines Trainer by its own loader, then wraps Trainer."""
 
     def __init__(self, loader):
         self.loader = loader
