@@ -147,26 +147,21 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
     counts = np.bincount(position, minlength=len(ids))
     total_ns = float(by_name_ns.sum())
     kinds = [kernel_kind(name) for name in names]
-    of_kind: dict[str, list[float]] = {}
-    matrix_ns = known_ns = matrix_tensor_ns = tensor_ns = layout_ns = 0.0
-    layout_n = 0
+    is_matrix = np.array([kind in MATRIX_KINDS for kind in kinds])
+    on_tensor_cores = np.array([uses_tensor_cores(name) for name in names])
+    is_layout = np.array([converts_layout(name) for name in names])
+    is_known = is_matrix & on_tensor_cores  # whether it is certain if the kernel uses Tensor Cores
     precisions: dict[str, float] = {}
-    for name, kind, ns, n in zip(names, kinds, by_name_ns.tolist(), counts.tolist(), strict=True):
-        entry = of_kind.setdefault(kind, [0.0, 0])
-        entry[0] += ns
-        entry[1] += n
-        on_tensor_cores = uses_tensor_cores(name)
-        tensor_ns += ns * on_tensor_cores
-        if kind in MATRIX_KINDS:
-            matrix_ns += ns
-            precision = kernel_precision(name)
-            if on_tensor_cores or precision != "unknown":
-                known_ns += ns
-                matrix_tensor_ns += ns * on_tensor_cores
-            precisions[precision] = precisions.get(precision, 0.0) + ns / SECOND
-        if converts_layout(name):
-            layout_ns += ns
-            layout_n += n
+    for i in np.flatnonzero(is_matrix).tolist():
+        precision = kernel_precision(names[i])
+        is_known[i] |= precision != "unknown"
+        precisions[precision] = precisions.get(precision, 0.0) + float(by_name_ns[i]) / SECOND
+    known_ns = float(by_name_ns[is_known].sum())
+    matrix_tensor_ns = float(by_name_ns[is_matrix & on_tensor_cores].sum())
+    of_kind: dict[str, tuple[float, int]] = {}
+    for kind, ns, n in zip(kinds, by_name_ns.tolist(), counts.tolist(), strict=True):
+        sum_ns, sum_n = of_kind.get(kind, (0.0, 0))
+        of_kind[kind] = sum_ns + ns, sum_n + n
     occupancies, blocks = trace.occupancies[rows], trace.blocks_per_sm[rows]
     occupancy_by_name = _means_by_name(occupancies, durations, position, len(ids))
     blocks_by_name = _means_by_name(blocks, durations, position, len(ids))
@@ -175,7 +170,7 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
     per_step = np.bincount(in_steps, minlength=steps.n_steps) if steps.n_steps else np.array([len(rows)])
     return Kernels(
         median_s=float(np.median(durations)) / SECOND,
-        tensor_core_fraction=tensor_ns / total_ns if total_ns else 0.0,
+        tensor_core_fraction=float(by_name_ns[on_tensor_cores].sum()) / total_ns if total_ns else 0.0,
         top=tuple(
             KernelTime(
                 name=names[i], kind=kinds[i], total_s=float(by_name_ns[i]) / SECOND, n=int(counts[i]),
@@ -184,15 +179,15 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
             )
             for i in largest
         ),
-        matrix_s=matrix_ns / SECOND,
+        matrix_s=float(by_name_ns[is_matrix].sum()) / SECOND,
         matrix_tensor_core_fraction=matrix_tensor_ns / known_ns if known_ns else None,
         matrix_precisions=precisions,
         kinds={
-            kind: KindTime(total_s=ns / SECOND, n=int(n), share=ns / total_ns if total_ns else 0.0)
+            kind: KindTime(total_s=ns / SECOND, n=n, share=ns / total_ns if total_ns else 0.0)
             for kind, (ns, n) in sorted(of_kind.items(), key=lambda item: -item[1][0])
         },
-        layout_s=layout_ns / SECOND,
-        layout_n=layout_n,
+        layout_s=float(by_name_ns[is_layout].sum()) / SECOND,
+        layout_n=int(counts[is_layout].sum()),
         n_per_step=float(np.median(per_step)),
         occupancy=_means_by_name(occupancies, durations, np.zeros_like(rows), 1)[0],
         sm_efficiency=_sm_efficiency(trace, rows, steps.span_ns),
