@@ -93,10 +93,11 @@ def test_reader_names_the_library_function_when_a_line_calls_one():
     assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
 
 
-def test_reader_reads_generated_code_as_its_modules_when_a_dataclass_is_made():
+@pytest.mark.parametrize("file", ["<string>", ""])
+def test_reader_reads_generated_code_as_its_modules_when_it_has_no_file(file):
     source = "def made():\n    return current()\n"
     theirs = {"current": current, "__file__": LIGHTNING_FILE, "__name__": "lightning.pytorch"}
-    exec(compile(source, "<string>", "exec"), theirs)
+    exec(compile(source, file, "exec"), theirs)
     assert lines(run_by_lightning(theirs["made"])) == []
 
 

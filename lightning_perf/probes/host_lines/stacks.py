@@ -84,7 +84,7 @@ class StackReader:
             if names.get("__name__", "").startswith(_OURS):  # as if it was not there
                 continue
             file = code.co_filename
-            if file[0] == "<":  # generated for a module, as methods of dataclasses are
+            if not file or file[0] == "<":  # compiled from text for a module, as methods of dataclasses are
                 file = names.get("__file__") or file
             owner = self._owners.get(file) or self._owner(file)
             leaf = leaf or owner
