@@ -15,7 +15,7 @@ from lightning_perf.records.loader_probe import Repeated, WorkerPoint
 from lightning_perf.stats import estimates
 
 _MAX_DEPTH = 6
-_MAX_ITEMS = 10_000  # of one batch: the others count as the mean of these
+_MAX_ITEMS = 10_000  # of one list; further ones are not counted
 _MAX_VALUES = 1_000_000  # of one field checked for uint8, evenly spaced if it has more
 
 
@@ -25,12 +25,14 @@ class BatchContents:
     def __init__(self) -> None:
         self._n_tensors = self._n_objects = 0
         self._by_dtype: Counter[str] = Counter()
-        self._float_fields: dict[tuple[Any, ...], tuple[int, bool]] = {}
+        self._by_float_field: Counter[tuple[Any, ...]] = Counter()
+        self._wide_fields: set[tuple[Any, ...]] = set()
 
     def add(self, batch: Any) -> None:
-        """Describe one batch; of those before, only narrowness is remembered."""
+        """Describe one batch. Of earlier batches, only the fields that were not narrow are remembered."""
         self._n_tensors = self._n_objects = 0
         self._by_dtype.clear()
+        self._by_float_field.clear()
         for place, value in _leaves(batch):
             array = _as_array(value)
             if array is None:
@@ -40,8 +42,9 @@ class BatchContents:
             self._n_tensors += 1
             self._by_dtype[name] += n_bytes
             if name.startswith(("float", "bfloat")):
-                was_narrow = self._float_fields.get(place, (0, True))[1]
-                self._float_fields[place] = (n_bytes, was_narrow and _fits_bytes(array))
+                self._by_float_field[place] += n_bytes
+                if place not in self._wide_fields and not _fits_bytes(array):
+                    self._wide_fields.add(place)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of ``LoaderProbe`` that describe a batch."""
@@ -50,7 +53,7 @@ class BatchContents:
             "n_tensors": self._n_tensors,
             "n_objects": self._n_objects,
             "bytes_by_dtype": dict(self._by_dtype),
-            "narrow_bytes": sum(n_bytes for n_bytes, is_narrow in self._float_fields.values() if is_narrow),
+            "narrow_bytes": sum(n for place, n in self._by_float_field.items() if place not in self._wide_fields),
         }
 
 

@@ -50,6 +50,16 @@ def test_narrow_bytes_count_a_field_only_when_every_batch_fits() -> None:
     ones = torch.ones(8)
     assert contents_of((ones,), (ones,))["narrow_bytes"] == 32
     assert contents_of((ones,), (ones / 7,))["narrow_bytes"] == 0
+    assert contents_of((ones / 7,), (ones,))["narrow_bytes"] == 0
+
+
+def test_narrow_bytes_are_of_all_items_when_a_field_is_a_long_list() -> None:
+    assert contents_of([torch.ones(4) for _ in range(200)])["narrow_bytes"] == 200 * 16
+    assert contents_of([torch.ones(4) / (7 if i == 150 else 1) for i in range(200)])["narrow_bytes"] == 0
+
+
+def test_narrow_bytes_are_of_the_last_batch_when_fields_change() -> None:
+    assert contents_of({"a": torch.ones(4)}, {"b": torch.ones(2)})["narrow_bytes"] == 8
 
 
 class Held:
