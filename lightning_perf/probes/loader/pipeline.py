@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import multiprocessing
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import worker as torch_worker
+
+from lightning_perf.probes import plain
 
 from .child import end_in_order, error_line
 from .copying import copies_dataset
@@ -100,7 +102,7 @@ class Pipeline:
         """Return the number of samples that one call returned."""
         if self.fetch_many is not None or (self.makes_batches and isinstance(call, (list, tuple))):
             return max(1, len(call))
-        return max(1, leading_size(result)) if self.makes_batches else 1
+        return _n_samples_in(result) if self.makes_batches else 1
 
     def batch_of(self, results: list[Any]) -> Any:
         """Return the batch, from what the calls for one unit gave."""
@@ -250,12 +252,10 @@ class _WatchedInfo:
         return 1
 
 
-def leading_size(value: Any) -> int:
-    """Return the length of the first tensor or array found; 1 without one."""
-    if isinstance(value, torch.Tensor) or hasattr(value, "__array_interface__"):
-        return int(value.shape[0]) if value.ndim else 1
-    if isinstance(value, dict):
-        return leading_size(next(iter(value.values()), None))
-    if isinstance(value, (list, tuple)) and value:
-        return leading_size(value[0])
-    return len(value) if isinstance(value, Sized) and not isinstance(value, (str, bytes)) else 1
+def _n_samples_in(batch: Any) -> int:
+    """Return the number of samples in a batch that the dataset made; 1 if it is unknown."""
+    size = plain.batch_size(batch)
+    if size is None and plain.items_of(batch) is None and not isinstance(batch, (str, bytes)):
+        with contextlib.suppress(TypeError):  # without a length, as a tensor without dimensions is
+            size = len(batch)  # of a subclass of tensors, a data frame or the user's own class
+    return max(1, size or 1)

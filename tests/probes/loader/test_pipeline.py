@@ -1,0 +1,44 @@
+"""Parts of a loader, taken apart for measuring."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_perf.probes.loader.pipeline import Pipeline
+
+from . import planted
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+class Batch:
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("batch", "n_samples"),
+    [
+        (torch.zeros(8, 3), 8),
+        ([torch.zeros(8, 3), torch.zeros(8)], 8),
+        ({"name": ["a", "b"], "x": torch.zeros(8)}, 8),
+        (UserDict({"ids": torch.zeros(8, 2), "mask": torch.zeros(8, 2), "label": torch.zeros(8)}), 8),
+        (torch.zeros(8, 3).as_subclass(Subclass), 8),
+        ({"x": torch.tensor(1.0)}, 1),
+        (torch.tensor(1.0).as_subclass(Subclass), 1),
+        (Batch(), 8),
+        ("text", 1),
+        (torch.zeros(0, 3), 1),
+    ],
+    ids=["tensor", "list", "names first", "UserDict", "subclass", "scalar", "subclass scalar", "own", "text", "empty"],
+)
+def test_samples_of_a_result_are_counted_when_the_dataset_makes_batches(batch: Any, n_samples: int) -> None:
+    pipeline = Pipeline(DataLoader(planted.Plain(), batch_size=None))
+    assert pipeline.samples_in(0, batch) == n_samples
