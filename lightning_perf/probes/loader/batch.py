@@ -1,4 +1,4 @@
-"""Figures of batches and durations, for the record: what is in a batch; several durations in few numbers."""
+"""Describe the contents of batches, and summarize durations, for the record."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class BatchContents:
 def indexes_tensors(dataset: Any, sample: Any) -> bool:
     """Return whether a sample is made of rows of tensors or arrays that the dataset holds.
 
-    Every tensor or array of it must lie in the memory of one that is an attribute of the dataset, or of a dataset that
-    it wraps. No property of the user's is run.
+    Each tensor or array of the sample must be in the memory of one that is an attribute of the dataset, or of a dataset
+    that it wraps. No property of the user's is run.
     """
-    owned = [span for value in _held(dataset) if (span := _memory(value)) is not None]
+    owned = [span for value in _arrays_held(dataset) if (span := _memory(value)) is not None]
     parts = [span for _, value in _leaves(sample) if (span := _memory(value)) is not None]
     return bool(owned and parts) and all(any(begin <= at < end for begin, end in owned) for at, _ in parts)
 
 
 def _leaves(value: Any, place: tuple[Any, ...] = (), depth: int = _MAX_DEPTH) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the values of a batch with their places; containers too, each before its items."""
+    """Yield the values of a batch with their places, and each container before its items."""
     yield place, value
     if depth == 0 or isinstance(value, (str, bytes, torch.Tensor, np.ndarray)):
         return
@@ -115,13 +115,13 @@ def _fits_bytes(array: np.ndarray[Any, Any]) -> bool:
     if not (low >= 0 and high <= 255):  # also where there is a NaN
         return False
     if high <= 1.0:
-        # float16 keeps k/255 to about 5e-4 of it; times 255 that is 0.13.
+        # The relative rounding error of float16 is about 5e-4: at most 0.13 of 255.
         values = values * 255
         return bool(np.abs(values - np.rint(values)).max() <= (0.15 if array.dtype == np.float16 else 1e-3))
     return bool((values == np.rint(values)).all())
 
 
-def _held(dataset: Any, depth: int = 4) -> Iterator[Any]:
+def _arrays_held(dataset: Any, depth: int = 4) -> Iterator[Any]:
     for value in (getattr(dataset, "__dict__", None) or {}).values():
         if isinstance(value, (torch.Tensor, np.ndarray)):
             yield value
@@ -130,7 +130,7 @@ def _held(dataset: Any, depth: int = 4) -> Iterator[Any]:
         elif isinstance(value, dict):
             yield from (each for each in list(value.values())[:64] if isinstance(each, (torch.Tensor, np.ndarray)))
         elif depth and hasattr(type(value), "__getitem__") and hasattr(value, "__dict__"):
-            yield from _held(value, depth - 1)
+            yield from _arrays_held(value, depth - 1)
 
 
 def _memory(value: Any) -> tuple[int, int] | None:
@@ -160,7 +160,7 @@ def repeated(durations_s: Sequence[float]) -> Repeated | None:
 
 
 def mean_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of independent times; of one time, the time itself."""
+    """Return the 95 % interval of the mean of independent times; without width for a single time."""
     found = estimates.mean_interval(means)
     return (max(0.0, found.low), found.high) if found is not None else (means[0], means[0])
 
@@ -168,7 +168,7 @@ def mean_interval(means: Sequence[float]) -> tuple[float, float]:
 def point_of(
     batch_s: Sequence[float], num_workers: int, prefetch_factor: int | None, first_batch_s: float
 ) -> WorkerPoint:
-    """Return the point of the curve for seconds per batch measured one by one."""
+    """Return the curve's point from the seconds of each batch."""
     low, high = mean_interval(batch_s)
     return WorkerPoint(
         num_workers=num_workers,

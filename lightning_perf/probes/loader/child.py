@@ -25,21 +25,21 @@ _CHILD_SIGNALS = tuple(
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGALRM")
     if hasattr(signal, name)
 )
-"""Signals for which a launcher or the user may have set handlers that must not run in the child."""
+"""Signals for which a launcher or the user may have installed handlers that must not run in the child."""
 
 _PARENTS_STREAMS: list[Any] = []
 """The parent's streams, kept alive in the child: closing one would write its buffer a second time."""
 
 GRACE_S = 0.5
-"""Seconds that the user's code in the child has to end cleanly, before the child is killed."""
+"""Seconds that the user's code in the child has for its cleanup before the child is killed."""
 
-_forking = threading.Lock()
+_fork_lock = threading.Lock()
 _RESULT, _ERROR = b"+", b"-"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 class Reporter(NamedTuple):
-    """Writes a report of all results so far, or an error, to a file; the last report of each kind counts.
+    """Function that writes all results so far, or an error, to a file; the last report of each kind counts.
 
     The child must not close ``descriptor``.
     """
@@ -121,7 +121,7 @@ class Child:
             os.setpgid(pid, pid)
 
     def poll(self) -> Ended | None:
-        """Return how it ended; None while it runs. Never blocks."""
+        """Return how the child ended; None while it runs. Never blocks."""
         if self._ended is not None:
             self._reap()  # a killed process may end later
             return self._ended
@@ -140,19 +140,19 @@ class Child:
         return self._ended
 
     def close(self) -> None:
-        """End a child that still runs; leave no process and no descriptor behind. May be called twice."""
+        """End the child if it still runs, and close its file. May be called twice."""
         if self._ended is None:
             self._ended = Ended(self._last_reports()[0], "ended before it was done")
         self._close_report_file()
         self._ask_to_end()
-        # A killed process is gone within milliseconds unless the kernel itself is stuck on its behalf (a dead
-        # network disk): training does not hang for that.
+        # A killed process is gone within milliseconds unless the kernel itself waits for it, e.g. for a dead network
+        # disk. The training does not wait for that.
         until_s = time.monotonic() + GRACE_S + 2.0
         while self._reap() is None and time.monotonic() < until_s:
             time.sleep(0.01)
 
     def _ask_to_end(self, grace_s: float = GRACE_S) -> None:
-        """Send the signal that ends the user's code in order, once."""
+        """Send SIGTERM once, which unwinds the user's code."""
         if self._kill_at_s is None and self._pid is not None:
             self._kill_at_s = time.monotonic() + grace_s
             self._send(signal.SIGTERM)
@@ -161,14 +161,14 @@ class Child:
         return self._kill_at_s is not None and time.monotonic() > self._kill_at_s
 
     def _reap(self) -> str | None:
-        """Return what ended the child, empty for its own end; None while it lives. Kill one that is overdue."""
+        """Return why the child ended, empty if by itself; None while it runs. Kill it if it is overdue."""
         if self._pid is None:
             return ""
         if self._is_overdue():
             self._send(signal.SIGKILL)
         how = ""
         try:
-            # Seen but not yet reaped, it keeps its id: what it started can still be addressed by it.
+            # Until it is reaped, its id is not reused, and still names the group of the processes that it started.
             ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 return None
@@ -184,17 +184,17 @@ class Child:
         return how
 
     def _send(self, number: int) -> None:
-        """Send a signal to the child and to all that it started."""
+        """Send a signal to the child and to all processes that it started."""
         assert self._pid is not None
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(self._pid, number)
 
     def _last_reports(self) -> tuple[bytes, str]:
-        """Return what the child last reported as its results and as its error; empty where there is none."""
+        """Return the child's last report of results and its last error; each is empty if there was none."""
         assert self._report_file is not None
         content = os.pread(self._report_file, os.fstat(self._report_file).st_size, 0)
-        reports = content.split(b"\n")[:-1]  # one that was cut off has no end
+        reports = content.split(b"\n")[:-1]  # without an incomplete last line
         last = {report[:1]: report[1:] for report in reports}
         return last.get(_RESULT, b""), last.get(_ERROR, b"").decode("utf-8", "replace")
 
@@ -205,24 +205,24 @@ class Child:
 
 
 def error_line(error: BaseException) -> str:
-    """Return the error's type and message; safe where its own ``__str__`` raises."""
+    """Return the error's type and message on one line, even if its ``__str__`` raises."""
     return "".join(traceback.format_exception_only(type(error), error)).strip().replace("\n", " ")
 
 
 def _fork() -> int:
-    """Fork without the warning of Python 3.12 about other threads: the class says why the risk is taken.
+    """Fork without the warning of Python 3.12 about other threads; ``Child`` documents that risk.
 
-    The list of filters belongs to all threads: what one thread restores must not be what another one has changed.
+    A lock is held because all threads share the warning filters: each must restore what it saved itself.
     """
     if sys.version_info < (3, 12):
         return os.fork()
-    with _forking, warnings.catch_warnings():
+    with _fork_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def _open_report_file() -> int:
-    """Open a file without a name: it is gone with its last descriptor, and writing to it never blocks."""
+    """Open a file without a name, which vanishes with its last descriptor; writing to it never blocks."""
     if hasattr(os, "memfd_create"):
         with contextlib.suppress(OSError):
             return os.memfd_create("lightning-perf")
@@ -241,12 +241,12 @@ def _signal_name(number: int) -> str:
 
 
 def _run_child(report_file: int, work: Callable[[Reporter], None], limit_s: float) -> NoReturn:
-    """Do the work, and exit without running the parent's exit handlers or finalizers."""
+    """Run ``work``, and exit without running the parent's exit handlers or finalizers."""
     code = 1
     report = Reporter(report_file)
     try:
         try:
-            _leave_parent_alone(limit_s)
+            _detach_from_parent(limit_s)
             work(report)
             _ignore_signals()
             code = 0
@@ -257,8 +257,8 @@ def _run_child(report_file: int, work: Callable[[Reporter], None], limit_s: floa
         os._exit(code)
 
 
-def end_in_order() -> None:
-    """Make terminating signals raise in the user's code; once, so that they do not interrupt its cleanup."""
+def unwind_on_signals() -> None:
+    """Make signals that end the child raise ``EndingError``, only once: its cleanup is not interrupted."""
     for each in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(each, _raise_end)
 
@@ -274,14 +274,14 @@ def _ignore_signals() -> None:
         signal.signal(each, signal.SIG_IGN)
 
 
-def _leave_parent_alone(limit_s: float) -> None:
-    """Cut the child off from the parent's group, signals, streams, logs and garbage, and limit its life."""
+def _detach_from_parent(limit_s: float) -> None:
+    """Detach the child from the parent's group, signals, streams, logs and garbage, and limit its duration."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     for each in _CHILD_SIGNALS:
         signal.signal(each, signal.SIG_IGN if each == signal.SIGINT else signal.SIG_DFL)
-    end_in_order()
+    unwind_on_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _CHILD_SIGNALS)
     # The child ends with its parent, and soon after its limit if the parent never polls again.
     with contextlib.suppress(OSError, AttributeError):
@@ -304,5 +304,5 @@ def _leave_parent_alone(limit_s: float) -> None:
     warnings.simplefilter("ignore")  # of forks beside that thread
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - they live as long as the child
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    # As torch's own workers do; a pool of threads does not survive a fork.
+    # As in torch's own workers: a pool of threads does not survive a fork.
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_perf.probes import plain
 from lightning_perf.probes.code_lines import USER, owner_of
 
-_KNOWN = frozenset(
+_KNOWN_PACKAGES = frozenset(
     (
         "PIL", "albumentations", "cv2", "datasets", "h5py", "lightning", "lightning_fabric", "lightning_perf", "numpy",
         "kornia", "monai", "orjson", "pandas", "pyarrow", "pyinstrument", "pytorch_lightning", "regex", "safetensors",
@@ -23,26 +23,26 @@ _KNOWN = frozenset(
     )
 )  # fmt: skip
 """Packages whose native code only computes or reads files in its own memory, except those in ``_SHARING``."""
-_KNOWN_STANDARD = frozenset(
+_KNOWN_STANDARD_MODULES = frozenset(
     (
         "_abc", "_collections", "_functools", "_hashlib", "_json", "_operator", "_random", "_struct", "abc", "array",
         "collections", "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "itertools", "operator",
         "pathlib", "random", "re", "types", "typing", "uuid", "zlib", "zoneinfo",
     )
 )  # fmt: skip
-"""Modules of Python whose types in C hold nothing that is shared."""
+"""Modules of the standard library whose types in C hold nothing that is shared."""
 _EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 _CONSTRUCTING = frozenset(("__class__", "__init__", "__new__", "type"))
-"""Names by which code makes an instance of a class that it does not name."""
+"""Names with which code can make an instance of a class that it does not name."""
 _NO_CONSTRUCTORS = ("abc", "builtins", "torch", "torchaudio", "torchvision", "typing")
-"""Packages whose datasets make no further instances of the classes that derive from them."""
+"""Packages whose base classes make no further instances of the classes that derive from them."""
 _SHARING = ("torch._C._distributed", "torch.distributed", "torch.multiprocessing", "pyarrow._", "pyarrow.plasma")
 _SHARING_STANDARD = frozenset(("_ctypes", "_multiprocessing", "_posixshmem", "ctypes", "mmap", "multiprocessing"))
 """Modules of the standard library that open memory, semaphores or C functions by name without an audit event."""
 
 
-def _of_interpreter() -> frozenset[type]:
-    """Return the types of the interpreter itself: those of a C extension may claim the module ``builtins`` too."""
+def _interpreter_types() -> frozenset[type]:
+    """Return the interpreter's own types. The module ``builtins`` does not show them: C extensions may set it too."""
     empty: list[Any] = [[], (), {}, {}.values(), {}.items(), set(), "", b"", bytearray(), range(0)]
     iterators = [iter(each) for each in empty]
     values = [*vars(sys.modules["builtins"]).values(), *vars(types).values()]
@@ -51,7 +51,7 @@ def _of_interpreter() -> frozenset[type]:
     return frozenset(own - {memoryview, getattr(types, "CapsuleType", memoryview)})
 
 
-_OF_INTERPRETER = _of_interpreter()
+_INTERPRETER_TYPES = _interpreter_types()
 _SLOTS = (types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
 
 
@@ -69,16 +69,16 @@ def defined_in(kind: type) -> ItemsView[str, Any]:
 
 @functools.cache
 def is_copied_without_init(kind: type) -> bool:
-    """Return whether a forked or pickled instance of a class is one whose ``__init__`` never runs again by itself.
+    """Return whether copying an instance, by forking or pickling, never runs its ``__init__`` again.
 
-    A class that says how to pickle it, class methods, dataclasses and bases of other packages may call it.
+    It may run with custom pickling, class methods, dataclasses, or base classes of other packages.
     """
     if kind in copyreg.dispatch_table or any(
         plain.class_attribute(kind, name) is not vars(object)[name] for name in ("__reduce__", "__reduce_ex__")
     ):
         return False
     for base in bases_of(kind):
-        if not is_users(base) and module_of(base).partition(".")[0] not in _NO_CONSTRUCTORS:
+        if not is_user_class(base) and module_of(base).partition(".")[0] not in _NO_CONSTRUCTORS:
             return False
         for name, value in defined_in(base):
             if name in ("__dataclass_fields__", "__attrs_attrs__") or (type(value) is classmethod and name[:2] != "__"):
@@ -87,24 +87,24 @@ def is_copied_without_init(kind: type) -> bool:
 
 
 def constructs_unnamed(value: Any) -> bool:
-    """Return whether a value is a user's function that may make instances of a class that it does not name."""
+    """Return whether a value is a function of the user's that may make instances of a class that it does not name."""
     if type(value) is not types.FunctionType or owner_of(value.__code__.co_filename) != USER:
         return False
     calls = _CONSTRUCTING - ({"__init__"} if value.__code__.co_name == "__init__" else set())  # that of a base
-    return any(not calls.isdisjoint((*code.co_names, *code.co_consts)) for code in _codes(value.__code__))
+    return any(not calls.isdisjoint((*code.co_names, *code.co_consts)) for code in _code_objects(value.__code__))
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+def _code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
     """Yield a function's code and that of the functions inside it."""
     yield code
     for inner in code.co_consts:
         if type(inner) is types.CodeType:
-            yield from _codes(inner)
+            yield from _code_objects(inner)
 
 
 @functools.cache
 def is_native(kind: type) -> bool:
-    """Return whether a class is written in C: Python classes define functions instead of these."""
+    """Return whether a class is written in C: only then does it have slot wrappers or getters of its own."""
     for name, value in defined_in(kind):
         is_slot = type(value) in _SLOTS
         is_slot |= type(value) is types.GetSetDescriptorType and name not in ("__dict__", "__weakref__")
@@ -114,36 +114,36 @@ def is_native(kind: type) -> bool:
 
 
 @functools.cache
-def is_users(kind: type) -> bool:
+def is_user_class(kind: type) -> bool:
     """Return whether a class is defined in a file of the user's."""
-    return _is_users_module(module_of(kind))
+    return _is_user_module(module_of(kind))
 
 
 def module_of(kind: type) -> str:
-    """Return the name of a class's module; a class in C has it in its name only."""
+    """Return the name of a class's module, without running code of its metaclass."""
     return str(type.__dict__["__module__"].__get__(kind))
 
 
-def is_known(name: str) -> bool:
-    """Return whether code in C of a module is known to share nothing with other processes."""
+def is_known_module(name: str) -> bool:
+    """Return whether a module's C code is known to share nothing with other processes."""
     top = name.partition(".")[0]
-    return (top in _KNOWN or top in _KNOWN_STANDARD) and not name.startswith(_SHARING)
+    return (top in _KNOWN_PACKAGES or top in _KNOWN_STANDARD_MODULES) and not name.startswith(_SHARING)
 
 
 def is_extension_allowed(name: str) -> bool:
     """Return whether the child of a probe may load an extension module."""
     top = name.partition(".")[0]
-    return is_known(name) or (top in sys.stdlib_module_names and name not in ("_posixshmem", "_ctypes"))
+    return is_known_module(name) or (top in sys.stdlib_module_names and name not in ("_posixshmem", "_ctypes"))
 
 
-def inside_function(function: types.FunctionType) -> Iterator[Any]:
-    """Yield defaults and closure of a function, and the globals and modules that code of the user's names."""
+def function_references(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the defaults and closure of a function and, if it is the user's, the globals and modules that it names."""
     yield function.__defaults__
     yield function.__kwdefaults__
     yield from function.__closure__ or ()
     if owner_of(function.__code__.co_filename) != USER:
         return
-    for code in _codes(function.__code__):
+    for code in _code_objects(function.__code__):
         named = [dict.get(function.__globals__, name) for name in code.co_names]
         imported = [step.argval for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
         named += [sys.modules.get(name) for name in imported]
@@ -154,11 +154,11 @@ def inside_function(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _named_of_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[Any]:
-    """Yield what a name may stand for as an attribute of a module: a submodule; anything of a module of the user's."""
+    """Yield attributes of a module with one of these names: submodules, and all values of the user's own modules."""
     own = plain.attributes(module)
     for name in names:
         value = own.get(name)
-        if plain.is_a(value, types.ModuleType) or _is_users_module(_name_of(module)):
+        if plain.is_a(value, types.ModuleType) or _is_user_module(_name_of(module)):
             yield value
 
 
@@ -169,7 +169,7 @@ class CodeReached:
         self._packages: dict[str, str | None] = {}
 
     def refuses(self, value: Any) -> str | None:
-        """Return what code a value is or calls that is not known; None where all is known, or seen otherwise."""
+        """Return the unknown code that a value is or calls; None if all of it is known, or checked elsewhere."""
         kind = type(value)
         if plain.is_a(value, types.ModuleType):
             return self._refuses_module(_name_of(value))
@@ -182,7 +182,7 @@ class CodeReached:
         return None
 
     def _refuses_class(self, kind: type) -> str | None:
-        """Return why a class that code names, or that a value has, is not known; its instances are judged by value."""
+        """Return the unknown code of a class; its instances are checked by ``held``."""
         module = module_of(kind)
         if module.partition(".")[0] in sys.stdlib_module_names and module not in _SHARING_STANDARD:
             return None  # the audit hook sees what makes an instance, or the instance shares nothing
@@ -190,7 +190,7 @@ class CodeReached:
 
     def _refuses_module(self, name: str) -> str | None:
         top = name.partition(".")[0]
-        if is_known(name) or _is_users_module(name):
+        if is_known_module(name) or _is_user_module(name):
             return None
         if top in sys.stdlib_module_names:
             return f"the module {name}" if top in _SHARING_STANDARD else None
@@ -199,7 +199,7 @@ class CodeReached:
         return self._refuses_package(top)
 
     def _refuses_package(self, top: str) -> str | None:
-        """Return why a package is not known; None where it, and what it imports, is known or in Python alone."""
+        """Return the unknown C code of a package and its imports; None if there is none."""
         if top in self._packages:
             return self._packages[top]
         self._packages[top] = None  # packages import each other
@@ -218,7 +218,7 @@ class CodeReached:
 
 
 def _modules_named(own: dict[str, Any]) -> set[str]:
-    """Return the modules that the globals of a module are, are from, or whose classes they have."""
+    """Return the modules among a module's globals, and those that its globals or their classes come from."""
     names = set()
     for value in list(own.values()):
         names.add(module_of(type(value)))
@@ -235,12 +235,12 @@ def _name_of(module: types.ModuleType) -> str:
     return str(plain.attributes(module).get("__name__"))
 
 
-def _is_users_module(name: str) -> bool:
+def _is_user_module(name: str) -> bool:
     module = sys.modules.get(name)
     file = plain.attributes(module).get("__file__") if module is not None else None
     return name == "__main__" or (type(file) is str and not file.endswith(_EXTENSIONS) and owner_of(file) == USER)
 
 
-def is_interpreters(kind: type) -> bool:
-    """Return whether a class is the interpreter's own, whose values hold only what is followed."""
-    return kind in _OF_INTERPRETER
+def is_interpreter_type(kind: type) -> bool:
+    """Return whether a class is the interpreter's own, whose values hold only values that are inspected too."""
+    return kind in _INTERPRETER_TYPES

@@ -26,7 +26,7 @@ from .held import holds_device_tensors, refuses_held
 
 
 def refuses_copy(loader: Any) -> str | None:
-    """Return why a loader cannot be probed on copies; None when it can. Iterates and changes nothing."""
+    """Return why a loader cannot be probed on copies; None if it can. Neither iterates nor changes the loader."""
     if not sys.platform.startswith("linux"):
         return f"a process cannot be forked safely on {sys.platform}"
     if type(loader) is not DataLoader and (reason := refuses_parts(loader)):
@@ -34,7 +34,7 @@ def refuses_copy(loader: Any) -> str | None:
     if n_later_stages(loader):
         return "further stages of the WebLoader run in the training process: a copy without them measures other batches"
     loader = inner_loader(loader)
-    if getattr(plain.stored(plain.stored(loader.dataset, "input_dir"), "url"), "strip", None):
+    if plain.is_a(plain.stored(plain.stored(loader.dataset, "input_dir"), "url"), str):
         return "chunks of the dataset are downloaded to a cache, from which the training reads as well"
     if plain.length_of(loader.dataset) == 0:  # a length that only user code can compute is read in the child
         return "the dataset is empty"
@@ -43,8 +43,8 @@ def refuses_copy(loader: Any) -> str | None:
     return None
 
 
-def refuses_unasked(loader: Any) -> str | None:
-    """Return why a loader is probed only on request; None if probing it is safe."""
+def refuses_automatic(loader: Any) -> str | None:
+    """Return why a loader is not probed automatically, but only on request; None if probing it is safe."""
     if refuses_parts(loader):
         return None
     loader = inner_loader(loader)
@@ -59,7 +59,10 @@ def refuses_unasked(loader: Any) -> str | None:
 
 
 def refuses_batches(loader: DataLoader[Any]) -> str | None:
-    """Return why a few batches of random samples cannot be timed unasked, for a loader that can be copied; or None."""
+    """Return why a few batches of random samples cannot be timed automatically; None if they can.
+
+    The loader must be one that ``refuses_copy`` accepts.
+    """
     if loader.num_workers == 0:
         return "the loader has no workers: its own fetches are that cost"
     if isinstance(loader.dataset, IterableDataset):
@@ -71,7 +74,7 @@ def refuses_batches(loader: DataLoader[Any]) -> str | None:
 
 def copies_dataset(loader: DataLoader[Any]) -> bool:
     """Return whether the loader's workers get a pickled copy of the dataset instead of being forked with it."""
-    # allow_none: asking plainly would fix the default for good, and a later set_start_method would raise.
+    # allow_none: otherwise this call fixes the default method, and a later set_start_method raises.
     context = loader.multiprocessing_context or multiprocessing
     method = context.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     return bool(method != "fork")
@@ -130,7 +133,7 @@ def forget_parents_processes(scratch: Path) -> None:
     for name in ("_fd", "_pid"):
         if hasattr(resource_tracker._resource_tracker, name):
             setattr(resource_tracker._resource_tracker, name, None)
-    # The parent's handler is gone: the child's own loaders are to set theirs.
+    # The child has reset the parent's handler; this makes its own loaders install theirs.
     signal_handling._SIGCHLD_handler_set = False
     sys.setprofile(None)
     sys.settrace(None)

@@ -25,7 +25,7 @@ _LEAST_BLOCKS = 3
 _LOADED_SHARE = 0.6  # of a visit: computing beside the workers
 _MIN_PREFETCH_VISIT_S = 0.1
 _END = object()
-_SHM_SHARE = 0.5  # of what is free in /dev/shm: a training that runs beside needs the rest
+_SHM_SHARE = 0.5  # of the free space in /dev/shm: the training needs the rest
 
 
 class Setting(NamedTuple):
@@ -67,13 +67,13 @@ class _Times:
         ] or self.visit_means_s[-1:]
 
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the mean; visits that disagree by more have seen the machine change."""
+        """Return the 95 % interval of the mean, widened to the means of all visits: the machine may change."""
         low, high = mean_interval(self.blocks_s)
         return min(low, self.mean_s, *self.visit_means_s), max(high, self.mean_s, *self.visit_means_s)
 
 
 class _Visits:
-    """What was measured with one setting, over all visits."""
+    """Measurements of one setting, over all visits."""
 
     def __init__(self) -> None:
         self.first_batch_s: list[float] = []
@@ -88,9 +88,9 @@ class _Visits:
 class CurveMeasurement:
     """Measurement of the curve: upwards until more workers do not help, then once more downwards.
 
-    Drift of the machine then affects all points alike. ``batch_bytes`` limits the batches in shared memory. ``start_s``
-    is the approximate time to start one worker. ``pids`` is called with the ids of started workers, to clean up after
-    killed ones. ``load`` computes between two batches; None to measure the loader alone.
+    This order spreads a drift of the machine over all points. ``batch_bytes`` limits the batches in shared memory.
+    ``start_s`` is the approximate time to start one worker. ``pids`` is called with the ids of started workers, to
+    clean up after killed ones. ``load`` computes between two batches; None to measure the loader alone.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class CurveMeasurement:
         return True
 
     def _first_batch_s(self, setting: Setting, batch_s: float) -> float:
-        """Return about how long the first batch will take: as before, or by the workers that were started before."""
+        """Return the expected seconds to the first batch, from this setting's last visit or else other settings'."""
         seen = self._visits.get(setting)
         if seen is not None and seen.first_batch_s:
             return seen.first_batch_s[-1]
@@ -210,34 +210,34 @@ class CurveMeasurement:
         batches = iter(self._pipeline.loader(n_workers, setting.prefetch_factor))
         self._pids([worker.pid for worker in getattr(batches, "_workers", ())])
         try:
-            if not _take(batches):
+            if not _take_batch(batches):
                 raise Refused("the loader yields nothing")
             first_s = time.perf_counter() - begin_s
             visits.first_batch_s.append(first_s)
             end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
-            # What was made while the workers started is taken first, because it caused no waiting.
+            # Batches made while the workers started are taken first, because they caused no waiting.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
                 if n_taken >= n_workers and time.perf_counter() > begin_s + 0.5 * budget_s:
                     break
-                if not _take(batches):
+                if not _take_batch(batches):
                     break
-            load = self._load if n_workers else None  # without workers one is made after the other
+            load = self._load if n_workers else None  # without workers, loading and computing never overlap
             left_s = end_s - time.perf_counter()
             cpu_s = time.process_time()
-            times_s = _taken(batches, n_workers, end_s - (_LOADED_SHARE * left_s if load is not None else 0.0))
+            times_s = _times_taken(batches, n_workers, end_s - (_LOADED_SHARE * left_s if load is not None else 0.0))
             visits.cpu_s += time.process_time() - cpu_s
             visits.alone.add(times_s, n_workers)
             if load is not None:
-                self._fill(batches, n_workers * (setting.prefetch_factor or 0), load, end_s)
-                visits.loaded.add(_taken(batches, n_workers, end_s, load), n_workers)
+                self._fill_queue(batches, n_workers * (setting.prefetch_factor or 0), load, end_s)
+                visits.loaded.add(_times_taken(batches, n_workers, end_s, load), n_workers)
         finally:
             del batches
 
-    def _fill(self, batches: Iterator[Any], n_ahead: int, load: Load, end_s: float) -> None:
+    def _fill_queue(self, batches: Iterator[Any], n_ahead: int, load: Load, end_s: float) -> None:
         """Take some batches while the queue fills: workers are busier then than later."""
         until_s = time.perf_counter() + 0.3 * (end_s - time.perf_counter())
         for _ in range(n_ahead):
-            if time.perf_counter() > until_s or not _take(batches):
+            if time.perf_counter() > until_s or not _take_batch(batches):
                 break
             load.step()
 
@@ -266,8 +266,8 @@ class CurveMeasurement:
         )
 
 
-def _taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | None = None) -> list[float]:
-    """Take batches until a time, and compute after each; return when each was taken."""
+def _times_taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | None = None) -> list[float]:
+    """Take batches until ``end_s``, with ``load`` after each; return the start and the time of each batch."""
     times_s = [time.perf_counter()]
     # Batches come in bursts of as many as there are workers.
     least = max(1, n_workers) * (1 if load is None else _LEAST_BLOCKS)
@@ -275,7 +275,7 @@ def _taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Load | No
     while len(times_s) <= least or times_s[-1] < end_s:
         if len(times_s) > 1 and times_s[-1] > late_s:  # slow batches: use those taken so far
             break
-        if not _take(batches):  # only an IterableDataset ends
+        if not _take_batch(batches):  # only an IterableDataset ends
             break
         if load is not None:
             load.step()
@@ -299,14 +299,14 @@ def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> lis
 def urgent_first(numbers: list[int], needed: int) -> tuple[list[int], list[int]]:
     """Return the numbers of workers to try in a short time: upwards from ``needed``, then fewer, downwards.
 
-    ``numbers`` are ascending. ``needed`` workers would hide the loading on cores of their own. How the training does
-    without workers, or with those in use, is known already.
+    ``numbers`` are ascending. ``needed`` workers would hide the loading if each had a core of its own. 0 is left out:
+    times without workers, or with those in use, are known from the training.
     """
     first = min(max(1, needed), numbers[-1])
     return sorted({first, *(n for n in numbers if n > first)}), [n for n in reversed(numbers) if 0 < n < first]
 
 
-def _take(batches: Iterator[Any]) -> bool:
+def _take_batch(batches: Iterator[Any]) -> bool:
     """Take and drop a batch; return whether there was one."""
     return next(batches, _END) is not _END
 

@@ -2,8 +2,8 @@
 
 There are two layers. Landlock (Linux 5.13 and newer) makes the kernel refuse, also to C code, to open files for
 writing, to create or remove them, to run programs and, with newer kernels, to connect by TCP and to signal other
-processes. An audit hook sees the same requests of Python code and ends the child with a reason, before the user's code
-can mistake the refusal for an error in its data.
+processes. An audit hook sees the same requests from Python code, and ends the child with a reason before the user's
+code can take the refusal for an error in its data.
 """
 
 from __future__ import annotations
@@ -55,16 +55,18 @@ _GUARDED |= _ADDRESS_EVENTS | _SIGNAL_EVENTS
 
 @functools.cache
 def landlock_version() -> int:
-    """Return the version of Landlock that the kernel has; 0 where it has none."""
+    """Return the kernel's version of Landlock; 0 if it has none."""
     if not sys.platform.startswith("linux"):
         return 0
     return max(0, int(_system_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_GET_VERSION))))
 
 
 def guard(report: Reporter, scratch: Path | None = None) -> None:
-    """Restrict this process and those that it forks, for good; only the folder ``scratch`` may be written to.
+    """Restrict this process and those that it forks, permanently.
 
-    ``report`` is called with the reason before an attempt ends the process.
+    Args:
+        report: Called with the reason before a forbidden action ends the process.
+        scratch: The only folder that may be written to; None for none.
 
     Raises:
         OSError: The kernel did not restrict the process.
@@ -129,7 +131,7 @@ def _audit(end: Callable[[str], NoReturn], scratch: str, event: str, arguments: 
 
 
 def _forbidden(scratch: str, event: str, arguments: tuple[Any, ...]) -> str | None:
-    """Return what an event is about to do; None where that is allowed."""
+    """Return the forbidden action that an event announces; None if it is allowed."""
     if event == "open":
         path, _, flags = arguments
         is_forbidden = not _is_inside(path, scratch) and (flags & _WRITING or not _is_data(path))
@@ -172,7 +174,7 @@ def _is_data(path: Any) -> bool:
 
 
 def _is_writable(descriptor: int) -> bool:
-    import fcntl  # there is none on Windows, where nothing is probed
+    import fcntl  # not on Windows, where nothing is probed
 
     return fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
 
@@ -192,7 +194,7 @@ def _text(value: Any) -> str:
 
 
 def _end(report: Reporter, what: str) -> NoReturn:
-    """End the process; no code of the user's runs after this, and so nothing clears up what was never made."""
+    """Report the reason and end the process at once: the user's code must not handle an action that was not done."""
     try:
         text = f"stopped the data, which was about to {what} (PerfDoctor(probe_data=True) lets it),"
         report(text[:1000].encode("utf-8", "replace"), is_error=True)

@@ -26,12 +26,12 @@ from .code_reached import (
     bases_of,
     constructs_unnamed,
     defined_in,
-    inside_function,
+    function_references,
     is_copied_without_init,
-    is_interpreters,
-    is_known,
+    is_interpreter_type,
+    is_known_module,
     is_native,
-    is_users,
+    is_user_class,
     module_of,
 )
 
@@ -42,20 +42,20 @@ _MAX_PER_TYPE = 256
 _DATA = (type(None), bool, int, float, complex, str, bytes, bytearray, range, slice)
 _PLAIN_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OPAQUE = (logging.Logger, weakref.ref, io.BytesIO, io.StringIO)
-"""Not followed: what these write or hold does not leave the child's memory."""
+"""Not inspected further: what these write or hold does not leave the child's memory."""
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _NOT_FOLLOWED = (*_OPAQUE, *_DESCRIPTORS, np.ndarray, np.generic, types.ModuleType)
-"""Of a module, names in code say what is used; descriptors in C hold nothing but their class."""
+"""Names in code show what is used of a module; descriptors in C hold nothing but their class."""
 _SHARING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _SHARING_MODULES = ("multiprocessing", "subprocess", "socket", "ctypes")
 
 
 def refuses_held(loader: Any) -> str | None:
-    """Return why a copy of what a loader holds would share state with the training; None if nothing does.
+    """Return why a copy of a loader would share state with the training; None if it would not.
 
-    A lock stays locked if the probe ends while it holds it; the training receives what is sent through a connection or
-    written to a file or shared memory. An unknown C type may be any of these, and unknown C code may open them by name.
-    So both the objects held and those that the user's code names are searched.
+    A lock stays locked if the probe ends while it holds it; data sent through a connection, or written to a file or
+    shared memory, reaches the training. An unknown C type may be any of these, and unknown C code may open them by
+    name. So both the objects held and those that the user's code names are searched.
     """
     shared, code = _writable_shared_memory(), CodeReached()
     part, called = _PARTS[0], None
@@ -83,12 +83,12 @@ class _TooMuchError(Exception):
 
 
 def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield what is held, objects before plain containers: the latter may be millions of a kind."""
+    """Yield the objects held, and plain containers last, since these may be millions of one kind."""
     objects, containers = deque(roots), deque[tuple[str, Any]]()
     existing = deque[tuple[str, Any]]()  # classes whose __init__ runs only if some code makes further instances
     makes_instances = False
     seen: set[int] = set()
-    kept: list[Any] = []  # an id is another object's once the object is gone
+    kept: list[Any] = []  # ids are reused once an object is gone
     while objects or containers or (makes_instances and existing):
         if len(seen) >= _MAX_VALUES:
             if objects or (makes_instances and existing):
@@ -105,12 +105,12 @@ def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         else:
             makes_instances = makes_instances or constructs_unnamed(value)
             yield part, value
-        for inner in _inside(value):
+        for inner in _references(value):
             (containers if type(inner) in _PLAIN_CONTAINERS else objects).append((part, inner))
 
 
 class _Existing:
-    """The class of a dataset that exists: all that it defines can run in a copy, except ``__init__``."""
+    """The class of a dataset that exists: all of its code can run in a copy, except ``__init__``."""
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
@@ -122,20 +122,20 @@ def _class_of(kind: type) -> _Existing | type:
     return _Existing(kind) if is_copied_without_init(kind) else kind
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """Yield what a value holds, as far as that can be read."""
+def _references(value: Any) -> Iterator[Any]:
+    """Yield the objects that a value refers to, as far as they can be read without running code."""
     kind = type(value)
     if kind is np.ndarray and value.dtype.hasobject and value.dtype.names is None:
-        yield from _some(value.flat[:_MAX_PER_TYPE])
+        yield from _first_of_each_type(value.flat[:_MAX_PER_TYPE])
     if kind in _DATA or plain.is_a(value, _NOT_FOLLOWED) or plain.is_readable_tensor(value):
         return
     items = plain.items_of(value)
     if items is not None:
         first = 0 if plain.is_a(value, dict) else 1  # of other containers the keys are positions and names
-        yield from _some(inner for pair in items for inner in pair[first:])
+        yield from _first_of_each_type(inner for pair in items for inner in pair[first:])
     for container in (set, frozenset, deque):
         if plain.is_a(value, container):
-            yield from _some(container.__iter__(value))
+            yield from _first_of_each_type(container.__iter__(value))
     if kind in _PLAIN_CONTAINERS:
         return
     if kind is functools.partial:
@@ -143,33 +143,33 @@ def _inside(value: Any) -> Iterator[Any]:
     elif kind is types.MethodType:
         yield from (value.__self__, value.__func__)
     elif kind is types.FunctionType:
-        yield from inside_function(value)
+        yield from function_references(value)
     elif kind in (staticmethod, classmethod):
         yield value.__func__
     elif kind is property:
         yield from (value.fget, value.fset)
     elif kind is types.CellType:
-        yield from _contents(value)
-    elif (kind is not type and is_interpreters(kind)) or module_of(kind) in ("functools", "itertools"):
-        yield from gc.get_referents(value)  # an iterator's container, what a function in C is bound to
+        yield from _cell_contents(value)
+    elif (kind is not type and is_interpreter_type(kind)) or module_of(kind) in ("functools", "itertools"):
+        yield from gc.get_referents(value)  # e.g. an iterator's container, or the object of a bound C function
     elif plain.is_a(value, type):
-        yield from _of_class(value)
+        yield from _class_references(value)
     elif kind is _Existing:
-        yield from _of_class(value.kind, without="__init__")
+        yield from _class_references(value.kind, without="__init__")
     else:
         yield from plain.attributes(value).values()
         yield _class_of(kind) if plain.is_a(value, Dataset) else kind  # type: ignore[arg-type]
-        yield from _slots(value)
+        yield from _slot_values(value)
 
 
-def _of_class(kind: type, without: str = "") -> Iterator[Any]:
-    """Yield what a class of the user's, and such classes among its bases, define."""
+def _class_references(kind: type, without: str = "") -> Iterator[Any]:
+    """Yield the values that a class and its bases define, as far as they are the user's."""
     for base in bases_of(kind):
-        if is_users(base):
+        if is_user_class(base):
             yield from (value for name, value in defined_in(base) if name != without)
 
 
-def _slots(value: Any) -> Iterator[Any]:
+def _slot_values(value: Any) -> Iterator[Any]:
     for base in bases_of(type(value)):
         for _, defined in () if is_native(base) else defined_in(base):
             if type(defined) is types.MemberDescriptorType:
@@ -177,15 +177,15 @@ def _slots(value: Any) -> Iterator[Any]:
                     yield defined.__get__(value)
 
 
-def _contents(cell: types.CellType) -> Iterator[Any]:
+def _cell_contents(cell: types.CellType) -> Iterator[Any]:
     try:
         yield cell.cell_contents
     except ValueError:  # it is empty
         return
 
 
-def _some(items: Any) -> Iterator[Any]:
-    """Yield the first items of each type that may hold something."""
+def _first_of_each_type(items: Any) -> Iterator[Any]:
+    """Yield the first items of each type that can refer to other objects."""
     counts: dict[type, int] = {}
     for item in items:
         kind = type(item)
@@ -197,7 +197,7 @@ def _some(items: Any) -> Iterator[Any]:
 
 
 def _refuses(value: Any, shared: list[range]) -> str | None:
-    """Return what a value is, where a copy of it shares state with the original."""
+    """Return the name of a value whose copy shares state with the original; None for other values."""
     kind = type(value)
     address = _address_of(value)
     if address is not None:
@@ -207,14 +207,14 @@ def _refuses(value: Any, shared: list[range]) -> str | None:
         return None
     for base in bases_of(kind):
         module = module_of(base)
-        is_unknown = is_native(base) and not is_interpreters(base) and not is_known(module)
+        is_unknown = is_native(base) and not is_interpreter_type(base) and not is_known_module(module)
         if base in _SHARING or module.partition(".")[0] in _SHARING_MODULES or is_unknown:
             return f"a {module}.{kind.__qualname__}".replace("builtins.", "")
     return None
 
 
 def _address_of(value: Any) -> int | None:
-    """Return where the elements of a tensor or array lie; None for anything else."""
+    """Return the address of a tensor's or array's elements; None for anything else."""
     if plain.is_a(value, np.ndarray):
         return int(np.ndarray.__array_interface__.__get__(value)["data"][0])
     if plain.is_readable_tensor(value):

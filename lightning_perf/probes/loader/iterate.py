@@ -61,15 +61,14 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
 
 
 def time_pinning(probe: LoaderProbe, device: torch.device) -> LoaderProbe:
-    """Return the record with the time of pinning as many bytes in as many tensors as its batch has."""
-    reason = "" if device.type == "cuda" else f"{device.type} needs no pinned memory"
-    if not reason and not (probe.batch_bytes and probe.n_tensors):
-        reason = "what a batch holds is not known"
-    if reason:
-        return msgspec.structs.replace(probe, missing={**probe.missing, "pin": reason})
+    """Return the record with the time to pin as many tensors and bytes as its batch has, or the reason without it."""
     missing = {name: reason for name, reason in probe.missing.items() if name != "pin"}
-    assert probe.batch_bytes
-    assert probe.n_tensors
+    if device.type != "cuda":
+        missing["pin"] = f"{device.type} needs no pinned memory"
+        return msgspec.structs.replace(probe, missing=missing)
+    if not probe.batch_bytes or not probe.n_tensors:
+        missing["pin"] = "the contents of a batch are unknown"
+        return msgspec.structs.replace(probe, missing=missing)
     size = max(1, probe.batch_bytes // probe.n_tensors)
     tensors = [torch.zeros(size, dtype=torch.uint8) for _ in range(probe.n_tensors)]
     durations_s: list[float] = []
@@ -78,5 +77,5 @@ def time_pinning(probe: LoaderProbe, device: torch.device) -> LoaderProbe:
         pinned = [tensor.pin_memory() for tensor in tensors]
         durations_s.append(time.perf_counter() - begin_s)
         del pinned
-    # The first makes the device's context and pinned pages, which torch then keeps for the next.
+    # The first two create the device's context and pinned pages, which torch then reuses.
     return msgspec.structs.replace(probe, pin=repeated(durations_s[2:]), missing=missing)

@@ -36,8 +36,8 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAX_FUNCTIONS, _MAX_LINES = 12, 8
 _MAX_TRACED_LINES = 200_000
 _NATIVE_LINE_S = 5e-6
-"""A line of Python with names and small numbers takes 0.02–0.2 us on machines of the last ten years. A function whose
-lines take this long on average without calls runs code in C: operators on arrays or tensors."""
+"""Own time per line above which a function counts as running C code: operators on arrays or tensors. A line of Python
+with names and small numbers takes 0.02–0.2 us on machines of the last ten years."""
 
 
 class _Function(NamedTuple):
@@ -49,14 +49,14 @@ class _Function(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """A function and the line that it is at; no file for a function in C."""
+    """A function and its current line; the file is empty for a function in C."""
 
     function: _Function
     line: int
 
 
 class _Sample(NamedTuple):
-    """One stack: the frames that count as the user's, outermost first, and what the innermost of them called."""
+    """One stack: the frames that count as the user's, outermost first, and the frame that the innermost called."""
 
     frames: tuple[_Frame, ...]
     called: _Frame | None
@@ -66,7 +66,7 @@ class _Sample(NamedTuple):
 class BatchLines:
     """Stack samples of the thread that makes batches.
 
-    Installed packages count as the user's code where no line of the user's was seen at all.
+    Installed packages count as the user's code if no line of the user's was seen.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class BatchLines:
         self._profiler.start()
 
     def stop(self) -> None:
-        """End it, and keep what was seen below the probe's own code."""
+        """Stop sampling, and keep the frames below the probe's own code."""
         for infos, seconds in self._profiler.stop().frame_records:
             frames = [_frame(info) for info in infos]
             ours = [index for index, frame in enumerate(frames) if frame.function.file.startswith(_OURS)]
@@ -101,9 +101,9 @@ class BatchLines:
         found: dict[Place, Line] = {}
         for sample in samples:
             function, line = sample.frames[-1]
-            place = Place(function.file, line, _bare(function))
-            known = found.setdefault(place, Line(place, _bare(sample.frames[0].function)))
-            known.add(sample.seconds, 1, _call(sample))
+            place = Place(function.file, line, _without_class(function))
+            known = found.setdefault(place, Line(place, _without_class(sample.frames[0].function)))
+            known.add(sample.seconds, 1, _called_name(sample))
         costly = [line for line in found.values() if line.ns >= MIN_SHARE * total_s]
         return tuple(line.record(total_s) for line in sorted(costly, key=lambda line: -line.ns)[:_MAX_LINES])
 
@@ -136,22 +136,6 @@ class BatchLines:
             if total[function] >= MIN_SHARE * total_s
         )[:_MAX_FUNCTIONS]
 
-    @staticmethod
-    def with_operators(
-        functions: tuple[HotFunction, ...], work: Callable[[], Any], call_s: float
-    ) -> tuple[HotFunction, ...]:
-        """Return the functions, the first as ``"native"`` if it runs too few lines for its own time to be Python's.
-
-        ``work`` is one call, which takes ``call_s`` and is run once more.
-        """
-        if not functions or functions[0].kind == "native":
-            return functions
-        first = functions[0]
-        n_lines = _lines_run(work, first.file, first.line)
-        if not n_lines or first.own_share * call_s / n_lines <= _NATIVE_LINE_S:
-            return functions
-        return (msgspec.structs.replace(first, kind="native"), *functions[1:])
-
     def hot_lines(self) -> tuple[HotLine, ...]:
         """Return the lines of the costliest function, with their shares of its time."""
         first = next(iter(self.functions("getitem")), None)
@@ -175,7 +159,7 @@ class BatchLines:
         )
 
     def _samples(self) -> tuple[list[_Sample], float]:
-        """Return the stacks that hold the user's code, or packages where none do, and the seconds of all stacks."""
+        """Return the stacks with the user's code, or else those with packages, and the seconds of all stacks."""
         total_s = sum(seconds for _, seconds in self._stacks)
         for owners in ((USER,), (USER, OTHER)):
             found = [sample for stack in self._stacks if (sample := _sample(*stack, owners)) is not None]
@@ -218,8 +202,24 @@ def read_worker_lines(folder: Path) -> tuple[HostLine, ...]:
     return tuple(sorted(found.values(), key=lambda line: -line.share))[:_MAX_LINES]
 
 
-def _lines_run(work: Callable[[], Any], file: str, line: int) -> int:
-    """Return how many lines of a function one call of the work runs; at most some hundred thousand are counted."""
+def with_operators(
+    functions: tuple[HotFunction, ...], work: Callable[[], Any], call_s: float
+) -> tuple[HotFunction, ...]:
+    """Return the functions, the first one as ``"native"`` if its lines are too slow for Python code.
+
+    It then runs operators. ``work`` is one call, which takes ``call_s`` seconds and is run once more.
+    """
+    if not functions or functions[0].kind == "native":
+        return functions
+    first = functions[0]
+    n_lines = _n_lines_run(work, first.file, first.line)
+    if not n_lines or first.own_share * call_s / n_lines <= _NATIVE_LINE_S:
+        return functions
+    return (msgspec.structs.replace(first, kind="native"), *functions[1:])
+
+
+def _n_lines_run(work: Callable[[], Any], file: str, line: int) -> int:
+    """Return how many lines of a function one call of ``work`` runs; counts at most ``_MAX_TRACED_LINES``."""
     n_lines = 0
 
     def in_function(frame: FrameType, event: str, arg: Any) -> Any:
@@ -244,7 +244,7 @@ def _lines_run(work: Callable[[], Any], file: str, line: int) -> int:
 
 
 def _frame(info: str) -> _Frame:
-    """Return the frame that pyinstrument writes as name, file and first line, then attributes."""
+    """Return a frame from pyinstrument's text: name, file and first line, followed by attributes."""
     identifier, *attributes = info.split("\x01")
     name, file, line = identifier.split("\x00")
     if file == "<built-in>":
@@ -255,7 +255,10 @@ def _frame(info: str) -> _Frame:
 
 
 def _sample(stack: tuple[_Frame, ...], seconds: float, owners: tuple[str, ...]) -> _Sample | None:
-    """Return a stack from its user's point of view; a comprehension is a part of the function around it."""
+    """Return the frames of some owners in a stack, and what they call; None without such frames.
+
+    A comprehension counts as part of the function around it.
+    """
     frames: list[_Frame] = []
     called: _Frame | None = None
     for frame in stack:
@@ -269,13 +272,13 @@ def _sample(stack: tuple[_Frame, ...], seconds: float, owners: tuple[str, ...]) 
     return _Sample(tuple(frames), called, seconds) if frames else None
 
 
-def _bare(function: _Function) -> str:
+def _without_class(function: _Function) -> str:
     """Return a function's name without its class."""
     return function.name.rpartition(".")[2]
 
 
-def _call(sample: _Sample) -> str:
-    """Return what the innermost line called, as the line or an import writes it: ``"time.sleep"``, ``"json.loads"``."""
+def _called_name(sample: _Sample) -> str:
+    """Return the function that the innermost line called, as code names it, e.g. ``"json.loads"``; empty for none."""
     if sample.called is None:
         return ""
     function, line = sample.frames[-1]
@@ -284,11 +287,11 @@ def _call(sample: _Sample) -> str:
     written = re.search(rf"([\w.]*\b{re.escape(name.rpartition('.')[2])})\s*\(", text)
     if written is not None:
         return written[1].removeprefix("self.").lstrip(".")
-    return f"{_package(sample.called.function.file)}{name}"
+    return f"{_package_prefix(sample.called.function.file)}{name}"
 
 
-def _package(file: str) -> str:
-    """Return the package that a file belongs to and a dot; nothing for a function in C."""
+def _package_prefix(file: str) -> str:
+    """Return the package of a file, followed by a dot; empty for a function in C."""
     for folder in filter(file.startswith, _FOLDERS):
         return os.path.relpath(file, folder).split(os.sep)[0].removesuffix(".py") + "."
     return ""

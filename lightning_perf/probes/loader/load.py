@@ -13,11 +13,10 @@ _MIN_STEP_S = 20e-6
 
 
 class Load:
-    """Keeps ``threads`` cores busy for ``seconds`` per step, as the training does, measured without workers.
+    """Computation on ``threads`` cores for ``seconds`` per step, as in the training, if nothing else runs.
 
-    The amount of work per step is fixed, so that a step takes longer beside workers that use its cores, as the
-    training's does. Several threads work in rounds that end with the slowest of them, as operators do. Calibrating
-    takes at most ``budget_s``.
+    The amount of work per step is fixed, so that a step takes longer if workers use its cores, as in training. Several
+    threads work in rounds that end with the slowest thread, as operators do. Calibration takes at most ``budget_s``.
     """
 
     def __init__(self, seconds: float, threads: int, budget_s: float) -> None:
@@ -30,7 +29,7 @@ class Load:
         self.seconds = 0.0
         """Seconds per step, as measured."""
         self.spread_s = 0.0
-        """Half of the interquartile range of the measured values."""
+        """Half of the interquartile range of the measured seconds per step."""
         if seconds > _MIN_STEP_S:
             self._calibrate(seconds, budget_s)
 

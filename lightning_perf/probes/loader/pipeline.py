@@ -1,4 +1,4 @@
-"""The parts of a loader, in the child: what to fetch next, fetching it, collating it, moving it out of a worker."""
+"""The parts of a loader in the child: sampler, dataset, collate function, and transport from a worker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from torch.utils.data._utils import worker as torch_worker
 
 from lightning_perf.probes import plain
 
-from .child import end_in_order, error_line
+from .child import error_line, unwind_on_signals
 from .copying import copies_dataset
 
 _PAUSE_S = 0.003
-"""A replaying worker waits this long before each batch, so that the main process waits for it and none is queued."""
-MAX_BATCHES = 60
+"""Pause of a replaying worker before each batch: the main process then waits for it, and no batch is queued."""
+_MAX_REPLAYED = 60
+"""Batches of a replaying worker."""
 
 
 class Refused(Exception):
@@ -33,8 +34,8 @@ class Pipeline:
     """The parts of a loader, owned by the child: the parent's objects do not change.
 
     A *unit* is the argument of one fetch: the indices of a batch, one index without batching, or for an
-    ``IterableDataset`` only the number of samples. All stages of the probe share one stream of units, so that none
-    reads what another has put into the page cache; it starts over when the sampler is exhausted. With ``forks``,
+    ``IterableDataset`` only the number of samples. All stages of the probe share one stream of units, so that no stage
+    reads data that another has put into the page cache; it starts over when the sampler is exhausted. With ``forks``,
     workers are forked whatever the loader's start method is: they start in milliseconds, with the same throughput.
     """
 
@@ -54,7 +55,7 @@ class Pipeline:
         self.prefetch_factor = loader.prefetch_factor
         self.is_iterable = isinstance(dataset, IterableDataset)
         self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset returns whole batches
-        # Python 3.14's fork server is the parent's; a batch takes as long in a spawned interpreter.
+        # Not "forkserver", Python 3.14's default: the server is the parent's. A batch takes as long with "spawn".
         context = multiprocessing.get_context("fork") if forks else loader.multiprocessing_context
         self.context: Any = multiprocessing.get_context("spawn") if self.is_pickled else context
         if self.is_iterable:
@@ -77,7 +78,7 @@ class Pipeline:
         return [unit] if self.is_batched else list(unit)
 
     def fetch(self, call: Any) -> Any:
-        """Call the dataset once. Do nothing else here: this call is sampled and profiled."""
+        """Return the result of one call of the dataset. Add nothing here: this call is sampled and profiled."""
         if self.is_iterable:
             return self._next()
         if self.fetch_many is not None:
@@ -105,13 +106,13 @@ class Pipeline:
         return _n_samples_in(result) if self.makes_batches else 1
 
     def batch_of(self, results: list[Any]) -> Any:
-        """Return the batch, from what the calls for one unit gave."""
+        """Return the batch collated from the results of the calls for one unit."""
         return self.collate(results[0] if self.is_batched else results)
 
     def time_transport(self, results: list[Any], budget_s: float) -> tuple[list[float], float]:
-        """Return the transport times of batches from a worker to the main process, and the time to start the worker.
+        """Return the seconds to move each batch from a worker to the main process, and to start the worker.
 
-        One worker of torch's replays samples made before, so that the time from the end of collating is pickling,
+        A worker of torch's repeats the samples in ``results``: the time from the end of collating consists of pickling,
         shared memory, the queue, and rebuilding the tensors. It stops ``budget_s`` after the first batch.
         """
         loader = DataLoader(
@@ -127,8 +128,8 @@ class Pipeline:
         batches = iter(loader)
         begin_s = None
         for batch, made_s in batches:
-            now_s = time.perf_counter()  # one clock for all processes of a Linux machine
-            if begin_s is None:  # the first one starts threads and imports on both sides
+            now_s = time.perf_counter()  # the same clock in all processes, on Linux
+            if begin_s is None:  # the first batch starts threads and imports on both sides
                 begin_s = now_s
             else:
                 durations_s.append(now_s - made_s)
@@ -159,7 +160,7 @@ class Pipeline:
         """Check that an ``IterableDataset`` divides its samples among workers.
 
         Raises:
-            Refused: It neither asks which worker it is in, nor does ``worker_init_fn``: every worker would yield all.
+            Refused: Neither it nor ``worker_init_fn`` reads the worker's id or their number.
         """
         if not self.is_iterable:
             return
@@ -189,20 +190,20 @@ class Pipeline:
 
 
 def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> None:
-    """Start a worker with the user's ``worker_init_fn``; it exits cleanly when the probe ends."""
-    end_in_order()
+    """Call the user's ``worker_init_fn`` in a worker, whose code is unwound when the probe ends."""
+    unwind_on_signals()
     if worker_init is not None:
         worker_init(worker_id)
 
 
 class _Replay(Dataset[Any]):
-    """Return the same samples again and again, copied: what is in shared memory already would not move again."""
+    """A dataset of one batch's samples, copied each time, since tensors in shared memory are not moved again."""
 
     def __init__(self, results: list[Any]) -> None:
         self._results = results
 
     def __len__(self) -> int:
-        return MAX_BATCHES
+        return _MAX_REPLAYED
 
     def __getitem__(self, index: int) -> list[Any]:
         results = copy.deepcopy(self._results)
@@ -211,12 +212,12 @@ class _Replay(Dataset[Any]):
 
 
 def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, results: list[Any]) -> tuple[Any, float]:
-    """Collate as the loader does, and return the batch with the time at which that was done."""
+    """Return the collated batch and the time at which collating ended."""
     return collate(results[0] if is_batched else results), time.perf_counter()
 
 
 class _Forever:
-    """A sampler's indices in an endless cycle; every ``iter`` continues where the last one stopped."""
+    """A sampler's indices in an endless cycle; each ``iter`` continues where the last one stopped."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

@@ -27,13 +27,13 @@ _decode = msgspec.json.Decoder(Report).decode  # built once: building it in two 
 LIMIT_S = 20.0
 """Default number of seconds after which the child is killed; it plans to finish a little earlier."""
 MIN_LIMIT_S = 2.0
-"""Starting workers and profiling take this long before they report anything."""
+"""Least limit: a shorter probe would end before its workers start."""
 BATCHES_LIMIT_S = 3.0
 """Limit for timing a few batches."""
 
 
 class LoaderProber:
-    """Prober of one loader at a time, beside the other work of this process.
+    """Measurement of one loader at a time, while this process does other work.
 
     A forked child and its own workers do everything, on copies of dataset, sampler, collate and generators, with
     separate open files. Random states, samplers, files and iterators of this process do not change. If the data raises,

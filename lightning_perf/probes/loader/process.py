@@ -12,7 +12,7 @@ from lightning_perf.cgroups import free_bytes
 
 
 def storage_bytes_read() -> int | None:
-    """Return the bytes that this process has read from storage; None where the kernel does not report it."""
+    """Return the bytes that this process has read from storage; None if the kernel does not report them."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
         return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
@@ -27,32 +27,33 @@ def queued_s() -> float:
 
 
 def n_waits() -> int:
-    """Return how often this thread gave up its core to wait for something; 0 where the kernel does not report it."""
-    import resource  # there is none on Windows, where nothing is probed
+    """Return how often this thread gave up its core to wait for something; 0 if the kernel does not report it."""
+    import resource  # not on Windows, where nothing is probed
 
     who = getattr(resource, "RUSAGE_THREAD", None)
     return 0 if who is None else resource.getrusage(who).ru_nvcsw
 
 
-def private_bytes(all_of_it: bool) -> float:
-    """Return this process's own memory, without what it freed; NaN if the kernel does not report it.
+def private_bytes(with_copied_pages: bool) -> float:
+    """Return the bytes of this process's own memory, without freed memory; NaN if the kernel does not report them.
 
-    With ``all_of_it``, pages shared with the parent until this process wrote to them count too. Reading Python objects
-    writes to them, since it counts references. While the parent keeps writing this is unreliable, because pages that
-    the parent copies become the child's own.
+    ``with_copied_pages`` includes pages that were shared with the parent until this process wrote to them. Reading
+    Python objects writes to them, since it counts references. While the parent keeps writing this is unreliable,
+    because pages that the parent copies become the child's own.
     """
-    _trimmer()(0)
+    _memory_trimmer()(0)
+    file, name = ("smaps_rollup", "Private_Dirty:") if with_copied_pages else ("status", "RssAnon:")
     try:
-        return float(_bytes_of("smaps_rollup", "Private_Dirty:") if all_of_it else _bytes_of("status", "RssAnon:"))
+        return float(_bytes_of(file, name))
     except (OSError, ValueError, IndexError):
         return float("nan")
 
 
 @functools.cache
-def _trimmer() -> Callable[[int], int]:
-    """Return what gives freed memory back to the kernel: fragments would otherwise look like growth."""
+def _memory_trimmer() -> Callable[[int], int]:
+    """Return a function that returns freed memory to the kernel, since fragments would otherwise look like growth."""
     try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim  # glibc's alone
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim  # only in glibc
     except (OSError, AttributeError):
         return int
     return trim
@@ -60,7 +61,7 @@ def _trimmer() -> Callable[[int], int]:
 
 def limit_memory(share: float) -> None:
     """Limit this process, and each that it starts, to a share of the memory that is free now."""
-    import resource  # there is none on Windows, where nothing is probed
+    import resource  # not on Windows, where nothing is probed
 
     with contextlib.suppress(OSError, ValueError, IndexError):
         limit = int(_bytes_of("status", "VmData:") + share * free_bytes())

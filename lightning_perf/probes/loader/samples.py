@@ -14,17 +14,17 @@ from .pipeline import Pipeline
 from .process import n_waits, queued_s
 
 SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
-"""A sample is slow at so many times the median; with so many slow ones, their share is known within a third."""
+"""A sample is slow above this multiple of the median; from this many slow ones, their share is known within a third."""
 WORTH_READING_S = 200e-6
-"""Run-queue time is read for samples slower than this, since reading it takes about 20 us."""
+"""Queueing for a core is read only after samples slower than this, since reading it takes about 20 us."""
 MAX_TIMED_AGAIN = 20
 """Slow samples that are made a second time."""
 _MIN_GROWTH_BYTES = 16 * 2**20
-"""Less is not reported as growth: the child also copies pages of the interpreter when it first writes to them."""
+"""Less growth is not reported: the child also copies pages of the interpreter when it first writes to them."""
 
 
-class _Long(NamedTuple):
-    """A slow call of the dataset: its time per sample, the number of samples, and whether it waited."""
+class _SlowCall(NamedTuple):
+    """A slow call of the dataset: its argument, time per sample, number of samples, and whether it waited."""
 
     call: Any
     sample_s: float
@@ -61,10 +61,10 @@ class Samples:
         self.results: list[Any] = []
         self.indexes: bool | None = None
         self.argument: Any = None
-        self._long: list[_Long] = []
+        self._long: list[_SlowCall] = []
 
     def make_batch(self, pipeline: Pipeline, unit: Any, late_s: float) -> None:
-        """Make the samples of one batch and collate them; once time is up, repeat those made for the rest."""
+        """Make the samples of one batch and collate them; after ``late_s``, reuse those made for the rest."""
         results: list[Any] = []
         calls = pipeline.calls(unit)
         waits_before = n_waits()
@@ -77,10 +77,10 @@ class Samples:
             now_s = time.perf_counter()
             n = pipeline.samples_in(call, results[-1])
             taken_s = now_s - last_s
-            if taken_s > WORTH_READING_S:  # a core that others hold makes some samples slow that are like all others
+            if taken_s > WORTH_READING_S:  # a sample is not slow if another process had the core
                 queued_now_s, waits = queued_s(), n_waits()
                 taken_s -= min(queued_now_s - queued_before_s, 0.95 * taken_s)
-                self._long.append(_Long(call, taken_s / n, n, waits > waits_before))
+                self._long.append(_SlowCall(call, taken_s / n, n, waits > waits_before))
                 queued_before_s, waits_before = queued_now_s, waits
             self.sample_s += [taken_s / n] * n
             self.n_samples += n
@@ -90,7 +90,7 @@ class Samples:
         end_s = time.perf_counter()
         cpu_s = time.process_time() - cpu_begin_s
         self.cpu_s += cpu_s
-        # On a busy virtual machine the kernel may count more queueing than this clock saw time pass.
+        # On a busy virtual machine the kernel may count more queueing than the time that has passed.
         self.wall_s += max(cpu_s, end_s - begin_s - (queued_s() - queued_begin_s))
         if self.indexes is None:
             self.indexes = not pipeline.is_batched and indexes_tensors(pipeline.dataset, results[0])
@@ -119,13 +119,13 @@ class Samples:
         }
 
     def growth(self) -> float | str:
-        """Return the bytes per sample that are kept, 0 where memory does not grow steadily; or why that is unknown."""
+        """Return the growth of memory in bytes per sample, 0 if it is not steady; or why it is unknown."""
         if any(math.isnan(own) for _, own in self.readings):
-            return "the kernel does not report what memory is a process's own"
+            return "the kernel does not report the private memory of a process"
         warm = self.readings[len(self.readings) // 4 :]
         trend = fit_trend([n for n, _ in warm], [own for _, own in warm])
         if trend is None:
-            return f"{len(warm)} readings are too few to tell growth from noise"
+            return f"{len(warm)} readings are too few to distinguish growth from noise"
         grown_bytes = trend.slope * (warm[-1][0] - warm[0][0])
         return trend.slope if trend.low > 0 and trend.is_steady and grown_bytes >= _MIN_GROWTH_BYTES else 0.0
 
@@ -135,15 +135,15 @@ class Samples:
         return sum(each_s > slow_s for each_s in self.sample_s)
 
     def has_few_slow(self) -> bool:
-        """Return whether some samples were slow, but too few to tell a habit from chance."""
+        """Return whether some samples were slow, but too few to know their share."""
         return 0 < self.n_slow() < ENOUGH_SLOW
 
     def slow_again(self, pipeline: Pipeline, limit_s: float) -> float | None:
-        """Time slow samples per second time, within ``limit_s``: CPU steal is not visible to the guest.
+        """Make slow samples again, within ``limit_s`` seconds, and return the share of their slowness that recurred.
 
-        A sample that waited for its data is not timed again, since the data may be cached by now. Return the share of
-        the time beyond the median that was needed again; None if no sample was slow, or none can be timed again in
-        time.
+        Otherwise CPU steal, which is not visible to the guest, would count as slow samples. Slowness is the time above
+        the median. That of a sample that waited counts in full without making it again, since its data may be cached
+        by now. None if no sample was slow, or none could be made again.
         """
         usual_s = statistics.median(self.sample_s)
         slow = [each for each in self._long if each.sample_s > SLOW_RATIO * usual_s]

@@ -25,14 +25,14 @@ from .child import EndingError, Reporter, error_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
 from .guard import guard
-from .lines import BatchLines, WorkerLines, read_worker_lines
+from .lines import BatchLines, WorkerLines, read_worker_lines, with_operators
 from .load import Load
 from .pipeline import Pipeline, Refused
 from .process import limit_memory, private_bytes, storage_bytes_read
 from .samples import Samples
 
 BATCHES_S, MIN_BATCHES, MAX_BATCHES = 0.5, 3, 20
-"""Of timing a few batches: no further one is begun after this time, once there are enough; the child takes a core."""
+"""Limits of timing a few batches, which takes a core: no further one begins after this time, once there are enough."""
 PLANNED_SHARE = 0.85
 """Share of the time limit that the child plans to use; at the limit it is killed."""
 SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
@@ -43,15 +43,15 @@ MIN_SAMPLED_BATCHES = 3
 COLLATE_SHARE = 0.1
 """Share of a batch's time above which lines of collate are sampled too."""
 FLAT = 1.4
-"""Speedup by several workers below which their waiting is analyzed."""
+"""Speedup by several workers below which their lines are sampled, to find why they wait."""
 BURSTY = 1.3
-"""Mean ÷ median time of a sample above which a few slow ones decide; an exponential distribution has 1.44."""
+"""Mean ÷ median time of a sample above which a few slow samples dominate; an exponential distribution has 1.44."""
 BURSTY_BATCH = 1.5
 """p95 ÷ median time of a batch above which batches themselves come in bursts."""
 AGAIN_SHARE = 0.05
 """Share of the planned time for timing slow samples again."""
 MEMORY_SHARE = 0.25
-"""Of the memory free at the start: what the child may grow by before it stops."""
+"""Share of the memory free at the start by which the child may grow before it stops."""
 _MAX_READINGS = 40
 _DRAWING_S, _MAX_DRAWN = 0.3, 4096
 _REPORT_EVERY_S = 0.5
@@ -59,17 +59,17 @@ _MIN_BURST_S = 1e-3  # system noise dominates the times of faster batches
 
 
 Extent = Literal["full", "short", "batches"]
-"""``"short"`` measures only samples, their lines and the curve, with forked workers; ``"batches"`` only the median time
-of a few batches of random samples. The user did not request either, so both run under ``guard``."""
+"""``"short"`` measures only samples, their lines and the curve, with forked workers; ``"batches"`` measures only the
+median time of a few batches of random samples. The user requested neither, so both run under ``guard``."""
 
 
 class Plan(NamedTuple):
     """Limits and settings of a probe.
 
     Attributes:
-        limit_s: Seconds until it is killed.
+        limit_s: Seconds until the child is killed.
         scratch: A folder that the parent removes.
-        load: Seconds per step that the training computes, and on how many threads; None if unknown.
+        load: Seconds per step that the training computes, and its number of threads; None if unknown.
     """
 
     limit_s: float
@@ -98,10 +98,10 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Rep
     begin_s = time.perf_counter()
     separate_descriptors(keep=(reporter.descriptor,))
     forget_parents_processes(plan.scratch)
-    private_bytes(all_of_it=False)  # loads its libraries now, since ``guard`` forbids that
+    private_bytes(with_copied_pages=False)  # loads its libraries now, which ``guard`` would forbid
     if plan.extent != "full":
         guard(reporter, plan.scratch)
-    gc.enable()  # for the child's own objects; the parent's are frozen
+    gc.enable()  # only for the child's own objects: the parent's are frozen
     _Stages(loader, plan, first, begin_s, reporter).run()
 
 
@@ -121,8 +121,8 @@ class _Stages:
         self._stage = "taking the loader apart"
         self._missing: dict[str, str] = dict(first.missing)
         self._memory_allowed = MEMORY_SHARE * free_bytes()
-        self._memory_limit = private_bytes(all_of_it=False) + self._memory_allowed
-        limit_memory(1.2 * MEMORY_SHARE)  # a hard limit: the one above is checked only now and then
+        self._memory_limit = private_bytes(with_copied_pages=False) + self._memory_allowed
+        limit_memory(1.2 * MEMORY_SHARE)  # enforced by the kernel: the limit above is only checked now and then
 
     def run(self) -> None:
         try:
@@ -157,8 +157,8 @@ class _Stages:
         self._measure_curve(pipeline, samples)
 
     def _time_batches(self, pipeline: Pipeline) -> None:
-        """Time a few batches of random samples: no sampler of the user's is asked."""
-        self._enter("making a batch")
+        """Time a few batches of random samples, without running a sampler of the user's."""
+        self._enter_stage("making a batch")
         n_samples, draw = pipeline.n_samples(), random.Random(0)
         batch_s: list[float] = []
         end_s = time.perf_counter() + BATCHES_S
@@ -170,7 +170,7 @@ class _Stages:
         point = point_of(batch_s, 0, None, batch_s[0])
         self._update(curve=(msgspec.structs.replace(point, batch_s=statistics.median(batch_s)),))
 
-    def _share(self, share: float) -> float:
+    def _planned_s(self, share: float) -> float:
         return share * PLANNED_SHARE * self._plan.limit_s
 
     def _update(self, **fields: Any) -> None:
@@ -180,28 +180,28 @@ class _Stages:
         self._update(wall_s=time.perf_counter() - self._begin_s, missing=dict(self._missing))
         self._reporter(msgspec.json.encode(Report(self._stage, self._pids, self._probe, refusal, failure)))
 
-    def _enter(self, stage: str) -> None:
+    def _enter_stage(self, stage: str) -> None:
         self._stage = stage
         self._report()
 
     def _time_samples(self, pipeline: Pipeline) -> Samples:
-        self._enter("making samples")
+        self._enter_stage("making samples")
         samples = self._samples
         read_before = storage_bytes_read()
-        end_s = time.perf_counter() + self._share(SAMPLES_SHARE)
-        late_s = end_s + self._share(SAMPLES_SHARE)
+        end_s = time.perf_counter() + self._planned_s(SAMPLES_SHARE)
+        late_s = end_s + self._planned_s(SAMPLES_SHARE)
         next_reading_s = next_report_s = 0.0
         try:
             for unit in pipeline.units:
                 samples.make_batch(pipeline, unit, late_s)
                 now_s = time.perf_counter()
                 if now_s >= next_reading_s:
-                    samples.readings.append((float(samples.n_samples), private_bytes(all_of_it=True)))
-                    next_reading_s = now_s + self._share(SAMPLES_SHARE) / _MAX_READINGS
+                    samples.readings.append((float(samples.n_samples), private_bytes(with_copied_pages=True)))
+                    next_reading_s = now_s + self._planned_s(SAMPLES_SHARE) / _MAX_READINGS
                     if samples.readings[-1][1] > self._memory_limit:
                         raise _TooMuchMemory
                 if now_s >= next_report_s:  # in case the next sample hangs or ends the process
-                    self._keep_samples(pipeline, samples, read_before)
+                    self._record_samples(pipeline, samples, read_before)
                     self._report()
                     next_report_s = time.perf_counter() + _REPORT_EVERY_S
                 n = len(samples.batch_s)
@@ -211,15 +211,15 @@ class _Stages:
                     is_time = not samples.has_few_slow()
                 if is_enough or now_s > late_s or is_time:
                     break
-            self._update(slow_again=samples.slow_again(pipeline, self._share(AGAIN_SHARE)))
+            self._update(slow_again=samples.slow_again(pipeline, self._planned_s(AGAIN_SHARE)))
         except _TooMuchMemory:
             n_mib = (samples.readings[-1][1] - samples.readings[0][1]) / 2**20
             raise MemoryError(f"{samples.n_samples} samples took {n_mib:.0f} MiB that they do not give back") from None
         finally:
-            self._keep_samples(pipeline, samples, read_before)
+            self._record_samples(pipeline, samples, read_before)
         return samples
 
-    def _keep_samples(self, pipeline: Pipeline, samples: Samples, read_before: int | None) -> None:
+    def _record_samples(self, pipeline: Pipeline, samples: Samples, read_before: int | None) -> None:
         if not samples.sample_s:
             return
         read_after = storage_bytes_read()
@@ -234,22 +234,22 @@ class _Stages:
         self._update(rss_growth_bytes=None if isinstance(growth, str) else growth, **samples.fields())
 
     def _sample_lines(self, pipeline: Pipeline, samples: Samples) -> None:
-        """Find the functions and lines that take the time of making and of collating samples."""
-        self._enter("sampling the lines of __getitem__")
-        calls = _drawn_calls(pipeline, min(_DRAWING_S, self._share(LINES_SHARE) / 4))
+        """Find the functions and lines that take the time to make and to collate samples."""
+        self._enter_stage("sampling the lines of __getitem__")
+        calls = _drawn_calls(pipeline, min(_DRAWING_S, self._planned_s(LINES_SHARE) / 4))
         making, collating = BatchLines(), BatchLines()
         getitem, collate = self._probe.getitem, self._probe.collate
         assert getitem is not None
         collate_s = collate.mean_s if collate is not None else 0.0
         is_collate_costly = collate_s > COLLATE_SHARE * (getitem.mean_s * (samples.batch_size or 1) + collate_s)
-        budget_s = self._share(LINES_SHARE) * (0.6 if is_collate_costly else 1.0)
+        budget_s = self._planned_s(LINES_SHARE) * (0.6 if is_collate_costly else 1.0)
         with making.sampling():
             _repeat(calls, budget_s)
         if is_collate_costly:
             with collating.sampling():
                 _repeat(partial(pipeline.batch_of, samples.results), budget_s / 2)
         call_s = getitem.mean_s * ((samples.batch_size or 1) if pipeline.is_batched else 1)
-        functions = making.with_operators(making.functions("getitem"), calls, call_s)
+        functions = with_operators(making.functions("getitem"), calls, call_s)
         self._update(
             functions=(*functions, *collating.functions("collate")),
             lines=making.hot_lines(),
@@ -260,7 +260,7 @@ class _Stages:
             self._missing["functions"] = "no line of your code was seen while samples were made"
 
     def _time_transport(self, pipeline: Pipeline, samples: Samples) -> None:
-        self._enter("moving batches from a worker")
+        self._enter_stage("moving batches from a worker")
         if pipeline.is_iterable and pipeline.makes_batches:
             samples.results = samples.results[:1]
         try:
@@ -268,12 +268,12 @@ class _Stages:
         except Exception as error:  # noqa: BLE001 - the user's objects; the reason is reported
             self._missing["transport"] = f"samples cannot be copied: {error_line(error)}"
             return
-        durations_s, self._start_s = pipeline.time_transport(samples.results, self._share(TRANSPORT_SHARE))
+        durations_s, self._start_s = pipeline.time_transport(samples.results, self._planned_s(TRANSPORT_SHARE))
         self._update(transport=repeated(durations_s))
         samples.results = []
 
     def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
-        self._enter("running the loader with different numbers of workers")
+        self._enter_stage("running the loader with different numbers of workers")
         getitem, batch_s = self._probe.getitem, self._probe.made_s()
         assert getitem is not None
         assert batch_s is not None
@@ -284,10 +284,10 @@ class _Stages:
         numbers = self._affordable(numbers)
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
         is_bursty = self._plan.extent == "full" and _is_bursty(getitem, samples.batch_s)
-        end_s = self._end_s - (self._share(PREFETCH_SHARE) if is_bursty else 0.0)
+        end_s = self._end_s - (self._planned_s(PREFETCH_SHARE) if is_bursty else 0.0)
         does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTES
         if does_wait:
-            end_s -= self._share(WORKER_LINES_SHARE)
+            end_s -= self._planned_s(WORKER_LINES_SHARE)
         fewer: list[int] = []
         if load is not None and self._plan.extent == "short":
             numbers, fewer = urgent_first(numbers, math.ceil(batch_s / max(load.seconds, 1e-6)))
@@ -305,15 +305,15 @@ class _Stages:
             self._missing["first_batch_s"] = f"{pipeline.num_workers} workers were not tried"
         with_workers = [point for point in self._probe.curve if point.num_workers]
         if is_bursty and with_workers:
-            self._enter("running the loader with different prefetch factors")
+            self._enter_stage("running the loader with different prefetch factors")
             best = min(with_workers, key=lambda point: point.batch_s)
             factors = sorted({best.prefetch_factor or 2, 4, 8})
             measurement.vary_prefetch(best.num_workers, factors, batch_s, self._end_s)
             self._update(prefetch=measurement.points(best.num_workers))
 
     def _affordable(self, numbers: list[int]) -> list[int]:
-        """Return the numbers of workers for which memory is free, each taking as much as this process has taken."""
-        taken = private_bytes(all_of_it=True)
+        """Return the numbers of workers for which memory is free, if each needs as much as this process does."""
+        taken = private_bytes(with_copied_pages=True)
         most = self._memory_allowed / taken if taken > 0 else math.inf
         affordable = [n for n in numbers if n <= most]
         if len(affordable) < len(numbers):
@@ -321,13 +321,13 @@ class _Stages:
         return affordable or [0]
 
     def _sample_workers(self, pipeline: Pipeline, batch_s: float) -> None:
-        """Find the cause of waiting if several workers are hardly faster than one."""
+        """Sample the lines of workers if several are hardly faster than one, to find why they wait."""
         most = max(self._probe.curve, key=lambda point: point.num_workers, default=None)
         if most is None or most.num_workers < 2 or batch_s > FLAT * most.batch_s:
             return
-        self._enter("sampling the lines of workers")
+        self._enter_stage("sampling the lines of workers")
         inner, pipeline.worker_init = pipeline.worker_init, WorkerLines(pipeline.worker_init, self._plan.scratch)
-        end_s = time.perf_counter() + self._share(WORKER_LINES_SHARE)
+        end_s = time.perf_counter() + self._planned_s(WORKER_LINES_SHARE)
         batches = iter(pipeline.loader(most.num_workers, most.prefetch_factor))
         self._pids.extend(worker.pid for worker in getattr(batches, "_workers", ()))
         for _ in batches:
@@ -338,10 +338,10 @@ class _Stages:
         pipeline.worker_init = inner
 
     def _load(self) -> Load | None:
-        """Return what computes beside the workers; None where what the training computes is unknown."""
+        """Return a compute load like the training's; None if that is unknown."""
         if self._plan.load is None:
             return None
-        load = Load(*self._plan.load, self._share(CALIBRATION_SHARE))
+        load = Load(*self._plan.load, self._planned_s(CALIBRATION_SHARE))
         self._update(load_s=load.seconds, load_threads=self._plan.load[1])
         return load
 
@@ -354,7 +354,7 @@ def _repeat(work: Callable[[], Any], seconds: float) -> None:
 
 
 def _drawn_calls(pipeline: Pipeline, seconds: float) -> Callable[[], Any]:
-    """Return a function that calls the dataset once, with what was drawn before: sampling takes time of its own."""
+    """Return a function that calls the dataset once, with indices drawn here, since the sampler takes time itself."""
     drawn: list[Any] = []
     end_s = time.perf_counter() + seconds
     for unit in pipeline.units:

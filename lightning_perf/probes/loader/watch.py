@@ -13,15 +13,15 @@ from lightning_perf.probes.machine import local_world_size
 from lightning_perf.probes.telemetry import TelemetryProbe
 from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Session, Settings, StageTimes
 
-from .copying import refuses_unasked
+from .copying import refuses_automatic
 from .prober import BATCHES_LIMIT_S, LoaderProber
 
 if TYPE_CHECKING:
     from lightning_perf.probes.loop import LoopProbe
 
-_SUSPICIOUS_WAIT_SHARE = 0.02  # below this no advice on the loader could gain anything worth a probe
-_PROBED_WAIT_SHARE = 0.05  # of the time: above it the loader is a bottleneck worth a long probe (as for rule PD101)
-_PROBE_COST_SHARE = 0.05  # of the run's time so far, the most that timing a few batches may take
+_SUSPICIOUS_WAIT_SHARE = 0.02  # of the time; below this no recommendation for the loader is worth a probe
+_PROBED_WAIT_SHARE = 0.05  # of the time; above this the loader is a bottleneck worth a long probe (as for rule PD101)
+_PROBE_COST_SHARE = 0.05  # of the run's time so far: limit of waiting for the times of a few batches
 
 SHORT_WAIT_SHARE = 0.20
 """Share of the time waiting for data above which the loader is measured unless ``probe_data=False``."""
@@ -32,7 +32,7 @@ SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
 
 
 class LoaderWatch(Probe):
-    """Times a few batches of a training loader that costs time, or probes it; in a child process either way.
+    """Probe of a training loader that costs time, or only the times of a few of its batches, in a child process.
 
     ``wants_probe`` is ``"auto"`` for a short probe at the end of the run, True for a long one at the end of the first
     epoch that waits, or False to only time a few batches. ``set_telemetry_aside`` is called when processes of the probe
@@ -73,7 +73,7 @@ class LoaderWatch(Probe):
         return cls(run.trainer, run.loop, run.probe_data, set_aside, host, lambda: run.settings)
 
     def before_report(self, is_last: bool) -> None:
-        """Measure what there is reason to measure; at the end of a run, wait for the result."""
+        """Start the measurements that the waits so far call for; at the end of a run, wait for the result."""
         settings = self._settings()
         self._reason = self._why_not_now()
         if self._reason:
@@ -86,7 +86,7 @@ class LoaderWatch(Probe):
             self._time_batches(settings, is_last)
 
     def part(self, session: Session) -> Mapping[str, Any]:
-        """Return the record, and what a batch costs without workers in the steady state."""
+        """Return the record, and the steady state with the cost of a batch without workers."""
         steady = session.steady
         if steady is not None and steady.fetch is not None:
             steady = msgspec.structs.replace(steady, fetch=self._completed(steady.fetch))
@@ -96,7 +96,7 @@ class LoaderWatch(Probe):
         return {} if self.probe is not None else {"loader_probe": self._why_no_probe(self._settings())}
 
     def _completed(self, fetch: Fetch) -> Fetch:
-        """Return the times of fetching, with the cost of a batch in a process without workers where it is known."""
+        """Return the times of fetching with the cost of a batch without workers, or why that is unknown."""
         reason = ""
         for probe, basis in (
             (self._batches and self._batches.poll(), "batches made in a child process without workers"),
@@ -117,7 +117,7 @@ class LoaderWatch(Probe):
         loaders = [s for s in settings.loaders if s.stage == "train"]
         if len(loaders) > 1:
             return (
-                f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and tells "
+                f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and names "
                 "the costliest"
             )
         if self._wants_probe == "auto":
@@ -135,7 +135,7 @@ class LoaderWatch(Probe):
 
     def _time_batches(self, settings: Settings, is_last: bool) -> None:
         if self._batches is None:
-            # Without workers the loader's own fetches are that cost.
+            # Without workers, the loader's own fetches show the cost of a batch.
             loader = self._suspicious_loader(settings, _SUSPICIOUS_WAIT_SHARE, needs_workers=True)
             if loader is None:
                 return
@@ -163,7 +163,7 @@ class LoaderWatch(Probe):
         if SHORT_SHARE * wall_s < SHORT_LEAST_S:
             self._reason = (
                 f"{wall_s:.0f} s of training are too short for a probe of {SHORT_SHARE:.0%} of them; "
-                "PerfDoctor(probe_data=True) measures the loader all the same"
+                "PerfDoctor(probe_data=True) measures the loader anyway"
             )
             return False
         return True
@@ -184,7 +184,7 @@ class LoaderWatch(Probe):
         if short_s is None:
             prober = LoaderProber(local_world_size=ranks, load=load)
         else:
-            self._reason = refuses_unasked(loader) or ""
+            self._reason = refuses_automatic(loader) or ""
             if self._reason:
                 return
             prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, extent="short")
@@ -196,7 +196,7 @@ class LoaderWatch(Probe):
             self._set_telemetry_aside(False)
 
     def _load(self, settings: Settings, steady: StageTimes) -> tuple[float, int]:
-        """Return the seconds that a step computes and the threads it computes on."""
+        """Return the seconds per step that the training computes, and its number of threads."""
         wait_s = steady.phases["data_wait"].total_s if "data_wait" in steady.phases else 0.0
         compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
         most = float(settings.torch.n_threads or 1)
@@ -216,7 +216,7 @@ class LoaderWatch(Probe):
         loaders = [s for s in settings.loaders if s.stage == "train"]
         if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
             return None
-        steady = self.loop.main.stage_times()  # what costs something, at the end of each epoch
+        steady = self.loop.main.stage_times()  # takes a while, which is fine at the end of an epoch
         if steady is None:
             return None
         shares = [steady.phases[name].share for name in ("data_wait", "epoch_boundary") if name in steady.phases]
@@ -226,7 +226,7 @@ class LoaderWatch(Probe):
 
 
 def _only_loader(loaders: Any) -> Any:
-    """Return the loader itself, where a Trainer was given a collection of one."""
+    """Return the loader itself if the Trainer was given a collection with one loader."""
     while (items := plain.items_of(loaders)) is not None and len(items) == 1:
         loaders = items[0][1]
     return loaders

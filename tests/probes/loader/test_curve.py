@@ -47,7 +47,7 @@ def test_mean_interval_holds_the_true_mean_in_95_of_100_cases() -> None:
 def test_fewer_workers_are_tried_when_memory_is_short(
     monkeypatch: pytest.MonkeyPatch, taken: float, numbers: list[int]
 ) -> None:
-    monkeypatch.setattr(stages, "private_bytes", lambda all_of_it: taken)
+    monkeypatch.setattr(stages, "private_bytes", lambda with_copied_pages: taken)
     probe = stages._Stages.__new__(stages._Stages)
     probe._memory_allowed, probe._missing = 25.0, {}
     assert probe._affordable([0, 1, 2, 8]) == numbers

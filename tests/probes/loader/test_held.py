@@ -45,7 +45,7 @@ from torch.utils.data import (
 )
 
 from lightning_perf.probes.loader import code_reached, copying, held
-from lightning_perf.probes.loader.copying import refuses_unasked
+from lightning_perf.probes.loader.copying import refuses_automatic
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
@@ -95,7 +95,7 @@ def _landlock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(dataset: Any, **arguments: Any) -> str:
-    return refuses_unasked(DataLoader(dataset, batch_size=2, **arguments)) or ""
+    return refuses_automatic(DataLoader(dataset, batch_size=2, **arguments)) or ""
 
 
 Pair = namedtuple("Pair", "first second")
@@ -287,7 +287,7 @@ def test_loader_is_refused_when_a_copy_may_run_init_of_its_dataset_again(make: C
 
 
 def test_loader_is_refused_when_a_type_in_c_claims_to_be_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_reached, "_OF_INTERPRETER", code_reached._OF_INTERPRETER - {complex})
+    monkeypatch.setattr(code_reached, "_INTERPRETER_TYPES", code_reached._INTERPRETER_TYPES - {complex})
     assert "holds a Number" in refused(Holding(type("Number", (complex,), {})()))
 
 
@@ -355,7 +355,7 @@ def collate_locked(samples: list[Any], lock: Any = threading.Lock()) -> Any:  # 
     ],
 )
 def test_loader_is_refused_when_a_part_of_it_is_shared(loader: Callable[[], DataLoader], reason: str) -> None:
-    assert reason in (refuses_unasked(loader()) or "")
+    assert reason in (refuses_automatic(loader()) or "")
 
 
 @pytest.mark.parametrize(

@@ -53,4 +53,4 @@ def test_nothing_is_pinned_for_a_device_that_needs_none() -> None:
     assert probe.pin is None
     assert probe.missing["pin"] == "cpu needs no pinned memory"
     probe = time_pinning(REFUSED, torch.device("cuda"))
-    assert probe.missing["pin"] == "what a batch holds is not known"
+    assert probe.missing["pin"] == "the contents of a batch are unknown"

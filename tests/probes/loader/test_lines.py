@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import pytest
 
-from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample
+from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample, with_operators
 
 HERE = __file__
 SLEEP = _Frame(_Function("sleep", "", 0), 0)
@@ -66,8 +66,8 @@ def test_operators_make_a_function_native_when_its_few_lines_take_long() -> None
     function = _Function("work", HERE, line)
     functions = seen((((_Frame(function, line + 1)),), 1.0)).functions("getitem")
     assert functions[0].kind == "python"
-    assert BatchLines.with_operators(functions, work, 1.0)[0].kind == "native"
-    assert BatchLines.with_operators(functions, work, 1e-6)[0].kind == "python"
+    assert with_operators(functions, work, 1.0)[0].kind == "native"
+    assert with_operators(functions, work, 1e-6)[0].kind == "python"
 
 
 def test_call_is_named_as_the_line_writes_it_when_it_is_in_c() -> None:
