@@ -1,4 +1,4 @@
-"""Attention that is written out as products and a softmax, and the fused attention that does the same."""
+"""Find attention written out as products and a softmax, and replace it with the fused function."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def _work_ending_in(last: Call, log: CallLog) -> list[Work]:
     return [Work(calls, bounds, (fused,))] if function_of(product) and function_of(softmax) else []
 
 
-def _path_to(wanted: tuple[str, ...], spec: TensorSpec, log: CallLog, n_scores: int, depth: int = 0) -> Any:
-    """Return the calls from a tensor of scores back to a wanted operator, which is the last; None without one."""
+def _path_to(
+    wanted: tuple[str, ...], spec: TensorSpec, log: CallLog, n_scores: int, depth: int = 0
+) -> list[Call] | None:
+    """Return the calls from a tensor of scores back to a wanted operator, the last of them; None if there is none."""
     if spec.source < 0 or depth > _MAX_BETWEEN or math.prod(spec.shape) != n_scores:
         return None
     call = log.calls[spec.source]
@@ -66,7 +68,7 @@ def _path_to(wanted: tuple[str, ...], spec: TensorSpec, log: CallLog, n_scores: 
 
 
 def _mask(path: list[Call], scores: TensorSpec, dtype: torch.dtype, heads: tuple[int, ...]) -> TensorSpec | None:
-    """Return the largest other operand between the product and the softmax."""
+    """Return the mask: the largest other operand between the product and the softmax; None without one."""
     others = [spec for call in path[:-1] for spec in call.specs if spec.source not in {one.index for one in path}]
     product = path[-1]
     if product.name == "aten::baddbmm" and product.kwargs.get("beta", 1) != 0:
@@ -81,7 +83,7 @@ def _mask(path: list[Call], scores: TensorSpec, dtype: torch.dtype, heads: tuple
 
 
 def _before_copy(spec: TensorSpec, log: CallLog, heads: tuple[int, ...]) -> tuple[TensorSpec, Call | None]:
-    """Return the tensor by heads before it was copied to be multiplied, and the call that copied it."""
+    """Return the tensor with separate heads, and the call that copied it for the product; None if none did."""
     writer = log.calls[spec.source] if spec.source >= 0 else None
     if writer is not None and writer.name == "aten::clone" and writer.specs[0].shape[:-2] == heads:
         return writer.specs[0], writer

@@ -22,13 +22,13 @@ OPAQUE = object()
 """An argument that cannot be created again, e.g. a generator or a sparse tensor."""
 
 DENORMAL_LEVELS = (0.0, 0.125, 0.5, 1.0)
-"""Distinguished shares of denormal numbers, so that equal layers stay one call."""
+"""Levels to which shares of denormal numbers are rounded, so that equal layers stay one call."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class TensorSpec(NamedTuple):
-    """Everything about a tensor but its values.
+    """Shape, layout, dtype and origin of a tensor, without its values.
 
     Attributes:
         needs_grad: Whether the backward pass computes its gradient.
@@ -55,7 +55,7 @@ class Call:
     """One distinct forward operator: its arguments, with tensors as ``TensorSpec``, how often it ran, and how long.
 
     Attributes:
-        index: Its place in the log.
+        index: Its position in the log.
         n: Calls in the step.
         ns: Nanoseconds of these calls.
         backward_ns: Nanoseconds of the operators of their backward pass.
@@ -108,7 +108,7 @@ class Call:
 
 
 class CallLog:
-    """Collects the calls of one step from a dispatch mode; ``n_samples`` in its batch is 0 if unknown."""
+    """Log of the calls of one step, filled by a dispatch mode; ``n_samples`` of its batch is 0 if unknown."""
 
     def __init__(self, n_samples: int = 0) -> None:
         self.n_samples = n_samples
@@ -161,7 +161,7 @@ class CallLog:
         inputs = [value for value in flat((args, tuple(kwargs.values()))) if is_plain_tensor(value)]
         call.feeders.update(self._writers.get(_address(value), -1) for value in inputs[:1])
         if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
-            # Autograd made this call's node just before it came here.
+            # Autograd made this call's node just before this method was called.
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
             self._by_node[number] = call, {_address(value) for value in inputs}
         for value in inputs:

@@ -1,4 +1,4 @@
-"""Time work as it is and with a treatment, alternately, until the ratio is known or time is up."""
+"""Time work without and with a treatment, in turn, until the ratio is known or time is up."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from lightning_perf.records import Interval
 
 MIN_ROUNDS = 4
 LEVEL = 0.99
-"""Of each interval. Rounds end once an interval decides, which favors intervals that are narrow by chance: with at
-least four rounds at 99 % the last interval still holds the ratio in at least 96 % of simulated comparisons, whether
-passes vary normally, with heavy tails or with interruptions; at 95 % it would be 80 to 90 % (tests/probes/replay)."""
+"""Confidence level of each interval. Rounds end once an interval decides, which favors intervals that are narrow by
+chance. With at least four rounds at 99 %, the last interval still contains the ratio in at least 96 % of simulated
+comparisons, whether passes vary normally, with heavy tails or with interruptions; at 95 %, it would contain it in 80 to
+90 % (tests/probes/replay)."""
 
 MIN_TRIMMED_ROUNDS = 10
 """Fewer rounds are not trimmed, which would leave Student's t with too few degrees of freedom."""
@@ -37,18 +38,17 @@ HOPELESS_ROUNDS = 2
 SHORT_S = 0.01
 """Below this, allocating and choosing a kernel may take most of an operator's first run."""
 
-
 _PATIENCE_S = 30.0
 
 
 class Stopwatch(Protocol):
-    """Marks moments; the time between two of them is read later."""
+    """Clock whose marks are compared later."""
 
     def mark(self) -> Any:
         """Return a mark behind all work started so far."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Return the time between two marks; waits until the second is reached."""
+        """Return the time between two marks; wait until the second is reached."""
 
 
 class HostWatch:
@@ -74,7 +74,11 @@ class DeviceWatch:
         return event
 
     def seconds(self, begin: DeviceEvent, end: DeviceEvent) -> float:
-        """Return the device's time between two events; polls until the second is reached."""
+        """Return the device's time between two events; poll until the second is reached.
+
+        Raises:
+            TimeoutError: It was not reached within ``_PATIENCE_S``.
+        """
         until = time.monotonic() + _PATIENCE_S
         while not end.query():
             if time.monotonic() > until:
@@ -84,20 +88,20 @@ class DeviceWatch:
 
 
 class Item(Protocol):
-    """A piece of work of the step.
+    """A piece of the step's work.
 
-    ``weight`` is how often a step does it, ``treated_weight`` the same with the treatment.
+    ``weight`` is its number of runs per step, ``treated_weight`` the same with the treatment.
     """
 
     weight: float
     treated_weight: float
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
-        """Do the work once; return pairs of marks around each timed part."""
+        """Do the work once; return the pair of marks around each timed part."""
 
 
 class Comparison(NamedTuple):
-    """Result of a comparison: seconds per step as it is and treated, and the number of pairs of passes.
+    """Result of a comparison: seconds per step without and with the treatment, and the number of pairs of passes.
 
     These are fields of ``Replayed``. After too few rounds ``speedup`` is None, and ``reason`` says why.
     """
@@ -117,7 +121,7 @@ def compare(
     now_ns: Callable[[], int],
     worth: float = 1.0,
 ) -> Comparison:
-    """Compare all items as they are with all items under a treatment, for at most ``limit_s`` seconds.
+    """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
     ``treated`` makes the context of a treated pass. Rounds end early if the speedup ``worth``, the lowest that matters
     in a step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
@@ -172,7 +176,7 @@ def _rounds(
         return Comparison(
             None, None, len(logs), None, f"{len(logs)} rounds within {max(limit_s, 0.0):.1f} s: too few to decide"
         )
-    if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off took longer than was timed
+    if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off would have taken longer
         found = msgspec.structs.replace(found, low=0.0)
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
 
@@ -196,7 +200,7 @@ def interval_of(logs: Sequence[float]) -> Interval | None:
 
 
 class _Passes:
-    """Passes over all items on one side."""
+    """Passes over all items, either all without the treatment or all with it."""
 
     def __init__(self, items: Sequence[Item], watch: Stopwatch, is_treated: bool) -> None:
         self._items, self._watch, self._is_treated = items, watch, is_treated
@@ -205,12 +209,13 @@ class _Passes:
         self.last_s = 0.0
         self.n_cut = 0
         self.is_warmed = False
-        """Whether an untimed pass comes first: caches then hold what they can of this side, and not of the other."""
+        """Whether each pass is preceded by an untimed one, which fills the caches with this side's data."""
 
     def run(self, until: int, now_ns: Callable[[], int], most_s: float = math.inf, is_first: bool = False) -> bool:
-        """Run all items; in the first pass short ones twice, since the first time allocates and tunes.
+        """Run all items; in the first pass, run short ones twice, since the first run allocates and tunes.
 
-        Return False if time was up before the last item. A sum above ``most_s`` ends the pass and counts in ``n_cut``.
+        Return False if time was up before the last item, or if no time passed. A sum above ``most_s`` ends the pass and
+        counts in ``n_cut``.
         """
         if self.is_warmed:
             for item in self._items:

@@ -112,8 +112,8 @@ Respec = Callable[[TensorSpec], TensorSpec]
 class Work(NamedTuple):
     """Operators that a treatment changes together: one of them, or a sequence that it replaces.
 
-    ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment, and ``part`` is how
-    often a step runs the treated ones, relative to now.
+    ``as_is`` and ``treated`` are their functions with arguments, without and with the treatment. ``part`` is the number
+    of treated runs per run without the treatment.
     """
 
     calls: tuple[Call, ...]
@@ -138,7 +138,7 @@ class Work(NamedTuple):
 
 
 def works_of(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:
-    """Return the work of a single operator, its treated side made by ``treat``; empty if it cannot be replayed."""
+    """Return a single operator as work, changed by ``treat``; empty if it cannot be replayed."""
     bound = function_of(call)
     treated = treat(bound) if bound is not None else None
     return (Work((call,), (bound,), (treated,)),) if bound is not None and treated is not None else ()

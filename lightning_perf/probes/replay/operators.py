@@ -16,7 +16,7 @@ from .rewrites import specs_in
 from .treatments import Scope, Treated
 
 CACHED = 2**24
-"""More elements would not change how often one is in a cache: 64 MiB of float32."""
+"""Most elements of an arena: more would hardly change the rate of cache hits. 64 MiB of float32."""
 
 COVERED = 0.95
 """Share of the concerned operators' time that is replayed, largest first."""
@@ -25,8 +25,7 @@ MAX_OPERATORS = 64
 MAX_SHARED_USES = 8
 """Calls with the same parameter replayed within one autocast context, which casts the parameter once."""
 
-
-_DISTINCT = 2**18
+_DISTINCT = 2**18  # random numbers, which are repeated to fill an arena
 _ALIGNMENT = 16  # elements: 64 bytes of float32
 _DENORMAL_BITS = 713_624  # 1e-39 as float32
 
@@ -34,7 +33,7 @@ _DENORMAL_BITS = 713_624  # 1e-39 as float32
 class Arena:
     """A block of random numbers in 0…1 that tensors are views of.
 
-    Successive tensors come from successive places, as in a step, so that caches hold them no more often than there. No
+    Successive tensors are at successive places, as in a step, so that they are in caches no more often than there. No
     tensor may have more than ``n_elements``. No other random stream is changed.
     """
 
@@ -42,7 +41,7 @@ class Arena:
         generator = torch.Generator(device=device).manual_seed(seed)
         self.n_elements = n_elements
         numbers = torch.rand(min(n_elements, _DISTINCT), generator=generator, dtype=torch.float32, device=device)
-        numbers = numbers.repeat(-(-n_elements // max(1, len(numbers))))  # a copy costs less than more random numbers
+        numbers = numbers.repeat(-(-n_elements // max(1, len(numbers))))  # copying is faster than drawing
         self._blocks = {(torch.float32, 0.0): numbers}
         self._place = 0
 
@@ -52,14 +51,14 @@ class Arena:
         block = self._blocks.get((spec.dtype, denormal))
         if block is None:
             numbers = self._blocks[torch.float32, 0.0]
-            block = _as(numbers, spec.dtype) if not denormal else _partly_denormal(numbers, denormal)
+            block = _cast(numbers, spec.dtype) if not denormal else _partly_denormal(numbers, denormal)
             self._blocks[spec.dtype, denormal] = block
         extent = _aligned(spec)
-        if extent > len(block):  # the gradient of a result that is larger than what went in
+        if extent > len(block):  # the gradient of a result that is larger than the arguments
             block = block.repeat(-(-extent // len(block)))
         if self._place + extent > len(block):
             self._place = 0
-        # .data: autocast keeps its cast of a leaf, but not of a view.
+        # .data makes a leaf: autocast caches the cast of a leaf, but not of a view.
         found = torch.as_strided(block, spec.shape, spec.stride, self._place).data
         self._place += extent
         return found.requires_grad_(spec.needs_grad)
@@ -73,7 +72,7 @@ class Arena:
         return value
 
 
-def _as(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _cast(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bool:
         return numbers > 0.5
     if dtype.is_floating_point or dtype.is_complex:
@@ -82,18 +81,18 @@ def _as(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _partly_denormal(numbers: torch.Tensor, share: float) -> torch.Tensor:
-    """Return numbers of which a share is denormal; written as bits, so that no processor flushes them."""
+    """Return numbers of which a share is denormal; written as bits, so that the CPU does not flush them to zero."""
     bits = torch.where(numbers < share, _DENORMAL_BITS, numbers.view(torch.int32))
     return bits.view(torch.float32)
 
 
 def _aligned(spec: TensorSpec) -> int:
-    """Return the elements that a tensor takes of an arena."""
+    """Return the number of elements of an arena that a tensor takes."""
     return -(-spec.extent // _ALIGNMENT) * _ALIGNMENT
 
 
 class OperatorItem:
-    """Operators with their backward passes, as they are and with a treatment."""
+    """Operators with their backward passes, without and with a treatment."""
 
     def __init__(self, work: Work, arena: Arena, treated: Treated) -> None:
         self.work = work
@@ -162,7 +161,7 @@ def _size(work: Work, is_timed: bool) -> float:
 
 
 def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
-    """Return the size of an arena: the tensors of all calls side by side, or as much as fits and as caches hold.
+    """Return the elements of an arena: as many as the tensors of all calls, at most ``CACHED`` and what fits.
 
     The block counts in up to three dtypes, and again for results and gradients of the largest operator.
 
@@ -174,7 +173,7 @@ def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
 
 
 def elements_for(operators: Sequence[tuple[list[TensorSpec], int]], free_bytes: int) -> int:
-    """Return the size of an arena for tensors of operators, and how often a step runs each; as ``arena_elements``."""
+    """Return the elements of an arena as ``arena_elements`` does, from each operator's tensors and calls per step."""
     sizes = [sum(map(_aligned, specs)) for specs, _ in operators]
     in_all = sum(n * size for (_, n), size in zip(operators, sizes, strict=True))
     levels = {spec.denormal for specs, _ in operators for spec in specs}

@@ -16,7 +16,7 @@ _OWN = ("params", "initial_lr", "param_names")
 
 
 class OptimizerItem:
-    """Steps of an optimizer, as it is and with changed arguments, e.g. ``{"fused": True}``.
+    """Steps of an optimizer, without and with changed arguments, e.g. ``{"fused": True}``.
 
     Both sides use random parameters and gradients of the same shapes; the user's optimizer is only read.
 
@@ -30,7 +30,6 @@ class OptimizerItem:
             raise ValueError(reason)
         sample, self.weight = _sample(optimizer, n_elements)
         self.treated_weight = self.weight
-        self.n_tensors = sum(len(tensors) for _, tensors in sample)
         generators: dict[torch.device, torch.Generator] = {}
         groups = [(group, [_copy(each, generators) for each in tensors]) for group, tensors in sample]
         self._sides = {
@@ -39,7 +38,7 @@ class OptimizerItem:
         }
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
-        """Step once, unseen by hooks on all optimizers; return the marks around it."""
+        """Step once, without the hooks on all optimizers; return the marks around it."""
         optimizer = self._sides[is_treated] or self._sides[False]
         assert optimizer is not None
         step = type(optimizer).step
@@ -49,7 +48,7 @@ class OptimizerItem:
 
 
 class ZeroingItem:
-    """Clearing gradients, and what the next backward pass then does: add to zeros, or assign its own.
+    """Clearing gradients, and the next backward pass: it adds to zeros, or assigns new gradients.
 
     The user's optimizer is only read.
     """
@@ -93,7 +92,7 @@ def _is_sharded(optimizer: Any) -> bool:
 
 
 def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[Any]]], float]:
-    """Return every k-th tensor by size, in groups, and how many such steps make a whole one."""
+    """Return every k-th parameter by size, in groups, and the factor from a step on these to a whole step."""
     tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     if not tensors:
         tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
@@ -110,7 +109,7 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any],
     for place in kept:
         group, each = tensors[place]
         groups.setdefault(id(group), (group, []))[1].append(each)
-    # A step takes time per tensor and time per element: where the two disagree, the smaller share of a step counts.
+    # A step takes time per tensor and time per element: if the two factors differ, the smaller one counts.
     return list(groups.values()), min(len(tensors) / len(kept), total / max(1, n_kept))
 
 

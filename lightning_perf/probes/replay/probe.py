@@ -28,10 +28,10 @@ LEAST_S, MOST_S = 0.5, 10.0
 """Replays take at most 1 % of the time trained so far; always half a second, never more than ten."""
 
 LEAST_EACH_S = 0.25
-"""For each hypothesis while there is time: one result is better than none."""
+"""Least time for each hypothesis while there is time: one result is better than none."""
 
 RETRIED_PART = 0.2
-"""Share of the budget: more than that left is used for the largest undecided hypothesis."""
+"""Share of the budget: if more is left, it is used for the largest undecided hypothesis."""
 
 _OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}}
 _ZEROING = "zero-grad-none"
@@ -39,7 +39,7 @@ _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to thr
 
 
 class ReplayProbe(Probe):
-    """The replays of one run, on rank 0. Other ranks wait for it at their next collective, up to the budget.
+    """The replays of one run, on rank 0; other ranks wait in their next collective, at most for the budget.
 
     ``make_event`` is None on a CPU; ``room`` replaces the memory to replay in.
     """
@@ -214,8 +214,10 @@ class ReplayProbe(Probe):
             needed_s = 2 * (MIN_ROUNDS + 1) * once_s
             left_s = self._left_s(until_ns)
             raise TimeoutError(f"replaying one operator takes at least {needed_s:.1f} s, and {left_s:.1f} s are left")
-        arena = Arena(self._device, arena_elements(works, self._room.free_bytes())) if works else None
-        return [OperatorItem(work, arena, treated) for work in works if arena is not None]
+        if not works:
+            return []
+        arena = Arena(self._device, arena_elements(works, self._room.free_bytes()))
+        return [OperatorItem(work, arena, treated) for work in works]
 
     def _optimizer_items(self, treatment: str) -> list[Item]:
         name = treatment.partition("=")[0]
@@ -229,12 +231,12 @@ class ReplayProbe(Probe):
 
     @contextmanager
     def _placed(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
-        """Return the items, in separate threads if the treatment is a setting of a thread."""
+        """Yield the items, in separate threads if the treatment is a setting of a thread."""
         if treated.in_thread is None:
             yield items
             return
         with OwnThreads(self._in_thread, treated.in_thread) as threads:
-            yield [threads.holding(item) for item in items]
+            yield [threads.wrapped(item) for item in items]
 
     @contextmanager
     def _in_thread(self) -> Iterator[None]:

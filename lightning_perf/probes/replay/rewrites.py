@@ -125,7 +125,7 @@ def shorter_sequences(log: CallLog, part: float) -> list[Work]:
 
 
 def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:
-    """Return whether a weight has one of these sizes, or a product in which attention would have another dimension."""
+    """Return whether a weight has one of these sizes, or all dimensions of a batched product do."""
     for call in log.calls:
         if call.name in _PAIRED and all(size in sizes for spec in call.specs[:2] for size in spec.shape[-2:]):
             return True
@@ -150,7 +150,7 @@ def _fits(bound: Bound) -> bool:
 def convolutions_alone(log: CallLog) -> list[Work]:
     """Return convolutions, and their backward as an operator of its own, the same on both sides.
 
-    Autograd would run it in a thread of the device's, where cuDNN keeps what it chose for the training.
+    Autograd would run backward in a thread of its own, where cuDNN keeps the choices that it made for the training.
     """
     return [work for call in log.calls if call.name == "aten::convolution" for work in _convolution_alone(call)]
 

@@ -19,7 +19,7 @@ class Room:
     """Part of the host's free memory."""
 
     def free_bytes(self) -> int:
-        """Return a quarter of what is available, within the memory limit of the container."""
+        """Return a quarter of the available memory, within the container's limit."""
         return int(MEMORY_PART * free_bytes())
 
     @contextmanager
@@ -35,7 +35,7 @@ class CudaRoom(Room):
         self._device, self._cuda = device, cuda
 
     def free_bytes(self) -> int:
-        """Return bytes free on the device and below the peak of allocated memory."""
+        """Return a quarter of the device's free memory, limited so that the peak of allocated memory stays."""
         free, _ = self._cuda.mem_get_info(self._device)
         below_peak = self._cuda.max_memory_allocated(self._device) - self._cuda.memory_allocated(self._device)
         return int(max(0, min(MEMORY_PART * free, below_peak)))
@@ -49,7 +49,7 @@ class CudaRoom(Room):
 
 
 def refusal(device: torch.device) -> str:
-    """Return why replaying operators now would be noticed; empty if it would not."""
+    """Return why the training would be affected by replaying operators now; empty if it would not."""
     if current_mode() is not None:
         return "a dispatch mode of the training's own would see the replayed operators"
     if torch._C._autograd._profiler_enabled():
@@ -94,9 +94,9 @@ def setting(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) ->
 
 @contextmanager
 def matmul_precision(value: str) -> Iterator[None]:
-    """Change ``float32_matmul_precision``, and restore it with what each backend had by itself.
+    """Change ``float32_matmul_precision``, and restore it and each backend's own value.
 
-    torch writes it to both backends, and "highest" as "ieee" where "none" stood (2.9 and newer).
+    torch 2.9 and newer write it to both backends, and write "highest" as "ieee" even where the value was "none".
     """
     own = (getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn))
     backends: list[Any] = [each for each in own if getattr(each, "fp32_precision", None) is not None]

@@ -53,7 +53,7 @@ def can_set_threads_locally() -> bool:
 
 @contextmanager
 def local_threads(n_threads: int) -> Iterator[None]:
-    """Let operators called by this thread, which ends with the replay, use ``n_threads`` threads."""
+    """Let operators called by this thread use ``n_threads`` threads. Not restored: the thread ends with the replay."""
     torch.get_num_threads()  # torch sets the number at the first call in a thread
     for setter in _setters():
         setter(n_threads)
@@ -64,7 +64,7 @@ def local_threads(n_threads: int) -> Iterator[None]:
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Flush denormal numbers to zero in this thread, which ends with the replay, and its OpenMP workers."""
+    """Flush denormal numbers to zero in this thread and its OpenMP workers. Not restored, as ``local_threads``."""
     if not torch.set_flush_denormal(True):
         raise ValueError("this CPU cannot flush denormal numbers")
     yield
@@ -87,9 +87,9 @@ def _require_threads(n: int) -> None:
 
 
 class OwnThreads:
-    """Two threads, one for each side of a comparison.
+    """Two threads: one runs without the treatment, the other with it.
 
-    Each works in a context from ``around``, the treated side also in one from ``treated``.
+    Each runs in a context from ``around``, the one with the treatment also in a context from ``treated``.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class OwnThreads:
     def __exit__(self, *exception: object) -> None:
         self._undo.close()
 
-    def holding(self, item: Item) -> Item:
+    def wrapped(self, item: Item) -> Item:
         """Return an item that runs in these threads."""
-        return _Elsewhere(item, self._threads)
+        return _ThreadItem(item, self._threads)
 
 
 def _run_in(thread: ThreadPoolExecutor, function: Callable[[], Any]) -> None:
@@ -128,7 +128,7 @@ def _enter(inside: ExitStack, scope: Callable[[], AbstractContextManager[Any]]) 
     inside.enter_context(scope())
 
 
-class _Elsewhere:
+class _ThreadItem:
     def __init__(self, item: Item, threads: dict[bool, ThreadPoolExecutor]) -> None:
         self.weight, self.treated_weight = item.weight, item.treated_weight
         self._item, self._threads = item, threads

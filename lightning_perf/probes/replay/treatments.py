@@ -1,4 +1,4 @@
-"""What each treatment does to replayed operators."""
+"""Apply treatments to replayed operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 
 class Treated(NamedTuple):
-    """How a treatment runs operators.
+    """Operators with a treatment, and the contexts to run them in.
 
     Attributes:
-        works: What it changes and can be replayed.
+        works: Work that the treatment changes and that can be replayed.
         concerned_s: Seconds in the step of all operators that it changes, replayed or not.
         around_pass: Makes the context of a whole pass: settings of torch.
         around_forward: Makes the context of each forward call: autocast.
@@ -57,26 +57,26 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
     if name == "threads":
         return _threads(log, int(value))
     if name == "flush-denormal":
-        return _each(log.calls, lambda call: call.has_denormals)._replace(in_thread=flushed_denormals)
+        return _from_calls(log.calls, lambda call: call.has_denormals)._replace(in_thread=flushed_denormals)
     if name == "matmul-precision-high":
         around = partial(matmul_precision, "high")
-        treated = _each(log.calls, lambda call: any(spec.dtype is torch.float32 for spec in call.specs))
+        treated = _from_calls(log.calls, lambda call: any(spec.dtype is torch.float32 for spec in call.specs))
         return treated._replace(around_pass=around)
     if name == "cudnn-benchmark":
         if device.type != "cuda":
             raise ValueError(f"cudnn.benchmark changes nothing on {device.type}")
         cudnn = torch.backends.cudnn
-        # cuDNN's choices are kept by thread: in other threads the training's stay as they are.
+        # cuDNN keeps its choices per thread: those of the training's threads do not change.
         around = partial(setting, lambda: cudnn.benchmark, partial(setattr, cudnn, "benchmark"), True)
-        return _of(convolutions_alone(log))._replace(around_pass=around, in_thread=nullcontext)
+        return _from_works(convolutions_alone(log))._replace(around_pass=around, in_thread=nullcontext)
     if name == "deterministic-off":
         around = partial(setting, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0)
-        return _each(log.calls, lambda call: True)._replace(around_pass=around)
+        return _from_calls(log.calls, lambda call: True)._replace(around_pass=around)
     respec = {"float32": _to_float32, "channels-last": _to_channels_last}.get(name)
     if respec is not None:
-        return _each(log.calls, partial(_is_changed_by, respec), respec)
+        return _from_calls(log.calls, partial(_is_changed_by, respec), respec)
     if name == "batch":
-        return _of(double_batch(log))._replace(samples=2.0)
+        return _from_works(double_batch(log))._replace(samples=2.0)
     rewrite: dict[str, Callable[[], list[Work]]] = {
         "pad": lambda: padded_products(log, int(value)),
         "no-bias": lambda: without_bias(log),
@@ -85,16 +85,16 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")
-    return _of(rewrite[name]())
+    return _from_works(rewrite[name]())
 
 
-def _of(works: Iterable[Work]) -> Treated:
+def _from_works(works: Iterable[Work]) -> Treated:
     found = tuple(works)
     return Treated(found, sum(work.seconds for work in found))
 
 
-def _each(calls: Iterable[Call], concerns: Callable[[Call], bool], respec: Respec | None = None) -> Treated:
-    """Return single operators, their tensors changed by ``respec``."""
+def _from_calls(calls: Iterable[Call], concerns: Callable[[Call], bool], respec: Respec | None = None) -> Treated:
+    """Return the operators of the calls that ``concerns`` selects, with tensors changed by ``respec``, if any."""
     concerned = [call for call in calls if concerns(call)]
     treat = with_specs(respec or (lambda spec: spec))
     works = tuple(work for call in concerned for work in works_of(call, treat))
@@ -110,7 +110,7 @@ def _to_float32(spec: TensorSpec) -> TensorSpec:
 
 
 def _to_channels_last(spec: TensorSpec) -> TensorSpec:
-    """Return the layout of images; other tensors do not change."""
+    """Return the tensor in channels-last layout if it is a contiguous batch of images; otherwise unchanged."""
     if len(spec.shape) != 4:
         return spec
     _, c, h, w = spec.shape
@@ -119,7 +119,7 @@ def _to_channels_last(spec: TensorSpec) -> TensorSpec:
 
 
 def _threads(log: CallLog, n_threads: int) -> Treated:
-    treated = _each(log.calls, lambda call: True)
+    treated = _from_calls(log.calls, lambda call: True)
     if can_set_threads_locally():
         return treated._replace(in_thread=partial(local_threads, n_threads))
     if has_mkl():
@@ -128,9 +128,9 @@ def _threads(log: CallLog, n_threads: int) -> Treated:
 
 
 def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
-    """Find the dtypes that flow between operators under autocast, in the order in which they ran.
+    """Find the dtypes of the tensors between operators under autocast, in the order in which the operators ran.
 
-    A tensor written by an operator that computes in lower precision reaches the next one in that precision.
+    If an operator computes in lower precision, the next operator receives its result in that precision.
     """
     outputs: dict[int, torch.dtype] = {}
     concerned: set[int] = set()
@@ -163,5 +163,5 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
             outputs[call.index] = dtype
         if is_fed or found is dtype:
             concerned.add(call.index)
-    treated = _each(log.calls, lambda call: call.index in concerned, respec)
+    treated = _from_calls(log.calls, lambda call: call.index in concerned, respec)
     return treated._replace(around_forward=around, are_uses_shared=True)

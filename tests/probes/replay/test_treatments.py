@@ -250,7 +250,7 @@ def test_settings_of_a_thread_stay_in_it_when_operators_run_elsewhere():
 
     n_threads = torch.get_num_threads()
     with threads.OwnThreads(threads.contextmanager(lambda: iter([None])), settings) as own:
-        item = own.holding(Item())
+        item = own.wrapped(Item())
         for is_treated in (False, True):
             item.run(is_treated, None)
     assert seen[False] == (False, n_threads)
