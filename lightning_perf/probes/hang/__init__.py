@@ -1,4 +1,4 @@
-"""Describe hangs: times in which nothing in a training moves."""
+"""Report hangs: times in which a training makes no progress."""
 
 from .watch import HangWatch
 

@@ -17,27 +17,31 @@ _KNOWN = {
     ),
     "saving": ("torch.serialization.", "torch.distributed.checkpoint.", "safetensors."),
 }  # fmt: skip
-"""Beginnings of ``module.function`` on the stack of any thread: backward compiles in a thread of autograd's."""
+"""Prefixes of ``module.function`` on the stack of any thread: backward compiles in a thread of autograd's."""
 
 _IDE_DEBUGGERS = ("pydevd", "_pydevd", "debugpy")
-"""These have threads of their own, which wait all the time: only the training thread's stack counts."""
+"""Prefixes on the training thread's stack only: these debuggers have threads of their own, which always wait."""
 
 _PROMPTS = ("getpass.", "ipykernel.kernelbase._input_request")
 
 
 def busy_reason(own: Sequence[Frame], others: Mapping[str, Sequence[Frame]]) -> str:
-    """Return why a training thread does not hang although nothing moves; empty if it may hang.
+    """Return why a training thread without progress does not hang; empty if it may hang.
 
     ``own`` are its frames, innermost first, ``others`` those of all other threads.
     """
-    called = [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in own]
+    called = _function_names(own)
     if any(name.startswith(_IDE_DEBUGGERS) for name in called):
         return "a debugger"
     if any(name.startswith(_PROMPTS) for name in called) or _asks_for_input(own):
         return "waiting for input"
     for frames in others.values():
-        called += [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in frames]
+        called += _function_names(frames)
     return next((reason for reason, known in _KNOWN.items() if any(name.startswith(known) for name in called)), "")
+
+
+def _function_names(frames: Sequence[Frame]) -> list[str]:
+    return [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in frames]
 
 
 def _asks_for_input(own: Sequence[Frame]) -> bool:

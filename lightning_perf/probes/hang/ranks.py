@@ -1,4 +1,4 @@
-"""Exchange what each rank does by small files in the run's folder: a hanging collective needs no other collective."""
+"""Exchange the ranks' states by small files in the run's folder, since a collective would hang as well."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class RankFiles:
     """The file of this rank, and those of the others."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        self._folder = folder / "hang_watch"  # of its own, since the last rank removes it
+        self._folder = folder / "hang_watch"  # a separate folder, because the last rank removes it
         self._paths = [self._folder / f"rank{each}.json" for each in range(world_size)]
         self._rank, self._own = rank, self._paths[rank]
 
     def write(self, n_steps: int, phase: str, busy: str = "", where: str = "") -> None:
-        """Replace this rank's file; not atomic, since a rename each time would load a shared disk."""
+        """Overwrite this rank's file. This is not atomic: a rename each time would load a shared disk."""
         state = RankState(rank=self._rank, n_steps=n_steps, phase=phase, busy=busy, where=where)
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)

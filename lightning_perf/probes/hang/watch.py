@@ -1,7 +1,7 @@
-"""Watch in a thread of its own whether the training moves, and describe it once when it does not.
+"""Watch from a background thread whether the training makes progress, and report each hang once.
 
-The thread reads counters that the training thread changes anyway, a few times per minute. It never ends or interrupts
-anything. Time is counted by the thread's own turns, so that a stopped process or a suspended machine does not count.
+The thread reads counters of the training thread a few times per minute. It never ends or interrupts anything. Each
+interval between two readings counts only up to a limit, so that a stopped process or a suspended machine is no hang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines import current_phase
 from lightning_perf.probes.host_lines.calls import OwnCode, library_call, shown_file
-from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of
+from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of, why_no_stacks
 from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.processes import read_bytes
 from lightning_perf.probes.spans import OWN
@@ -35,7 +35,7 @@ MEDIAN_FACTOR = 20
 SLOW_FACTOR = 5
 """The first steps may take this many times as long, since workers start; so may sampled and profiled steps."""
 
-_POLLS = 12  # in ``hang_after_s``
+_POLLS = 12  # per ``hang_after_s``
 _HEARTBEAT_POLLS = 6
 _WORKER_PHASES = ("data_wait", "epoch_boundary", "startup")
 _OURS = "lightning-perf"
@@ -44,9 +44,8 @@ _OURS = "lightning-perf"
 class HangWatch(Probe):
     """The hangs of one run. Made and started in the training thread.
 
-    ``show`` gets a hang and the stacks of all threads, and returns the record with the name of the file that was
-    written. Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in
-    tests.
+    ``show`` is called with a hang and the stacks of all threads, and returns the hang with the name of the file that it
+    wrote. Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in tests.
 
     Attributes:
         loops: The user's functions that loop over steps without a Trainer.
@@ -79,20 +78,19 @@ class HangWatch(Probe):
         self._seen: tuple[int, int, int] | None = None
         self._longest_s = 0.0
         self._n_polls = 0
-        self._begin()
+        self._begin_pause()
 
-    def _begin(self) -> None:
-        """Begin a pause."""
+    def _begin_pause(self) -> None:
+        """Begin to measure a new time without progress."""
         self._quiet_s, self._is_reported, self._where = 0.0, False, ""
-        self._used: tuple[float, float] | None = None  # time, and the training thread's CPU time by then
+        self._cpu_time_before: tuple[float, float] | None = None  # the clock, and the training thread's CPU time
 
     @classmethod
     def open(cls, run: RunContext) -> HangWatch | None:
         after_s, trainer, folder = run.options.hang_after_s, run.trainer, run.shared_folder
-        if not after_s or not getattr(sys, "_is_gil_enabled", lambda: True)():
-            run.missing["hangs"] = "stacks change while read without the interpreter's global lock"
-            if not after_s:
-                run.missing["hangs"] = f"hang_after_s={after_s}"
+        reason = why_no_stacks() if after_s else f"hang_after_s={after_s}"
+        if reason or not after_s:
+            run.missing["hangs"] = reason
             return None
         files = None
         if trainer.world_size > 1 and folder is not None:
@@ -104,7 +102,7 @@ class HangWatch(Probe):
         self._background.start(self.poll_s)
 
     def run_ends(self, error: BaseException | None) -> None:
-        """Stop. A hang that an error ended did not end by itself, any other did."""
+        """Stop watching. The last hang gets a duration, unless it lasted until an error ended the run."""
         self._background.close()
         last = self.hangs[-1] if self.hangs else None
         if last is None:
@@ -125,15 +123,15 @@ class HangWatch(Probe):
         return tuple(self.hangs)
 
     def poll(self) -> None:
-        """Read the counters; report once when nothing has moved for too long."""
+        """Read the counters; report a hang once there was no progress for too long."""
         now_s, loop, phase = self._now_s(), self._loop, current_phase(self._loop)
         passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
         seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
-        is_between = phase == "epoch_boundary" and bool(self.loops)  # the user's own code, which calls nothing of ours
-        is_known = phase in ("validation", "checkpoint") or loop.timeline.current.phase == OWN or is_between
-        busy = phase if is_known else ""
+        is_between = phase == "epoch_boundary" and bool(self.loops)  # code of the user's that updates no counter
+        is_expected = phase in ("validation", "checkpoint") or loop.timeline.current.phase == OWN or is_between
+        busy = phase if is_expected else ""
         if seen != self._seen or busy:
-            self._moves()
+            self._note_progress()
         else:
             self._quiet_s += passed_s
         self._seen = seen
@@ -143,14 +141,14 @@ class HangWatch(Probe):
             own, others = self._stacks()
             if self._reader.read(own) is None:
                 if self.loops:
-                    self._moves()  # the user's code has left its loop, e.g. at the end of a notebook's cell
+                    self._note_progress()  # the user's code has left its loop, e.g. at the end of a notebook's cell
                 else:
                     self._background.stopping.set()  # the run ended without a call to stop
                 return
             busy = busy_reason(own, others)
             if busy:
                 self._quiet_s = self._hang_after_s / 2
-            self._used = self._used or self._used_now()
+            self._cpu_time_before = self._cpu_time_before or self._cpu_time_now()
             self._where = self._line(own)[0]
         if self._files is not None and (own or self._n_polls % _HEARTBEAT_POLLS == 0):
             self._files.write(seen[0], phase, busy, self._where)
@@ -158,15 +156,15 @@ class HangWatch(Probe):
         if own and not busy and self._quiet_s >= (limit_s := self._limit_s()):
             self._report(limit_s, phase, own, others)
 
-    def _moves(self) -> None:
+    def _note_progress(self) -> None:
         if self._loop.main.recent_median_ns() is not None:  # pauses of the start do not count as usual
             self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
-        self._begin()
+        self._begin_pause()
 
     def _limit_s(self) -> float:
-        """Return how long nothing may move; longer than twice the longest pause so far, which was no hang."""
+        """Return the seconds without progress that count as a hang; at least twice the longest pause so far."""
         loop, median_ns = self._loop, self._loop.main.recent_median_ns()
         limit_s = max(self._hang_after_s, MEDIAN_FACTOR * (median_ns or 0.0) / 1e9, 2 * self._longest_s)
         is_slow = median_ns is None or loop.timeline.phase_listener is not None or loop.is_profiling
@@ -175,7 +173,7 @@ class HangWatch(Probe):
     def _report(self, limit_s: float, phase: str, own: list[Frame], others: Mapping[str, Sequence[Frame]]) -> None:
         ranks = self._files.read() if self._files is not None else ()
         if any(rank.busy and rank.age_s < self._hang_after_s for rank in ranks):
-            return  # this rank waits for one that is busy
+            return  # this rank waits for a rank that is busy
         self._is_reported = True
         where, code, call = self._line(own)
         workers, worker_stacks = self._workers.states(with_stacks=phase in _WORKER_PHASES)
@@ -200,13 +198,13 @@ class HangWatch(Probe):
             self.hangs[-1] = self._show(hang, "\n".join([*texts, worker_stacks]))
 
     def _stacks(self) -> tuple[list[Frame], dict[str, list[Frame]]]:
-        """Return the frames of the training thread, and of all other threads but PerfDoctor's."""
+        """Return the frames of the training thread, and those of other threads except PerfDoctor's, by name."""
         others = {f"{one.name} ({one.ident})": one.ident for one in threading.enumerate() if one.ident != self._watched}
         read = {name: frames_of(ident or 0, self._frames) for name, ident in others.items() if _OURS not in name}
         return frames_of(self._watched, self._frames), read
 
     def _line(self, own: Sequence[Frame]) -> tuple[str, str, str]:
-        """Return the user's innermost line, its text, and what it calls; the innermost function without such a line."""
+        """Return the user's innermost line, its text, and the function it calls; without a line, only the function."""
         stack = self._reader.read(own)
         if stack is None or not stack.lines:
             return "", "", library_call(own[0][0], str(own[0][3].get("__name__", "")))
@@ -215,12 +213,12 @@ class HangWatch(Probe):
         call = OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
         return f"{shown_file(code.co_filename)}:{line} in {code.co_name}", text, call
 
-    def _used_now(self) -> tuple[float, float] | None:
+    def _cpu_time_now(self) -> tuple[float, float] | None:
         fields = read_bytes(self._schedule).split()
         return (self._now_s(), int(fields[0]) / 1e9) if fields else None
 
     def _cpu_fraction(self) -> float | None:
-        before, now = self._used, self._used_now()
+        before, now = self._cpu_time_before, self._cpu_time_now()
         if before is None or now is None or now[0] <= before[0]:
             return None
         return min(1.0, max(0.0, (now[1] - before[1]) / (now[0] - before[0])))

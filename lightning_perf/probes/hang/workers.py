@@ -1,8 +1,8 @@
 """States and stacks of worker processes.
 
 A forked worker registers a handler of ``faulthandler`` for a real-time signal that nothing else uses. It is written in
-C, needs no interpreter lock and restarts system calls, so a signal makes a deadlocked worker write its stacks and
-changes nothing else. No signal is sent before a hang, and none to a process without the handler.
+C, needs no interpreter lock and restarts system calls: so even a deadlocked worker writes its stacks, and nothing else
+changes. A signal is only sent during a hang, and only to processes with the handler.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _ANSWER_S = 0.5
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", **dict.fromkeys("ZX", "ended"),
            **dict.fromkeys("Tt", "stopped")}  # fmt: skip
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)')
-_WORKER_LOOP = "_worker_loop"  # frames further out belong to the process that forked
+_WORKER_LOOP = "_worker_loop"  # outer frames belong to the process that forked
 
 _output: int | None = None
-"""The file that processes forked from now on write their stacks to, of the last run that began; None outside runs."""
+"""File to which processes forked from now on write their stacks, of the last run that began; None outside runs."""
 _is_registered = False
 
 
 class Workers:
-    """The processes that multiprocessing has started from this one.
+    """Processes that multiprocessing has started from this one.
 
     Each run has a file of its own, because runs in several threads must not close one another's.
     """
@@ -47,7 +47,7 @@ class Workers:
         self._closing: weakref.finalize[[int], Workers] | None = None
 
     def open(self) -> None:
-        """Make processes that are forked from now on able to write their stacks."""
+        """Let processes that are forked from now on write their stacks."""
         global _output, _is_registered
         self.close()  # of a run whose end was missed
         if not _SIGNAL or not hasattr(os, "memfd_create") or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:

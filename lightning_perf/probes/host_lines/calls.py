@@ -1,4 +1,4 @@
-"""Name what a line was calling when a sample was taken, and tell torch operators from other code."""
+"""Name the function that a sampled line was calling, and distinguish torch operators from other code."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from typing import Any
 
 import torch
 
-_PYTHONS_OWN = frozenset(name for kind in (str, bytes, list, dict, set, tuple, int, float) for name in dir(kind))
-_IS_OPERATOR = frozenset(
+_BUILTIN_METHODS = frozenset(name for kind in (str, bytes, list, dict, set, tuple, int, float) for name in dir(kind))
+_OPERATOR_INSTRUCTIONS = frozenset(
     {"BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "STORE_SUBSCR", "BINARY_SLICE",
      "TO_BOOL", "BINARY_ADD", "BINARY_SUBTRACT", "BINARY_MULTIPLY", "BINARY_TRUE_DIVIDE", "BINARY_MATRIX_MULTIPLY",
      "BINARY_POWER", "INPLACE_ADD", "INPLACE_SUBTRACT", "INPLACE_MULTIPLY", "INPLACE_TRUE_DIVIDE"}
 )  # fmt: skip
-"""Instructions after which the interpreter does not check for lock requests of other threads. A sample that finds a
-thread on one of them runs code that released the lock, as torch's operators do and Python's own never do."""
+"""Instructions after which the interpreter does not check for lock requests of other threads. A thread sampled on one
+of them runs code that has released the lock, as torch's operators do and Python's own never do."""
 
 _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
-"""The truth value of a tensor; Python 3.10 checks for other threads at each of its jumps."""
+"""Instructions that take the truth value of a tensor. In Python 3.10, each jump checks for lock requests."""
 
 _FROM_PYTHON = ("tensor", "as_tensor", "asarray")
-"""Of torch: from Python's numbers and lists they make tensors while they hold the interpreter lock."""
+"""Functions of torch that hold the interpreter lock while they make tensors of Python's numbers and lists."""
 
 _CONVERSIONS = ("float", "int", "bool")  # they wait for a tensor; for any other value they take no time
 
 
 def library_call(code: CodeType, module: str) -> str:
-    """Return a library's function as users write it, e.g. ``"json.loads"``, ``"pandas.DataFrame.sort_values"``."""
+    """Return the name of a library's function, e.g. ``"json.loads"`` or ``"pandas.DataFrame.sort_values"``."""
     name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
     return f"{module.partition('.')[0]}.{name}" if module else name
 
 
 class OwnCode:
-    """What a user's frame ran itself: a C function, an operator or Python.
+    """Code that a user's frame ran itself: a C function, an operator or Python.
 
     Attributes:
-        call: The function called, as the line writes it; empty if none was.
-        is_operator: Whether it was a torch operator. None if only the timing of samples can decide: a method of an
-            unknown object that tensors and Python's own types both have, or a tensor made of what may be a list.
+        call: The function called, as in the text of the line; empty if none was.
+        is_operator: Whether it was a torch operator. None if only the timing of samples can decide: for a method that
+            tensors and Python's own types both have, of an unknown object, or a tensor that may be made of a list.
     """
 
     __slots__ = ("call", "is_operator")
@@ -52,7 +52,7 @@ class OwnCode:
         self.call = ""
         self.is_operator: bool | None = False
         instruction = _instruction(code, offset)
-        if instruction in _IS_OPERATOR or instruction.startswith(_JUMPS):
+        if instruction in _OPERATOR_INSTRUCTIONS or instruction.startswith(_JUMPS):
             self.is_operator = True
         if "CALL" not in instruction:
             return
@@ -73,7 +73,7 @@ class OwnCode:
         elif method:
             name = function.rpartition(".")[2]
             is_tensors = hasattr(torch.Tensor, name)
-            self.is_operator = None if is_tensors and name in _PYTHONS_OWN else is_tensors
+            self.is_operator = None if is_tensors and name in _BUILTIN_METHODS else is_tensors
 
 
 def _module_of(target: Any) -> str:
@@ -92,7 +92,10 @@ def _instruction(code: CodeType, offset: int) -> str:
 
 
 def _called(code: CodeType, offset: int, line: int) -> str | None:
-    """Return the dotted name of what the instruction calls; of the line's only call if instructions have no columns."""
+    """Return the dotted name of the function that an instruction calls; None if unknown.
+
+    Before Python 3.11, instructions have no columns: the outermost call of the line is used.
+    """
     source = _segment(code, offset)
     if source is None:
         source = linecache.getline(code.co_filename, line).strip()

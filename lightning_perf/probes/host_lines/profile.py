@@ -1,4 +1,4 @@
-"""Add up samples by stack, and turn them into the record."""
+"""Aggregate samples by stack, and build the record from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .calls import OwnCode, library_call, shown_file
 from .stacks import OPERATOR, Stack, StackReader, Visit
 
 MAX_STACKS = 4096
-"""Different stacks kept; of further ones only the outermost line."""
+"""Most distinct stacks kept; of further ones, only the outermost line is kept."""
 
 _MAX_LINES = 8
 _MIN_LINE_SHARE = 0.01
@@ -119,7 +119,7 @@ class Line:
 
 
 class ProfileBuilder:
-    """Makes the record from the samples of each phase, with the reader of their stacks."""
+    """Builder of the record from the samples of each phase; ``reader`` has read their stacks."""
 
     def __init__(self, reader: StackReader) -> None:
         self._reader = reader
@@ -156,7 +156,7 @@ class ProfileBuilder:
 
     def _phase(self, name: str, samples: PhaseSamples, total_ns: float, steady: StageTimes | None) -> HostPhase:
         roots: dict[Place, Line] = {}
-        late = self._late_operators(samples)
+        late = _late_operator_share(samples)
         operator_ns = 0.0
         for stack, sums in samples.stacks.items():
             call, is_operator = self._running(stack, sums, late)
@@ -186,14 +186,8 @@ class ProfileBuilder:
             share=samples.ns / total_ns,
             operator_fraction=operator_ns / samples.ns,
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
-            lines=tuple([line.record(samples.ns, timed) for line in lines]),
+            lines=tuple(line.record(samples.ns, timed) for line in lines),
         )
-
-    def _late_operators(self, samples: PhaseSamples) -> float:
-        """Return the share of late samples in torch's own code: on a busy machine all are late."""
-        known = [sums for stack, sums in samples.stacks.items() if stack.leaf == OPERATOR]
-        n = sum(sums.n for sums in known)
-        return sum(sums.n_late for sums in known) / n if n else 0.0
 
     def _running(self, stack: Stack, sums: Sums, late: float) -> tuple[str, bool]:
         """Return what ran below the innermost line, and whether it was an operator."""
@@ -209,6 +203,13 @@ class ProfileBuilder:
         if own.is_operator is None:
             return own.call, not (sums.n_late > sums.n / 2 and late < 0.5)
         return own.call, own.is_operator
+
+
+def _late_operator_share(samples: PhaseSamples) -> float:
+    """Return the share of late samples in torch's own code; on a busy machine, all samples are late."""
+    known = [sums for stack, sums in samples.stacks.items() if stack.leaf == OPERATOR]
+    n = sum(sums.n for sums in known)
+    return sum(sums.n_late for sums in known) / n if n else 0.0
 
 
 def _places(lines: tuple[Visit, ...]) -> list[Place]:

@@ -28,7 +28,7 @@ from lightning_perf.probes.step_aggregator import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, Session, StageTimes
 
 from .profile import PhaseSamples, ProfileBuilder
-from .stacks import StackReader, frames_of
+from .stacks import StackReader, frames_of, why_no_stacks
 
 MAX_SHARE = 0.005
 """Share of the run's time that sampling may cost."""
@@ -38,10 +38,10 @@ BURST_S = 0.05
 SWITCH_S = 1e-4
 
 _ENOUGH_SAMPLES = 4000  # a share of 5 % is then known to within 0.7 points
-_LATER_SHARE = 5e-4  # from then on
-_HANDING_OVER_NS = 15_000  # of the interpreter lock, there and back, beside the sampler's own time
+_LATER_SHARE = 5e-4  # limit of the cost after that
+_LOCK_EXCHANGE_NS = 15_000  # per sample, to take the interpreter lock and return it; not in the sampler's CPU time
 _WARMUP_STEPS = 3
-_REST_S = 0.02  # between bursts at least
+_REST_S = 0.02  # least time between bursts
 _MAX_BURSTS_OUTSIDE = 2
 
 _lowered: list[float] = []
@@ -51,7 +51,7 @@ _lowered: list[float] = []
 class LineSampler(Probe):
     """The samples of one run. Made and started in the training thread.
 
-    ``paused_ns`` returns nanoseconds in automatic garbage collections so far; the other functions are replaced in
+    ``paused_ns`` returns the nanoseconds in automatic garbage collections so far; the other functions are replaced in
     tests.
     """
 
@@ -95,8 +95,8 @@ class LineSampler(Probe):
         return cls(run.loop) if pauses is None else cls(run.loop, pauses.automatic_so_far_ns)
 
     def start(self) -> None:
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            self.missing["host_profile"] = "this interpreter runs without its global lock: stacks change while read"
+        if reason := why_no_stacks():
+            self.missing["host_profile"] = reason
             return
         _register_fork()
         self._background.start(_REST_S)
@@ -105,7 +105,7 @@ class LineSampler(Probe):
         self._background.close()
 
     def burst(self) -> float:
-        """Sample for a while; return the seconds to wait before the next burst."""
+        """Sample for ``BURST_S``; return the seconds to wait before the next burst."""
         begin_ns, cpu_ns = self._now_ns(), time.thread_time_ns()
         n_taken = n_outside = 0
         median_ns = self._loop.main.recent_median_ns()
@@ -119,7 +119,7 @@ class LineSampler(Probe):
                 break
             n_taken += 1
             n_outside += not is_inside
-        self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _HANDING_OVER_NS
+        self.cost_ns += time.thread_time_ns() - cpu_ns + n_taken * _LOCK_EXCHANGE_NS
         self._n_bursts_outside = self._n_bursts_outside + 1 if n_taken and n_outside == n_taken else 0
         if self._n_bursts_outside >= _MAX_BURSTS_OUTSIDE:
             self._background.stopping.set()  # the run ended without a call to stop
@@ -139,7 +139,7 @@ class LineSampler(Probe):
         return main.n_steps >= _WARMUP_STEPS and not is_ours and not timeline.is_frozen
 
     def _sample(self) -> bool | None:
-        """Take a sample; return whether the run is under way, None if its thread is gone."""
+        """Take a sample; return whether the run is still going on, None if its thread has ended."""
         pause_s = PAUSE_S * (0.2 + 1.6 * self._draw())
         gc_before_ns, asked_ns = self._paused_ns(), self._now_ns()
         _wait(self._sleep, pause_s)
@@ -165,7 +165,7 @@ class LineSampler(Probe):
         return True
 
     def _is_in_slow_step(self, phase: str, late_ns: float) -> bool:
-        """Return whether the current step, or one that a late sample found at its end, is unusually slow."""
+        """Return whether the current step is unusually slow, or the one that ended while a late sample waited."""
         timeline = self._loop.timeline
         passed_ns = sum(timeline.phase_ns) + self._now_ns() - timeline.last_ns
         return phase in STEP_PHASES and max(passed_ns, late_ns) > self._slow_ns
@@ -174,7 +174,7 @@ class LineSampler(Probe):
         return {"host_profile": self.profile(session.steady)}
 
     def profile(self, steady: StageTimes | None) -> HostProfile | None:
-        """Return what is known now; None before the first sample."""
+        """Return the record of the samples so far; None before the first sample."""
         with self._lock:
             if self._steps is None:
                 return None

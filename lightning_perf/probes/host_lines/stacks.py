@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import accumulate, chain, repeat, starmap
@@ -37,13 +38,19 @@ _fields = attrgetter("f_code", "f_lasti", "f_lineno", "f_globals")
 def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -> list[Frame]:
     """Return a thread's frames at one moment, innermost first; empty if the thread has ended.
 
-    Python 3.11 makes frame objects when they are read. If the thread went on meanwhile, as a callback of the garbage
-    collector would let it, the object of a frame that has ended leads to freed memory: seen as crashes with 3.11.7.
+    Python 3.11 creates frame objects when they are read. If the thread continued meanwhile, e.g. during a callback of
+    the garbage collector, the object of a frame that has ended would refer to freed memory: 3.11.7 crashed.
     Before 3.11.5 a collection can also deadlock (python/cpython#106883).
     """
     innermost = map(methodcaller("get", thread), starmap(current_frames, [()]))
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
     return at_one_moment(partial(list, map(_fields, iter(frames.__next__, None))))
+
+
+def why_no_stacks() -> str:
+    """Return why the stacks of other threads cannot be read; empty if they can."""
+    has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return "" if has_lock else "this interpreter runs without its global lock: stacks change while they are read"
 
 
 class Stack(NamedTuple):
@@ -61,7 +68,7 @@ class Stack(NamedTuple):
 
 
 class StackReader:
-    """Reads stacks, and caches the owners of files."""
+    """Reader of stacks, with a cache of the files' owners."""
 
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
@@ -73,7 +80,7 @@ class StackReader:
         self._owners: dict[str, str] = {}
 
     def read(self, frames: Iterable[Frame]) -> Stack | None:
-        """Return the stack of these frames, given innermost first; None if Lightning is not on it."""
+        """Return the stack of these frames, given innermost first; None if neither Lightning nor a loop is on it."""
         leaf = ""
         below: CodeType | None = None
         inner: tuple[CodeType, dict[str, Any]] | None = None
@@ -81,7 +88,7 @@ class StackReader:
         n_confirmed = 0
         is_below_lightning = False
         for code, offset, line, names in frames:
-            if names.get("__name__", "").startswith(_OURS):  # as if it was not there
+            if names.get("__name__", "").startswith(_OURS):  # skipped, as in a run without PerfDoctor
                 continue
             file = code.co_filename
             if not file or file[0] == "<":  # compiled from text for a module, as methods of dataclasses are
@@ -100,7 +107,7 @@ class StackReader:
                     n_confirmed = len(pending)
                     is_below_lightning = True
             elif owner == LIGHTNING:
-                n_confirmed = len(pending)  # frames further out than all of Lightning's only started the run
+                n_confirmed = len(pending)  # frames outside of all of Lightning's only started the run
                 is_below_lightning = True
             if code.co_name not in _MODULE_CALLS:
                 inner = code, names
