@@ -1,1 +1,1 @@
-"""Earlier runs of the same training, in one SQLite file of the user's; needs neither torch nor lightning."""
+"""Keep earlier runs of each training in one SQLite file of the user's; needs neither torch nor lightning."""

@@ -1,4 +1,4 @@
-"""What the history keeps of a session, and which runs are of the same training.
+"""Reduce a session to what the history keeps, and identify runs of the same training.
 
 A run is kept as a session with few fields, so that `compare_sessions` and all reports work on earlier runs too.
 docs/reference/history.md lists the fields.
@@ -26,7 +26,7 @@ MAX_BLOCKS = 128
 """Points of the timeline: `stats.single_runs.level` makes 32 batches of them, and medians of these."""
 
 MAX_EPOCHS = 9
-"""The first epoch, which a comparison leaves out, and the last ones."""
+"""Most epochs kept: the first, which comparisons leave out, and the last ones."""
 
 
 def key_of(session: Session) -> str:
@@ -39,7 +39,7 @@ def key_of(session: Session) -> str:
     parts = (
         session.run.stage,
         model.class_name if model is not None else None,
-        (provenance.parameters or provenance.script) if provenance is not None else None,  # without a known model
+        (provenance.parameters or provenance.script) if provenance is not None else None,  # script: unknown shapes
         [shape.count("x") + bool(shape) for shape in provenance.sample_shapes] if provenance is not None else None,
         [each.class_name for each in model.optimizers] if model is not None else None,
         device,
@@ -114,5 +114,5 @@ def _merged(group: Sequence[Block]) -> Block:
 
 
 def _short(value: float) -> float:
-    """Return a value with as many digits as a comparison needs: a row then takes half the space."""
+    """Return a value rounded to the four digits that a comparison needs, which halves the size of a row."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""The history of one run: save it, and report once if it is slower than earlier runs of the same training."""
+"""Save one run in the history, and report once if it is slower than earlier runs of the same training."""
 
 import logging
 import sqlite3
@@ -20,10 +20,10 @@ MIN_STEPS = 200
 """Steady steps before a run is compared; then again whenever their number has doubled."""
 
 MAX_RUNS = 20
-"""Earlier runs that show how much runs differ, and that figures show."""
+"""Earlier runs that show how much runs differ, and that plots show."""
 
 _LEAST_SCORE = 0.1
-"""Weaker suspects are not named while the run goes on."""
+"""Weaker suspects are not named during the run."""
 
 _MAX_SUSPECTS = 2
 _log = logging.getLogger("lightning_perf")
@@ -36,25 +36,25 @@ class RunHistory:
     def __init__(self, file: Path | None) -> None:
         self._history = None if file is None else History(file)
         self._runs: list[Session] | None = None
-        self._next_step, self._n_looks = MIN_STEPS, 0
+        self._next_step, self._n_comparisons = MIN_STEPS, 0
         self._news = ""
         self._detectable: float | None = None
 
     def news(self, session: Session) -> str | None:
-        """Return in one line what is slower than in the last runs, once; None if nothing is, or if it is unknown."""
+        """Return once, in one line, what is slower than in the last runs; None if nothing is, or if it is unknown."""
         n_steps = session.steady.n_steps if session.steady is not None else 0
         if self._news or n_steps < self._next_step:
             return None
         self._next_step = 2 * n_steps
-        # The level of a step depends a little on how long a run is: rare slow steps.
+        # Because of rare slow steps, the level of a step depends a little on the length of the run.
         least = max(MIN_STEPS // 2, n_steps // 4)
         base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
         if len(base) >= MIN_RUNS:
-            new, alpha = reduced(session), alpha_of(self._n_looks)
+            new, alpha = reduced(session), alpha_of(self._n_comparisons)
             self._news = news_of(base, new, alpha)
-            if self._n_looks == 0:  # later comparisons find little that the first does not
+            if self._n_comparisons == 0:  # later comparisons find little that the first does not
                 self._detectable = detectable_factor(base, new, alpha)
-            self._n_looks += 1
+            self._n_comparisons += 1
         return self._news or None
 
     def earlier(self, session: Session) -> EarlierRuns | None:
@@ -67,14 +67,14 @@ class RunHistory:
     def save(self, session: Session) -> None:
         """Save the run as it is now."""
         if session.steady is not None:
-            self._tried(lambda history: history.save(session))
+            self._use_history(lambda history: history.save(session))
 
     def _earlier(self, session: Session) -> list[Session]:
         if self._runs is None:
-            self._runs = self._tried(lambda history: history.same_training(session, MAX_RUNS)) or []
+            self._runs = self._use_history(lambda history: history.same_training(session, MAX_RUNS)) or []
         return self._runs
 
-    def _tried(self, use: Callable[[History], T]) -> T | None:
+    def _use_history(self, use: Callable[[History], T]) -> T | None:
         try:
             return None if self._history is None else use(self._history)
         except (OSError, sqlite3.Error) as error:  # e.g. a read-only home directory
@@ -84,7 +84,7 @@ class RunHistory:
 
 
 def news_of(base: list[Session], session: Session, alpha: float) -> str:
-    """Return in one line that a run is slower than the last runs, in which phase, and what changed; else ""."""
+    """Return in one line that a run is slower than the last runs, in which phase, and what changed; empty if not."""
     ratios = slower_figures(base, session, alpha)
     if not ratios:
         return ""

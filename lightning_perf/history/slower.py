@@ -1,4 +1,4 @@
-"""Which times of a run are longer than in earlier runs of the same training."""
+"""Find the times of a run that are longer than in earlier runs of the same training."""
 
 import math
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, sampl
 from lightning_perf.stats.next_run import MIN_RUNS, Course, detectable, excess, reach
 
 _BLOCKS = 16
-"""Fewest parts of a run that its level is based on: rare slow steps must not be in most of them."""
+"""Fewest parts of a run that its level is based on: most of them must be without rare slow steps."""
 
 _BLOCK_STEPS = 8
-"""Steps of a part, if a run has enough: few have more than one slow step, which is left out."""
+"""Steps per part, if a run has enough: few parts have more than the one slow step that is left out."""
 
 _SLOW = 3.0
-"""A step is slow that takes this many times as long as the others, as in ``SlowStep``."""
+"""A step is slow if it takes this many times as long as the others, as in ``SlowStep``."""
 
 _LARGEST = math.log(1000)
-"""Largest log factor that is said to be detectable."""
+"""Largest log factor that is reported as detectable."""
 
 
 def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> dict[str, float]:
-    """Return the figures, named as in ``Comparison.times``, in which a run is slower, and by which factor.
+    """Return the factors by which a run is slower, by figure as in ``Comparison.times``; only of slower figures.
 
-    ``base`` are earlier runs, oldest first; ``alpha`` is the probability of a figure in the result although nothing
+    ``base`` are earlier runs, oldest first. ``alpha`` is the probability of any figure in the result if nothing
     changed.
     """
-    known = _known(base, session)
+    known = _comparable(base, session)
     found = {}
     for name, (earlier, new) in known.items():
         by = excess(earlier, new)
@@ -36,14 +36,14 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
 
 
 def detectable_factor(base: Sequence[Session], session: Session, alpha: float) -> float | None:
-    """Return by which factor steps must be slower for ``slower_figures`` to find it; None if it cannot compare."""
-    known = _known(base, session)
+    """Return the least factor between steps that ``slower_figures`` finds; None if runs cannot be compared."""
+    known = _comparable(base, session)
     if "step" not in known:
         return None
     return math.exp(min(_LARGEST, max(math.log1p(BAND), detectable(*known["step"], alpha / len(known)))))
 
 
-def _known(base: Sequence[Session], session: Session) -> dict[str, tuple[list[Course], Course]]:
+def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[list[Course], Course]]:
     """Return the earlier runs and the new one, for each figure that enough of them have."""
     sessions = [*base, session]
     units = _units_per_step(sessions)
@@ -60,7 +60,7 @@ def _known(base: Sequence[Session], session: Session) -> dict[str, tuple[list[Co
 
 
 def _steps(sessions: Sequence[Session]) -> list[Course | None]:
-    """Return blocks of equal length as far as possible: their level depends on it if steps are skewed."""
+    """Return blocks of about equal length, on which the level of skewed steps depends; None for runs without blocks."""
     blocks = [whole_blocks(one.steady) if one.steady is not None else () for one in sessions]
     known = [each for each in blocks if each]
     size = min(
@@ -71,7 +71,7 @@ def _steps(sessions: Sequence[Session]) -> list[Course | None]:
 
 
 def _merged(blocks: Sequence[Block], block_steps: int) -> Course | None:
-    """Return means of at least ``block_steps`` steps, each without its slowest step if that is slow, or None.
+    """Return means of at least ``block_steps`` steps, each without its slowest step if that is slow; None without any.
 
     One step in a hundred that takes five times as long would add more to the variance than all others.
     """
@@ -87,7 +87,7 @@ def _typical_step_s(group: Sequence[Block], steps: int) -> float:
     whole_s = steps / len(group) * sum(block.step_s for block in group)
     slowest_s = max(block.max_step_s for block in group)
     others_s = (whole_s - slowest_s) / max(1, steps - 1)
-    # Times are rounded, so nothing may be left beside a very long step.
+    # Times are rounded, so the difference to a very long step may be 0.
     return others_s if 0 < others_s < slowest_s / _SLOW else whole_s / steps
 
 
@@ -97,7 +97,7 @@ def _walls(sessions: Sequence[Session]) -> list[Course | None]:
 
 
 def _units_per_step(sessions: Sequence[Session]) -> list[int]:
-    """Return samples per step if the batch size was changed: then times per sample are compared; else ones."""
+    """Return samples per step if batch sizes differ, in order to compare times per sample; otherwise ones."""
     sizes = [samples_per_step(one) for one in sessions]
     is_changed = None not in sizes and len(set(sizes)) > 1
     return [size if size and is_changed else 1 for size in sizes]

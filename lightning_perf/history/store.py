@@ -1,7 +1,7 @@
-"""The file of the history: SQLite in the user's state folder, one row per run.
+"""Read and write the history's file: SQLite in the user's state folder, one row per run.
 
-Each call opens the file and closes it again, because a connection must not cross the forks of loader workers. Writers
-wait for one another at most ``PATIENCE_S``. A run that was saved stays saved if its process is killed.
+Each call opens and closes the file, because a connection must not be inherited by forked loader workers. Writers wait
+for one another at most ``PATIENCE_S``. A saved run stays saved if its process is killed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 def default_file() -> Path | None:
-    """Return the file of the history; None if it is switched off, or if there is no place for it."""
+    """Return the file of the history; None if it is switched off, or if the user has no home folder."""
     given = os.environ.get(VARIABLE, "").strip()
     if given.lower() in ("off", "0", "false", "no"):
         return None
@@ -122,7 +122,7 @@ class History:
     def same_training(self, session: Session, n: int, *, branch: str = "", least_steps: int = 1) -> list[Session]:
         """Return the last ``n`` runs of the same training before this one, with ``least_steps`` steady steps each.
 
-        They are in order of time. ``branch`` selects a branch, or commits that begin so; empty for all.
+        They are in order of time. ``branch`` selects a branch, or commits with this prefix; empty for all.
         """
         where = "key = ? and id != ? and started_at <= ? and n_steps >= ?"
         values: list[Any] = [key_of(session), session.run.id, session.run.started_at, least_steps]
@@ -151,7 +151,7 @@ class History:
         return [Row(**dict(zip(names, values, strict=True))) for values in found]
 
     def prune(self, keep: int) -> int:
-        """Drop all but the newest runs; return how many were dropped."""
+        """Delete all runs but the newest ``keep``; return how many were deleted."""
         with self._open(is_writer=True) as database:
             with database:
                 n = database.execute(
@@ -199,7 +199,7 @@ class History:
         try:
             (version,) = database.execute("pragma user_version").fetchone()
             if version > SCHEMA:
-                return self._own_file(version)._connect(is_writer)
+                return self._file_of_this_version(version)._connect(is_writer)
             if version < SCHEMA:
                 _execute_waiting(database, f"pragma journal_mode = {_journal_mode(self.file.parent)}")
                 _prepared(database)
@@ -209,8 +209,8 @@ class History:
             raise
         return database
 
-    def _own_file(self, version: int) -> History:
-        """Return this version's own file, beside one of a newer version, which stays as it is."""
+    def _file_of_this_version(self, version: int) -> History:
+        """Return a separate file for this version, if the usual one is of a newer version; that does not change."""
         own = History(self.file.with_name(f"{self.file.stem}-v{SCHEMA}{self.file.suffix}"))
         if not own.file.exists():
             _log.warning("PerfDoctor's history %s is of a newer version (%d); this one uses %s.",
@@ -219,7 +219,7 @@ class History:
 
     def _rename(self, error: Exception) -> None:
         """Rename a broken file, which stays for the user."""
-        if self._is_whole():  # another process was faster
+        if self._is_intact():  # another process has replaced it
             return
         stamp = f"broken-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         with contextlib.suppress(FileNotFoundError):
@@ -230,7 +230,7 @@ class History:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{self.file}{end}", f"{self.file}.{stamp}{end}")
 
-    def _is_whole(self) -> bool:
+    def _is_intact(self) -> bool:
         try:
             with contextlib.closing(sqlite3.connect(self.file, timeout=PATIENCE_S)) as database:
                 return bool(database.execute("pragma quick_check(1)").fetchone() == ("ok",))
@@ -254,7 +254,7 @@ def _prepared(database: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _execute_waiting(database: sqlite3.Connection, statement: str) -> None:
-    """Execute a statement for which SQLite itself does not wait while another process has the file open."""
+    """Execute a statement; SQLite itself does not wait for this one while another process has the file open."""
     end_s = time.monotonic() + PATIENCE_S
     while True:
         try:

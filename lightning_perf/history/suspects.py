@@ -1,4 +1,4 @@
-"""What changed between fast and slow runs of a training, and which of these changes explains the difference best."""
+"""Find what changed between fast and slow runs, and rank the changes by how well they explain the difference."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ _DATA, _COMPUTE, _LOGS = ("data_wait",), ("forward", "backward"), ("logging", "c
 _UPDATE, _VALIDATION = (*_COMPUTE, "optimizer"), ("validation",)
 
 ANYTHING = 0.25
-"""Weight of a change that can act on any phase, such as another commit: below one whose own phases grew."""
+"""Weight of a change that can act on any phase, such as another commit; lower than if its own phases grew."""
 
 _SPREAD = 0.02
-"""Lost per phase that a setting acts on: of two that explain the growth, the more specific one comes first."""
+"""Weight lost per phase that a setting acts on: of two that explain the growth, the more specific one ranks first."""
 
 
 class Setting(NamedTuple):
-    """What a setting acts on.
+    """Effects of a setting.
 
     Attributes:
         phases: Phases whose time it changes.
@@ -75,7 +75,9 @@ SETTINGS: dict[str, Setting] = {
     "torchmetrics": Setting(("logging", "validation")),
     "numpy": Setting(_DATA),
 }
-"""By the last part of their path; of equal suspects the first comes first. Others can act on any phase."""
+"""Settings by the last part of their path; equal suspects rank in this order. Others can act on any phase."""
+
+_ORDER = {name: place for place, name in enumerate(SETTINGS)}
 
 _EXCLUDED = (
     "n_batches", "omp_num_threads", "n_steps_watched", "zero_grad_keeps_tensors", "steps_without_zero_grad",
@@ -132,7 +134,7 @@ def changes(before: Session, after: Session) -> tuple[Difference, ...]:
 
 
 def suspects(base: Sequence[Session], new: Sequence[Session], comparison: Comparison) -> list[Suspect]:
-    """Return what differs between two groups of runs, the best explanation of what became slower first."""
+    """Return what differs between two groups of runs, beginning with the best explanation of slower phases."""
     grown = {one.name: max(0.0, (one.new_s or 0.0) - (one.base_s or 0.0)) for one in comparison.times[2:]}
     before, after = [settings_of(session) for session in base], [settings_of(session) for session in new]
     paths = dict.fromkeys(path for each in (*before, *after) for path in each)
@@ -190,8 +192,7 @@ def _name(path: str) -> str:
 
 
 def _rank(path: str) -> int:
-    order = list(SETTINGS)
-    return order.index(_end(path)) if _end(path) in SETTINGS else len(order)
+    return _ORDER.get(_end(path), len(_ORDER))
 
 
 def _short(name: str, value: str) -> str:

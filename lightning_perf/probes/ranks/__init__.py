@@ -1,4 +1,4 @@
-"""Compare ranks: what each did itself and how long it waited for others, combined on rank 0 without a collective."""
+"""Compare ranks by their own work and their waits for others, combined on rank 0 without a collective."""
 
 from .backward import BackwardWatch
 from .exchange import Exchange

@@ -1,4 +1,4 @@
-"""Time that a rank waits for others inside backward, in a few sampled steps."""
+"""Measure how long a rank waits for others inside backward, in a few sampled steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_perf.seams import remove_hook
 
 
 class BackwardWatch:
-    """Samples how long backward takes until this rank's own last gradient.
+    """Sampler of the time that backward takes until this rank's own last gradient.
 
     DistributedDataParallel starts collectives while gradients are computed and waits for them at the end of backward:
     time after the last gradient is waiting, for the network and for slower ranks. Several backward passes of a step
@@ -58,11 +58,11 @@ class BackwardWatch:
             return False
         self._resolve()
         self._next = next_sampled_step(self._step, self.n)
-        if self._is_unresolved:  # a device so far behind that the last sample is still under way
+        if self._is_unresolved:  # the device is so far behind that it has not reached the last sample's end
             return False
         self._n_backwards = self._step_ns = 0
         trained = [one for one in self._parameters if one.requires_grad]
-        self._hooked = trained  # before the hooks are there: an interrupt may come among them
+        self._hooked = trained  # noted before any hook is added, because an interrupt may come in between
         for one in trained:
             one.register_post_accumulate_grad_hook(self._hook)
         return True
@@ -82,7 +82,7 @@ class BackwardWatch:
         """Handle the end of a backward pass in a sampled step.
 
         Raises:
-            Exception: What a gradient's hook raised.
+            Exception: The error of a gradient's hook or of a mark.
         """
         if self._error is not None:
             self.stop()
@@ -125,13 +125,13 @@ class BackwardWatch:
     def waiting_s(self) -> float | None:
         """Return median seconds that a device waits per step, in backward and in Lightning's broadcast.
 
-        None before the first sample, and on a host, whose timeline has it.
+        None before the first sample, and without a device: the host's timeline includes it.
         """
         self._resolve()
         return statistics.median(self._waiting_ns) / 1e9 if self._waiting_ns else None
 
     def fail(self, error: Exception) -> None:
-        """Keep the first error of a place that must not raise; ``after_backward`` raises it."""
+        """Keep the first error of code that must not raise; ``after_backward`` raises it."""
         raise_if_from_signal(error)
         self._error = self._error or error
 
@@ -159,7 +159,7 @@ class BackwardWatch:
             self.fail(error)
 
     def _backward_ns(self) -> int:
-        """Return the time of this step's backward so far, without callbacks inside it."""
+        """Return the nanoseconds of this step's backward so far, without callbacks inside it."""
         self._timeline.charge()
         return self._timeline.phase_ns[PHASE_INDEX["backward"]]
 
@@ -181,7 +181,7 @@ class BackwardWatch:
 
 
 class MarkedBroadcast:
-    """Encloses Lightning's broadcast, to time it on the device in sampled steps."""
+    """Context around Lightning's broadcast that times it on the device in sampled steps."""
 
     def __init__(self, watch: BackwardWatch) -> None:
         self._watch = watch
@@ -200,13 +200,15 @@ class MarkedBroadcast:
 
 
 def exchanges_in_forward(trainer: Any) -> bool:
-    """Return whether the strategy may wait for other ranks in forward: all do but replicating ones."""
+    """Return whether the strategy may wait for other ranks in forward, as all but DistributedDataParallel do."""
     from torch.nn.parallel import DistributedDataParallel
 
     return trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
 
 
-def backward_watch(trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None) -> Any:
+def backward_watch(
+    trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None
+) -> tuple[BackwardWatch | None, str]:
     """Return the watch for a run and an empty reason; or None and why waiting cannot be measured."""
     from torch.nn.parallel import DistributedDataParallel
 

@@ -1,8 +1,8 @@
-"""The ranks' summaries, combined on rank 0.
+"""Exchange the ranks' summaries, and combine them on rank 0.
 
-Every rank puts a small summary into the key-value store of its process group and goes on; rank 0 reads them, and waits
-for late ranks for a limited time. So a rank that died, hangs or measures nothing cannot block a report, nor be blocked
-by one.
+Each rank puts a small summary into the key-value store of its process group and continues; rank 0 reads the summaries,
+and waits for late ranks for a limited time. So a rank that died, hangs or measures nothing neither blocks a report nor
+is blocked by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _runs = itertools.count()
 
 
 class Exchange:
-    """Exchanges the ranks' summaries through a ``torch.distributed.Store`` that all ranks share."""
+    """Exchange of the ranks' summaries through a ``torch.distributed.Store`` that all ranks share."""
 
     def __init__(
         self,
@@ -45,10 +45,14 @@ class Exchange:
         self._known: dict[int, RankSummary] = {}
 
     def share(self, summary: RankSummary | None, limit_s: float) -> Ranks | None:
-        """Give this rank's summary, None if it measured nothing. Each rank calls it equally often.
+        """Send this rank's summary, and return the record of the ranks; each rank must call it equally often.
 
-        Return all ranks on rank 0, which waits up to ``limit_s`` for the others, and only this rank elsewhere; None if
-        nothing is known.
+        Args:
+            summary: None if this rank measured nothing.
+            limit_s: Seconds that rank 0 waits for the others.
+
+        Returns:
+            All ranks on rank 0, only this rank elsewhere; None without any summary.
         """
         begin = self._now_s()
         key = self._key(self._rank)
@@ -90,7 +94,7 @@ class Exchange:
         return [rank for rank, key in enumerate(keys) if self._store.check([key])]
 
     def _read(self, keys: list[str]) -> list[bytes]:
-        """Return all values in one call if the store can: one call per rank takes seconds for a thousand ranks."""
+        """Return all values, in one call if possible: one call per rank takes seconds for a thousand ranks."""
         has_more = getattr(self._store, "has_extended_api", None)
         if has_more is not None and has_more() and keys:
             values: list[bytes] = self._store.multi_get(keys)

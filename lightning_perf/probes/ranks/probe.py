@@ -1,4 +1,4 @@
-"""One rank's part in the report about all ranks."""
+"""Measure one rank, and share its summary with the other ranks."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_
 from .exchange import gather_ranks, open_exchange
 
 EPOCH_LIMIT_S = 2.0
-"""How long rank 0 waits for late ranks at the end of an epoch: with synchronized batches, only a rank with a problem is
-later than that."""
+"""Seconds that rank 0 waits for late ranks at the end of an epoch: with synchronized batches, only a rank with a
+problem is later."""
 
 RUN_LIMIT_S = 10.0
 """The same at the end of the run."""
 
 
 class RankProbe(Probe):
-    """This rank's part in the report about all ranks. Every rank makes one in the Trainer's ``setup``."""
+    """Summary of this rank, shared with the other ranks. Every rank makes one in the Trainer's ``setup``."""
 
     name = field = "ranks"
 
     def __init__(self, trainer: Any) -> None:
         self.ranks: Ranks | None = None
-        self._why_unknown = "one rank"  # what this rank waits for
+        self._why_unknown = "one rank"  # the reason without ``_watch``
         self._watch: BackwardWatch | None = None
         self._undos = seams.Undos()
         self._is_closed = False
@@ -84,7 +84,7 @@ class RankProbe(Probe):
 
     def reasons(self) -> dict[str, str]:
         if self.ranks is None:
-            return {"ranks": "ranks are brought together at the end of a training epoch, and none was reached"}
+            return {"ranks": "ranks are compared at the end of a training epoch, and none was reached"}
         return {"ranks.summaries.waiting_s": self._why_unknown} if self._watch is None else {}
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class RankProbe(Probe):
         return msgspec.structs.replace(summary, found=tuple(names), found_lines=lines) if summary is not None else None
 
     def end_alone(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> None:
-        """Keep this rank's summary without asking others, who may be gone after an error."""
+        """Keep this rank's summary without an exchange: after an error, other ranks may have ended."""
         own = self.summary(loop, found)
         if own is None or self._trainer.world_size == 1:
             return
@@ -127,7 +127,7 @@ class RankProbe(Probe):
         summary = None
         try:
             summary = self.summary(loop, found) if loop is not None else None
-        except Exception as error:  # noqa: BLE001 - raised again once the others know that nothing comes
+        except Exception as error:  # noqa: BLE001 - raised again after the exchange, in which others wait for this rank
             failure = error
         if self._exchange is not None:
             self.ranks = self._exchange.share(summary, RUN_LIMIT_S if is_last else EPOCH_LIMIT_S)
@@ -173,7 +173,7 @@ def rank_summary(
     waiting_s = watch.waiting_s() if watch is not None and watch.is_on_device else None
     compute_s: float | None
     if waiting_s is not None:
-        # The host's waits do not show what the device does: its work is the remaining time.
+        # The host's waits do not show the device's work, which is the remaining time.
         waiting_s = min(waiting_s, max(0.0, steady.step_s.mean - data_s - host_s))
         compute_s = max(0.0, steady.step_s.mean - data_s - host_s - waiting_s)
         own_p50_s = max(0.0, steady.step_s.p50 - waiting_s)
