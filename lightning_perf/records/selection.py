@@ -84,10 +84,15 @@ def merged(one: Any, other: Any) -> Any:
         return one
     if isinstance(one, list) and isinstance(other, list):
         return [*one, *(each for each in other if each not in one)]
-    if not isinstance(one, dict) or not isinstance(other, dict) or one["class_path"] != other["class_path"]:
+    if not _is_object(one) or not _is_object(other) or one["class_path"] != other["class_path"]:
         return None
     arguments = {**one["init_args"], **other["init_args"]}
     return {**one, "init_args": arguments} if arguments.items() >= one["init_args"].items() else None
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether an argument is an object, as in a LightningCLI configuration; a file may have other dicts."""
+    return isinstance(value, dict) and {"class_path", "init_args"} <= value.keys()
 
 
 def _gained_nothing(session: Session) -> dict[str, str]:
@@ -127,7 +132,7 @@ def _refusal(session: Session, chosen: Selection, trainer: dict[str, Any]) -> st
 
 
 def _contradiction(chosen: Selection, trainer: dict[str, Any], loader: dict[str, Any]) -> str:
-    """Return which chosen argument contradicts new ones; empty if none does."""
+    """Return why a chosen argument contradicts the new ones; empty if none does."""
     for new, old in ((trainer, chosen.trainer), (loader, chosen.loader)):
         for name, value in new.items():
             if name in old and old[name] != value and merged(old[name], value) is None:
@@ -142,5 +147,5 @@ def _contradiction(chosen: Selection, trainer: dict[str, Any], loader: dict[str,
 
 
 def _against(chosen: Selection, name: str, value: Any) -> str:
-    shown = value["class_path"].rpartition(".")[2] if isinstance(value, dict) else repr(value)
+    shown = value["class_path"].rpartition(".")[2] if _is_object(value) else repr(value)
     return f"contradicts {name}={shown} of {chosen.sources[name]}, which is worth more"

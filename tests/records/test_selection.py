@@ -71,6 +71,13 @@ def test_contradiction_is_resolved_by_gain_whatever_the_order(order: int) -> Non
     }
 
 
+def test_dicts_of_a_file_contradict_when_they_are_not_objects() -> None:
+    one, other = (fix(summary=f"depth {n}", trainer_flags={"options": {"depth": n}}) for n in (1, 2))
+    session = session_with(finding("PD301", one, gain=1.6), finding("PD315", other, gain=1.2))
+    assert session.trainer_flags() == {"options": {"depth": 1}}
+    assert session.left_out() == {"PD315: depth 2": "contradicts options={'depth': 1} of PD301, which is worth more"}
+
+
 def test_more_severe_finding_without_a_gain_comes_first() -> None:
     session = session_with(finding("PD315", FULL, gain=1.6), finding("PD408", BF16, severity="high"))
     assert session.trainer_flags("numerics") == {"precision": "bf16-mixed"}
