@@ -1,4 +1,4 @@
-"""What the autopilot tried in a run."""
+"""Treatments that the autopilot tried in a run."""
 
 from typing import Literal
 

@@ -15,12 +15,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     """
 
     def __str__(self) -> str:
-        """Return a short report; the record's fields if there is no report of this kind of record."""
+        """Return a short report, or the record's fields if reports do not know this kind of record."""
         text: str | None = _package().to_text(self)
         return repr(self) if text is None else text
 
     def _repr_html_(self) -> str | None:
-        """Return the HTML for notebooks; None, which means the text, if there is no report of this kind of record."""
+        """Return HTML for notebooks; None, for which they show the text, if reports do not know this kind of record."""
         drawn: str | None = _package().to_html(self)
         return drawn
 

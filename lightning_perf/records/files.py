@@ -1,4 +1,4 @@
-"""Files beside a training: written whole and with room left on the disk, read only where reading cannot block."""
+"""Write files completely or not at all, leaving room on the disk, and read files without blocking the training."""
 
 import contextlib
 import errno
@@ -33,7 +33,7 @@ _KINDS = (
 
 
 def write_whole(target: AnyPath, content: bytes) -> None:
-    """Write a file as ``whole_file`` does; with remote storage, too, readers never see incomplete content."""
+    """Write a local file as ``whole_file`` does, or a remote one; readers never see incomplete content."""
     if isinstance(target, RemotePath):
         target.write_bytes(content)
         return
@@ -48,16 +48,16 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
     Readers never see incomplete content.
 
     Args:
-        target: The file; parents are made, an existing file is replaced.
+        target: The file. Its parent folders are created; an existing file is replaced.
 
     Raises:
-        OSError: It cannot be written, or the target is no regular file; nothing is left behind.
+        OSError: The file cannot be written, or the target is not a regular file; the temporary file is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         _require_regular(os.stat(target), target)  # renaming would replace a pipe, or /dev/null
     temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
-    # Not mkstemp: its file is for the owner alone, and the umask cannot be read without changing it for all threads.
+    # Not mkstemp: only the owner can read its file, and the umask cannot be read without changing it for all threads.
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -77,7 +77,7 @@ def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
     Call this before writing anything while a training runs, which would fail on a full disk.
 
     Args:
-        folder: The folder; it need not exist yet. One whose disk does not report its free space has room.
+        folder: The folder; it need not exist yet. A disk that does not report its free space has room.
         n_bytes: Upper bound of the size to write.
 
     Raises:
@@ -91,9 +91,9 @@ def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
 
 
 class RoomKeeper:
-    """File whose ``write`` leaves ``RESERVE_BYTES`` free on its disk, for content whose size is not known before.
+    """File whose ``write`` leaves ``RESERVE_BYTES`` free on its disk, for content of unknown size.
 
-    It writes to ``file`` in ``folder``, and raises ``OSError`` if there is not enough room, now or later.
+    It writes to ``file`` in ``folder``. Creating it and writing raise ``OSError`` if there is not enough room.
     """
 
     def __init__(self, file: BinaryIO, folder: Path) -> None:
@@ -119,14 +119,14 @@ class RoomKeeper:
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading.
 
-    A named pipe blocks whoever opens or reads it, and a device may never end: in a folder of the user's, either would
-    hang the training.
+    Opening or reading a named pipe blocks, and a device may never end: in a folder of the user's, either would hang the
+    training.
 
     Args:
-        path: The file; a link to a regular file is one.
+        path: The file, or a link to one.
 
     Raises:
-        OSError: It cannot be opened, or is no regular file.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     _require_regular(os.stat(path), path)
     file = open(path, "rb", opener=_open_without_blocking)  # noqa: SIM115 - the caller closes it
@@ -147,7 +147,7 @@ def read_regular(path: str | AnyPath) -> bytes:
 
 
 def as_text(name: str) -> str:
-    """Return a file's name as text that can be sent: bytes that are no UTF-8 become question marks."""
+    """Return a file's name as valid UTF-8: other bytes become question marks."""
     return name.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -162,7 +162,7 @@ def _require_regular(status: os.stat_result, path: str | os.PathLike[str]) -> No
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Return the free space on the disk of a folder, or of its nearest parent that exists; None where unknown."""
+    """Return the free bytes on the disk of a folder, or of its nearest parent that exists; None if unknown."""
     for place in (folder, *folder.parents):
         try:
             usage = shutil.disk_usage(place)

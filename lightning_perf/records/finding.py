@@ -13,7 +13,7 @@ Effort = Literal["one line", "minutes", "hours"]
 Method = Literal["timed", "replayed", "probed", "tried", "modeled"]
 
 SAFETIES: tuple[Safety, ...] = ("exact", "numerics", "semantics")
-"""Each allows the ones before it."""
+"""From safest to least safe; each includes the ones before it."""
 
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "info")
 """From worst to least."""
@@ -115,11 +115,11 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 LINE_METRIC = "time in "
-"""What the metric begins with that names a line of code and the call below it."""
+"""Prefix of metrics that name a line of code and the function that it calls."""
 
 
 def costly_line(finding: Finding) -> str:
-    """Return the line of code that takes a finding's time, as its evidence names it; empty if it names none."""
+    """Return the line of code that takes a finding's time, from its evidence; empty if it names none."""
     named = (one.metric for one in finding.evidence if one.metric.startswith(LINE_METRIC))
     return next(named, "").removeprefix(LINE_METRIC)
 

@@ -1,11 +1,11 @@
-"""What identifies a training from run to run, and the earlier runs of the same training."""
+"""Identity of a training across runs, and earlier runs of the same training."""
 
 from .base import Record
 from .comparison import Difference
 
 
 class Provenance(Record, frozen=True, kw_only=True):
-    """What was trained, with which code; None if unknown. Paths are relative to the git repository of the project.
+    """The training and its code; unknown fields are None. Paths are relative to the git repository of the project.
 
     Attributes:
         parameters: Digest of the shapes of all parameters, in order; None while some have no shape.

@@ -182,7 +182,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
     def point_at(self, num_workers: int | None) -> WorkerPoint | None:
-        """Return the point of the curve with so many workers; None where it was not tried."""
+        """Return the curve's point with this number of workers; None if it was not measured."""
         return next((point for point in self.curve if point.num_workers == num_workers), None)
 
     def made_s(self) -> float | None:

@@ -60,7 +60,7 @@ def load_run(path: str | os.PathLike[str] | RemotePath) -> Session:
 
 
 def _of_other_ranks(file: AnyPath) -> list[Any]:
-    """Return the files of other ranks; those of an earlier run have that run's id after the rank, and are ignored."""
+    """Return the files of other ranks, without those of earlier runs, whose names end with the id of their run."""
     folder, is_ranks = file.parent / RANKS_FOLDER, re.compile(re.escape(file.stem) + r"\.rank[0-9]+\.json")
     files = folder.glob(f"{glob.escape(file.stem)}.rank*.json") if is_dir(folder) else ()
     return sorted(one for one in files if is_ranks.fullmatch(one.name))

@@ -76,8 +76,8 @@ class RemotePath:
                 fsspec.get_filesystem_class(scheme)
 
     def is_dir(self) -> bool:
-        """Return whether it is a folder with something in it; by its name, a file of ours is none."""
-        if self.suffix in _FILE_ENDINGS:  # for HTTP, fsspec takes each file with a link in it for a folder
+        """Return whether it is a folder that is not empty; False for names that end like a file of PerfDoctor's."""
+        if self.suffix in _FILE_ENDINGS:  # over HTTP, each file that contains a link is a folder to fsspec
             return False
         with self._storage() as (storage, path):
             return bool(storage.isdir(path))
@@ -126,7 +126,7 @@ class RemotePath:
 
     @contextlib.contextmanager
     def _storage(self) -> Iterator[tuple[Any, str]]:
-        """Give fsspec's file system, and the path in it."""
+        """Yield fsspec's file system, and the path in it."""
         with _as_os_error(self):
             import fsspec
 
@@ -167,7 +167,11 @@ def exists(path: AnyPath) -> bool:
 
 @contextlib.contextmanager
 def local_file(path: AnyPath) -> Iterator[Path]:
-    """Give a local file with the content, maybe a copy until the block ends; raise ``OSError`` if it is unreadable."""
+    """Yield a local file with the content; of a remote one, a copy that is removed when the block ends.
+
+    Raises:
+        OSError: The remote file cannot be read.
+    """
     if isinstance(path, Path):
         yield path
         return
@@ -178,11 +182,11 @@ def local_file(path: AnyPath) -> Iterator[Path]:
 
 
 def _with_parents(storage: Any, path: str, write: Callable[[], None]) -> None:
-    """Write a file; create its folder if that is missing and real."""
+    """Call ``write``; if its folder is missing, create that and try again, except in a bucket."""
     try:
         write()
     except FileNotFoundError:
-        if not path.startswith("/"):  # in a bucket, which must not be created
+        if not path.startswith("/"):  # the first part is a bucket, which must not be created
             raise
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
         write()

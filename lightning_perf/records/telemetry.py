@@ -126,7 +126,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         iowait_fraction: Fraction of these cores' time in which they were idle while a process waited for a disk.
         steal_fraction: Fraction of these cores' time that the hypervisor took.
         involuntary_switches_per_s: How often threads of this process were preempted.
-        voluntary_switches_per_s: How often they gave up their core, to wait.
+        voluntary_switches_per_s: How often they gave up their core in order to wait.
         read_bytes_per_s: Reads from storage by this process and its workers.
         write_bytes_per_s: Writes to storage by this process and its workers.
         disk_busy_fraction: Fraction of time in which the busiest disk served requests; None if unknown.

@@ -1,4 +1,4 @@
-"""Validate documents before they become records: figures within the bounds of their unit, and clean text.
+"""Validate documents before they become records: check that figures are within bounds, and clean text.
 
 Files of sessions and traces are untrusted. They are checked once, when they are read, so that rules and reports can
 compute with them. The checks are compiled from the record types: the end of a field's name is its unit, and the tables
@@ -125,8 +125,8 @@ _ORDERED: dict[type, tuple[str, str]] = {
 }
 """Ends of intervals."""
 
-_DEEPEST = 16
-_SHOWN = 60
+_MAX_DEPTH = 16
+_MAX_SHOWN_CHARS = 60
 
 
 class Refused(ValueError):
@@ -158,7 +158,7 @@ def dotted(path: typing.Iterable[str | int]) -> str:
     """Return the path as errors write it: ``$.epochs[0].wall_s``."""
     text = ""
     for name in path:
-        text += f"[{name}]" if isinstance(name, int) else f".{' '.join(clean(name).split())[:_SHOWN]}"
+        text += f"[{name}]" if isinstance(name, int) else f".{' '.join(clean(name).split())[:_MAX_SHOWN_CHARS]}"
     return text.removeprefix(".")
 
 
@@ -296,7 +296,7 @@ def _text_check(name: str) -> Check:
             return value
         text = clean(value)
         if pattern is not None and not pattern[0].fullmatch(text):
-            raise Refused(f"Expected {pattern[1]}, got {text[:_SHOWN]!r}")
+            raise Refused(f"Expected {pattern[1]}, got {text[:_MAX_SHOWN_CHARS]!r}")
         return text
 
     return check_text
@@ -307,7 +307,7 @@ def _choice_check(choices: tuple[Any, ...]) -> Check:
 
     def check_choice(value: Any) -> Any:
         if type(value) is str and value not in choices:
-            raise Refused(f"Expected one of {expected}, got {clean(value)[:_SHOWN]!r}")
+            raise Refused(f"Expected one of {expected}, got {clean(value)[:_MAX_SHOWN_CHARS]!r}")
         return value
 
     return check_choice
@@ -347,8 +347,8 @@ def _mapping_check(check: Check) -> Check:
 
 def _check_any(value: Any, depth: int = 0) -> Any:
     """Check a value of any type, such as an argument of the Trainer."""
-    if depth > _DEEPEST:
-        raise Refused(f"Expected at most {_DEEPEST} levels of lists and objects")
+    if depth > _MAX_DEPTH:
+        raise Refused(f"Expected at most {_MAX_DEPTH} levels of lists and objects")
     if type(value) is str:
         return clean(value)
     if type(value) is list or type(value) is tuple:
