@@ -191,6 +191,24 @@ def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_o
     assert (seen[0].call, seen[0].is_operator) == (call, is_operator)
 
 
+def test_own_code_runs_nothing_of_a_global_object_when_that_computes_its_class(tmp_path):
+    class Proxy:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise RuntimeError("the proxy refers to nothing")
+
+        def __call__(self) -> OwnCode:
+            frame = sys._getframe(1)
+            return OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals)
+
+    file = tmp_path / "planted.py"
+    file.write_text("def planted():\n    return proxy()\n")
+    space: dict[str, Any] = {"proxy": Proxy()}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    own = space["planted"]()
+    assert (own.call, own.is_operator) == ("proxy", False)
+
+
 @pytest.mark.parametrize(("text", "name"), [("a.b(c(d))", "a.b"), ("sorted(x)", "sorted"), ("x[0].sort()", ".sort")])
 def test_outermost_call_is_named_when_calls_are_nested(text, name):
     call = next(node for node in calls._nodes(text) if type(node).__name__ == "Call")

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from lightning_perf.probes import plain
+
 _BUILTIN_METHODS = frozenset(name for kind in (str, bytes, list, dict, set, tuple, int, float) for name in dir(kind))
 _OPERATOR_INSTRUCTIONS = frozenset(
     {"BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP", "UNARY_NEGATIVE", "UNARY_INVERT", "STORE_SUBSCR", "BINARY_SLICE",
@@ -65,11 +67,11 @@ class OwnCode:
         if function in _CONVERSIONS and function not in names:
             self.is_operator = True
             return
-        if isinstance(target, ModuleType) or _module_of(target):
-            is_torch = _module_of(target).partition(".")[0] == "torch"
+        if module := _module_of(target):
+            is_torch = module.partition(".")[0] == "torch"
             self.is_operator = None if is_torch and function.rpartition(".")[2] in _FROM_PYTHON else is_torch
         elif target is not None and method and "." not in method:  # of a global object
-            self.is_operator = type(target).__module__.partition(".")[0] == "torch"
+            self.is_operator = str(type(target).__module__).partition(".")[0] == "torch"
         elif method:
             name = function.rpartition(".")[2]
             is_tensors = hasattr(torch.Tensor, name)
@@ -77,9 +79,10 @@ class OwnCode:
 
 
 def _module_of(target: Any) -> str:
-    if isinstance(target, ModuleType):
-        return target.__name__
-    return getattr(target, "__module__", None) or "" if callable(target) else ""
+    """Return the name of a module, or of the module of something callable; empty for other objects."""
+    if plain.is_a(target, ModuleType):
+        return str(plain.attributes(target).get("__name__"))
+    return str(plain.stored(target, "__module__") or "") if callable(target) else ""
 
 
 def _instruction(code: CodeType, offset: int) -> str:
