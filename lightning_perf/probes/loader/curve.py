@@ -80,10 +80,6 @@ class _Visits:
         self.alone, self.loaded = _Times(), _Times()
         self.cpu_s = 0.0
 
-    @property
-    def batch_s(self) -> float:
-        return self.alone.mean_s
-
 
 class CurveMeasurement:
     """Measurement of the curve: upwards until more workers do not help, then once more downwards.
@@ -163,21 +159,19 @@ class CurveMeasurement:
         return Setting(num_workers, (self._pipeline.prefetch_factor or 2) if num_workers else None)
 
     def _is_knee(self, visited: list[Setting]) -> bool:
-        if len(visited) < 2:
-            return False
         known = [self._visits[setting] for setting in visited if self._visits[setting].alone.n_batches]
-        if not known:
+        if len(visited) < 2 or not known:
             return False
-        before_s = min((each.batch_s for each in known[:-1]), default=math.inf)
+        before_s = min((each.alone.mean_s for each in known[:-1]), default=math.inf)
         last = known[-1].loaded
         is_hidden = self._load is not None and last.n_batches > 0 and last.mean_s < self._load.seconds / KNEE
-        return is_hidden or known[-1].batch_s > KNEE * before_s
+        return is_hidden or known[-1].alone.mean_s > KNEE * before_s
 
     def _can_visit(self, setting: Setting, batch_s: float, left_s: float, is_again: bool = False) -> bool:
         seen = self._visits.get(setting)
         n_ahead = setting.num_workers * (setting.prefetch_factor or 1)
         needs_s = self._first_batch_s(setting, batch_s) + 0.05
-        needs_s += seen.batch_s if seen and seen.alone.n_batches else batch_s
+        needs_s += seen.alone.mean_s if seen and seen.alone.n_batches else batch_s
         needs_s += self._load.seconds if self._load is not None and setting.num_workers else 0.0
         if needs_s > left_s:
             if not is_again:
@@ -246,7 +240,7 @@ class CurveMeasurement:
         step_s = step_low_s = step_high_s = None
         load = self._load
         if load is not None and setting.num_workers == 0 and visits.alone.is_certain:
-            step_s = visits.batch_s + load.seconds
+            step_s = visits.alone.mean_s + load.seconds
             step_low_s, step_high_s = low + load.seconds - load.spread_s, high + load.seconds + load.spread_s
         elif visits.loaded.is_certain:
             step_s = visits.loaded.mean_s
@@ -254,7 +248,7 @@ class CurveMeasurement:
         return WorkerPoint(
             num_workers=setting.num_workers,
             prefetch_factor=setting.prefetch_factor,
-            batch_s=visits.batch_s,
+            batch_s=visits.alone.mean_s,
             low_s=low,
             high_s=high,
             first_batch_s=min(visits.first_batch_s),
