@@ -154,10 +154,10 @@ def with_specs(respec: Respec) -> Callable[[Bound], Bound]:
     return treat
 
 
-def mapped(respec: Respec, value: Any) -> Any:
-    """Return nested arguments with each tensor as ``respec`` makes it."""
+def mapped(change: Callable[[TensorSpec], Any], value: Any) -> Any:
+    """Return nested arguments with ``change`` applied to each tensor's spec."""
     if isinstance(value, TensorSpec):
-        return respec(value)
+        return change(value)
     if isinstance(value, (list, tuple)):
-        return tuple(mapped(respec, each) for each in value)
+        return tuple(mapped(change, each) for each in value)
     return value

@@ -11,7 +11,7 @@ import torch
 
 from .calls import TensorSpec, flat
 from .compare import Stopwatch
-from .functions import Bound, Work
+from .functions import Bound, Work, mapped
 from .rewrites import specs_in
 from .treatments import Scope, Treated
 
@@ -65,11 +65,7 @@ class Arena:
 
     def filled(self, value: Any) -> Any:
         """Return nested arguments with tensors in place of their specs."""
-        if isinstance(value, TensorSpec):
-            return self.tensor(value)
-        if isinstance(value, (list, tuple)):
-            return [self.filled(each) for each in value]
-        return value
+        return mapped(self.tensor, value)
 
 
 def _cast(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator
-from typing import Any
 
 import torch
 
@@ -140,7 +139,7 @@ def _fits(bound: Bound) -> bool:
     function, args, kwargs = bound
     try:
         with torch.no_grad():
-            function(*_on_meta(args), **{name: _on_meta(value) for name, value in kwargs.items()})
+            function(*mapped(_on_meta, args), **{name: mapped(_on_meta, value) for name, value in kwargs.items()})
     except (RuntimeError, NotImplementedError, IndexError) as error:
         raise_if_from_signal(error)
         return False
@@ -164,7 +163,7 @@ def _convolution_alone(call: Call) -> Iterator[Work]:
     bounds: list[Bound] = [(torch.ops.aten.convolution.default, tuple(plain[name] for name in names), {})]
     needed = tuple(isinstance(given[n], TensorSpec) and given[n].needs_grad for n in ("input", "weight", "bias"))
     if any(needed):
-        out = torch.ops.aten.convolution.default(*_on_meta(bounds[0][1]))
+        out = torch.ops.aten.convolution.default(*mapped(_on_meta, bounds[0][1]))
         gradient = TensorSpec(tuple(out.shape), out.stride(), out.dtype, False, -1)
         bias_sizes = tuple(given["bias"].shape) if isinstance(given["bias"], TensorSpec) else None
         rest = tuple(plain[name] for name in names[3:])
@@ -173,10 +172,8 @@ def _convolution_alone(call: Call) -> Iterator[Work]:
     yield Work((call,), tuple(bounds), tuple(bounds))
 
 
-def _on_meta(value: Any) -> Any:
-    if isinstance(value, TensorSpec):
-        return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
-    return [_on_meta(each) for each in value] if isinstance(value, (list, tuple)) else value
+def _on_meta(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _up(size: int, multiple: int) -> int:
