@@ -1,5 +1,7 @@
 """Memory measurements and recommendations that rules use; functions raise Skip with the reason if one is missing."""
 
+import math
+
 from lightning_perf.records import Breakdown, DeviceMemory, Evidence, Growth, OutOfMemory, Prescription, Session
 from lightning_perf.stats.leak import LEAK_BYTES_PER_STEP
 
@@ -13,11 +15,11 @@ the heap shows only in the second; other memory (small Python objects, mappings)
 
 
 def device_memory_of(session: Session) -> DeviceMemory:
-    """Return the device whose peak is nearest to its capacity; raise Skip if no device's memory was read."""
+    """Return the device whose peak is nearest to its capacity, if known; raise Skip if no device's memory was read."""
     devices = [d for d in session.memory.devices if d.peak_reserved_bytes > 0]
     if not devices:
         raise Skip(session.missing.get("memory.devices", session.missing.get("memory", "no device memory was read")))
-    return max(devices, key=lambda d: d.peak_reserved_bytes / (d.total_bytes or d.peak_reserved_bytes))
+    return max(devices, key=lambda d: d.peak_reserved_bytes / (d.total_bytes or math.inf))
 
 
 def capacity_fraction(device: DeviceMemory) -> float:
