@@ -25,7 +25,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=(
             f"{device.device} is attached to NUMA node {node}, but training ran on other nodes {percent(far)} of the "
-            "time" + (f" (it may only use node {', '.join(map(str, nodes))})." if node not in nodes else ".")
+            "time" + (f" (allowed nodes: {', '.join(map(str, nodes))})." if node not in nodes else ".")
         ),
         evidence=(
             fact("NUMA node of the device", node),
