@@ -15,17 +15,17 @@ def check(session: Session) -> Finding | None:
     ranks = ranks_of(session)
     batches = {one.rank: one.n_batches for one in ranks.summaries if one.n_batches is not None}
     samples = {one.rank: one.n_samples for one in ranks.summaries if one.n_samples is not None}
-    if len(batches) < 2 and len(samples) < 2:
-        raise Skip("the ranks did not complete an epoch")
     counted, unit = (samples, "samples") if len(samples) == len(ranks.summaries) else (batches, "batches")
+    if len(counted) < 2:
+        raise Skip("the ranks did not complete an epoch")
     most, least = max(counted, key=counted.__getitem__), min(counted, key=counted.__getitem__)
     mean = sum(counted.values()) / len(counted)
     unevenness = 1 - mean / counted[most] if counted[most] else 0.0
     if unevenness < LOW_SHARE:
         return None
     steady = steady_of(session)
-    work_s = phase_s(steady, "forward", "backward", "data_wait", "transfer")
-    lost_s = unevenness * work_s
+    claims = {name: unevenness * phase_s(steady, name) for name in ("forward", "backward", "data_wait", "transfer")}
+    lost_share = sum(claims.values()) / steady.span_s
     return timed_finding(
         steady,
         summary=(
@@ -50,10 +50,8 @@ def check(session: Session) -> Finding | None:
             loader_args={"drop_last": True},
             code="DataLoader(dataset, sampler=DistributedSampler(dataset, drop_last=True), drop_last=True)",
         ),
-        claims={
-            phase: unevenness * phase_s(steady, phase) for phase in ("forward", "backward", "data_wait", "transfer")
-        },
-        basis=(f"at most the excess of the largest rank over the mean ({percent(lost_s / steady.span_s)} of the time)"),
+        claims=claims,
+        basis=f"at most the excess of the largest rank over the mean ({percent(lost_share)} of the time)",
         confidence="medium",
         method="modeled",
     )

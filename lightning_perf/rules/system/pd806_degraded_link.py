@@ -12,24 +12,24 @@ def check(session: Session) -> Finding | None:
     """Compare the fastest link observed under load with the fastest that device and slot support."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
-    now = (device.pcie_generation, device.pcie_width)
-    most = (device.max_pcie_generation, device.max_pcie_width)
-    if now[0] is None or now[1] is None or not most[0] or not most[1]:
+    generation, width = device.pcie_generation, device.pcie_width
+    max_generation, max_width = device.max_pcie_generation, device.max_pcie_width
+    if not (generation and width and max_generation and max_width):
         raise Skip(f"{device.device} does not report its PCIe link")
-    if now[0] >= most[0] and now[1] >= most[1]:
+    if generation >= max_generation and width >= max_width:
         return None
     # Each generation doubles the rate of a lane.
-    speed = 2.0 ** (now[0] - most[0]) * now[1] / most[1]
+    speed = 2.0 ** (generation - max_generation) * width / max_width
     lost = max(0.0, 1.0 - speed)
     return timed_finding(
         steady,
         summary=(
-            f"{device.device} is connected by PCIe {now[0]} x{now[1]} instead of {most[0]} x{most[1]}: "
+            f"{device.device} is connected by PCIe {generation} x{width} instead of {max_generation} x{max_width}: "
             f"copies take up to {1 / speed:.2g} times as long."
         ),
         evidence=(
-            fact("PCIe generation", now[0], "count", most[0], device.n_samples),
-            fact("PCIe lanes", now[1], "count", most[1], device.n_samples),
+            fact("PCIe generation", generation, "count", max_generation, device.n_samples),
+            fact("PCIe lanes", width, "count", max_width, device.n_samples),
             sampled("to the device per second", device.pcie_receive_bytes_per_s, "bytes"),
             sampled("from the device per second", device.pcie_send_bytes_per_s, "bytes"),
         ),

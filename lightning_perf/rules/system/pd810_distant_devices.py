@@ -40,9 +40,9 @@ def check(session: Session) -> Finding | None:
         unknown = "one rank on this node" if is_alone else "how the devices of this node are connected is not known"
         raise Skip(session.missing.get(missing, unknown))
     groups = _groups(device.links)
-    if len(groups) == 1:
-        return None
     far = [link for link in device.links if link.ancestor_level >= FAR_LEVEL and not link.has_nvlink]
+    if len(groups) < 2 or not far:
+        return None
     if any(link.has_nvlink is None for link in far):
         raise Skip(session.missing.get(f"{missing}.has_nvlink", "the driver does not report which devices have NVLink"))
     span, share, claims, basis = _exposed(session)
