@@ -74,8 +74,11 @@ def _fewer_batches_fix(limit: float | int, is_first: bool) -> Prescription:
 def _fewer_batches(session: Session, part: float) -> tuple[float | int, float] | None:
     """Return ``limit_val_batches`` for a part of validation, at least one batch, and the part that then remains.
 
-    None if there is no lower limit. Lightning refuses a fraction that leaves no batch of a loader.
+    None if there is no lower limit, or no Trainer to set it. Lightning refuses a fraction that leaves no batch of a
+    loader.
     """
+    if not session.run.has_trainer:
+        return None
     now = session.settings.trainer.limit_val_batches
     if isinstance(now, int):
         limit: float | int = max(1, round(part * now))
@@ -94,7 +97,7 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
         return {"val_check_interval": 1.0}, 1 - interval
     wanted = min(VALIDATION_MAX_EPOCHS, max(2, math.ceil(ratio / VALIDATION_TARGET_RATIO)))
     n_batches, n_epochs = _length(session)
-    if isinstance(interval, int) and not isinstance(interval, bool) and interval > 1:
+    if isinstance(interval, int) and interval > 1:
         times = min(wanted, n_batches // (interval * every))
         flags: dict[str, Any] = {"val_check_interval": int(interval * every * times)}
         if trainer.check_val_every_n_epoch is not None:  # count batches over all epochs, which may be shorter
