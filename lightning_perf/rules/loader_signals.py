@@ -73,13 +73,13 @@ def is_bursty(probe: LoaderProbe) -> bool:
 def serialized_speedup(probe: LoaderProbe) -> tuple[int, float, float] | None:
     """Return the largest probed number of workers, and the interval of its throughput relative to one process.
 
-    Returns None if fewer than two workers were probed.
+    The one process is a worker if one was probed alone. None if fewer than two workers were probed.
     """
     most = max(probe.curve, key=lambda point: point.num_workers, default=None)
-    fewest = min((point for point in probe.curve if point.num_workers <= 1), key=lambda p: -p.num_workers, default=None)
-    if most is None or fewest is None or most.num_workers < 2 or most.low_s <= 0:
+    alone = probe.point_at(1) or probe.point_at(0)
+    if most is None or alone is None or most.num_workers < 2 or most.low_s <= 0:
         return None
-    return most.num_workers, fewest.low_s / most.high_s, fewest.high_s / most.low_s
+    return most.num_workers, alone.low_s / most.high_s, alone.high_s / most.low_s
 
 
 def max_serialized_speedup(n_workers: int) -> float:
@@ -245,7 +245,12 @@ def n_epochs_in_one(session: Session) -> int:
     return min(MANY, max(1, n_boundaries(session)) + 1)
 
 
+def wait_fact(share: float, n_steps: int | None, threshold: float = WAIT_MIN_SHARE) -> Evidence:
+    """Return the share of the time waiting for data as evidence; ``n_steps`` were timed, None if the probe predicts."""
+    metric = "share of the time waiting for data" + (" (predicted by the probe)" if n_steps is None else "")
+    return fact(metric, share, "fraction", threshold, n_steps)
+
+
 def wait_evidence(probed: ProbedLoader, threshold: float = WAIT_MIN_SHARE) -> Evidence:
-    """Return the share of the time waiting for data as evidence, with the rule's threshold."""
-    metric = "share of the time waiting for data" + (" (predicted by the probe)" if probed.is_predicted else "")
-    return fact(metric, probed.share, "fraction", threshold, None if probed.is_predicted else probed.stage.n_steps)
+    """Return the share of the time waiting for a probed loader as evidence."""
+    return wait_fact(probed.share, None if probed.is_predicted else probed.stage.n_steps, threshold)

@@ -19,9 +19,14 @@ from .thresholds import (
 )
 
 
+def sampled_host(session: Session) -> HostTelemetry | None:
+    """Return the host's telemetry, however few samples it has; None if it was not sampled."""
+    return session.telemetry.host if session.telemetry is not None else None
+
+
 def host_of(session: Session) -> HostTelemetry:
     """Return the host's telemetry; raise Skip if it was not sampled, or too few times."""
-    host = session.telemetry.host if session.telemetry is not None else None
+    host = sampled_host(session)
     if host is None:
         reason = session.missing.get("telemetry.host") or session.missing.get("telemetry")
         raise Skip(reason or "the host was not sampled")

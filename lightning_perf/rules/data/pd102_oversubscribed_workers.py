@@ -5,7 +5,7 @@ import math
 from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, loader_fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
-from lightning_perf.rules.loader_signals import is_waiting
+from lightning_perf.rules.loader_signals import is_waiting, wait_fact
 from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
@@ -43,7 +43,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{spent_waiting(share)} while {who} {how}.",
         evidence=(
-            fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
+            wait_fact(share, steady.n_steps),
             fact("workers on this node", n_processes, "count", usable),
             optional_fact("fraction of data wait spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN),
             optional_fact("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),

@@ -10,6 +10,7 @@ from lightning_perf.rules.loader_signals import (
     indexes_rows,
     is_bursty,
     wait_evidence,
+    wait_fact,
 )
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
@@ -70,7 +71,7 @@ def check(session: Session) -> Finding | None:
             fact(
                 "waits that recur once per round of the workers", fetch.burst_fraction, "fraction", BURST_MIN_FRACTION
             ),
-            fact("share of the time waiting for data", share, "fraction", LOW_SHARE, steady.n_steps),
+            wait_fact(share, steady.n_steps, LOW_SHARE),
         ),
         prescriptions=(
             loader_fix(

@@ -10,8 +10,9 @@ from lightning_perf.rules.loader_signals import (
     is_serialized,
     is_waiting,
     items_in_memory,
+    wait_fact,
 )
-from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
+from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, sampled_host, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.thresholds import (
@@ -65,7 +66,7 @@ def check(session: Session) -> Finding | None:
         steady,
         summary=f"{spent_waiting(share)}; {how} on {_what(host)}.",
         evidence=(
-            fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
+            wait_fact(share, steady.n_steps),
             optional_fact(
                 "fraction of data wait in which the loader is blocked",
                 blocked,
@@ -86,7 +87,7 @@ def check(session: Session) -> Finding | None:
 
 def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
     """Return the finding from the loader probe, which names the function that waits."""
-    host = session.telemetry.host if session.telemetry is not None else None
+    host, n_steps = sampled_host(session), session.steady.n_steps if session.steady is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
     return timed_finding(
         steady,
@@ -96,7 +97,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             f"time.{costliest_function_text(probe)}"
         ),
         evidence=(
-            fact("share of the time waiting for data", share, "fraction", WAIT_MIN_SHARE, steady.n_steps),
+            wait_fact(share, n_steps),
             fact("fraction of sample time spent blocked", waited, "fraction", 1.0 - COMPUTES_MIN_FRACTION),
             fact("time per sample", sample_s, "s"),
             optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
@@ -106,7 +107,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         claims={"data_wait": waited * share * steady.span_s},
         method="probed",
         basis=BASIS,
-        confidence="high",
+        confidence="high" if n_steps is not None else "medium",
     )
 
 
