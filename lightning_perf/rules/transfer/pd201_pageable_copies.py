@@ -41,7 +41,7 @@ def _where(copies: Copies) -> str:
 
 
 _PIN = fix(
-    "set pin_memory=True (now False) on the training loader",
+    "set pin_memory=True on the training loader",
     "one line",
     treatment="loader-pin-memory",
     loader_args={"pin_memory": True},
