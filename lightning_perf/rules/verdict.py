@@ -8,7 +8,7 @@ from .findings import is_measured
 from .loader_curve import predicted_steps
 from .thresholds import LATE_MIN_SHARE, LOW_SHARE, MIN_STEPS
 from .trace_reading import lacks_device_events
-from .wording import is_negligible, percent, speedup
+from .wording import is_negligible, number_of, percent, speedup
 
 QUALITY = "quality"
 
@@ -67,11 +67,10 @@ def _healthy_of(outcomes: Sequence[RuleOutcome]) -> Verdict:
     if n_answered == 0:
         return Verdict(category="unknown", code=None, text="unknown: no rule was selected that could be answered")
     n_failed = sum(outcome.status == "failed" for outcome in outcomes)
-    failed = f"; {n_failed} {'rule' if n_failed == 1 else 'rules'} failed" if n_failed else ""
+    failed = f"; {number_of(n_failed, 'rule')} failed" if n_failed else ""
     n_ignored = sum(outcome.status == "ignored" for outcome in outcomes)
-    among = f" by the {len(outcomes) - n_ignored} rules selected" if n_ignored else ""
-    least = f"{LOW_SHARE:.0%}".replace("%", " %")
-    text = f"healthy: no change found{among} that would save {least} or more of the time{failed}"
+    among = f" by the {number_of(len(outcomes) - n_ignored, 'selected rule')}" if n_ignored else ""
+    text = f"healthy: no change found{among} that would save {100 * LOW_SHARE:.0f} % or more of the time{failed}"
     return Verdict(category="healthy", code=None, text=text)
 
 

@@ -285,7 +285,8 @@ def test_verdict_is_healthy_when_there_is_only_info():
 def test_verdict_states_the_number_of_rules_when_some_were_ignored():
     verdict = diagnose(build_session(STARVED), ignore=["PD1"]).verdict
     assert verdict.category == "healthy"
-    assert "rules selected" in verdict.text
+    assert "selected rules" in verdict.text
+    assert "by the 1 selected rule that" in diagnose(build_session(), select=["PD601"]).verdict.text
 
 
 @pytest.mark.parametrize(
