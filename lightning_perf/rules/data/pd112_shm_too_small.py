@@ -2,6 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of
 from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, SHM_SAFETY_FACTOR
@@ -41,7 +42,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _batch_bytes(session: Session) -> int:
-    host = session.telemetry.host if session.telemetry is not None else None
+    host = sampled_host(session)
     probe = session.loader_probe
     if probe is not None and probe.batch_bytes and probe.stage == "train":
         return max(probe.batch_bytes, (host.batch_bytes or 0) if host is not None else 0)

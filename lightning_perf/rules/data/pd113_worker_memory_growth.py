@@ -7,6 +7,7 @@ from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSetting
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, function_place
+from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.memory_signals import growth_evidence, is_leak
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MEMORY_MIN_LASTING_S
@@ -102,7 +103,7 @@ def _time_to_full(session: Session, bytes_per_step: float) -> tuple[str, float]:
 
     The time is infinite if step time or memory size is not known.
     """
-    host = session.telemetry.host if session.telemetry is not None else None
+    host = sampled_host(session)
     what, n_bytes = "this machine's memory", session.machine.memory_bytes
     if host is not None and host.available_bytes is not None:
         what, n_bytes = "free memory", int(host.available_bytes.p5)

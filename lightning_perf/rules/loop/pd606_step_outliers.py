@@ -2,6 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
@@ -79,7 +80,7 @@ def _queueing_share(session: Session) -> float:
     This is its time in the kernel's run queue, plus CPU steal in a virtual machine, during which the kernel counts the
     thread as running.
     """
-    host = session.telemetry.host if session.telemetry is not None else None
+    host = sampled_host(session)
     if host is None:
         return 0.0
     stolen = host.steal_fraction.mean if host.steal_fraction is not None else 0.0
