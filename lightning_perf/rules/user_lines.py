@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
 
+from .rule import required
 from .signals import COMPUTE_PHASES, own_summary, phase_s
 from .thresholds import LINE_MIN_SAMPLES, NORMAL_Z95
 from .wording import place_of
@@ -43,6 +44,13 @@ class LineTime(NamedTuple):
     def doing(self) -> str:
         """The function that the line calls, e.g. ``" in json.loads"``; empty if the line itself takes the time."""
         return f" in {self.line.call}" if self.line.call else ""
+
+
+def check_is_sampled(session: Session) -> None:
+    """Raise Skip if the stack of the training thread was not sampled."""
+    required(
+        session.host_profile, session.missing.get("host_profile", "the stack of the training thread was not sampled")
+    )
 
 
 def lines_of(session: Session, *phases: str) -> list[LineTime]:

@@ -2,10 +2,10 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import USER_LINE_MIN_SHARE
-from lightning_perf.rules.user_lines import lines_of
+from lightning_perf.rules.user_lines import check_is_sampled, lines_of
 from lightning_perf.rules.wording import duration, percent
 
 HOOK = "configure_gradient_clipping"
@@ -19,8 +19,7 @@ def check(session: Session) -> Finding | None:
     share = share_of(times)
     if share < USER_LINE_MIN_SHARE:
         return None
-    if session.host_profile is None:
-        raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
+    check_is_sampled(session)
     own = next((line for line in lines_of(session, "optimizer") if line.line.entry == HOOK), None)
     if own is None:
         return None

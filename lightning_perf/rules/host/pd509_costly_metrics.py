@@ -3,10 +3,10 @@
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LINES_SHOWN, LOW_SHARE, METRIC_EVERY_STEPS, USER_LINE_MIN_SHARE
-from lightning_perf.rules.user_lines import is_metric, whole_lines_of
+from lightning_perf.rules.user_lines import check_is_sampled, is_metric, whole_lines_of
 from lightning_perf.rules.wording import percent
 
 
@@ -14,8 +14,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the time of lines that call metrics with the threshold."""
     steady = steady_of(session)
-    if session.host_profile is None:
-        raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
+    check_is_sampled(session)
     steps_s = phase_s(steady, *STEP_PHASES)
     found = whole_lines_of(session, STEP_PHASES, is_metric)
     seconds, low_s = sum(time.seconds for time in found), sum(time.low_s for time in found)

@@ -3,11 +3,19 @@
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.step_signals import loops_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
-from lightning_perf.rules.user_lines import LineTime, is_anomaly_trace, is_collecting, is_logging, is_metric, lines_of
+from lightning_perf.rules.user_lines import (
+    LineTime,
+    check_is_sampled,
+    is_anomaly_trace,
+    is_collecting,
+    is_logging,
+    is_metric,
+    lines_of,
+)
 from lightning_perf.rules.wording import duration, percent
 
 # Callbacks, loggers, schedulers and loaders have rules of their own, which name the line too.
@@ -18,8 +26,7 @@ PHASES = ("transfer", "forward", "backward", "optimizer", "other")
 def check(session: Session) -> Finding | None:
     """Look for the costliest line."""
     steady = steady_of(session)
-    if session.host_profile is None:
-        raise Skip(session.missing.get("host_profile", "the stack of the training thread was not sampled"))
+    check_is_sampled(session)
     least_s = USER_LINE_MIN_SHARE * phase_s(steady, *STEP_PHASES)
     found = [
         time for time in lines_of(session, *PHASES) if time.seconds >= least_s and not _has_own_rule(session, time)
