@@ -6,15 +6,14 @@ from statistics import median
 from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, ranks_by_finding, together
 
 from .rule import Skip
-from .signals import own_summary
+from .signals import check_has_ranks, own_summary, summaries_of
 from .thresholds import COLLECTIVE_SMALL_S, COLLECTIVES_MIN_SMALL, RANKS_SHOWN
 from .trace_reading import Reading, reading_of
 
 
 def ranks_of(session: Session) -> Ranks:
     """Return the ranks of the run; raise Skip if it has one, or fewer than two reported their measurements."""
-    if session.run.world_size < 2:
-        raise Skip("the run has one rank")
+    check_has_ranks(session)
     ranks = session.ranks
     if ranks is None or len(ranks.summaries) < 2:
         raise Skip(session.missing.get("ranks", "fewer than two ranks reported their measurements"))
@@ -62,8 +61,8 @@ def waited_s(session: Session, reading: Reading) -> float:
         return 0.0
     if communication.waiting_s is not None:
         return communication.waiting_s
-    summaries, own = session.ranks.summaries if session.ranks is not None else (), own_summary(session)
-    waits = [one.waiting_s for one in summaries if one.waiting_s is not None]
+    own = own_summary(session)
+    waits = [one.waiting_s for one in summaries_of(session) if one.waiting_s is not None]
     if own is None or own.waiting_s is None or len(waits) < 2 or own.step_s <= 0:
         return 0.0
     share = (own.waiting_s - min(waits)) / own.step_s
@@ -104,7 +103,7 @@ def where_found(session: Session, text: str) -> str:
 
     ``text`` is the code and name of the finding.
     """
-    summaries = session.ranks.summaries if session.ranks is not None else ()
+    summaries = summaries_of(session)
     found = set(ranks_by_finding(summaries).get(text, ()))
     if not any(one.found for one in summaries if one.rank != session.run.rank):
         return ""

@@ -15,8 +15,6 @@ CODE_PHASES = ("forward", "backward")
 COMPUTE_PHASES = (*CODE_PHASES, "optimizer")
 """The phases of a step that compute."""
 
-FULL_PRECISION = ("32", "32-true")
-
 
 def steady_of(session: Session) -> StageTimes:
     """Return the steady steps; raise Skip if there are fewer than ``MIN_STEPS``."""
@@ -31,10 +29,20 @@ def phase_s(stage: StageTimes, *names: str) -> float:
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
+def check_has_ranks(session: Session) -> None:
+    """Raise Skip if the run has one rank."""
+    if session.run.world_size < 2:
+        raise Skip("the run has one rank")
+
+
+def summaries_of(session: Session) -> tuple[RankSummary, ...]:
+    """Return the measurements of all ranks as they sent them to rank 0; empty if ranks were not compared."""
+    return session.ranks.summaries if session.ranks is not None else ()
+
+
 def own_summary(session: Session) -> RankSummary | None:
     """Return the measurements of this rank as it sent them to rank 0; None if ranks were not compared."""
-    summaries = session.ranks.summaries if session.ranks is not None else ()
-    return next((one for one in summaries if one.rank == session.run.rank), None)
+    return next((one for one in summaries_of(session) if one.rank == session.run.rank), None)
 
 
 def loaders_of(session: Session, stage: str | None = None) -> tuple[LoaderSettings, ...]:

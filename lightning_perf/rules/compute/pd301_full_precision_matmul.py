@@ -6,7 +6,7 @@ from lightning_perf.rules.kernel_signals import full_precision_s, work_share
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import FULL_PRECISION, is_cpu_run, steady_of
+from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.step_signals import counted
 from lightning_perf.rules.thresholds import LOW_SHARE, MATRIX_MIN_SHARE
 from lightning_perf.rules.trace_reading import lacks_device_events, reading_of
@@ -14,6 +14,7 @@ from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 from lightning_perf.traces.kernels import MATRIX_KINDS
 
+FULL_PRECISION = ("32", "32-true")
 MATRIX_OPERATORS = (
     "aten::mm",
     "aten::addmm",

@@ -7,7 +7,7 @@ from lightning_perf.rules.findings import fact, fix, timed_finding, unsigned_fin
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of
+from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of, summaries_of
 from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, WAIT_MIN_SHARE
 from lightning_perf.rules.traced_loader import starved_in_trace
 from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
@@ -80,7 +80,7 @@ def check(session: Session) -> Finding | None:
 
 def _rank_evidence(session: Session) -> tuple[Evidence, ...]:
     """Return the rank with the longest data wait, if the ranks differ."""
-    summaries = session.ranks.summaries if session.ranks is not None else ()
+    summaries = summaries_of(session)
     if len(summaries) < 2:
         return ()
     most = max(summaries, key=lambda one: one.wait_share)

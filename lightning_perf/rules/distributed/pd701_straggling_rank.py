@@ -63,8 +63,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         steady,
         summary=(
             f"Rank {worst.rank}{where} slows down {'all others' if len(ranks.summaries) > 2 else 'the other rank'}: "
-            "it works "
-            f"{duration(worst.own_s)} per step{'' if is_usual else ' on average'}, "
+            f"it works {duration(worst.own_s)} per step{'' if is_usual else ' on average'}, "
             f"{'the others' if len(ranks.summaries) > 2 else 'the other'} {duration(usual_s)}. "
             f"The difference is mostly {cause}{_name_of(worst, part)}.{_line_of(ranks, worst)}{_slow_too(others)}"
         ),
@@ -149,8 +148,9 @@ def _line_of(ranks: Ranks, worst: RankSummary) -> str:
 
 
 def _slow_too(ranks: list[int]) -> str:
-    many = f" Ranks {ranks_text(ranks)} are slow too." if ranks else ""
-    return f" Rank {ranks[0]} is slow too." if len(ranks) == 1 else many
+    if len(ranks) == 1:
+        return f" Rank {ranks[0]} is slow too."
+    return f" Ranks {ranks_text(ranks)} are slow too." if ranks else ""
 
 
 def _prescription(worst: RankSummary, part: str, is_traced: bool) -> Prescription:

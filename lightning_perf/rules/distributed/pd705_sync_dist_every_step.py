@@ -2,8 +2,16 @@
 
 from lightning_perf.records import Finding, RankSummary, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
-from lightning_perf.rules.rule import Skip, required, rule
-from lightning_perf.rules.signals import claims_of, own_summary, phase_s, share_of, steady_of
+from lightning_perf.rules.rule import required, rule
+from lightning_perf.rules.signals import (
+    check_has_ranks,
+    claims_of,
+    own_summary,
+    phase_s,
+    share_of,
+    steady_of,
+    summaries_of,
+)
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import percent
 
@@ -11,8 +19,7 @@ from lightning_perf.rules.wording import percent
 @rule("PD705", "sync-dist-every-step", explains=("PD502",))
 def check(session: Session) -> Finding | None:
     """Compare the time of reductions in steps with the threshold."""
-    if session.run.world_size < 2:
-        raise Skip("the run has one rank")
+    check_has_ranks(session)
     reason = session.missing.get("settings.trainer.sync_dist_on_step", "no step logged a metric")
     if not required(session.settings.trainer.sync_dist_on_step, reason):
         return None
@@ -48,7 +55,7 @@ def check(session: Session) -> Finding | None:
 
 def _waited_s(session: Session) -> float | None:
     """Return the most seconds per step that this rank waits for the slowest one; None if not known."""
-    summaries, own = session.ranks.summaries if session.ranks is not None else (), own_summary(session)
+    summaries, own = summaries_of(session), own_summary(session)
     if own is None or len(summaries) < session.run.world_size or any("compute" not in one.parts_s for one in summaries):
         return None
     return max(_work_s(one) for one in summaries) - _work_s(own)

@@ -4,14 +4,14 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.rule import Skip, required, rule
+from lightning_perf.rules.signals import check_has_ranks
 from lightning_perf.rules.wording import size_text
 
 
 @rule("PD706", "no-bucket-view")
 def check(session: Session) -> Finding | None:
     """Report gradients copied to DDP's buckets if memory is nearly full."""
-    if session.run.world_size < 2:
-        raise Skip("the run has one rank")
+    check_has_ranks(session)
     is_view = required(session.settings.trainer.gradient_as_bucket_view, "the strategy is not DDP")
     if not session.memory.devices:
         raise Skip(session.missing.get("memory.devices", "no device memory was read"))

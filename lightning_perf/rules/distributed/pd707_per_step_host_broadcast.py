@@ -3,6 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.signals import check_has_ranks
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_ITEMS_PER_STEP
 from lightning_perf.rules.trace_reading import reading_of
 from lightning_perf.rules.wording import duration, number_of, percent
@@ -11,8 +12,7 @@ from lightning_perf.rules.wording import duration, number_of, percent
 @rule("PD707", "per-step-host-broadcast")
 def check(session: Session) -> Finding | None:
     """Report reads from the device in every step of a run on several ranks."""
-    if session.run.world_size < 2:
-        raise Skip("the run has one rank")
+    check_has_ranks(session)
     if session.settings.trainer.accelerator == "cpu":
         raise Skip("on a CPU there is no device to wait for")
     reading = reading_of(session)
