@@ -88,9 +88,8 @@ def _costliest_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOpera
     ]
     if not loops:
         return None
-    cost_s, site = max(
-        ((_cost_s(reading, one.n_operators, one.host_s, one), one) for one in loops), key=lambda pair: pair[0]
-    )
+    costs_s = [_cost_s(reading, one.n_operators, one.host_s, one) for one in loops]
+    cost_s, site = max(zip(costs_s, loops, strict=True), key=lambda pair: pair[0])
     return TinyOperators(
         cost_s,
         cost_s * (1 - 1 / site.max_repeats),

@@ -14,6 +14,7 @@ from .signals import CODE_PHASES, is_cpu_run, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
 from .trace_reading import device_reading_of, reading_of
 from .user_lines import computing_s
+from .wording import number_of
 
 
 class Diagnosis(NamedTuple):
@@ -133,7 +134,6 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     low_s, high_s = (steady.n_steps * each for each in saved)
     if high_s < LOW_SHARE * steady.span_s:
         return None
-    n = result.n_operators
     is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
     return timed_finding(
@@ -146,7 +146,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         prescriptions=diagnosis.prescription,
         claims={name: high_s * seconds / sum(phases.values()) for name, seconds in phases.items() if within_s > 0},
         low_s=low_s,
-        basis=f"measured on {n} operator{'s' if n != 1 else ''} of this step",
+        basis=f"measured on {number_of(result.n_operators, 'operator')} of this step",
         confidence="low" if is_wide else "high",
         # On a device without a trace, operators that were not replayed are unknown.
         method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",

@@ -26,7 +26,7 @@ from .kernel_signals import on_path_s, path_s
 from .rule import Skip, required
 from .signals import CODE_PHASES, claims_within, phase_s
 from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
-from .wording import duration
+from .wording import duration, number_of
 
 _PHASE_OF_TRACE = {"data_loading": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
@@ -208,9 +208,7 @@ def lacks_device_events(trace: TraceRecord) -> bool:
 def _reading(session: Session, trace: TraceRecord) -> Reading:
     steady = session.steady
     n_steps = len(trace.steps)
-    window = (
-        f"{n_steps} profiled {'step' if n_steps == 1 else 'steps'}" if n_steps else "the whole trace, without steps"
-    )
+    window = number_of(n_steps, "profiled step") if n_steps else "the whole trace, without steps"
     if steady is None or steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
         return Reading(trace, _span_of(trace), window, False)
     return Reading(trace, steady, f"shares of {window}, applied to {steady.n_steps} timed steps", True)

@@ -7,8 +7,7 @@ from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE, HALF_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import percent
-
-HALF = ("bf16", "fp16")
+from lightning_perf.stats.roofline import LOWER_PRECISIONS
 
 
 @replay_rule("PD306", "not-channels-last")
@@ -22,7 +21,7 @@ def check(session: Session) -> Diagnosis | None:
     spent_s = on_path_s(reading.trace, kernels.layout_s)
     if reading.share(spent_s) < LOW_SHARE:
         return None
-    half_s = sum(kernels.matrix_precisions.get(precision, 0.0) for precision in HALF)
+    half_s = sum(kernels.matrix_precisions.get(precision, 0.0) for precision in LOWER_PRECISIONS)
     if half_s < HALF_MIN_FRACTION * kernels.matrix_s:
         return None
     return Diagnosis(

@@ -22,6 +22,8 @@ def check(session: Session) -> Diagnosis | None:
             raise Skip("the implementation of the optimizer is not known")
         return None
     flag = _flag(session, slow)
+    if flag is None:
+        return None
     treatment = f"{flag}-optimizer"
     timed = named_by_kind(steady, "loop")
     others = [*timed.get("zero_grad", []), *timed.get("gradient_clipping", [])]
@@ -30,7 +32,7 @@ def check(session: Session) -> Diagnosis | None:
     result = replayed(session, treatment)
     if result is not None and result.before_s is not None:  # the step itself, without schedulers and clipping
         share = min(share, result.before_s * steady.n_steps / steady.span_s)
-    if flag is None or share < OPTIMIZER_MIN_SHARE:
+    if share < OPTIMIZER_MIN_SHARE:
         return None
     return Diagnosis(
         f"{slow.class_name} updates {slow.n_tensors} tensors one by one in {percent(share)} of step time",
@@ -54,8 +56,8 @@ def check(session: Session) -> Diagnosis | None:
     )
 
 
-def _warning(session: Session, flag: str | None) -> str:
-    """Return what a user has to know who also takes PD301's advice; empty if that changes nothing."""
+def _warning(session: Session, flag: str) -> str:
+    """Return a warning about using the flag together with PD301's recommendation; empty if they are compatible."""
     is_clipping = flag == "fused" and session.settings.trainer.gradient_clip_val
     return " (not with mixed precision: Lightning then clips no gradients of fused optimizers)" if is_clipping else ""
 

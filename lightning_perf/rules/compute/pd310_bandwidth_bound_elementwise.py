@@ -12,17 +12,16 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD310", "bandwidth-bound-elementwise")
 def check(session: Session) -> Finding | None:
-    """Report kernels limited by memory bandwidth if they take much of the compute time."""
-    return replayed_finding(session, _diagnosis(session))
+    """Report kernels limited by memory bandwidth if they take much of the compute time.
 
-
-def _diagnosis(session: Session) -> Diagnosis | None:
+    The treatment is not replayed: compiling takes too long for a pause of the training.
+    """
     reading, _ = device_reading_of(session)
     trace = reading.trace
     spent_s, everything_s = kind_path_s(trace, *ELEMENTWISE_KINDS), reading.path_s("compute")
     if everything_s <= 0 or spent_s / everything_s < ELEMENTWISE_MIN_SHARE or not reading.is_noticeable(spent_s):
         return None
-    return Diagnosis(
+    diagnosis = Diagnosis(
         f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. {_kinds(trace)}",
         (
             fact(
@@ -38,6 +37,7 @@ def _diagnosis(session: Session) -> Diagnosis | None:
         "torch.compile runs these operators",
         at_stake=reading.share(spent_s),
     )
+    return replayed_finding(session, diagnosis)
 
 
 def _kinds(trace: TraceRecord) -> str:

@@ -23,7 +23,10 @@ def check(session: Session) -> Diagnosis | None:
         return None
     idle = reading.trace.idle.host_wait_by_phase_s if reading.trace.idle is not None else {}
     starved_s = idle.get("data_loading", 0.0)
-    if starved_s > STARVED_MAX_PART * max(device.idle_s, 1e-12) or bound_of(session) not in ("launch", "latency"):
+    if starved_s > STARVED_MAX_PART * max(device.idle_s, 1e-12):
+        return None
+    bound = bound_of(session)
+    if bound not in ("launch", "latency"):
         return None
     idle_s = max(0.0, reading.idle_limit_s - starved_s)
     if not reading.is_noticeable(idle_s):
@@ -31,12 +34,12 @@ def check(session: Session) -> Diagnosis | None:
     n = session.settings.trainer.accumulate_grad_batches or 1
     fewer = f", and accumulate fewer than {n} batches" if n > 1 else ""
     return Diagnosis(
-        f"The device is busy {percent(busy)} of the time ({bound_of(session)}-bound), and {percent(1 - fraction)} of "
+        f"The device is busy {percent(busy)} of the time ({bound}-bound), and {percent(1 - fraction)} of "
         "its memory is free",
         (
             reading.evidence("device busy", device.busy_s, SMALL_BATCH_MAX_BUSY),
             fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION),
-            fact("bound of the step", bound_of(session)),
+            fact("bound of the step", bound),
         ),
         fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),
         "a batch twice as large runs these operators",

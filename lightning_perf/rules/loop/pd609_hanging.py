@@ -32,7 +32,7 @@ def check(session: Session) -> Finding | None:
             optional_fact("training thread, of a core", worst.cpu_fraction, "fraction"),
             *(fact(f"process {one.pid}", f"{one.state} {one.where}".strip()) for one in worst.workers if one.where),
             *(fact(f"rank {one.rank}", _rank_text(one)) for one in elsewhere),
-            *([fact("stacks of all threads", worst.file)] if worst.file else []),
+            optional_fact("stacks of all threads", worst.file or None),
         ),
         prescriptions=_fix(worst, bool(elsewhere)),
         confidence="medium" if is_over else "high",

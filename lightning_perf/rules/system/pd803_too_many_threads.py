@@ -25,7 +25,7 @@ def check(session: Session) -> Diagnosis | None:
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     queueing = host.process_queueing_fraction or 0.0
-    fewer = f"{n_fitting} thread{'s' if n_fitting > 1 else ''}"
+    fewer = number_of(n_fitting, "thread")
     return Diagnosis(
         f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads share {usable:g} usable "
         "cores" + (f", and the training thread queued for a core {percent(queueing)} of the time" if queueing else ""),

@@ -4,6 +4,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.wording import number_of
 
 
 @rule("PD805", "shared-device")
@@ -20,7 +21,7 @@ def check(session: Session) -> Finding | None:
     return unsigned_finding(
         severity="medium",
         summary=(
-            f"{n_others} other process{'es' if n_others > 1 else ''} used {device.device} during this training. "
+            f"{number_of(n_others, 'other process', 'other processes')} used {device.device} during this training. "
             f"{'They share' if n_others > 1 else 'It shares'} its compute time and memory."
         ),
         evidence=(

@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
             else "return float32 instead of float64",
             "minutes",
             # Rounding float64 to float32 changes results; converting bytes later does not.
-            "exact" if probe.narrow_bytes and not wide - probe.narrow_bytes > 0 else "numerics",
+            "exact" if probe.narrow_bytes and probe.narrow_bytes >= wide else "numerics",
             code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255"
             if probe.narrow_bytes
             else "torch.as_tensor(values, dtype=torch.float32)",
