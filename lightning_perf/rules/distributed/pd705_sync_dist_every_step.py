@@ -49,7 +49,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims_of(reducing, steady.span_s),
         low_s=0.0 if waited_s is None else (1 - SPREAD) * share * steady.span_s - waited_s * steady.n_steps,
-        basis="the timed reductions; waits for slower ranks in them may move elsewhere",
+        basis="the timed reductions; waits for slower ranks may remain",
     )
 
 
