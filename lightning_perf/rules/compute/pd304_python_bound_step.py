@@ -5,7 +5,13 @@ from lightning_perf.rules.findings import compile_prescription, fact, fix
 from lightning_perf.rules.launch_signals import max_mean_s, tiny_operators
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import CODE_PHASES
-from lightning_perf.rules.step_signals import loop_evidence, loop_finding, loops_of, sampled_steps_of
+from lightning_perf.rules.step_signals import (
+    from_trace_or_steps,
+    loop_evidence,
+    loop_finding,
+    loops_of,
+    sampled_steps_of,
+)
 from lightning_perf.rules.thresholds import EXPLAINED_PART, TRACE_MIN_SHARE
 from lightning_perf.rules.trace_reading import complete_reading_of
 from lightning_perf.rules.wording import percent, place_of
@@ -14,21 +20,17 @@ from lightning_perf.rules.wording import percent, place_of
 @rule("PD304", "python-bound-step")
 def check(session: Session) -> Finding | None:
     """Find a loop of tiny operators in the trace, or else in the sampled steps."""
-    reason = ""
-    try:
-        finding, is_exact = _from_trace(session)
-    except Skip as skip:
-        if session.sync_calls is None:
-            raise
-        finding, is_exact, reason = None, False, str(skip)
-    if is_exact or session.sync_calls is None:
+    return from_trace_or_steps(session, _from_trace_and_steps, _from_steps)
+
+
+def _from_trace_and_steps(session: Session) -> Finding | None:
+    finding, is_final = _from_trace(session)
+    if is_final or session.sync_calls is None:
         return finding
     try:
         loop = _from_steps(session)
-    except Skip as skip:
-        if not reason:
-            return finding
-        raise Skip(f"{reason}; {skip}") from None
+    except Skip:
+        return finding
     if finding is None or loop is None:
         return finding or loop
     # Report the loop if it explains most of the time of the tiny operators.
