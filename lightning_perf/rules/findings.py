@@ -90,7 +90,7 @@ def without_workers(loader: LoaderSettings, summary: str) -> Prescription:
 
 
 def compile_prescription(what: str, has_graphs: bool = True) -> Prescription:
-    """Recommend ``torch.compile``, which fuses small operators; ``has_graphs``: and launches them in CUDA graphs."""
+    """Recommend ``torch.compile``, which fuses small operators and, with ``has_graphs``, launches CUDA graphs."""
     arguments, value = (', mode="reduce-overhead"', "reduce-overhead") if has_graphs else ("", "default")
     return fix(
         f"torch.compile the model{what}",

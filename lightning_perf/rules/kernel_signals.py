@@ -48,7 +48,7 @@ def path_of(trace: TraceRecord) -> CriticalPath:
 
 
 def path_s(trace: TraceRecord, *causes: str) -> float:
-    """Return the seconds of these causes on the critical path; raises Skip if there is none."""
+    """Return the seconds of these causes on the critical path; raise Skip if there is no path."""
     causes_s = path_of(trace).causes
     return sum(causes_s.get(cause, 0.0) for cause in causes)
 

@@ -23,7 +23,7 @@ _PHASES_OF: dict[str, tuple[str, ...]] = {
 """Findings about host time → the phases whose costliest line is reported; ``_CLAIMED`` for the phases they claim."""
 
 _OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
-"""Findings about part of a phase; lines that take more than they claim, or are in another hook, are not theirs."""
+"""Findings about part of a phase: they name no line that takes more time than they claim, or runs in another hook."""
 
 # Findings about operators; others in the range are about host time between operators or about compilation.
 _ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))

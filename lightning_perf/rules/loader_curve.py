@@ -113,11 +113,6 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
     plan: WorkerPlan
     is_predicted: bool
 
-    @property
-    def batch_s(self) -> float:
-        """Seconds to make a batch in one process."""
-        return self.plan.batch_s
-
     def saved_s(self, share: float) -> float:
         """Return the seconds of the span saved if the cost of a batch falls by this share, with the workers in use.
 

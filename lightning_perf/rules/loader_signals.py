@@ -133,7 +133,7 @@ def transport_share(probed: ProbedLoader) -> float:
     moved_s = probe.transport.p50_s
     if not is_heavy or moved_s < TRANSPORT_HIGH_S:
         return 0.0
-    return moved_s / (moved_s + probed.batch_s)
+    return moved_s / (moved_s + probed.plan.batch_s)
 
 
 def is_transport_costly(probed: ProbedLoader) -> bool:

@@ -67,9 +67,9 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
     ordered = list(findings)
     for cause in findings:
         place = ordered.index(cause)
-        for symptom in ordered[:place]:
+        for i, symptom in enumerate(ordered[:place]):
             if symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom):
-                ordered.insert(ordered.index(symptom), ordered.pop(place))
+                ordered.insert(i, ordered.pop(place))
                 break
     return _alternatives_last(ordered, explains)
 
@@ -77,7 +77,7 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
 def _alternatives_last(ordered: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:
     """Return the findings with alternatives of which nothing is certain behind certain ones of their severity.
 
-    A finding is an alternative if a cause before it explains it: it is another way out of the same time.
+    A finding is an alternative if a cause before it explains it: it is another way to save the same time.
     """
     found = list(ordered)
     for place, finding in reversed(list(enumerate(ordered))):  # reversed, so that moved findings keep their order

@@ -22,10 +22,10 @@ def check(session: Session) -> Diagnosis | None:
     has_tf32 = required(matrix_units(session, reading.trace).tf32, "whether the device has TF32 is not known")
     kernels = reading.trace.kernels
     matrix_s = kernels.matrix_precisions.get("fp32", 0.0) if kernels is not None else 0.0
-    if not has_tf32 or reading.share(matrix_s) < TRACE_MIN_SHARE:
+    if not has_tf32 or kernels is None or reading.share(matrix_s) < TRACE_MIN_SHARE:
         return None
-    all_s = kernels.matrix_s if kernels is not None else 0.0
-    on_path_s = matrix_s / all_s * kind_path_s(reading.trace, *MATRIX_KINDS) if all_s > 0 else 0.0
+    part = matrix_s / kernels.matrix_s if kernels.matrix_s > 0 else 0.0
+    on_path_s = part * kind_path_s(reading.trace, *MATRIX_KINDS)
     if not reading.is_noticeable(on_path_s):
         return None
     return Diagnosis(

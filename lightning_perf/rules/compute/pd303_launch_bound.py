@@ -27,8 +27,8 @@ def _from_steps(session: Session) -> Finding | None:
         return None
     steady = steady_of(session)
     reason = session.missing.get("model_profile.ceilings", "the ceilings of the device were not measured")
-    least = lower_bounds_of_step(profile, required(profile.ceilings, reason))
-    launch_s, device_s = least.launch_s or 0.0, max(least.compute_s or 0.0, least.bandwidth_s or 0.0)
+    bounds = lower_bounds_of_step(profile, required(profile.ceilings, reason))
+    launch_s, device_s = bounds.launch_s or 0.0, max(bounds.compute_s or 0.0, bounds.bandwidth_s or 0.0)
     step_s = phase_s(steady, *CODE_PHASES) / steady.n_steps
     if step_s <= 0 or launch_s < LATE_MIN_SHARE * step_s:
         return None

@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{spent_waiting(probed.share)}; {function_place(function)} takes "
             f"{percent(share)} of the time to make a sample, in {who}{_most_of_it(function, line)}. That is "
-            f"{duration(probed.batch_s * of_batch)} of {duration(probed.batch_s)} per batch."
+            f"{duration(plan.batch_s * of_batch)} of {duration(plan.batch_s)} per batch."
         ),
         evidence=(
             wait_evidence(probed),

@@ -73,7 +73,7 @@ def _packed_s(probed: ProbedLoader) -> float:
     point = probe.point_at(plan.n_now)
     if point is None or not point.take_s or probe.transport is None or (probe.n_tensors or 0) < TRANSPORT_MIN_TENSORS:
         return 0.0
-    if (probed.batch_s + probe.transport.p50_s) / plan.n_now > plan.compute_s + point.take_s:
+    if (plan.batch_s + probe.transport.p50_s) / plan.n_now > plan.compute_s + point.take_s:
         return 0.0
     return (1 - SPREAD) * point.take_s * (1 - 1 / (probe.n_tensors or 1))
 

@@ -18,16 +18,16 @@ def check(session: Session) -> Finding | None:
         return None
     if is_waiting(probe) or is_transport_costly(probed):
         return None  # PD106 or PD109 applies.
-    batch_size = probe.batch_size or 1
+    batch_size, batch_s = probe.batch_size or 1, probed.plan.batch_s
     return timed_finding(
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}: tensors in memory are indexed "
-            f"sample by sample. Fetching {batch_size} rows one at a time takes {duration(probed.batch_s)} per batch."
+            f"sample by sample. Fetching {batch_size} rows one at a time takes {duration(batch_s)} per batch."
         ),
         evidence=(
             wait_evidence(probed),
-            fact("time per batch, row by row", probed.batch_s, "s"),
+            fact("time per batch, row by row", batch_s, "s"),
             fact("num_workers", probed.plan.n_now),
         ),
         prescriptions=fix(

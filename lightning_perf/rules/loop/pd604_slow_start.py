@@ -33,10 +33,9 @@ def check(session: Session) -> Finding | None:
     if not is_long and (share < START_MIN_FIT_SHARE or start_s < NOTICED_START_S):
         return None
     rest_s = start_s - sum(run.startup.values())
-    startup = {
-        **run.startup,
-        **({"not attributed": rest_s} if run.startup and rest_s >= START_MIN_REST_SHARE * start_s else {}),
-    }
+    startup = dict(run.startup)
+    if startup and rest_s >= START_MIN_REST_SHARE * start_s:
+        startup["not attributed"] = rest_s
     parts = sorted(startup.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
     return unsigned_finding(

@@ -51,11 +51,8 @@ def _in_a_trace(session: Session) -> Finding | None:
     trace = reading.trace
     is_explained = trace.device is not None and is_launch_bound(reading, launching_s(trace))
     parts = {words: reading.path_s(cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
-    unexplained_s = sum(parts.values())
-    if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:
-        return None
     tiny = tiny_operators(session, reading)
-    unexplained_s -= tiny.saved_s if tiny is not None else 0.0
+    unexplained_s = sum(parts.values()) - (tiny.saved_s if tiny is not None else 0.0)
     if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:
         return None
     words, _ = max(parts.items(), key=lambda item: item[1])
