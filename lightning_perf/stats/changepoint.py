@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from .steady import MAD_TO_SIGMA
+
 MIN_SEGMENT = 4
 """Fewest points on each side."""
 
@@ -14,8 +16,6 @@ MIN_MADS = 3.0
 
 LEVEL = 0.01
 """Highest probability that a series without a change looks like this."""
-
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LevelWatch:
-    """Watches a level for a change by ``factor`` that lasts for two checks: other programs slow steps temporarily."""
+    """Detector of a change of level by ``factor`` that lasts for two checks: other programs slow steps temporarily."""
 
     def __init__(self, factor: float) -> None:
         self.level: float | None = None
@@ -56,8 +56,8 @@ def find_change(values: Sequence[float]) -> ChangePoint | None:
     Pettitt's test (A. N. Pettitt, Applied Statistics 28, 1979): the split with the largest rank statistic, with
     p ≈ 2 exp(-6 K² / (n³ + n²)). Neighboring points of a training are correlated, which makes that p too small; so the
     medians must also differ by more than ``MIN_MADS`` robust standard deviations of the residuals from the two levels
-    or from a straight line, whichever fits better. A slow rise is therefore found as one step in its middle. A level
-    that only a few points at either end have is not found: about 16 points are needed in all.
+    or from a straight line, whichever fits better. A slow rise is therefore found as one step in its middle. A change
+    with only a few points before or after it is not found: about 16 points are needed in all.
     """
     series = np.asarray(values, dtype=np.float64)
     n = len(series)
@@ -73,7 +73,7 @@ def find_change(values: Sequence[float]) -> ChangePoint | None:
     places = np.arange(n)
     slanted = series - np.polyval(np.polyfit(places, series, 1), places)
     slanted -= np.median(slanted)
-    sigma = _MAD_TO_SIGMA * min(float(np.median(np.abs(each))) for each in (residuals, slanted))
+    sigma = MAD_TO_SIGMA * min(float(np.median(np.abs(each))) for each in (residuals, slanted))
     if p_value > LEVEL or abs(after - before) <= MIN_MADS * sigma:
         return None
     return ChangePoint(index=index, before=before, after=after, p_value=p_value)

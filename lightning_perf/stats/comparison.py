@@ -282,7 +282,8 @@ def _findings(before: Sequence[Session], after: Sequence[Session]) -> Iterator[F
     latest = base | new
 
     def rank(code: str) -> tuple[int, int, str]:
-        return (code in base) + (code in base and code in new), SEVERITIES.index(latest[code].severity), code
+        group = 0 if code not in base else 1 if code not in new else 2
+        return group, SEVERITIES.index(latest[code].severity), code
 
     for code in sorted(latest, key=rank):
         absent_from = before if code not in base else after if code not in new else None

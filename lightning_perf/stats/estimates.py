@@ -133,7 +133,7 @@ def _t(df: float) -> float:
     return float(stdtrit(df, 0.5 + CONFIDENCE / 2))
 
 
-def log_interval(centre: float, reach: float) -> Interval:
-    """Return the interval whose logarithms are ``centre`` ± ``reach``; it is finite, because JSON has no infinity."""
+def log_interval(center: float, reach: float) -> Interval:
+    """Return the interval whose logarithms are ``center`` ± ``reach``; it is finite, because JSON has no infinity."""
     reach = min(reach, 300.0)
-    return Interval(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
+    return Interval(value=math.exp(center), low=math.exp(center - reach), high=math.exp(center + reach))

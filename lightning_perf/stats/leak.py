@@ -64,11 +64,11 @@ def _lag_1_correlation(residuals: NDArray[np.float64]) -> float:
     In short series the estimate is too low by (1 + 4r)/n on average, which is corrected (F. H. C. Marriott and J. A.
     Pope, Biometrika 41, 1954).
     """
-    centred = residuals - np.median(residuals)
-    power = float((centred**2).sum())
+    centered = residuals - np.median(residuals)
+    power = float((centered**2).sum())
     if power == 0:
         return 0.0
-    seen = float((centred[1:] * centred[:-1]).sum()) / power
+    seen = float((centered[1:] * centered[:-1]).sum()) / power
     n = len(residuals)
     return min(MAX_CORRELATION, max(0.0, (n * seen + 1) / (n - 4)))
 

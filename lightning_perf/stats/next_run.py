@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from .steady import MAD_TO_SIGMA
+
 LAST_RUNS = 5
 """Runs whose mean level the next run is compared with. More would follow a drift less well."""
 
@@ -41,15 +43,15 @@ them, the median as that of 64 %."""
 _MIN_PARTS = 4
 """Parts of a course that one level needs."""
 
-_CLIP = 3 * 1.4826
+_CLIP = 3 * MAD_TO_SIGMA
 """Times the median absolute residual: 3 standard deviations. One earlier run that was disturbed, or an earlier change
 of the level, then hides little."""
 
 _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 
 PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
-"""By degrees of freedom between runs. Satterthwaite's t is exceeded too often with few: more than twice as often as it
-should be with two, if levels are normal."""
+"""By degrees of freedom between runs. With few, Satterthwaite's t is exceeded too often: with two, more than twice as
+often as it should be, even if levels are normal."""
 
 
 def alpha_of(look: int) -> float:
@@ -130,9 +132,9 @@ def midmean(logs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def residuals(logs: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the errors of predicting each run by the mean of up to ``LAST_RUNS`` before, scaled to one run's.
+    """Return the errors of predicting each run by the mean of up to ``LAST_RUNS`` before it.
 
-    Runs are the first axis.
+    They are scaled to the variance of one run. Runs are the first axis.
     """
     found = []
     for i in range(1, len(logs)):

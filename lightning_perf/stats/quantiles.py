@@ -45,7 +45,7 @@ class LogHistograms:
             return tuple(math.nan for _ in probabilities)
         cumulated = np.cumsum(self._counts[series])
         ranks = [max(1, math.ceil(p * self.n)) for p in probabilities]
-        return tuple(_centre(int(np.searchsorted(cumulated, rank))) for rank in ranks)
+        return tuple(_center(int(np.searchsorted(cumulated, rank))) for rank in ranks)
 
 
 class Moments:
@@ -71,7 +71,7 @@ class Moments:
         return Distribution(p50=p50 / 1e9, p95=p95 / 1e9, p99=p99 / 1e9, mean=mean, std=std)
 
 
-def _centre(bin_index: int) -> float:
+def _center(bin_index: int) -> float:
     if bin_index == 0:
         return 0.0
     return float(_LOWEST * 2 * _GAMMA**bin_index / (1 + _GAMMA))

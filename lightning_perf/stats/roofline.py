@@ -24,11 +24,11 @@ from lightning_perf.records import (
 # ceiling that was measured on a quiet device.
 MAX_BELIEVABLE_FRACTION = 5.0
 EXPLAINED_FRACTION = 0.6
-"""Below this share of the time explained by any ceiling, latency decides: Nsight Compute's guide speaks of low
-utilisation, and of latency, where both compute and memory are below 60 %."""
+"""If no ceiling explains this share of the time, latency is the limit: Nsight Compute's guide calls utilization low and
+the kernel latency-bound if both compute and memory are below 60 %."""
 
 MAX_LATENCY_S = 1e-3
-"""An operator that takes longer is slow for another reason than its start, which takes microseconds."""
+"""An operator that takes longer is slow for another reason than launch latency, which is microseconds."""
 
 LOWER_PRECISIONS = ("bf16", "fp16")
 WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precision
@@ -158,7 +158,7 @@ def assessed(
 def utilisation(
     profile: ModelProfile, ceilings: Ceilings | None, datasheet: DatasheetPeak | None
 ) -> Utilisation | None:
-    """Return the model FLOPS utilisation (PaLM, 2022) of a training step, else of the forward pass.
+    """Return the model FLOPS utilization (PaLM, 2022) of a training step, else of the forward pass.
 
     None if operations, time or both ceilings are missing.
     """
@@ -195,10 +195,10 @@ def _bound_of_step(profile: ModelProfile, ceilings: Ceilings) -> Bound | None:
     seconds = sum(by_module) or (timed.p50 if timed is not None else 0.0)
     if seconds <= 0 or profile.forward_flops is None:
         return None
-    totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     if profile.basis == "uncompiled":  # fused operators move fewer bytes, and are fewer
         needed_s = lower_bounds_of_step(profile, ceilings).compute_s or 0.0
         return "compute" if needed_s >= EXPLAINED_FRACTION * seconds else None
+    totals: dict[Bound, float] = {"compute": 0.0, "bandwidth": 0.0, "launch": 0.0}
     for module in profile.modules:
         work = _lower_bounds_of(module, ceilings, profile.precision)
         found = work.largest()

@@ -1,4 +1,4 @@
-"""Decide from alternating blocks of one run whether a change makes it faster; may be asked at any time.
+"""Decide from alternating blocks of one run whether a change makes it faster; valid at any number of blocks.
 
 Blocks come in pairs, one without and one with the change. Two neighboring pairs are ordered A B B A or B A A B, by
 chance: a steady drift cancels, and no rhythm of the training can favor one side. Each pair gives the logarithm of a
@@ -27,19 +27,19 @@ MIN_LOOKS, MAX_LOOKS = 3, 40
 """Values at the first look and at the last one."""
 
 PRIOR_VARIANCE = 10.0
-"""Of the effect, in units of the variance of a value. The interval holds for any choice; with this one it is narrowest
-early where effects are some three times the noise, as a gain of 10 % is with blocks that vary by 3 %."""
+"""Prior variance of the effect, in units of the variance of a value. The interval is valid for any choice. With this
+one, the first intervals are narrowest if effects are about three times the noise: 10 % with blocks that vary by 3 %."""
 
-_MOST = 15.0  # of the logarithm: a factor of three million is as good as any
+_MAX_REACH = 15.0  # of the logarithm: a factor of three million, to stay finite
 
-_CURRENT_REACH = 2.0  # standard errors: the largest effect that still is likely
+_LIKELY_REACH = 2.0  # standard errors above the mean: the largest effect that is still likely
 
 
 class BlockTrial:
     """The blocks of one change.
 
     Args:
-        chance: Draws the order of blocks.
+        chance: Random generator that draws the order of blocks.
         pairs_per_look: Pairs whose mean is one value: 2 for neighboring blocks, because the middle of A B B A is two
             blocks of one arm, whose noise two pairs would share; 1 for blocks as long as an epoch.
         max_looks: Values after which the change is undone unless it is kept.
@@ -89,7 +89,7 @@ class BlockTrial:
         looks = self._looks
         if len(looks) < MIN_LOOKS:
             return None
-        return log_interval(fmean(looks), min(_MOST, _reach(len(looks), math.sqrt(variance(looks)))))
+        return log_interval(fmean(looks), min(_MAX_REACH, _reach(len(looks), math.sqrt(variance(looks)))))
 
     def verdict(self) -> Verdict | None:
         """Return what the pairs so far decide; None if more are needed."""
@@ -105,7 +105,7 @@ class BlockTrial:
     def _is_futile(self, looks: list[float]) -> bool:
         """Return whether even the largest likely effect would not be certain at the last look."""
         deviation = math.sqrt(variance(looks))
-        hopeful = fmean(looks) + _CURRENT_REACH * deviation / math.sqrt(len(looks))
+        hopeful = fmean(looks) + _LIKELY_REACH * deviation / math.sqrt(len(looks))
         return hopeful - _reach(self._max_looks, deviation) < math.log(LEAST_GAIN)
 
 
@@ -124,8 +124,8 @@ def combined_speedup(gains: Sequence[Interval]) -> Interval | None:
     """Return the product of independent speedups, with its interval; None without any."""
     if not gains:
         return None
-    centre = sum(math.log(one.value) for one in gains)
+    center = sum(math.log(one.value) for one in gains)
     low, high = (
         math.sqrt(sum(math.log(getattr(one, end) / one.value) ** 2 for one in gains)) for end in ("low", "high")
     )
-    return Interval(value=math.exp(centre), low=math.exp(centre - low), high=math.exp(centre + high))
+    return Interval(value=math.exp(center), low=math.exp(center - low), high=math.exp(center + high))

@@ -70,9 +70,9 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
     """Return ``new`` ÷ ``base``, above 1 if the new side is slower.
 
     With ``MIN_RUNS_PER_SIDE`` runs on both sides it is Welch's interval over the runs. Otherwise the spread within runs
-    and ``noise`` (relative difference of two runs of one training in 19 of 20 cases) are added in squares; if runs of a
-    side differ by more than ``noise``, that is used. None if a side has no run, or if a run is too short to know its
-    spread and there are too few runs.
+    and ``noise`` (relative difference of two runs of one training in 19 of 20 cases) are added in quadrature; if runs
+    of a side differ by more than ``noise``, that is used. None if a side has no run, or if a run is too short to know
+    its spread and there are too few runs.
     """
     if not base or not new:
         return None
@@ -81,12 +81,12 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
         return ratio_interval([[math.exp(one.log)] for one in new], [[math.exp(one.log)] for one in base])
     if any(one.variance is None for one in (*base, *new)):
         return None
-    centre = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
+    center = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
     (variance_base, n_base), (variance_new, n_new) = _pooled(base), _pooled(new)
     within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
     noise_log = max(math.log1p(noise), *(float(np.ptp([one.log for one in side])) for side in (base, new)))
     between = noise_log * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
-    return log_interval(centre, math.hypot(within, between))
+    return log_interval(center, math.hypot(within, between))
 
 
 def _pooled(runs: Sequence[Level]) -> tuple[float, int]:
@@ -97,11 +97,11 @@ def _pooled(runs: Sequence[Level]) -> tuple[float, int]:
 
 def _correlation(values: NDArray[np.float64]) -> float:
     """Return the correlation of neighboring values, between 0 and ``_MAX_CORRELATION``."""
-    centred = values - values.mean()
-    square = float((centred**2).sum())
+    centered = values - values.mean()
+    square = float((centered**2).sum())
     if square == 0:
         return 0.0
-    found = float((centred[1:] * centred[:-1]).sum()) / square
+    found = float((centered[1:] * centered[:-1]).sum()) / square
     # From few values the estimate is too low, by (1 + 3ρ) ÷ n (Kendall, Biometrika 41, 1954).
     found += (1 + 3 * max(0.0, found)) / len(values)
     return min(_MAX_CORRELATION, max(0.0, found))

@@ -6,9 +6,10 @@ from numpy.typing import NDArray
 AGREEMENT = 0.10
 """Relative difference of medians below which two halves count as equal."""
 
-_SETTLED_STEPS = 3  # successive usual steps that end the warm-up: one alone can be luck
+_SETTLED_STEPS = 3  # successive usual steps that end the warm-up: a single one may be chance
 _MADS = 3.0  # a step within 3 robust standard deviations of the median is usual
-_MAD_TO_SIGMA = 1.4826  # of a normal distribution
+MAD_TO_SIGMA = 1.4826
+"""Standard deviation of a normal distribution ÷ its median absolute deviation."""
 
 
 def warmup_length(step_ns: NDArray[np.int64]) -> int:
@@ -22,7 +23,7 @@ def warmup_length(step_ns: NDArray[np.int64]) -> int:
         return 0
     later = step_ns[n // 2 :]
     median = float(np.median(later))
-    spread = _MAD_TO_SIGMA * float(np.median(np.abs(later - median)))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(later - median)))
     usual = step_ns <= median + max(_MADS * spread, AGREEMENT * median)
     limit = n // 2
     for start in range(1, limit):

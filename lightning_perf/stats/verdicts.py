@@ -91,8 +91,8 @@ def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
     a, b = levels(base), levels(new)
     if len(a) < MIN_RUNS or len(b) < MIN_RUNS:
         return max(1, MIN_RUNS - min(len(a), len(b)))
-    centre = abs(float(a.mean() - b.mean()))
-    room = max(centre - math.log1p(band), math.log1p(min(band, MAX_SAME)) - centre)
+    center = abs(float(a.mean() - b.mean()))
+    room = max(center - math.log1p(band), math.log1p(min(band, MAX_SAME)) - center)
     variance_a, variance_b = float(a.var(ddof=1)), float(b.var(ddof=1))
     growth = max(1, round(len(a) / len(b)))
     for more in range(1, MAX_MORE + 1):
