@@ -1,6 +1,6 @@
 """PD203: batches are at least twice as large as their values need."""
 
-from lightning_perf.records import Finding, LoaderProbe, Session
+from lightning_perf.records import Finding, LoaderProbe, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import probe_of, timed_steps_of
 from lightning_perf.rules.rule import required, rule
@@ -34,23 +34,27 @@ def check(session: Session) -> Finding | None:
             optional_fact("float64", wide or None, "bytes"),
             optional_fact("float values that fit one byte", probe.narrow_bytes or None, "bytes"),
         ),
-        prescriptions=fix(
-            f"return uint8{' (or float32)' if wide else ''} and convert on the device"
-            if probe.narrow_bytes
-            else "return float32 instead of float64",
-            "minutes",
-            # Rounding float64 to float32 changes results; converting bytes later does not.
-            "exact" if probe.narrow_bytes and probe.narrow_bytes >= wide else "numerics",
-            code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255"
-            if probe.narrow_bytes
-            else "torch.as_tensor(values, dtype=torch.float32)",
-        ),
+        prescriptions=_prescription(probe.narrow_bytes or 0, wide),
         claims={
             "transfer": part * phase_s(stage, "transfer"),
             "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
         },
         basis="at most the same fraction of the time to move batches",
         confidence="high" if wide else "medium",  # the dtype is certain; whether all values fit a byte was sampled
+    )
+
+
+def _prescription(narrow: int, wide: int) -> Prescription:
+    """Return the recommendation for bytes of float values that fit one byte, and for bytes of float64."""
+    if not narrow:
+        code = "torch.as_tensor(values, dtype=torch.float32)"
+        return fix("return float32 instead of float64", "minutes", "numerics", code=code)
+    return fix(
+        f"return uint8{' (or float32)' if wide else ''} and convert on the device",
+        "minutes",
+        # Rounding float64 to float32 changes results; converting bytes later does not.
+        "exact" if narrow >= wide else "numerics",
+        code="def on_after_batch_transfer(self, batch, dataloader_idx):\n    return batch.float() / 255",
     )
 
 
