@@ -15,7 +15,7 @@ def check(session: Session) -> Finding | None:
     steady_of(session)
     device = device_telemetry_of(session)
     reason = session.missing.get(f"telemetry.devices.{device.device}.utilisation_fraction")
-    use = required(device.utilisation_fraction, reason or "utilisation_fraction was not reported")
+    use = required(device.utilisation_fraction, reason or f"{device.device} does not report its utilization")
     is_low = use.p95 < UTILIZATION_LOW_P95
     is_uneven = not is_low and use.p5 < UTILIZATION_UNEVEN_P5
     if not is_low and not is_uneven:
