@@ -48,9 +48,8 @@ class LineTime(NamedTuple):
 
 def check_is_sampled(session: Session) -> None:
     """Raise Skip if the stack of the training thread was not sampled."""
-    required(
-        session.host_profile, session.missing.get("host_profile", "the stack of the training thread was not sampled")
-    )
+    reason = session.missing.get("host_profile", "the stack of the training thread was not sampled")
+    required(session.host_profile, reason)
 
 
 def lines_of(session: Session, *phases: str) -> list[LineTime]:
@@ -81,11 +80,6 @@ def _lines(
 def is_metric(line: HostLine) -> bool:
     """Return whether a line spends its time in a metric of torchmetrics."""
     return line.call.startswith("torchmetrics.")
-
-
-def is_anomaly_trace(line: HostLine) -> bool:
-    """Return whether a line spends its time in the stack traces that anomaly detection records for each operator."""
-    return line.call == "torch.format_stack"
 
 
 def is_logging(line: HostLine) -> bool:

@@ -54,7 +54,12 @@ def check(session: Session) -> Finding | None:
     waiting = f"The device waits for data {percent(share)} of the time" if device else spent_waiting(share)
     summary = f"{waiting}. Making a batch takes {duration(plan.batch_s)}, computing a step {duration(plan.compute_s)}."
     if plan.is_too_cheap:
-        return _too_cheap(summary, evidence)
+        return unsigned_finding(
+            "info",
+            f"{summary} Fetching a batch from a worker process takes longer, so workers would not help.",
+            evidence,
+            fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes"),
+        )
     can_recommend = plan.n_workers > 0 and loader.num_workers is not None
     is_enough = can_recommend and plan.n_workers >= plan.n_needed
     seconds = steady.n_steps * plan.saved_high_s if can_recommend else share * steady.span_s
@@ -160,14 +165,4 @@ def _cheaper(plan: WorkerPlan) -> Prescription:
         f"make samples cheaper or cache them ({reason})",
         "hours",
         code="# decode and resize once, store the result (e.g. torch.save or np.memmap), and load that in __getitem__",
-    )
-
-
-def _too_cheap(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
-    """Return the finding for batches that are cheaper to make than to fetch from a worker."""
-    return unsigned_finding(
-        "info",
-        summary + " Fetching a batch from a worker process takes longer, so workers would not help.",
-        evidence,
-        (fix("fetch whole batches by index instead of sample by sample, or use larger batches", "minutes"),),
     )

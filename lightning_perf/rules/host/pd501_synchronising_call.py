@@ -31,14 +31,15 @@ def _from_steps(session: Session) -> Finding | None:
     often = "every step" if waits[0].per_step >= 1 else "some steps"
     lines = whole_lines_of(session, COMPUTE_PHASES, lambda line: any(_is_at(call, line) for call in waits))
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
-    cost = (
-        f"On this CPU these calls take {percent(share)} of the step; on a GPU the host would wait there "
-        "for all queued work"
-        if is_host and is_timed
-        else "On a GPU the host would wait there for all queued work"
-        if is_host
-        else "The host waits there for all queued work; a profiler window measures the cost"
-    )
+    if not is_host:
+        cost = "The host waits there for all queued work; a profiler window measures the cost"
+    elif not is_timed:
+        cost = "On a GPU the host would wait there for all queued work"
+    else:
+        cost = (
+            f"On this CPU these calls take {percent(share)} of the step; on a GPU the host would wait there for all "
+            "queued work"
+        )
     finding = timed_finding(
         steady,
         summary=(

@@ -7,15 +7,7 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.step_signals import loops_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
-from lightning_perf.rules.user_lines import (
-    LineTime,
-    check_is_sampled,
-    is_anomaly_trace,
-    is_collecting,
-    is_logging,
-    is_metric,
-    lines_of,
-)
+from lightning_perf.rules.user_lines import LineTime, check_is_sampled, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
 
 # Callbacks, loggers, schedulers and loaders have rules of their own, which name the line too.
@@ -60,9 +52,12 @@ def _called_by(time: LineTime) -> str:
 
 
 def _has_own_rule(session: Session, time: LineTime) -> bool:
-    """Return whether another rule covers the line: a loop over a tensor, logging, a collection, a metric, a trace."""
+    """Return whether another rule covers the line.
+
+    These are loops over tensors, garbage collections, metrics, logging and anomaly detection.
+    """
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
     in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)
-    is_others = is_metric(line) or is_logging(line) or is_anomaly_trace(line)
-    return in_loop or is_collecting(session, line) or is_others
+    is_anomaly_detection = line.call == "torch.format_stack"  # it records the stack of each operator
+    return in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line) or is_anomaly_detection
