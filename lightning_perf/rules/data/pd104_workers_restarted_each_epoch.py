@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
     waits, n = start_waits(steady), n_boundaries(session)
     if not waits or n == 0:
         raise Skip("no epoch has been followed by another one yet")
-    spent_s, iterator = start_s(session, steady), iterator_s(session, steady)
+    spent_s, created_s = start_s(session, steady), iterator_s(session, steady)
     share, each_s = spent_s / steady.span_s, spent_s / n
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None
@@ -57,7 +57,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=_prescription(loader),
         claims={"epoch_boundary": spent_s},  # the wait for each first batch is in this phase
-        low_s=min(first_low_s + (1 - SPREAD) * iterator, spent_s),
+        low_s=min(first_low_s + (1 - SPREAD) * created_s, spent_s),
         basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
     )
 

@@ -1,7 +1,7 @@
 """PD807: training runs on cores of another NUMA node than its device."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, host_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -30,7 +30,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("NUMA node of the device", node),
             fact("NUMA nodes of the process", ", ".join(map(str, nodes))),
-            optional_fact("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
+            fact("time on another node", far, "fraction", FAR_NODE_MIN_FRACTION),
         ),
         prescriptions=fix(
             f"bind the training to NUMA node {node}",
