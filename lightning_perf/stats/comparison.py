@@ -139,9 +139,6 @@ def _classify(ratio: Interval | None) -> Change:
     return "no_change" if is_ruled_out else "inconclusive"
 
 
-# -- levels ------------------------------------------------------------
-
-
 def typical_step_s(session: Session) -> float | None:
     """Return the seconds per step that a comparison uses; None without steady steps."""
     found = _step_level(session.steady, session) if session.steady is not None else ""
