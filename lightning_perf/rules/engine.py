@@ -133,7 +133,7 @@ def preflight(
     for rule in all_rules():
         if rule.preflight is None or not _is_selected(rule.code, select, ignore):
             continue
-        finding = rule.sign(_reply_of(rule, rule.preflight, session, "on the settings"))
+        finding = _signed(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
         if finding is not None:
             found.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
     return tuple(sorted(found, key=lambda finding: rank_of(finding, session)))
@@ -168,20 +168,24 @@ def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: 
         return None
 
 
+def _signed(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
+    """Return the finding with the code of its rule; without a Trainer, with code instead of Trainer flags."""
+    signed = rule.sign(finding)
+    return signed if signed is None or session.run.has_trainer else without_trainer(signed)
+
+
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
     missing = session.missing.get(f"steady.phases.{rule.needs_phase}")
     if missing is not None:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=missing)
     try:
-        finding = rule.sign(rule.check(session))
+        finding = _signed(rule, rule.check(session), session)
     except Skip as skip:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=str(skip))
     except Exception as error:  # noqa: BLE001 - the outcome reports the error
         raise_if_from_signal(error)
         reason = f"{type(error).__name__}: {error}"
         return None, RuleOutcome(code=rule.code, status="failed", reason=reason)
-    if finding is not None and not session.run.has_trainer:
-        finding = without_trainer(finding)
     return finding, RuleOutcome(code=rule.code, status="passed" if finding is None else "finding")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_perf.records import Finding
-from lightning_perf.rules.engine import diagnose
+from lightning_perf.rules.engine import diagnose, preflight
 
 from .session_builder import build_session
 
@@ -34,3 +34,10 @@ def test_validation_interval_is_recommended_as_code_when_there_is_no_trainer() -
     (fix,) = finding.prescriptions
     assert fix.summary.startswith("validate every 10 epochs: ")
     assert "if epoch % 10 == 0" in fix.code
+
+
+def test_likely_finding_recommends_code_when_there_is_no_trainer() -> None:
+    session = build_session({**LOOP, "settings": {"trainer": {"is_anomaly_detection_on": True}}})
+    (finding,) = preflight(session, select=["PD503"])
+    assert finding.prescriptions[0].code == "torch.autograd.set_detect_anomaly(False)"
+    assert not finding.prescriptions[0].trainer_flags
