@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,30 +18,6 @@ from lightning_perf.doctor import PerfDoctor
 from lightning_perf.probes.machine import read_machine
 from lightning_perf.records import Session
 
-
-class Fault(NamedTuple):
-    """A fault that can be planted.
-
-    Attributes:
-        code: The rule that should name it; None without a fault.
-        summary: The fault in one line.
-    """
-
-    code: str | None
-    summary: str
-
-
-FAULTS = {
-    "slow-transform": Fault("PD101", "decoding takes 40 ms per batch, and no worker does it in the background"),
-    "no-persistent-workers": Fault("PD104", "two workers are restarted in each of many short epochs"),
-    "logging-every-step": Fault("PD502", "150 metrics are logged at every step"),
-    "slow-callback": Fault("PD504", "a callback inspects the weights for 20 ms after each step"),
-    "slow-logger": Fault("PD505", "the logger takes 200 ms to write, every tenth step"),
-    "heavy-validation": Fault("PD601", "four validation rounds per epoch"),
-    "frequent-checkpoints": Fault("PD602", "a checkpoint is written at every step"),
-    "none": Fault(None, "no fault"),
-}
-
 _BATCH_SIZE = 32
 _CLASSES = 10
 _CHANNELS = 8
@@ -52,7 +28,7 @@ def run_demo(fault: str, out_dir: Path) -> Session:
     """Train with a planted fault, and diagnose it.
 
     Args:
-        fault: A key of ``FAULTS``.
+        fault: A key of ``cli.demo.FAULTS``.
         out_dir: Folder for logs, checkpoints and the session.
 
     Returns:
