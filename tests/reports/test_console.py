@@ -11,7 +11,7 @@ import tqdm
 from rich.console import Console
 from rich.live import Live
 
-from lightning_perf.records import SEVERITIES, AppliedTreatment, PhaseTime
+from lightning_perf.records import SEVERITIES, AppliedTreatment, HostMemory, HostPhaseMemory, PhaseTime
 from lightning_perf.reports.console import (
     brief_report,
     emit,
@@ -21,7 +21,17 @@ from lightning_perf.reports.console import (
     to_text,
 )
 from lightning_perf.rules.findings import fact, unsigned_finding
-from reports.sessions import LOGGING_EVERY_STEP, SESSIONS, SHARES, STARVED_BY_LOADER, hostile, starved, twelve_findings
+from reports.sessions import (
+    GIB,
+    LOGGING_EVERY_STEP,
+    SESSIONS,
+    SHARES,
+    STARVED_BY_LOADER,
+    ddp,
+    hostile,
+    starved,
+    twelve_findings,
+)
 from tests.golden_files import assert_golden
 
 WIDTHS = (60, 80, 200)
@@ -295,3 +305,15 @@ def test_run_report_lists_applied_and_rejected_treatments() -> None:
     assert "loader-workers=4 from epoch 1 on, as PD101 recommends" in text
     assert "loader-prefetch was refused: no" in text
     assert "\x1b" not in text
+
+
+def test_host_memory_by_phase_is_shown_when_the_device_has_no_readings() -> None:
+    session = ddp()
+    phases = (HostPhaseMemory(phase="forward", n=4, rss_bytes=3 * GIB),)
+    host = HostMemory(rss_bytes=3 * GIB, phases=phases)
+    memory = msgspec.structs.replace(session.memory, host=host)
+
+    assert session.memory.devices
+    assert "after forward 3.00 GiB resident\n" in to_text(
+        session_document(msgspec.structs.replace(session, memory=memory)), 80
+    )

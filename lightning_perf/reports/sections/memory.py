@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lightning_perf.records import Breakdown, Growth, Headroom, ModuleMemory, Session
+from lightning_perf.records import Breakdown, DeviceMemory, Growth, Headroom, ModuleMemory, Session
 from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number
 from lightning_perf.reports.cells import size as size_cell
 from lightning_perf.reports.document import AnyPart, Figure, Table, facts, table
@@ -80,7 +80,7 @@ def _devices(session: Session) -> Table:
 
 def _phases(session: Session) -> Table:
     """Return the memory after each phase: of the first device with readings, else of the host."""
-    host, device = session.memory.host, next((each for each in session.memory.devices if each.phases), None)
+    host, device = session.memory.host, _sampled_device(session)
     key, title = "memory-phases", f"Memory by phase of the step ({device.device if device is not None else 'host'})"
     if device is None:
         rows: Rows = [(f"after {each.phase}", size_cell(each.rss_bytes), number(each.n))
@@ -157,16 +157,17 @@ def _by_module(breakdown: Breakdown) -> list[tuple[str, int, ModuleMemory]]:
 
 
 def phase_facts(session: Session) -> list[str]:
-    """Return memory after each phase of the step: of the first device, else of the host."""
-    memory = session.memory
-    if memory.devices:
-        device = memory.devices[0]
-        texts = [f"after {p.phase} {size(p.allocated_bytes)}" for p in device.phases]
-        if texts and device.peak_phase:
-            texts.append(f"peak in {device.peak_phase}")
-        return texts
-    phases = memory.host.phases if memory.host is not None else ()
-    return [f"after {p.phase} {size(p.rss_bytes)} resident" for p in phases]
+    """Return memory after each phase of the step: of the first device with readings, else of the host."""
+    host, device = session.memory.host, _sampled_device(session)
+    if device is None:
+        return [f"after {p.phase} {size(p.rss_bytes)} resident" for p in (host.phases if host is not None else ())]
+    texts = [f"after {p.phase} {size(p.allocated_bytes)}" for p in device.phases]
+    return [*texts, f"peak in {device.peak_phase}"] if device.peak_phase else texts
+
+
+def _sampled_device(session: Session) -> DeviceMemory | None:
+    """Return the first device whose memory was sampled within steps; None without one."""
+    return next((each for each in session.memory.devices if each.phases), None)
 
 
 def headroom_fact(headroom: Headroom | None) -> str:
