@@ -25,14 +25,13 @@ from .brief_lines import (
     bar,
     command,
     fitted,
-    joined,
     labelled,
     part_of,
     titled,
 )
 from .brief_oom import out_of_memory
 from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, fix_text, instruction
-from .render.console import QUIET, SEVERITY_STYLES
+from .render.console import QUIET, SEVERITY_STYLES, joined
 from .sections import about, autopilot, loader, memory, phases
 from .sections.fixes import measured_speedup
 from .sections.machine import other_programs_fact
@@ -182,7 +181,7 @@ def _loader(session: Session) -> Iterator[Line]:
     if probe is None or session.steady is not None:
         return
     yield BLANK
-    yield from (Line((("  " + each, ""),)) for each in joined(loader.ceiling_facts(session), " · "))
+    yield from (Line((("  " + each, ""),)) for each in joined(loader.ceiling_facts(session), " · ", MAX_WIDTH))
     for row in loader.curve_rows(session)[:_MAX_CURVE]:
         rate = f"{wording.number(round(1 / row.fetch_s, 1))} batches/s" if row.fetch_s > 0 else ""
         name = wording.count(row.num_workers, "worker")

@@ -108,15 +108,6 @@ def bar(share: float) -> tuple[str, str]:
     return "█" * max(1, round(_BAR * share)), "cyan"
 
 
-def joined(parts: Sequence[str], separator: str) -> list[str]:
-    """Return lines of whole parts."""
-    lines = list(parts[:1])
-    for part in parts[1:]:
-        longer = lines[-1] + separator + part
-        lines[-1:] = [longer] if cell_len(longer) <= MAX_WIDTH else [lines[-1], part]
-    return lines
-
-
 def part_of(n_bytes: int, total_bytes: int | None) -> str:
     """Return memory in use and in all, ``40.0 of 141 GiB``; the total is left out if it is unknown."""
     if not total_bytes:

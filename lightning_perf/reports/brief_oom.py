@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
 
 from . import wording
-from .brief_lines import BLANK, GAP, LAST_GAP, MAX_WIDTH, MORE, NEEDED, Line, bar, command, joined, part_of, titled
+from .brief_lines import BLANK, GAP, LAST_GAP, MAX_WIDTH, MORE, NEEDED, Line, bar, command, part_of, titled
 from .fixes import clause, first_sentence
-from .render.console import QUIET
+from .render.console import QUIET, joined
 from .sections import memory
 from .sections.post_mortem import WHERE, circumstances
 
@@ -28,9 +28,9 @@ def out_of_memory(session: Session, oom: OutOfMemory, place: str | None) -> Iter
     text = first_sentence(finding.summary) if finding is not None else f"{WHERE[oom.where]} after step {oom.step}"
     yield from titled([text], "PD408", "bold red")
     error = re.split(r"(?<=\.) ", wording.line(oom.error, 400).removeprefix("OutOfMemoryError: "))
-    yield Line(((wording.cut(joined(error, " ")[0], MAX_WIDTH), QUIET),))
+    yield Line(((wording.cut(joined(error, " ", MAX_WIDTH)[0], MAX_WIDTH), QUIET),))
     texts = [each for each in circumstances(oom) if not each.startswith("in ") and not each.endswith(" requested")]
-    for i, each in enumerate(joined(texts, " · ")[:2]):
+    for i, each in enumerate(joined(texts, " · ", MAX_WIDTH)[:2]):
         yield Line(((wording.cut(each, MAX_WIDTH), QUIET),), MORE if i else NEEDED)
     yield from _parts(session, oom)
     yield from _fixes(finding)

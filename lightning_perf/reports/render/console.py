@@ -93,15 +93,7 @@ class Page:
         )
 
     def _facts(self, facts: Sequence[str]) -> RenderableType:
-        # Broken between facts only, never inside one.
-        lines = [facts[0]]
-        for fact in facts[1:]:
-            longer = f"{lines[-1]} · {fact}"
-            if cell_len(longer) <= self._width:
-                lines[-1] = longer
-            else:
-                lines.append(fact)
-        return Constrain(self._text("\n".join(lines), QUIET), self._width)
+        return Constrain(self._text("\n".join(joined(facts, " · ", self._width)), QUIET), self._width)
 
     def _finding(self, finding: doc.Diagnosis) -> Iterator[RenderableType]:
         heading = self._text(finding.title, "bold")
@@ -164,6 +156,15 @@ class Page:
         grid.add_column(overflow="fold")
         grid.add_row(self._text(label, QUIET), self._text(content))
         return Constrain(Padding(grid, (0, 0, 0, indent), expand=False), self._width)
+
+
+def joined(parts: Sequence[str], separator: str, width: int) -> list[str]:
+    """Return lines of at most ``width`` cells, broken between parts only; a longer part is a line of its own."""
+    lines = list(parts[:1])
+    for part in parts[1:]:
+        longer = lines[-1] + separator + part
+        lines[-1:] = [longer] if cell_len(longer) <= width else [lines[-1], part]
+    return lines
 
 
 def _bar(length: float, width: int) -> str:
