@@ -39,6 +39,21 @@ def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
 
 _STAGES = ("fit", "validate", "test", "predict")
 
+_PROFILER_OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "ranks": (
+        lambda v: v == "all" or (_is_list_of(v, lambda rank: type(rank) is int and rank >= 0) and len(v) > 0),
+        '"all" or a list of at least one rank',
+    ),
+    "stages": (
+        lambda v: _is_list_of(v, lambda stage: stage in _STAGES) and len(v) > 0,
+        f"a list of at least one of {', '.join(_STAGES)}",
+    ),
+    "emit": (lambda v: v in ("kineto", "nsys"), '"kineto" or "nsys"'),
+    "skip_first": (lambda v: type(v) is int and v >= 0, "a whole number of steps"),
+    "max_events": (lambda v: type(v) is int and v > 0, "a whole number above 0"),
+}
+"""For each option that is not a flag, its check and what it expects."""
+
 
 def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> WindowOptions | None:
     """Return the options of profiler windows; None if no window may open."""
@@ -47,23 +62,9 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
     known = [name for name in WindowOptions._fields if name not in scheduled]
     if not isinstance(options, dict) or not set(options) <= set(known):
         raise ConfigError(f"profiler={profiler!r}: expected a dict with some of {', '.join(known)}, or None")
-    checks: dict[str, Callable[[Any], bool]] = {
-        "ranks": lambda v: v == "all" or _is_list_of(v, lambda r: type(r) is int and r >= 0),
-        "stages": lambda v: _is_list_of(v, lambda stage: stage in _STAGES),
-        "emit": lambda v: v in ("kineto", "nsys"),
-        "skip_first": lambda v: type(v) is int and v >= 0,
-        "max_events": lambda v: type(v) is int and v > 0,
-    }
     for name, value in options.items():
-        is_fine = checks.get(name, lambda v: isinstance(v, bool))(value)
-        if not is_fine:
-            expected = {
-                "ranks": '"all" or a list of at least one rank',
-                "stages": f"a list of at least one of {', '.join(_STAGES)}",
-                "emit": '"kineto" or "nsys"',
-                "skip_first": "a whole number of steps",
-                "max_events": "a whole number above 0",
-            }.get(name, "True or False")
+        is_valid, expected = _PROFILER_OPTIONS.get(name, (lambda v: isinstance(v, bool), "True or False"))
+        if not is_valid(value):
             raise ConfigError(f"profiler[{name!r}]={value!r}: expected {expected}")
     if schedule is None:
         return None
@@ -74,8 +75,12 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
     return WindowOptions(**{**timing, **tuples})
 
 
-def _is_list_of(value: Any, is_fine: Callable[[Any], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and all(is_fine(entry) for entry in value)
+def _is_list_of(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_valid, value))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def checked_whole(name: str, value: Any, least: int) -> int:
@@ -120,11 +125,7 @@ def checked_path(value: Any) -> AnyPath | None:
 
 
 def checked_reports(reports: Any) -> tuple[str, ...]:
-    if (
-        isinstance(reports, str)
-        or not isinstance(reports, (list, tuple))
-        or any(r not in KNOWN_REPORTS for r in reports)
-    ):
+    if not _is_list_of(reports, lambda report: report in KNOWN_REPORTS):
         raise ConfigError(f"reports={reports!r}: expected a list of some of {', '.join(map(repr, KNOWN_REPORTS))}")
     return tuple(reports)
 
@@ -142,18 +143,14 @@ def checked_console(console: Any) -> str:
 def checked_codes(name: str, codes: Any) -> Sequence[str] | None:
     if codes is None:
         return None
-    if isinstance(codes, str) or not isinstance(codes, (list, tuple)) or not all(isinstance(c, str) for c in codes):
+    if not _is_list_of(codes, _is_text):
         raise ConfigError(f'{name}={codes!r}: expected a list of rule codes or prefixes, e.g. ["PD1", "PD502"]')
     return tuple(codes)
 
 
 def checked_apply(treatments: Any) -> tuple[str, ...]:
     """Return the treatments to apply between epochs, by the names given."""
-    if (
-        isinstance(treatments, str)
-        or not isinstance(treatments, (list, tuple))
-        or not all(isinstance(treatment, str) for treatment in treatments)
-    ):
+    if not _is_list_of(treatments, _is_text):
         raise ConfigError(f'apply={treatments!r}: expected a list of treatments, e.g. ["loader-workers"]')
     for spec in parse_all(treatments):
         if not spec.treatment.is_live:
