@@ -216,7 +216,7 @@ class App:
     def _entries(self, request: Request, timeout_s: float) -> dict[str, Entry]:
         found = self._catalogue.entries(timeout_s if not self._catalogue.is_complete else 0.0)
         on_disk = {entry.head.run.id for entry in found.values() if entry.head is not None}
-        return {**found, **{one.id: one for one in self._summaries(request) if one.where[1] not in on_disk}}
+        return {**found, **{one.id: one for one in self._summaries(request) if _run_id(one) not in on_disk}}
 
     def _summaries(self, request: Request) -> Iterator[Entry]:
         """Yield sessions in event files; tags are run ids, so that sessions also on disk are listed once."""
@@ -236,13 +236,12 @@ class App:
                     label=f"{wording.line(run, 400)} (event file)",
                     kind="summary",
                     stamp=f"{int(one.max_wall_time * 1e9):x}-{one.max_step}",
-                    where=(run, tag.rpartition("/")[2]),
+                    where=(run, tag),
                 )
 
     def _read_summary(self, entry: Entry) -> Session:
         context, experiment = self._experiment
-        run = entry.where[0]
-        tag = entry.id.partition("/summary/")[2] if not run else entry.id.removeprefix(f"{run}/summary/")
+        run, tag = entry.where
         only = provider.RunTagFilter(runs=[run], tags=[tag])
         found = self._provider.read_tensors(
             context, experiment_id=experiment, plugin_name=PLUGIN_NAME, downsample=1, run_tag_filter=only
@@ -276,6 +275,10 @@ class App:
         threading.Thread(
             target=lambda: [importlib.import_module(name) for name in names], name="perfdoctor-warm-up", daemon=True
         ).start()
+
+
+def _run_id(summary: Entry) -> str:
+    return summary.where[1].rpartition("/")[2]
 
 
 def _warn_about_torch_tb_profiler() -> None:
