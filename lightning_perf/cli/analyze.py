@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import msgspec
 import typer
 
 from lightning_perf.errors import ConfigError, TraceError
@@ -13,7 +12,7 @@ from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.rules.engine import check_codes, diagnose_trace
 from lightning_perf.traces import analyze_many
 
-from .output import BAD_INPUT, check_file, write, write_error
+from .output import BAD_INPUT, check_file, json_text, write, write_error
 
 
 def analyze(
@@ -44,16 +43,16 @@ def analyze(
     if not records:
         raise TraceError("; ".join(map(str, errors)))
     diagnosed = [diagnose_trace(record, select or None, ignore or None) for record in records]
-    write(_drawn(diagnosed, "json" if json else "markdown" if markdown else "console"), out, force)
+    write(_rendered(diagnosed, "json" if json else "markdown" if markdown else "console"), out, force)
     for error in errors:
         write_error(str(error))
     if errors:
         raise typer.Exit(BAD_INPUT)
 
 
-def _drawn(records: list[TraceRecord], form: str) -> str:
+def _rendered(records: list[TraceRecord], form: str) -> str:
     if form == "json":
-        return msgspec.json.format(msgspec.json.encode(records)).decode()
+        return json_text(records)
     if form == "markdown":
         return "\n".join(map(render, trace_documents(records)))
     return to_text(trace_documents(records), width=100)

@@ -18,10 +18,10 @@ MAX_RUNS = 64
 
 def compare(
     base: Annotated[
-        str, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of such; also a URL.")
+        str, typer.Argument(metavar="BASE", help="A session, its folder, or a folder of runs; also a URL.")
     ],
     new: Annotated[
-        str | None, typer.Argument(metavar="NEW", help="The same, to compare with BASE; or NEW alone with --baseline.")
+        str | None, typer.Argument(metavar="NEW", help="What to compare with BASE. With --baseline, give NEW only.")
     ] = None,
     baseline: Annotated[
         str, typer.Option(metavar="history:BRANCH", help="Take the last runs of a branch or commit as BASE.")
@@ -62,7 +62,7 @@ def _sides(base: str, new: str | None, baseline: str) -> tuple[list[Source], lis
             raise ConfigError(f"compare {base} has nothing to compare with; expected BASE NEW, or NEW and --baseline")
         return _sessions(base), _sessions(new)
     if new is not None:
-        raise ConfigError(f"compare {base} {new} --baseline {baseline} has two baselines; expected NEW alone")
+        raise ConfigError(f"compare {base} {new} --baseline {baseline} has two baselines; expected only NEW")
     from .history import baseline_sides
 
     return baseline_sides(baseline, _sessions(base))
@@ -91,5 +91,5 @@ def _sessions(path: str) -> list[Source]:
     if not runs:
         return [(str(place), load_run(place))]
     if len(runs) > MAX_RUNS:
-        raise ConfigError(f"{place} holds {len(runs)} runs; expected {MAX_RUNS} at most: give a folder of fewer")
+        raise ConfigError(f"{place} holds {len(runs)} runs; expected at most {MAX_RUNS}")
     return [(str(run), load_run(run)) for run in runs]

@@ -26,7 +26,7 @@ def config(
     safety: Annotated[
         str, typer.Option(help="Include changes up to: exact (same results), numerics (rounding), or semantics.")
     ] = "exact",
-    out: Annotated[str | None, typer.Option("--out", help="Write to this file instead of the terminal.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Write to this file or URL, not to the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
 ) -> None:
     """Print the recommended arguments of a saved session for Python or LightningCLI. Needs no torch.
@@ -51,7 +51,8 @@ def configuration(session: Session, format_: str, safety: Safety) -> tuple[list[
 
     def objects(fix: Prescription) -> dict[str, Any]:
         found = objects_of(fix)
-        return {} if "callbacks" in found and bar != "TQDMProgressBar" else found  # it would replace another bar
+        replaces_bar = "callbacks" in found and bar != "TQDMProgressBar"  # the recommended callback is a TQDM bar
+        return {} if replaces_bar else found
 
     chosen = select(session, safety, objects)
     notes = [f"# {line(what, 300)} -> {line(why, 300)}" for what, why in chosen.left_out.items()]

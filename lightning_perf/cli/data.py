@@ -17,10 +17,10 @@ def data(
     limit: Annotated[float, typer.Option("--time", min=5.0, help="Seconds to measure the loader.")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the session.")] = False,
 ) -> None:
-    """Measure the training loader of a command: its functions, its workers, and its speed against the training's.
+    """Measure the training loader of a command: its functions, its workers, and its speed relative to the model.
 
-    The script runs until its loader exists, which is then measured on copies; a second run trains a few steps on one
-    batch.
+    The script runs until its loader exists; copies of it are then measured. A second run trains a few steps on
+    one batch.
     """
     from lightning_perf.trials.data import probe_command
 

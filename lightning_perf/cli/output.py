@@ -86,7 +86,7 @@ def check_folder(out: Path | None) -> None:
     if out is not None and isinstance(any_path(out), RemotePath):
         raise ConfigError(f"--out {any_path(out)} is a URL; this command writes to a local folder only")
     if out is not None and os.path.exists(out) and not os.path.isdir(out):
-        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is made where it is missing")
+        raise ConfigError(f"--out {str(out)!r} is a file; expected a folder, which is created if it is missing")
 
 
 def check_file(target: str | None, is_forced: bool) -> None:

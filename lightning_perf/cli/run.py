@@ -9,7 +9,7 @@ import typer
 from lightning_perf.errors import TrialError
 from lightning_perf.records.remote import any_path
 
-from .output import check_folder
+from .output import check_folder, write_error
 
 
 def run(
@@ -46,5 +46,5 @@ def run(
         message = "PerfDoctor was not added" + where_it_ended(events)
         if code == 0:
             raise TrialError(message)
-        typer.echo(f"lightning-perf: {message}", err=True)
+        write_error(message)
     raise typer.Exit(code)

@@ -11,7 +11,7 @@ import typer
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Trial
 
-from .output import INTERRUPTED, check_folder, default_folder, json_text, write_stdout
+from .output import INTERRUPTED, check_folder, default_folder, json_text, write_error, write_stdout
 
 TENSORBOARD_FOLDER = "tensorboard"
 LEAST_MEMORY_BYTES = 64 * 2**20
@@ -25,8 +25,8 @@ def trial(
     try_: Annotated[
         str, typer.Option("--try", metavar="ID,...", help="Treatments to try instead of the recommended ones.")
     ] = "",
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps per run; chosen automatically.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per arm; fewer or more as the result requires.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps per run; automatic by default.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per arm; fewer if results are clear, more if not.")] = 3,
     time_limit: Annotated[float | None, typer.Option(min=1.0, help="Time limit per run in seconds.")] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Memory that a run may use, e.g. 8G.")] = None,
     semantics: Annotated[
@@ -76,7 +76,7 @@ def trial(
 def _write_hparams(folder: Path, trial: Trial) -> None:
     """Write the arms as rows of TensorBoard's HPARAMS tab, if TensorBoard works."""
     target = folder / TENSORBOARD_FOLDER
-    shutil.rmtree(target, ignore_errors=True)  # of the interrupted trial
+    shutil.rmtree(target, ignore_errors=True)  # written by the interrupted trial
     if not any(arm.step_s is not None for arm in trial.arms):
         return
     try:
@@ -87,7 +87,7 @@ def _write_hparams(folder: Path, trial: Trial) -> None:
         with SummaryWriter(str(target)) as writer:
             write_trial(writer, trial)
     except Exception as error:  # noqa: BLE001 - reported; the ladder was printed and saved
-        print(f"lightning-perf: nothing was written for TensorBoard: {error}", file=sys.stderr)
+        write_error(f"nothing was written for TensorBoard: {error}")
 
 
 def _checked_bytes(text: str) -> int:

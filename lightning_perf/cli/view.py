@@ -23,16 +23,16 @@ def view(
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where the viewer listens.")] = 9001,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only serve; print the address.")] = False,
 ) -> None:
-    """Open a trace in an offline Perfetto, until Ctrl-C. Needs the extra ``trace``."""
+    """Open a trace in an offline Perfetto, until Ctrl-C. Needs the extra `trace`."""
     viewer = _viewer()
     place = any_path(trace)
     try:
         if is_dir(place) or not exists(place):
-            raise TraceError(f"{place} is no file. Expected one profiler trace as JSON or gzip.")
+            raise TraceError(f"{place} is not a file. Expected one profiler trace as JSON or gzip.")
     except OSError as error:
         raise TraceError(f"Cannot read {place}: {error}") from error
     with tempfile.TemporaryDirectory(prefix="lightning-perf-view-") as folder:
-        # The viewer detects the format by the file name, which is often another one.
+        # The viewer detects the format by the file's suffix, which need not match its content.
         plain = Path(folder) / f"{place.name.removesuffix('.gz').removesuffix('.json')}.json"
         with local_file(place) as local, plain.open("wb") as file:
             for chunk in text_chunks(local):
