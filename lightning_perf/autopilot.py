@@ -1,6 +1,6 @@
 """Try recommended treatments in the user's own run, in blocks of steps or epochs, and keep those that make it faster.
 
-All ranks switch together: they synchronize at step numbers that all of them know (a meeting), where rank 0 decides.
+All ranks switch at the same step: they synchronize at step numbers that all of them know, and rank 0 decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from lightning_perf import records, seams
-from lightning_perf.autopilot_blocks import SCOUTED_STEPS, BlockTimes, TreatmentTry, Unit
+from lightning_perf.autopilot_blocks import PRECHECK_STEPS, BlockTimes, TreatmentTry, Unit
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments, Switch
 from lightning_perf.probes.gpu import peak_share
@@ -33,9 +33,9 @@ BUDGET_SHARE = 0.02
 """Largest part of the run's expected time that may be lost to treatments which make it slower."""
 
 IDLE_S = 10.0
-"""About the time between two meetings of several ranks while nothing is tried."""
+"""Approximate time between two synchronizations of several ranks while nothing is tried."""
 
-FIRST_MEETING = 100  # steps
+FIRST_SYNC_STEP = 100  # steps
 
 SLOW_FACTOR = 2.0
 """A treatment whose first steps take longer by this factor than usual ones, before and after, is undone at once."""
@@ -45,38 +45,38 @@ _LEAST_DISCARDED = 2
 _HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
 _MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
-_WATCHED_EVERY = 4  # steps, in which a run of one rank may end a block early
+_CHECK_EVERY = 4  # steps; a run of one rank may end a slow block at these
 _OTHER_RANK = "another rank refused it"
 _USED_UP = "the time that may be lost is used up"
 
 
 class Order(NamedTuple):
-    """What all ranks do at a meeting: begin a block ``on`` or ``off``, ``keep`` or ``undo`` it, or ``wait``.
+    """What all ranks do after rank 0 decided: begin a block ``on`` or ``off``, ``keep`` or ``undo``, or ``wait``.
 
     Attributes:
         text: The treatment; empty to wait.
         finding: Code of the finding that recommends it.
-        unit: Of its blocks.
-        meeting: Number of steps at which the ranks meet next, unless the next epoch starts before.
+        unit: Unit of its blocks.
+        next_sync: Number of steps after which the ranks synchronize next, unless an epoch starts earlier.
     """
 
     action: Literal["on", "off", "keep", "undo", "wait"]
-    meeting: int
+    next_sync: int
     text: str = ""
     finding: str = ""
     unit: Unit = "step"
 
 
 class Autopilot:
-    """Tries treatments, one after the other.
+    """Tries treatments one after the other.
 
     Args:
         safety: The least safe treatments that may be tried.
         trainer: The Trainer.
-        probes: Of the run; they time the steps.
+        probes: The probes of the run, which time the steps.
         live: Switches treatments.
-        taken: Ids of the treatments that are applied anyway, which are not tried.
-        on_decision: Called on rank 0 with a decision as one line, or None when a treatment begins to be tried.
+        taken: Ids of treatments that are applied without a try.
+        on_decision: Called on rank 0 with a decision as one line, or None when a try begins.
     """
 
     def __init__(
@@ -95,67 +95,67 @@ class Autopilot:
         self._allowed: tuple[Safety, ...] = SAFETIES[: SAFETIES.index(safety) + 1]
         self.randoms = RandomWatch()
         # On all ranks:
-        self._n_steps, self._meeting = 0, FIRST_MEETING if self._has_ranks else _NEVER
+        self._n_steps, self._next_sync = 0, FIRST_SYNC_STEP if self._has_ranks else _NEVER
         self._unit: Unit | None = None  # of what is being tried
         self._switch: tuple[str, Switch] | None = None
         self._failure, self._can_switch, self._peak_before = "", True, 0.0
         # On rank 0:
-        self._chance = random.Random()  # not the global generator, which is the training's
+        self._rng = random.Random()  # not the global generator, which is the training's
         self._taken, self._known = taken, set(taken)
         self._waiting: list[tuple[str, str, Unit]] = []
         self._try: TreatmentTry | None = None
         self._tries: list[AutopilotTry] = []
         self._times = BlockTimes(probes)
 
-    # -- meetings -----------------------------------------------------------------------------------------------------
+    # -- synchronization ----------------------------------------------------------------------------------------------
 
     def step_ended(self, module: Any) -> None:
-        """Handle the end of a batch, after everything else that PerfDoctor does there."""
+        """Handle the end of a batch, as the last part of PerfDoctor's hook."""
         self._n_steps += 1
-        if self._n_steps >= self._meeting:
-            self._meet(module, is_epoch_start=False)
-        elif self._n_steps % _WATCHED_EVERY == 0 and self._times.is_on:
+        if self._n_steps >= self._next_sync:
+            self._synchronize(module, is_epoch_start=False)
+        elif self._n_steps % _CHECK_EVERY == 0 and self._times.is_on:
             self.collect()  # before rows are aggregated
             if not self._has_ranks and self._probes.call("autopilot", self._loses_too_much):
-                self._meet(module, is_epoch_start=False)
+                self._synchronize(module, is_epoch_start=False)
 
     @property
     def holds_loaders(self) -> bool:
-        """Whether blocks of epochs are under way, during which nothing else may exchange the loaders."""
+        """Whether blocks of epochs are compared, during which nothing else may replace the loaders."""
         return self._unit == "epoch"
 
     def epoch_starts(self, module: Any) -> None:
         """Handle the start of an epoch, before its loaders are started."""
         if self._unit != "step":
-            self._meet(module, is_epoch_start=True)
+            self._synchronize(module, is_epoch_start=True)
 
-    def _meet(self, module: Any, is_epoch_start: bool) -> None:
+    def _synchronize(self, module: Any, is_epoch_start: bool) -> None:
         trainer, probes = self._trainer, self._probes
-        is_fine = self._on_all_ranks(bool(probes.call("autopilot", self._is_fine)))
+        can_continue = self._on_all_ranks(bool(probes.call("autopilot", self._can_continue)))
         order, is_done = Order("undo", _NEVER), True
         if trainer.is_global_zero:
-            order = probes.call("autopilot", self._decide, is_fine, is_epoch_start) or order
+            order = probes.call("autopilot", self._decide, can_continue, is_epoch_start) or order
         if self._has_ranks:  # collectives are outside of any isolation
             order = trainer.strategy.broadcast(order)
         if order.action != "wait":
             # Also after a failure, since what is on must be switched off.
-            obeyed = probes.call_even_if_off("switching treatments", self._obey, order, module)
-            self._can_switch &= obeyed is not None
-            is_done = self._on_all_ranks(bool(obeyed))
+            is_executed = probes.call_even_if_off("switching treatments", self._execute, order, module)
+            self._can_switch &= is_executed is not None
+            is_done = self._on_all_ranks(bool(is_executed))
             if not is_done:
-                probes.call_even_if_off("switching treatments", self._obey, order._replace(action="undo"), module)
+                probes.call_even_if_off("switching treatments", self._execute, order._replace(action="undo"), module)
             elif order.action == "keep":
                 self._switch = None
                 self._live.note(order.text, order.finding, trainer.current_epoch)
             if trainer.is_global_zero:
-                probes.call("autopilot", self._obeyed, order.action, is_done)
-        self._meeting = order.meeting if is_done else self._n_steps + 1
+                probes.call("autopilot", self._order_executed, order.action, is_done)
+        self._next_sync = order.next_sync if is_done else self._n_steps + 1
         self._unit = order.unit if is_done and order.action in ("on", "off") else None
 
     def _on_all_ranks(self, is_true: bool) -> bool:
         return bool(self._trainer.strategy.reduce_boolean_decision(is_true, all=True)) if self._has_ranks else is_true
 
-    def _is_fine(self) -> bool:
+    def _can_continue(self) -> bool:
         """Return whether this rank could apply the treatment, and its memory allows it."""
         if self._switch is None:
             return self._can_switch
@@ -166,7 +166,7 @@ class Autopilot:
     def _peak(self) -> float:
         return peak_share(self._trainer.strategy.root_device)
 
-    def _obey(self, order: Order, module: Any) -> bool:
+    def _execute(self, order: Order, module: Any) -> bool:
         """Switch the treatment; return whether that is possible."""
         if not order.text:  # deciding failed
             if self._switch is not None:
@@ -187,7 +187,7 @@ class Autopilot:
         return order.action in ("off", "undo") or not self._failure
 
     def _refuse(self, text: str, error: TreatmentError) -> None:
-        """Leave a loader as it is that the Trainer made meanwhile."""
+        """Record why a loader that the Trainer just created cannot be changed."""
         if self._switch is not None and self._switch[0] == text:
             self._failure = str(error)
 
@@ -212,7 +212,7 @@ class Autopilot:
                     self._known.add(fix.treatment)
                     self._waiting.append((spec.text, finding.code, unit))
         if self._waiting and not self._has_ranks and self._try is None:
-            self._meeting = 0
+            self._next_sync = 0
 
     def _unit_of(self, spec: TreatmentSpec) -> Unit | None:
         """Return the unit of blocks for a treatment; None if it may not be tried."""
@@ -244,42 +244,42 @@ class Autopilot:
         )
         return bool(is_persistent or getattr(self._trainer.train_dataloader, "persistent_workers", False))
 
-    def _decide(self, is_fine: bool, is_epoch_start: bool) -> Order:
+    def _decide(self, can_continue: bool, is_epoch_start: bool) -> Order:
         trial = self._try
         if trial is None:
-            return self._next_try(is_epoch_start) if is_fine else Order("wait", _NEVER)
-        trial.one = msgspec.structs.replace(trial.one, last_step=self._n_steps)
-        if not is_fine:
+            return self._next_try(is_epoch_start) if can_continue else Order("wait", _NEVER)
+        trial.record = msgspec.structs.replace(trial.record, last_step=self._n_steps)
+        if not can_continue:
             return self._close("refused", self._failure or _OTHER_RANK)
-        if self._n_steps < self._meeting < _NEVER:
+        if self._n_steps < self._next_sync < _NEVER:
             trial.lose(self._times.overtime_s(trial.usual_s))
             return self._close("undone", _USED_UP)
         trial.n_blocks += 1
         if self._times.main is None or trial.n_blocks > _MOST_BLOCKS:
             return self._close("undone", "its steps could not be measured")
         self._times.collect()
-        if trial.one.unit == "epoch":
+        if trial.record.unit == "epoch":
             mean_s, trial.steps_per_block = self._times.epoch_mean()
         else:
-            mean_s = self._times.step_mean(1 + trial.discarded, trial.period, is_least=trial.is_scouting)
+            mean_s = self._times.step_mean(1 + trial.discarded, trial.period, is_least=trial.is_precheck)
         if trial.is_settling:
             trial.is_settling, trial.settling_s = False, mean_s
-            return self._order("on" if trial.one.is_treated else "off", trial.one, _NEVER)
-        if trial.is_scouting:
-            slower = trial.scouted(mean_s, SLOW_FACTOR)
+            return self._order("on" if trial.record.is_treated else "off", trial.record, _NEVER)
+        if trial.is_precheck:
+            slower = trial.precheck(mean_s, SLOW_FACTOR)
             if slower > SLOW_FACTOR:
                 return self._close("undone", f"its first steps took {slower:.1f} times as long")
         else:
             trial.add(mean_s)
-            trial.one = msgspec.structs.replace(
-                trial.one,
+            trial.record = msgspec.structs.replace(
+                trial.record,
                 n_pairs=len(trial.blocks.logs),
                 speedup=trial.blocks.speedup(),
                 lost_s=trial.lost_s(),
             )
             verdict = trial.blocks.verdict()
             if verdict is not None:
-                return self._close(verdict) if verdict == "undone" else self._order("keep", trial.one)
+                return self._close(verdict) if verdict == "undone" else self._order("keep", trial.record)
         if self._lost_s() > self._budget_s():
             return self._close("undone", _USED_UP)
         return self._block(trial)
@@ -288,7 +288,7 @@ class Autopilot:
         main = self._times.main
         median_ns = main.recent_median_ns() if main is not None else None
         usual_s = 0.0 if median_ns is None else median_ns / 1e9
-        steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else FIRST_MEETING
+        steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else FIRST_SYNC_STEP
         wait = Order("wait", self._n_steps + steps)
         if not usual_s or self._lost_s() >= self._budget_s():
             return wait
@@ -296,7 +296,7 @@ class Autopilot:
         found = waiting[0] if waiting else None
         refusal = self._refusal(found[0], found[2]) if found is not None else ""
         if found is None or ((found[2] == "epoch") != is_epoch_start and not refusal):
-            return wait._replace(meeting=self._n_steps + 1) if found is not None and is_epoch_start else wait
+            return wait._replace(next_sync=self._n_steps + 1) if found is not None and is_epoch_start else wait
         text, code, unit = found
         self._waiting.remove(found)
         accumulated = max(1, int(self._trainer.accumulate_grad_batches))
@@ -315,7 +315,7 @@ class Autopilot:
             block_steps=steps if unit == "step" else None,
         )
         keeps_workers = unit == "epoch" and self._keeps_workers(text)
-        self._try = TreatmentTry(one, self._chance, usual_s, discarded, accumulated, keeps_workers)
+        self._try = TreatmentTry(one, self._rng, usual_s, discarded, accumulated, keeps_workers)
         if refusal:
             return self._close("refused", refusal)
         order = self._block(self._try)
@@ -323,14 +323,14 @@ class Autopilot:
         return order
 
     def _block(self, trial: TreatmentTry) -> Order:
-        is_on = trial.slow_s is None if trial.is_scouting else trial.blocks.is_next_treated
-        trial.is_settling = trial.keeps_workers and is_on != trial.one.is_treated
-        trial.one = msgspec.structs.replace(trial.one, is_treated=is_on)
+        is_on = trial.slow_s is None if trial.is_precheck else trial.blocks.is_next_treated
+        trial.is_settling = trial.keeps_workers and is_on != trial.record.is_treated
+        trial.record = msgspec.structs.replace(trial.record, is_treated=is_on)
         n_steps = _NEVER
-        if trial.one.unit == "step":
-            measured = SCOUTED_STEPS if trial.is_scouting else trial.one.block_steps or 1
+        if trial.record.unit == "step":
+            measured = PRECHECK_STEPS if trial.is_precheck else trial.record.block_steps or 1
             trial.steps_per_block = n_steps = 1 + trial.discarded + measured
-        return self._order("on" if is_on else "off", trial.one, n_steps)
+        return self._order("on" if is_on else "off", trial.record, n_steps)
 
     def _order(self, action: Literal["on", "off", "keep", "undo"], one: AutopilotTry, n_steps: int = 1) -> Order:
         return Order(action, self._n_steps + n_steps, one.treatment, one.finding, one.unit)
@@ -338,7 +338,7 @@ class Autopilot:
     def _close(self, status: TryStatus, reason: str = "") -> Order:
         trial = self._try
         assert trial is not None
-        one = msgspec.structs.replace(trial.one, status=status, reason=reason, lost_s=trial.lost_s())
+        one = msgspec.structs.replace(trial.record, status=status, reason=reason, lost_s=trial.lost_s())
         self._try = None
         self._tries.append(one)
         self._on_decision(decision_line(one))
@@ -346,22 +346,22 @@ class Autopilot:
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def _obeyed(self, action: str, is_done: bool) -> None:
-        """Begin the block that was ordered; close the try where the treatment is kept, or cannot be applied."""
+    def _order_executed(self, action: str, is_done: bool) -> None:
+        """Begin the ordered block; end the try if the treatment is kept or cannot be applied."""
         if self._try is not None and (action == "keep" or not is_done):
             self._close(*("kept",) if is_done else ("refused", self._failure or _OTHER_RANK))
-        self._times.begin(self._try.one.unit if self._try is not None else None)
+        self._times.begin(self._try.record.unit if self._try is not None else None)
 
     def collect(self) -> None:
-        """Keep the steps measured so far in the block under way, before others aggregate them."""
+        """Keep the steps of the current block that were measured so far, before they are aggregated."""
         self._probes.call("autopilot", self._times.collect)
 
     def _lost_s(self) -> float:
         return sum(one.lost_s for one in self._tries) + (self._try.lost_s() if self._try is not None else 0.0)
 
     def _loses_too_much(self) -> bool:
-        """Return whether the block under way lost more time than may still be lost."""
-        if self._try is None or self._try.one.unit == "epoch" or not self._try.one.is_treated:
+        """Return whether the current block lost more time than the budget has left."""
+        if self._try is None or self._try.record.unit == "epoch" or not self._try.record.is_treated:
             return False
         return self._times.overtime_s(self._try.usual_s) > self._budget_s() - self._lost_s()
 
@@ -378,7 +378,7 @@ class Autopilot:
         """Return what was tried so far."""
         kept = [one for one in self._tries if one.status == "kept"]
         gains = [one.speedup for one in kept if one.speedup is not None]
-        trying = [self._try.one] if self._try is not None else []
+        trying = [self._try.record] if self._try is not None else []
         code = prescription([parse(one.treatment) for one in kept], without=self._without).code
         return records.Autopilot(
             safety=self._safety,

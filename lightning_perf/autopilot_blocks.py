@@ -13,17 +13,18 @@ from lightning_perf.probes.step_aggregator import time_with_boundaries_s, usual_
 from lightning_perf.records import AutopilotTry
 from lightning_perf.stats.sequential import BlockTrial
 
-SCOUTED_STEPS = 2
+PRECHECK_STEPS = 2
+"""Measured steps of a treatment's first block, which only finds whether it is much slower."""
 
 Unit = Literal["step", "epoch"]
 
 
 class TreatmentTry:
-    """The treatment under way.
+    """The treatment that is being tried.
 
     Args:
-        one: Its record.
-        chance: Draws the order of blocks.
+        record: What is known of the try so far.
+        rng: Draws the order of blocks.
         usual_s: Seconds of a usual step before the treatment.
         discarded: Steps of a block that do not count, besides the one that switched.
         period: Batches per optimizer step.
@@ -31,33 +32,33 @@ class TreatmentTry:
     """
 
     def __init__(
-        self, one: AutopilotTry, chance: random.Random, usual_s: float, discarded: int, period: int, keeps_workers: bool
+        self, record: AutopilotTry, rng: random.Random, usual_s: float, discarded: int, period: int, keeps_workers: bool
     ) -> None:
-        self.one, self.usual_s, self.discarded, self.period = one, usual_s, discarded, period
-        is_epoch = one.unit == "epoch"
-        self.blocks = BlockTrial(chance, *((1, 20) if is_epoch else ()))
-        self.keeps_workers, self.is_settling, self.is_scouting = keeps_workers, False, not is_epoch
-        self.slow_s: float | None = None  # the fastest of its first steps, if that was slow
+        self.record, self.usual_s, self.discarded, self.period = record, usual_s, discarded, period
+        is_epoch = record.unit == "epoch"
+        self.blocks = BlockTrial(rng, *((1, 20) if is_epoch else ()))
+        self.keeps_workers, self.is_settling, self.is_precheck = keeps_workers, False, not is_epoch
+        self.slow_s: float | None = None  # the fastest step of the first block, if it was slow
         self.settling_s: float | None = None  # per step, in the epoch before the block
         self.n_blocks = self.steps_per_block = 0
         self._other_lost_s = 0.0
 
-    def scouted(self, least_s: float | None, slow_factor: float) -> float:
-        """Return by which factor the first steps were slower than usual ones; 0 if they were not, or not known yet.
+    def precheck(self, least_s: float | None, slow_factor: float) -> float:
+        """Add a first block; return by which factor it was slower than usual steps, 0 if it was not or not known yet.
 
-        If they are slow, steps without the treatment follow: another program may have slowed down both.
+        After a slow one, a block without the treatment follows: another program may have slowed down both.
         """
         if self.slow_s is None and least_s is not None:
-            self._other_lost_s = max(0.0, least_s - self.usual_s) * (self.discarded + SCOUTED_STEPS)
+            self._other_lost_s = max(0.0, least_s - self.usual_s) * (self.discarded + PRECHECK_STEPS)
             if least_s > slow_factor * self.usual_s:
                 self.slow_s = least_s
                 return 0.0
-        self.is_scouting = False
+        self.is_precheck = False
         return self.slow_s / max(self.usual_s, least_s or 0.0) if self.slow_s is not None else 0.0
 
     def add(self, mean_s: float | None) -> None:
         """Add a block with its time per step; None if nothing was measured in it."""
-        if self.settling_s is not None and mean_s is not None:  # what its workers took to start
+        if self.settling_s is not None and mean_s is not None:  # starting its workers took this
             self._other_lost_s += max(0.0, self.settling_s - mean_s) * self.steps_per_block
         self.settling_s = None
         self.blocks.add(mean_s)
@@ -72,7 +73,7 @@ class TreatmentTry:
 
 
 class BlockTimes:
-    """Steps of the block under way, as the probes of the run time them."""
+    """Times of the current block's steps, from the probes of the run."""
 
     def __init__(self, probes: ProbeSet) -> None:
         self._probes = probes
@@ -88,11 +89,11 @@ class BlockTimes:
 
     @property
     def is_on(self) -> bool:
-        """Whether a block is under way."""
+        """Whether a block is being timed."""
         return self._mark is not None
 
     def begin(self, unit: Unit | None) -> None:
-        """Begin a block; None to measure no more."""
+        """Begin a block; None stops timing."""
         self._unit = unit
         self.collect()  # closes the row before an epoch
         self._mark = self.main.mark() if self.main is not None and unit is not None else None

@@ -138,7 +138,7 @@ def train(case: str, treatment: str, is_from_start: bool) -> None:
         begin(self, *arguments)
         if n_tries:
             unit = self._unit_of(autopilot.parse(treatment))
-            self._waiting, self._meeting = [(treatment, "PD000", unit)] * n_tries, 60
+            self._waiting, self._next_sync = [(treatment, "PD000", unit)] * n_tries, 60
 
     autopilot.Autopilot.__init__ = init  # type: ignore[method-assign]
     autopilot.Autopilot.offer = lambda *_: None  # type: ignore[method-assign,assignment]

@@ -33,13 +33,13 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         def init(self: Any, *arguments: Any) -> None:
             begin(self, *arguments)
             pilots.append(self)
-            self._meeting = 4
+            self._next_sync = 4
             self._known |= {text.partition("=")[0] for text in treatments}
             specs = [autopilot.parse(text) for text in treatments]
             self._waiting = [(spec.text, "PD000", self._unit_of(spec)) for spec in specs]
 
         def decided(self: Any, *arguments: Any) -> Any:
-            current[:] = [self._try.one.treatment] if self._try is not None else []
+            current[:] = [self._try.record.treatment] if self._try is not None else []
             return decide(self, *arguments)
 
         def verdict(self: Any) -> str | None:

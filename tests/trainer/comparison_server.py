@@ -69,7 +69,7 @@ _SCHEDULE_CONSTANTS = {
 }
 """Of the schedule within epochs: diagnoses after almost every step, which take up to half of the time."""
 _AUTOPILOT_CONSTANTS = {
-    "BLOCK_S": 0.0, "BUDGET_SHARE": 1e9, "SLOW_FACTOR": 1e9, "_LEAST_DISCARDED": 0, "FIRST_MEETING": 1,
+    "BLOCK_S": 0.0, "BUDGET_SHARE": 1e9, "SLOW_FACTOR": 1e9, "_LEAST_DISCARDED": 0, "FIRST_SYNC_STEP": 1,
 }  # fmt: skip
 """Of the autopilot: blocks of one step, however slow they are."""
 _GRACE_S = 5.0  # for processes that are about to end
@@ -119,7 +119,7 @@ def _try_often() -> None:
             tried = ([f"log-every-n={now}"] if now else []) + ["loader-workers=1"]
             specs = [autopilot.parse(text) for text in tried]
             self._waiting = [(spec.text, "PD000", self._unit_of(spec)) for spec in specs]
-            self._meeting = 0
+            self._next_sync = 0
 
     autopilot.Autopilot.offer = offer
     autopilot.Autopilot._has_epochs = lambda self: True

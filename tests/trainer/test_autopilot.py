@@ -266,7 +266,7 @@ def test_treatment_is_undone_when_memory_passes_the_headroom(
     assert seen.settings[-1][1] == 1
 
 
-@pytest.mark.parametrize("method", ["_decide", "_is_fine", "_obeyed", "collect"])
+@pytest.mark.parametrize("method", ["_decide", "_can_continue", "_order_executed", "collect"])
 def test_training_goes_on_unchanged_when_the_autopilot_itself_fails_in_a_block(
     make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -54,7 +54,7 @@ def test_loader_arguments_are_refused_within_an_epoch_when_too_few_epochs_follow
     arguments: dict[str, Any],
 ) -> None:  # fmt: skip
     plant("loader-workers=1")
-    monkeypatch.setattr(autopilot, "FIRST_MEETING", 5)
+    monkeypatch.setattr(autopilot, "FIRST_SYNC_STEP", 5)
     one = doctor(reports=("console",))
     train(make_trainer, [one], DataLoader(Numbers(), batch_size=1), **arguments)
     assert decisions(one) == {"loader-workers=1": "refused"}
@@ -70,7 +70,7 @@ def test_blocks_begin_at_the_same_place_between_two_optimizer_steps_when_gradien
     make_trainer: Make, plant: Plant, monkeypatch: pytest.MonkeyPatch, accumulated: int
 ) -> None:
     pilots = plant("threads=2")
-    monkeypatch.setattr(autopilot, "FIRST_MEETING", 5)
+    monkeypatch.setattr(autopilot, "FIRST_SYNC_STEP", 5)
     one, begins = doctor("numerics"), []
     begin = autopilot.BlockTimes.begin
 
@@ -105,7 +105,7 @@ def test_block_ends_early_when_it_loses_what_may_be_lost(
     monkeypatch.setattr(autopilot, "BLOCK_STEPS", 60)
     monkeypatch.setattr(autopilot.Autopilot, "_budget_s", lambda _: 50.0)
     monkeypatch.setattr(
-        autopilot.BlockTimes, "overtime_s", lambda *_: 60.0 if pilots[0]._try.one.treatment == "threads=2" else 1.0
+        autopilot.BlockTimes, "overtime_s", lambda *_: 60.0 if pilots[0]._try.record.treatment == "threads=2" else 1.0
     )
     one = doctor("numerics")
     seen, _ = train(make_trainer, [one], n_epochs=30)
@@ -170,7 +170,7 @@ def test_first_steps_do_not_decide_when_those_after_them_are_as_slow(
     slowness |= {("fused-optimizer", True): 9.0, ("fused-optimizer", False): 4.0}
 
     def least_s(self: Any, *_: Any, is_least: bool) -> float:
-        one = pilots[0]._try.one
+        one = pilots[0]._try.record
         return slowness[one.treatment, one.is_treated] * pilots[0]._try.usual_s if is_least else 1.0
 
     pilots = plant("threads=2", "fused-optimizer")
@@ -192,7 +192,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_perf import PerfDoctor, autopilot
 from lightning_perf.stats import sequential
 warnings.simplefilter("ignore")
-autopilot.FIRST_MEETING, autopilot.IDLE_S, autopilot.BUDGET_SHARE, autopilot.SLOW_FACTOR = 5, 0.0, 1e9, 1e9
+autopilot.FIRST_SYNC_STEP, autopilot.IDLE_S, autopilot.BUDGET_SHARE, autopilot.SLOW_FACTOR = 5, 0.0, 1e9, 1e9
 autopilot.BLOCK_STEPS, autopilot.BLOCK_S = 4, 1e9
 sequential.BlockTrial.verdict = lambda self: "kept" if len(self.logs) >= 3 else None
 begin = autopilot.Autopilot.__init__
