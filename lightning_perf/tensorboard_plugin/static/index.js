@@ -83,6 +83,9 @@ function pair() {
   return time(state.base) <= time(state.run) ? {base: state.base, new: state.run} : {base: state.run, new: state.base};
 }
 
+// What the page shows, whatever its content.
+const place = () => [state.view, state.trace, state.run].join('|');
+
 // Changes whenever the view is out of date.
 function stamp() {
   const of = (id) => `${id}@${state.runs.find((run) => run.id === id)?.stamp}`;
@@ -141,6 +144,7 @@ function choose(change) {
 }
 
 function say(text, kind = 'note') {
+  state.place = null;
   page.view.replaceChildren(el('p', {class: `note ${kind}`, role: 'status', text}));
 }
 
@@ -149,7 +153,7 @@ async function show() {
   const mine = ++state.asked;
   const isDiff = state.view === 'diff';
   const now = stamp();
-  const isNew = !state.drawn || state.drawn.split('|').slice(0, 2).join() !== now.split('|').slice(0, 2).join() || state.drawn.split('@')[0] !== now.split('@')[0];
+  const isNew = state.place !== place();
   const parameters = isDiff ? pair() : {run: state.run, trace: state.trace};
   page.forBase.hidden = !isDiff;
   if (isDiff) page.forTrace.hidden = true;
@@ -178,6 +182,7 @@ async function show() {
     say(reply.error, 'problem');
     return;
   }
+  state.place = place();
   traces(reply);
   if (reply.empty) state.empty = reply.empty;
   tabs();
