@@ -88,7 +88,7 @@ def memory_breakdown(module: nn.Module, optimizer: Any = None, batch: Any = None
     if batch is None:
         return MemoryBreakdown(memory.record())
     saved = SavedTensors(memory.count, memory.modules, time.perf_counter_ns)
-    with as_it_was(module, device), torch.enable_grad(), saved:
+    with preserved_state(module, device), torch.enable_grad(), saved:
         try:
             call(module, batch)
         except Exception as error:
@@ -112,7 +112,7 @@ def batch_error(argument: str, error: Exception) -> ConfigError:
 
 
 @contextmanager
-def as_it_was(module: nn.Module, device: torch.device) -> Iterator[None]:
+def preserved_state(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Restore buffers (running statistics), gradients and random number generators afterwards."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}

@@ -23,7 +23,7 @@ from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_tim
 from lightning_perf.probes.plain import batch_size, tensors_in
 from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.probes.tracing import StepTracer, eager
-from lightning_perf.quick import RecordView, as_it_was, batch_error, call
+from lightning_perf.quick import RecordView, batch_error, call, preserved_state
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document
@@ -153,10 +153,10 @@ def quick_profile(
     """
     _check(model, train, loss, depth, seconds, ceilings)
     device = _device_of(model, batch)
-    with as_it_was(model, device):
+    with preserved_state(model, device):
         counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=device.type == "cpu")
         run = _Run(model, batch, train, loss, device)
-        run.once()  # lazy parameters and libraries come alive outside the count
+        run.once()  # initializes lazy parameters and libraries before the count
         with eager():
             run.once(counter)
         if counter.failure:
@@ -167,10 +167,10 @@ def quick_profile(
         memory = _memory(model, batch, run, device)
     chip = None if device.type == "cpu" else datasheet_of(read_device(device).name)
     record = msgspec.structs.replace(profile, forward_s=times["forward"], n_timed=n_timed, memory=memory)
-    return QuickProfile(_against(record, device, chip, times.get("step"), n_timed, ceilings))
+    return QuickProfile(_compared_with_ceilings(record, device, chip, times.get("step"), n_timed, ceilings))
 
 
-def _against(
+def _compared_with_ceilings(
     record: ModelProfile,
     device: torch.device,
     chip: DatasheetPeak | None,
@@ -196,7 +196,7 @@ class _Run:
         self, model: nn.Module, batch: Any, train: bool, loss: Callable[[Any], torch.Tensor] | None, device: Any
     ) -> None:
         self._model, self._batch, self.train = model, batch, train
-        self._loss = loss or _added_up
+        self._loss = loss or _sum_of_floats
         self._device = device
 
     def once(self, tracer: StepTracer | None = None) -> None:
@@ -204,10 +204,10 @@ class _Run:
         self._model.zero_grad(set_to_none=True)
         with torch.enable_grad() if self.train else torch.no_grad():
             with _part(tracer, "training_step"):
-                start = self._forward()
+                loss = self._forward()
             if self.train:
                 with _part(tracer, "backward"):
-                    self._backward(start)
+                    self._backward(loss)
 
     def module_times(self, depth: int) -> dict[str, ModuleTime]:
         """Return mean seconds per pass by module; empty if modules cannot be timed."""
@@ -234,14 +234,14 @@ class _Run:
         except Exception as error:
             raise batch_error("model", error) from error
 
-    def _backward(self, start: torch.Tensor | None) -> None:
-        if not isinstance(start, torch.Tensor) or start.numel() != 1 or not start.requires_grad:
+    def _backward(self, loss: torch.Tensor | None) -> None:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
             raise ConfigError(
-                "the loss is no single number that needs a gradient: give loss=, or train=False for a model without "
-                "trainable parameters"
+                "the loss is not a single number that requires a gradient: give loss=, or train=False for a model "
+                "without trainable parameters"
             )
         try:
-            start.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
         except Exception as error:
             raise ConfigError(f"the backward pass raised {type(error).__name__}: {error}") from error
 
@@ -286,7 +286,7 @@ def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Br
 
 @contextmanager
 def _part(tracer: StepTracer | None, name: str) -> Iterator[None]:
-    """Enclose a part of the pass."""
+    """Mark a part of the pass for the tracer; does nothing without one."""
     if tracer is None:
         yield
         return
@@ -297,11 +297,11 @@ def _part(tracer: StepTracer | None, name: str) -> Iterator[None]:
         tracer.leaves(name)
 
 
-def _added_up(output: Any) -> torch.Tensor:
+def _sum_of_floats(output: Any) -> torch.Tensor:
     tensors = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
     if not tensors:
         raise ConfigError(
-            "the model's output holds no floating-point tensor that needs a gradient: give loss=, or train=False"
+            "the model's output holds no floating-point tensor that requires a gradient: give loss=, or train=False"
         )
     return torch.stack([t.float().sum() for t in tensors]).sum()
 
@@ -316,7 +316,7 @@ def _checked_device(device: Any) -> torch.device:
         checked = torch.device(device)
         torch.empty(1, device=checked)
     except Exception as error:
-        raise ConfigError(f"device={device!r}: expected a device that is there, such as 'cpu' or 'cuda:0'") from error
+        raise ConfigError(f"device={device!r}: expected an available device, such as 'cpu' or 'cuda:0'") from error
     return checked
 
 
