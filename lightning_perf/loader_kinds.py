@@ -19,7 +19,7 @@ _CALLS = {
     "nvidia._DaliBaseIterator": "pipeline_def",
     "nvidia.DALIGenericIterator": "pipeline_def",  # older versions have no common base
 }
-"""How users write each loader; of several bases the first counts."""
+"""What users call to make each loader; of several bases the first counts."""
 DALI = "pipeline_def"
 _SHARDING = ("litdata.StreamingDataset", "datasets.IterableDataset")
 _FETCHING = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation", "__getattribute__", "__setattr__")
@@ -40,8 +40,8 @@ def n_later_stages(loader: Any) -> int:
 
 def call_of(loader: Any) -> str:
     """Return what users write to make such a loader; for an unknown class its name."""
-    known = next((_CALLS[name] for name in _names(type(loader)) if name in _CALLS), None)
-    is_own = known == "DataLoader" and _names(type(loader))[0] != "torch.DataLoader"
+    known = next((_CALLS[name] for name in _class_names(type(loader)) if name in _CALLS), None)
+    is_own = known == "DataLoader" and _class_names(type(loader))[0] != "torch.DataLoader"
     return type(loader).__name__ if known is None or is_own else known
 
 
@@ -53,7 +53,7 @@ def refuses_parts(loader: Any) -> str:
             "a DALI pipeline fetches in threads of its own, not in worker processes: set num_threads and "
             "prefetch_queue_depth where the pipeline is built"
         )
-    names = _names(type(loader))
+    names = _class_names(type(loader))
     if "torch.DataLoader" not in names and inner_loader(loader) is loader:
         return f"{name} is not a torch.utils.data.DataLoader: change its arguments where it is made"
     if call not in _CALLS.values():
@@ -73,7 +73,7 @@ def refuses_change(loader: Any) -> str:
     if reason:
         return reason
     inner = inner_loader(loader)
-    dataset, names = inner.dataset, _names(type(inner.dataset))
+    dataset, names = inner.dataset, _class_names(type(inner.dataset))
     if "litdata._BaseStreamingDatasetWrapper" in names:
         return f"{type(dataset).__qualname__} passes the number of workers on: set num_workers where the loader is made"
     if not is_iterable(dataset) or is_sharded(dataset, inner.worker_init_fn):
@@ -91,23 +91,23 @@ def keeps_state(loader: Any) -> bool:
 
 def is_iterable(dataset: Any) -> bool:
     """Return whether a dataset is an ``IterableDataset`` or a data pipe."""
-    return "torch.IterableDataset" in _names(type(dataset)) or "DataPipe" in type(dataset).__name__
+    return "torch.IterableDataset" in _class_names(type(dataset)) or "DataPipe" in type(dataset).__name__
 
 
 def is_sharded(dataset: Any, worker_init: Any = None) -> bool:
     """Return whether an ``IterableDataset`` yields in each worker only a part: known libraries, or its code says so."""
-    names = _names(type(dataset))
+    names = _class_names(type(dataset))
     if any(name in names for name in _SHARDING):
         return True
     if "webdataset.DataPipeline" in names:
         stages = [getattr(stage, "__name__", type(stage).__name__) for stage in vars(dataset).get("pipeline", ())]
         return "split_by_worker" in stages or "ResampledShardList" in stages
-    return _asks_worker(dataset) or _asks_worker(worker_init)
+    return _reads_worker_info(dataset) or _reads_worker_info(worker_init)
 
 
 def n_shards(dataset: Any) -> int | None:
     """Return how many parts a dataset of a known library has, the most workers that get one; None if unknown."""
-    names = _names(type(dataset))
+    names = _class_names(type(dataset))
     if "datasets.IterableDataset" in names:
         return int(dataset.num_shards if hasattr(dataset, "num_shards") else dataset.n_shards)
     if "webdataset.DataPipeline" in names:
@@ -118,7 +118,7 @@ def n_shards(dataset: Any) -> int | None:
 
 
 def dali_settings(loader: Any) -> dict[str, Any]:
-    """Return threads and queue depth of the first pipeline of a DALI iterator, as far as it tells."""
+    """Return threads and queue depth of the first pipeline of a DALI iterator, where known."""
     pipeline = next(iter(getattr(loader, "_pipes", ())), None)
     depth, size = getattr(pipeline, "prefetch_queue_depth", None), getattr(loader, "batch_size", None)
     values = {
@@ -130,12 +130,12 @@ def dali_settings(loader: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if type(value) is int}
 
 
-def _names(kind: type) -> list[str]:
+def _class_names(kind: type) -> list[str]:
     """Return package and name of a class and its bases, e.g. ``"torch.DataLoader"``."""
     return [f"{base.__module__.partition('.')[0]}.{base.__qualname__}" for base in kind.__mro__]
 
 
-def _asks_worker(value: Any, depth: int = _MAX_DEPTH) -> bool:
+def _reads_worker_info(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Return whether code of an object, or of what it wraps, reads id and number of the worker."""
     if value is None or depth == 0:
         return False
@@ -143,15 +143,15 @@ def _asks_worker(value: Any, depth: int = _MAX_DEPTH) -> bool:
     for base in type(value).__mro__[:-1]:
         if not base.__module__.startswith("torch."):
             functions += vars(base).values()
-    named = {name for each in functions if isinstance(each, types.FunctionType) for name in _named(each.__code__)}
+    named = {name for each in functions if isinstance(each, types.FunctionType) for name in _names_in(each.__code__)}
     if named >= {"get_worker_info", "id", "num_workers"}:
         return True
     parts = vars(value).values() if hasattr(value, "__dict__") and not isinstance(value, types.FunctionType) else ()
-    return any(is_iterable(part) and _asks_worker(part, depth - 1) for part in parts)
+    return any(is_iterable(part) and _reads_worker_info(part, depth - 1) for part in parts)
 
 
-def _named(code: types.CodeType) -> Iterator[str]:
+def _names_in(code: types.CodeType) -> Iterator[str]:
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _named(inner)
+            yield from _names_in(inner)
