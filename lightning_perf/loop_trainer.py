@@ -41,7 +41,7 @@ class LoopTrainer:
         fabric: Fabric, where it set up the model; None without it.
 
     Attributes:
-        is_stand_in: Tells it from a Trainer (`seams.has_trainer`).
+        is_stand_in: Distinguishes it from a Trainer (`seams.has_trainer`).
         module: The user's module; an empty one if none was named.
         optimizers: Those seen so far.
         global_step: How often optimizers stepped.
@@ -86,7 +86,10 @@ class LoopTrainer:
 
 
 def shown_loader(loader: Any) -> Any:
-    """Return the loader for probes; of a list of batches, which they would take for loaders, an object of its name."""
+    """Return what probes see of a loader.
+
+    Probes would take a collection of batches for a collection of loaders; they see an object with its class name.
+    """
     loader = seams.user_loader(loader)
     kind = type(loader)
     return type(kind.__name__, (), {"__module__": kind.__module__})() if isinstance(loader, _COLLECTIONS) else loader

@@ -28,7 +28,7 @@ from lightning_perf.probes.user_phases import UserPhases
 from lightning_perf.records import TrainerSettings
 
 FETCH, VALIDATION_FETCH = "[_TrainingEpochLoop].train_dataloader_next", "[_EvaluationLoop].val_next"
-"""Actions as a Trainer announces them."""
+"""Names of actions, as a Trainer passes them to its profiler."""
 
 _END: Any = object()
 
@@ -53,7 +53,7 @@ class LoopRun:
         doctor.setup(trainer, trainer.module, "fit")
         self._run = doctor._run
         # Instead of atexit, which keeps functions that were unregistered.
-        self._at_exit = weakref.finalize(trainer, self._exits)
+        self._at_exit = weakref.finalize(trainer, self._end_at_exit)
         probes = doctor._probes
         self._loop, self._phases = probes.loop, probes.find(UserPhases)
         self._loops = [found.loops for kind in (LineSampler, HangWatch) if (found := probes.find(kind)) is not None]
@@ -69,10 +69,10 @@ class LoopRun:
             probes.context.missing.update(missing_without_trainer(trainer))
         if self._phases is not None:
             self._phases.on_optimizer = self._begin
-        self.belongs_to(code)
+        self.add_loop_function(code)
 
-    def belongs_to(self, code: CodeType) -> None:
-        """Note a function that loops over steps."""
+    def add_loop_function(self, code: CodeType) -> None:
+        """Add a function that loops over steps."""
         for loops in self._loops:
             loops.add(code)
 
@@ -256,7 +256,7 @@ class LoopRun:
             self._hook("on_train_end")
         self._hook("teardown", "fit")
 
-    def _exits(self) -> None:
+    def _end_at_exit(self) -> None:
         if self._run is None or self._run.is_forked:  # a child that the user's code forked
             return
         self.close(getattr(sys, "last_value", None), is_exiting=True)
@@ -272,7 +272,7 @@ class Steps:
         run = self._run
         if run is None or run.is_over:
             return iter(self._loader)
-        run.belongs_to(sys._getframe(1).f_code)  # ``steps`` may have been called in another function
+        run.add_loop_function(sys._getframe(1).f_code)  # ``steps`` may have been called in another function
         return self._batches(run)
 
     def _batches(self, run: LoopRun) -> Iterator[Any]:
@@ -304,7 +304,7 @@ class Step:
 
 
 class _FabricCallback:
-    """Stands for PerfDoctor in Fabric's callbacks: its hooks take a Trainer, which ``fabric.call`` does not give."""
+    """PerfDoctor in Fabric's callbacks: its own hooks take a Trainer, which ``fabric.call`` does not pass."""
 
     def __init__(self, doctor: UserLoop) -> None:
         self._doctor = doctor
@@ -376,7 +376,7 @@ class UserLoop:
         """Return the run of the user's loop, begun if necessary; None where nothing is measured."""
         run = self._loop_run
         if run is not None and not run.is_over:
-            run.belongs_to(code)
+            run.add_loop_function(code)
             return run
         if self._is_unmeasured or (self._run is not None and run is None):  # a Trainer's
             return None

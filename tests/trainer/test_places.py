@@ -181,7 +181,7 @@ def test_last_copy_is_made_when_python_ends_and_no_thread_can_be_started(
     (spare,) = [thread for thread in threading.enumerate() if thread.name == "lightning-perf-spare"]
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        doctor._loop_run._exits()
+        doctor._loop_run._end_at_exit()
     assert load(url) == doctor.session
     assert doctor.session.run.status == "finished"
     assert doctor.session.probes_off == ()

@@ -337,7 +337,7 @@ def test_run_is_reported_when_python_ends_without_close() -> None:
     setup = Setup()
     for batch in setup.steps(loader(4)):
         setup.step(batch)
-    setup.doctor._loop_run._exits()
+    setup.doctor._loop_run._end_at_exit()
     assert setup.doctor.session.run.status == "finished"
     assert setup.replaced() == []
 
@@ -485,7 +485,7 @@ def test_child_that_was_forked_in_a_loop_reports_nothing() -> None:
     run = setup.doctor._loop_run
     before = setup.doctor.session
     run._run._pid = -1  # as in a child
-    run._exits()
+    run._end_at_exit()
     assert setup.doctor.session is before
     run._run._pid = os.getpid()
     assert setup.close().run.status == "finished"
