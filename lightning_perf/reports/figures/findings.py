@@ -11,7 +11,7 @@ from lightning_perf.reports import wording
 from lightning_perf.reports.sections.findings import ordered_findings
 
 from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLORS, Theme
-from .parts import figure, label, rows_axis, rows_height, upright
+from .parts import figure, label, rows_axis, rows_height, vertical_line
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -94,7 +94,7 @@ def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
         theme,
         height=rows_height(len(rungs)),
         has_legend=True,
-        shapes=[upright(1)],
+        shapes=[vertical_line(1)],
         xaxis={"title": {"text": "speedup over the baseline (x), 95 % CI"},
                "range": [low - margin, high + margin], "zeroline": False},
         yaxis=rows_axis(labels),

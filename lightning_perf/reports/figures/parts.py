@@ -56,7 +56,7 @@ def rows_height(n_rows: int, extra_px: int = 90) -> int:
     return n_rows * ROW_PX + extra_px
 
 
-def upright(at: float) -> dict[str, Any]:
+def vertical_line(at: float) -> dict[str, Any]:
     """Return a dotted vertical line."""
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
             "line": {"color": GREY, "dash": "dot"}}  # fmt: skip

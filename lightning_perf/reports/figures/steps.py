@@ -12,7 +12,7 @@ from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
 from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
-from .parts import bytes_scale, figure, label, seconds_scale, stacked, upright
+from .parts import bytes_scale, figure, label, seconds_scale, stacked, vertical_line
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -100,7 +100,7 @@ def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
         for i in changed[-6:]
     ]  # fmt: skip
     ticks = {"tickvals": xs, "ticktext": [label(each.started_at[:10]) for each in runs]}
-    title, marks = f"time per step ({unit})", [upright(i - 0.5) for i in changed]
+    title, marks = f"time per step ({unit})", [vertical_line(i - 0.5) for i in changed]
     return stacked(data, theme, ticks, title, barmode="stack", shapes=marks, annotations=notes)
 
 

@@ -32,7 +32,7 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
     heads = ("treatment", "result", "speedup", "95 % CI", "blocks", Column("steps", 100), "finding", "why")
     yield table(heads, rows, key="autopilot")
     if found.code:
-        yield code(block(found.code), "the next run starts as this one ended with")
+        yield code(block(found.code), "to start the next run with the kept treatments")
 
 
 def decision_line(one: AutopilotTry) -> str:

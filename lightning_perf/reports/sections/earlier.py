@@ -17,8 +17,8 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     news, factor = session.earlier.news, session.earlier.detectable
     yield note(news, "strong")
     if factor is not None and not news:
-        least = f"a slowdown of {share(factor - 1)} or more" if factor < 2 else f"{times(factor)} the time per step"
-        yield note(f"no slower than earlier runs as far as can be seen: {least} would be found in 95 % of cases")
+        least = share(factor - 1) if factor < 2 else times(factor)
+        yield note(f"no slower than earlier runs; a slowdown of {least} or more would be detected in 95 % of cases")
     yield Figure("earlier_runs", "Time per step over the runs")
     runs = session.earlier.runs[::-1]
     rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),

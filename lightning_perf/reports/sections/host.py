@@ -34,10 +34,10 @@ _OWNERS = {"user": "your code", "lightning": "Lightning", "other": "library"}
 def host_parts(session: Session) -> Iterator[AnyPart]:
     """Yield lines that take time, synchronizing lines, compilations, and single facts."""
     calls, watch = session.sync_calls, session.compiler
-    heads: Heads = ("line", "calls", "phase", "of the time", "per step", "finding")
+    heads: Heads = ("line", "calls", "phase", "share of time", "per step", "finding")
     yield table(heads, line_rows(session), title=LINES_TITLE, key="lines", n_brief=_MAX_ROWS)
     if calls is not None:
-        heads = ("line", "what", "per step", "time per step", "owner")
+        heads = ("line", "what", "calls per step", "time per step", "owner")
         yield table(heads, sync_rows(calls), title=sync_title(calls), key="syncs", n_brief=_MAX_ROWS)
         yield facts(f"{line(part, 40)} not measured: {line(why, 160)}" for part, why in calls.unseen.items())
     if watch is not None:
