@@ -14,7 +14,7 @@ from lightning_perf.reports import tensorboard as tensorboard_report
 class LoggerReports:
     """Reports of one run in the user's loggers: TensorBoard's writer, and hosted services that take any figure.
 
-    Each report is a row of its own; what Lightning logs stays as it is. Other loggers get nothing.
+    Each report is logged as a separate row; Lightning's own rows do not change. Other loggers get nothing.
     """
 
     def __init__(self) -> None:

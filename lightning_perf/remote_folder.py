@@ -1,4 +1,4 @@
-"""Files of a run whose folder is at a URL: written locally, then copied by a thread beside the training."""
+"""Files of a run whose folder is at a URL: written locally, then copied by a background thread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RemoteFolder:
         return self.target / file.relative_to(self.folder).as_posix()
 
     def copy_soon(self) -> None:
-        """Copy what changed, in a thread; the next call tries again what fails."""
+        """Copy what changed, in a thread; the next call retries what failed."""
         if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._try_copying, name="lightning-perf-copy", daemon=True)
             with suppress(RuntimeError):  # no thread can be started, e.g. while Python 3.12 ends

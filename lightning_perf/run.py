@@ -67,7 +67,7 @@ class DoctorRun:
         self._doctor, self._trainer, self._on_end = doctor, trainer, on_end
         self._has_ranks = trainer.world_size > 1 and seams.has_trainer(trainer)
         self._undos = seams.Undos()
-        self._pid = os.getpid()  # of the process that set the run up
+        self._pid = os.getpid()  # the process that opened the run
 
     # -- the beginning ------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class DoctorRun:
             show_hang=self.reports.hang,
         )
         probes.begin(context)
-        seams.tap_end_of_run(self._is_lost, self._undos)
+        seams.tap_end_of_run(self._end_without_hooks, self._undos)
         probes.open_all()
         if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
             self.schedule = DiagnosisSchedule(loop, now_ns)
@@ -216,7 +216,7 @@ class DoctorRun:
         self._reporting(False)
 
     def _reporting(self, is_on: bool) -> None:
-        """Charge the time from here on to reporting, or to the training again."""
+        """Count the time from now on as reporting, or as training again."""
         if self.probes.loop is not None:
             self.probes.call("steps", self.probes.loop.main.reporting, is_on)
 
@@ -338,7 +338,7 @@ class DoctorRun:
             if is_own and (not isinstance(error, Exception) or is_from_signal(error)):  # an interrupt
                 seams.tear_down(self._trainer)
 
-    def _is_lost(self) -> None:
+    def _end_without_hooks(self) -> None:
         """End a run that Lightning left without calling ``teardown`` or ``on_exception``."""
         if self.is_forked:
             return

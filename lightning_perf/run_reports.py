@@ -35,7 +35,7 @@ _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of ep
 WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
 
 _UPLOAD_S = 30.0  # for each upload at the end of a run
-_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; for its reports too if it is preempted: it is killed soon
+_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; of a preempted one, killed soon, also for its reports
 
 
 class RunReports:
@@ -54,7 +54,7 @@ class RunReports:
         self._loggers = LoggerReports()
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
         self._ends_s: float | None = None  # when an interrupted run must be over
-        self._is_copied = False  # as far as possible
+        self._is_copied = False  # or copying failed
         self._spare: SpareThread | None = None  # for a loop without a Trainer, which may last until Python ends
         self._shown: Session | None = None  # the last one on the console before the end of the run
 
@@ -69,13 +69,9 @@ class RunReports:
         """Choose the run's folder; if it cannot be written, say so once and write no files."""
         trainer, out_dir = self._trainer, self._doctor.out_dir
         place = any_path(default_folder) if out_dir is None else out_dir
-        wanted = {
-            "json": "json" in self._doctor.reports,
-            "last save": "json" in self._doctor.reports,
-            **{name: name in self._doctor.reports for name in formats.RUN_FORMATS},
-            "traces": self._doctor.window_options is not None,
-        }
-        files = [name for name, is_wanted in wanted.items() if is_wanted]
+        files = [name for name in ("json", *formats.RUN_FORMATS) if name in self._doctor.reports]
+        files += ["last save"] if "json" in files else []
+        files += ["traces"] if self._doctor.window_options is not None else []
         if isinstance(place, Path):
             self.folder = place
         has_uploads = isinstance(place, RemotePath) or any(map(seams.accepts_any_figure, trainer.loggers))
@@ -214,7 +210,7 @@ class RunReports:
         return session
 
     def _upload(self, session: Session) -> None:
-        """Upload session and page to the hosted loggers; after an interrupt only the session, which is made faster."""
+        """Upload session and page to the hosted loggers; after an interrupt only the session, which takes less time."""
         loggers = [logger for logger in self._trainer.loggers if seams.accepts_any_figure(logger)]
         if not loggers:
             return
@@ -302,7 +298,7 @@ class RunReports:
         return name, formats.draw(format_, session, show_all=False, source=place).encode()
 
     def _write(self, name: str, content: bytes) -> None:
-        """Write a file into the run's folder; raises ``OSError`` where that would fill the disk."""
+        """Write a file into the run's folder; raise ``OSError`` if that would fill the disk."""
         require_room(self.folder, len(content))
         write_whole(self.folder / name, content)
 
