@@ -17,8 +17,9 @@ from lightning_perf.history.store import MAX_RUNS, VARIABLE, History, Row, defau
 from lightning_perf.history.suspects import Suspect, suspects
 from lightning_perf.records import Comparison, Session, load_run
 from lightning_perf.records.remote import RemotePath, any_path
-from lightning_perf.reports.cells import Column, Rows, Value, seconds
+from lightning_perf.reports.cells import Column, Rows, Value, number, seconds
 from lightning_perf.reports.document import Document, code, facts, section, table
+from lightning_perf.reports.sections.comparison import change, comparison_document
 from lightning_perf.reports.wording import count
 from lightning_perf.stats.comparison import Source, compare_sessions
 from lightning_perf.stats.next_run import LAST_RUNS
@@ -124,25 +125,21 @@ def _listed(rows: list[Row], file: Path) -> Document:
     before: dict[str, float] = {}
     cells: Rows = []
     for row in reversed(rows):
-        earlier_s = before.get(row.key)
-        change = row.step_s / earlier_s - 1 if row.step_s and earlier_s else None
+        step_change = change(before.get(row.key), row.step_s)
         if row.step_s:
             before[row.key] = row.step_s
         cells.append((row.id, row.started_at.replace("T", " ").rstrip("Z"), row.model or "", row.status,
-                      Value(f"{row.n_steps:,}", row.n_steps), seconds(row.step_s),
-                      Value("" if change is None else f"{change:+.0%}".replace("%", " %"), change), row.verdict,
-                      row.branch or "", (row.commit_id or "")[:7]))  # fmt: skip
+                      number(row.n_steps), seconds(row.step_s), step_change, row.verdict, row.branch or "",
+                      (row.commit_id or "")[:7]))  # fmt: skip
     heads = ("run", "started (UTC)", "model", Column("status", 130), Column("steps", 110), "step", "change", "verdict",
              Column("branch", 120), Column("commit", 100))  # fmt: skip
-    facts_of_list = [count(len(rows), "run"), str(file), "change: since the run before of the same training"]
+    facts_of_list = [count(len(rows), "run"), str(file), "change: since the previous run of the same training"]
     listed = section("runs", "", [table(heads, cells[::-1], key="runs"), facts(facts_of_list)], is_short=True)
     return Document(None, (), (listed,), title="History")
 
 
 def _show_comparison(base: list[Session], new: list[Session], form: str) -> None:
     """Show a comparison, followed by the suspects and the trial that tries them."""
-    from lightning_perf.reports.sections.comparison import comparison_document
-
     comparison = compare_sessions([(one.run.id, one) for one in base], [(one.run.id, one) for one in new])
     found = suspects(base, new, comparison)
     command = _trial_command(found, new[-1])

@@ -15,7 +15,7 @@ from .output import INTERRUPTED, check_folder, default_folder, json_text, write_
 
 TENSORBOARD_FOLDER = "tensorboard"
 LEAST_MEMORY_BYTES = 64 * 2**20
-"""Python with torch needs more than this at its start."""
+"""Smallest value of ``--memory-limit``: importing torch needs more."""
 _SIZE = re.compile(r"(?P<n>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?", re.I)
 
 
