@@ -61,7 +61,7 @@ class Results:
 
     @property
     def verdict(self) -> Verdict | None:
-        """The one thing to do first; None before the first run."""
+        """The most important result; None before the first run."""
         return None if self.session is None else self.session.verdict
 
     @property

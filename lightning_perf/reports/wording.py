@@ -193,10 +193,10 @@ def line(text: str, limit: int = 200) -> str:
     return cut(_BLANKS.sub(" ", clean(text[: 4 * limit])).strip(), limit)
 
 
-def block(text: str, max_lines: int = 40, limit: int = 400) -> list[str]:
-    """Return untrusted text as lines, e.g. code: without control characters, tabs as four blanks, long lines cut."""
+def block(text: str, max_lines: int = 40) -> list[str]:
+    """Return untrusted text as lines, e.g. code: without control characters, tabs as four blanks, lines cut at 400."""
     lines = clean(text).strip("\n").split("\n")
-    shown = [cut(one.expandtabs(4).rstrip(), limit) for one in lines[:max_lines]]
+    shown = [cut(one.expandtabs(4).rstrip(), 400) for one in lines[:max_lines]]
     if len(lines) > max_lines:
         shown.append(f"# {ELLIPSIS} {count(len(lines) - max_lines, 'more line')}")
     return shown if shown != [""] else []

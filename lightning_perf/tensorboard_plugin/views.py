@@ -185,4 +185,4 @@ VIEWS: dict[str, View] = {
     ),
     "trace": View("Trace", (), _trace, "No profiler window was recorded.", _WINDOW, "windows"),
 }  # fmt: skip
-"""By name, in the order of the tabs; Diff, which needs two runs, has a route of its own."""
+"""By name, in the order of the tabs; Diff, which needs two runs, has a separate route."""

@@ -40,7 +40,7 @@ PHASE_PATTERNS: dict[str, str] = {
 SEVERITY_COLORS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GREY}
 
 SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BROWN, GREY)
-"""For series without a color of their own, in this order."""
+"""For series without a fixed color, in this order."""
 
 LESS_TO_MORE = [[0.0, SKY], [0.5, "#777777"], [1.0, "#FF7A1A"]]
 """Diverging scale; the middle is grey, which is unobtrusive on light and dark."""

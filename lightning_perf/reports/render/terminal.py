@@ -22,7 +22,7 @@ Content: TypeAlias = RenderableType | Document | Sequence[Document]
 def emit(content: Content, *, console: Console | None = None, stream: TextIO | None = None) -> None:
     """Print a report, or plain text, above any live progress bar.
 
-    ``console`` is that of a live rich display (Lightning's ``RichProgressBar``), which moves aside by itself. Without
+    ``console`` is that of a live rich display (Lightning's ``RichProgressBar``), which makes room itself. Without
     one, the report goes to ``stream`` or standard output, with colors and control characters only on a terminal; in
     notebooks, rich's colors are unreadable on dark backgrounds.
     """

@@ -12,7 +12,7 @@ from .machine import machine_facts
 from .memory import peaks_fact
 
 _MAX_MISSING = 2
-"""Missing measurements that are listed with their reason in the short form."""
+"""Missing measurements that are listed with their reason unless all are asked for."""
 
 _MAIN_FIGURES = ("steady", "validation", "memory", "windows")
 """Parts of the session that a reader misses most."""
@@ -40,7 +40,7 @@ def next_steps(session: Session, place: str) -> Section:
 
 
 def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
-    """Yield facts on the measurement, and, if asked for all, the outcome of each rule and what is missing."""
+    """Yield facts on the measurement; with ``show_all`` also the outcome of each rule and what is missing."""
     yield pairs(about_facts(session, show_all))
     if show_all:
         names = {rule.code: f"{rule.code} {rule.name}" for rule in all_rules()} if session.outcomes else {}

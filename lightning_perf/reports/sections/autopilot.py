@@ -7,7 +7,7 @@ from lightning_perf.reports.cells import Column, Rows
 from lightning_perf.reports.document import AnyPart, code, facts, table
 from lightning_perf.reports.wording import block, count, line, seconds
 
-RESULTS = {"kept": "kept", "undone": "undid", "refused": "left out", "trying": "not decided, undid"}
+RESULTS = {"kept": "kept", "undone": "undid", "refused": "left out", "trying": "undecided"}
 
 
 def autopilot_parts(session: Session) -> Iterator[AnyPart]:

@@ -23,12 +23,12 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     runs = session.earlier.runs[::-1]
     rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),
                    number(each.n_steps), _longest(each), changes_text(each)) for each in runs]  # fmt: skip
-    heads = ("started (UTC)", "step", Column("steps", 100), "longest phase", "changed since the run before")
+    heads = ("started (UTC)", "step", Column("steps", 100), "longest phase", "changed since the previous run")
     yield table(heads, rows, key="earlier", n_brief=6, bars="step", bars_min_width=100)
 
 
 def changes_text(run: EarlierRun, limit: int = _MAX_CHANGES) -> str:
-    """Return what changed since the run before, the first few."""
+    """Return what changed since the previous run, the first few."""
     texts = [f"{each.name} {_value(each.base)} → {_value(each.new)}" for each in run.changes[:limit]]
     rest = len(run.changes) - len(texts)
     return ", ".join(line(each, 120) for each in texts) + (f" and {rest} more" if rest > 0 else "")

@@ -30,7 +30,7 @@ def finding_parts(session: Session) -> Iterator[AnyPart]:
 
 
 def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
-    """Return a finding with everything it rests on."""
+    """Return a finding with its evidence, recommendations and expected speedup."""
     speedup = gain(finding.gain)
     remarks = (f"speedup {speedup}" if speedup else "", f"diagnosis {certainty(finding)}",
                "from settings alone, not measured" if finding.is_preflight else "")  # fmt: skip

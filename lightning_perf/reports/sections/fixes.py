@@ -1,4 +1,4 @@
-"""The ranked fixes: what to change, what it brings, and what it takes."""
+"""The ranked fixes: what to change, the speedup, and the effort."""
 
 from collections.abc import Sequence
 

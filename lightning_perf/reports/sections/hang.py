@@ -1,4 +1,4 @@
-"""A hang, as a block of text for the screen."""
+"""The description of a hang, as lines of text."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The DataLoader, measured by itself."""
+"""The DataLoader, measured without the training."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -55,7 +55,7 @@ def finding_cost(session: Session, finding: Finding) -> str:
 
 
 def _device(device: GpuTelemetry) -> str:
-    parts = [f"{line(device.device, 16)} {device.n_samples:,} samples"]
+    parts = [line(device.device, 16), count(device.n_samples, "sample")]
     if device.utilisation_fraction is not None:
         use = device.utilisation_fraction
         parts.append(f"utilization {share(use.mean)} (p5 {share(use.p5)}, p95 {share(use.p95)})")
@@ -79,7 +79,7 @@ def _host(host: HostTelemetry) -> str:
     if host.process_cpu_cores is not None:
         parts.append(f"training {number(host.process_cpu_cores.mean)} cores busy")
     if host.workers_cpu_cores is not None:
-        parts.append(f"{host.n_workers} workers {number(host.workers_cpu_cores.mean)} cores")
+        parts.append(f"{host.n_workers} workers {number(host.workers_cpu_cores.mean)} cores busy")
     if host.cpu_busy_fraction is not None:
         parts.append(f"all usable cores {share(host.cpu_busy_fraction.mean)} busy")
     if host.iowait_fraction is not None:

@@ -12,7 +12,7 @@ from lightning_perf.reports.wording import count, line, share, size
 _MAX_MODULES = 6
 _MIN_SHARE = 0.005
 MAX_TIMES = 100
-"""The headroom is not shown beyond this multiple of the batch: other things than memory limit such batches."""
+"""The largest batch is not shown beyond this multiple of the present one: memory does not limit such batches."""
 
 
 class MemoryRow(NamedTuple):

@@ -56,7 +56,7 @@ def phase_rows(
 
     Args:
         totals: Seconds by phase.
-        span_s: Wall seconds that they describe. The remainder becomes a row of its own.
+        span_s: Wall seconds that they describe. The remainder becomes a separate row.
         p50s: Median seconds per step by phase.
         folded_below: Share of the span below which phases are folded.
         kept: Phases that are never folded.

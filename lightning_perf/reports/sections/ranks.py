@@ -13,7 +13,7 @@ from lightning_perf.reports.document import AnyPart, Figure, Note, facts, table
 from lightning_perf.reports.wording import count, line, seconds, share
 
 _ALL = 8
-"""Every rank is listed up to this many."""
+"""Up to this many ranks are all listed."""
 _WORST = 5
 _STRIP = 64
 _LOCAL_CODES = ("PD1", "PD2", "PD3", "PD8")

@@ -20,10 +20,10 @@ _LOSSES: dict[LossVerdict, str] = {
 }
 _VERDICTS = {"no_change": "no change"}
 MEASUREMENT = "bare-loop"
-"""The arm that is no treatment: it measures what Lightning costs."""
+"""Id of the arm without a treatment that measures the cost of Lightning."""
 _SEARCH = -1
 _MAX_SPREAD = 1.25
-"""Slowest run of the baseline ÷ fastest, above which effects of usual size cannot be measured."""
+"""Slowest ÷ fastest run of the baseline; above it, effects of usual size cannot be measured."""
 _NAME = 60
 _PASTED = 60
 _SENTENCE = 600
@@ -74,7 +74,7 @@ def ladder_rows(trial: Trial) -> list[tuple[Cell, ...]]:
 
 
 def alone_rows(trial: Trial) -> list[tuple[Cell, ...]]:
-    """Return each treatment by itself, the fastest first; empty if the ladder already shows all of them."""
+    """Return each treatment alone, the fastest first; empty if the ladder already shows all of them."""
     arms = _treatments(trial)
     on_ladder = {rung.arm for rung in trial.ladder if rung.is_kept}
     if all(arm.id in on_ladder for arm in arms):
@@ -86,7 +86,7 @@ def alone_rows(trial: Trial) -> list[tuple[Cell, ...]]:
 
 
 def trial_title(trial: Trial) -> str:
-    """Return what was tried."""
+    """Return the command that was tried."""
     return f"Trial of {line(' '.join(trial.command), 120)}" if trial.command else "Trial"
 
 
