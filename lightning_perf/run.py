@@ -321,7 +321,7 @@ class DoctorRun:
         self._on_end()
 
     def restore(self) -> None:
-        """Restore everything that was patched, even if interrupted meanwhile."""
+        """Restore everything that was patched, even if an interrupt arrives meanwhile."""
         seams.complete(self._restore)
 
     def _restore(self) -> None:

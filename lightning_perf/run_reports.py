@@ -88,8 +88,8 @@ class RunReports:
                 place.require_storage()
         except OSError as error:
             warning = (
-                f"PerfDoctor cannot write to {place} ({error.strerror}): this run leaves no files, the diagnosis "
-                "is shown all the same; choose another out_dir."
+                f"PerfDoctor cannot write to {place} ({error.strerror}): no files are written, but the "
+                "diagnosis is still shown; choose another out_dir."
             )
             for name in files if self._remote is None else (*files, "copy"):
                 self._probes.switch_off(name, error, warning)
