@@ -42,12 +42,12 @@ SLOW_FACTOR = 2.0
 
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
 _LEAST_DISCARDED = 2
-_HEADROOM = 0.9  # of the device's memory: a treatment may not raise the peak above it
+_MAX_PEAK_SHARE = 0.9  # of the device's memory: a treatment may not raise the peak above it
 _MOST_BLOCKS = 500  # most of them without a step that counts
 _NEVER = 2**62
 _CHECK_EVERY = 4  # steps; a run of one rank may end a slow block at these
 _OTHER_RANK = "another rank refused it"
-_USED_UP = "the time that may be lost is used up"
+_USED_UP = "the time allowed for slower treatments is used up"
 
 
 class Order(NamedTuple):
@@ -159,8 +159,8 @@ class Autopilot:
         """Return whether this rank could apply the treatment, and its memory allows it."""
         if self._switch is None:
             return self._can_switch
-        if not self._failure and self._peak() > max(self._peak_before, _HEADROOM):
-            self._failure = "device memory passed the headroom"
+        if not self._failure and self._peak() > max(self._peak_before, _MAX_PEAK_SHARE):
+            self._failure = f"it raised peak device memory above {100 * _MAX_PEAK_SHARE:.0f} %"
         return self._can_switch and not self._failure
 
     def _peak(self) -> float:
@@ -230,12 +230,12 @@ class Autopilot:
         treatment, kept = parse(text).treatment, [one.treatment for one in self._tries if one.status == "kept"]
         for other in (parse(one).treatment for one in (*self._taken, *kept)):
             if other.id in treatment.conflicts or treatment.id in other.conflicts:
-                return f"it excludes {other.id}"
+                return f"it cannot be combined with {other.id}"
         loop, per_epoch = self._probes.loop, self._trainer.num_training_batches
         n_epochs = 4 * MIN_LOOKS if unit == "epoch" and self._keeps_workers(text) else 2 * MIN_LOOKS
         if unit == "step" or loop is None or loop.batches_left() > n_epochs * per_epoch:
             return ""
-        return f"loaders are exchanged between epochs, and no more than {n_epochs} are left"
+        return f"loaders are replaced between epochs, and at most {n_epochs} epochs are left"
 
     def _keeps_workers(self, text: str) -> bool:
         """Return whether workers outlive an epoch, with the treatment or without: a switch then starts new ones."""

@@ -262,7 +262,7 @@ def test_treatment_is_undone_when_memory_passes_the_headroom(
     one = doctor("numerics")
     seen, _ = train(make_trainer, [one])
     assert decisions(one) == {"threads=2": "refused"}
-    assert "headroom" in one.session.autopilot.tries[0].reason
+    assert "raised peak device memory above 90 %" in one.session.autopilot.tries[0].reason
     assert seen.settings[-1][1] == 1
 
 

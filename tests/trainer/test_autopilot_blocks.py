@@ -34,7 +34,7 @@ def test_treatment_is_refused_when_it_excludes_one_that_apply_names(
     monkeypatch.setattr(kind, "conflicts", frozenset({"flush-denormal"}))
     seen, _ = train(make_trainer, [one])
     assert decisions(one) == {"threads=2": "refused"}
-    assert one.session.autopilot.tries[0].reason == "it excludes flush-denormal"
+    assert one.session.autopilot.tries[0].reason == "it cannot be combined with flush-denormal"
     assert {setting[1] for setting in seen.settings} == {1}
 
 
@@ -60,9 +60,9 @@ def test_loader_arguments_are_refused_within_an_epoch_when_too_few_epochs_follow
     assert decisions(one) == {"loader-workers=1": "refused"}
     assert one.session.autopilot.waiting == ()
     tried = one.session.autopilot.tries[0]
-    assert tried.reason == "loaders are exchanged between epochs, and no more than 6 are left"
+    assert tried.reason == "loaders are replaced between epochs, and at most 6 epochs are left"
     assert tried.first_step < 48
-    assert capsys.readouterr().out.count("loaders are exchanged") == 1
+    assert capsys.readouterr().out.count("loaders are replaced") == 1
 
 
 @pytest.mark.parametrize("accumulated", [1, 3, 8])
