@@ -68,8 +68,10 @@ TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trai
   tests/reports/test_html.py tests/reports/test_console.py tests/reports/test_figures.py tests/tensorboard_plugin \
   tests/treatments/test_compile.py tests/treatments/test_interrupts.py tests/cli/test_trial.py tests/cli/test_report.py \
   tests/cli/test_analyze.py
+# Ten times the cases, beside load, take longer than the time limit of a test in `make test`.
 torture: $(STAMP)
-	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -n 2 --dist worksteal
+	FUZZ=10 OMP_NUM_THREADS=1 $(BIN)/python tests/beside_load.py $(BIN)/python -m pytest $(TORTURE) -q -n 2 \
+	  --dist worksteal --timeout=1200
 
 # Tests that use the Trainer, with the oldest supported Lightning in a separate environment. Its RichProgressBar does
 # not work with rich >= 14.1.
