@@ -161,7 +161,7 @@ def test_no_second_is_claimed_twice_when_a_real_trace_is_diagnosed(name):
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("resnet50-workers4", "aten::copy_"),
+        ("resnet50-workers4", "<module> (resnet50_profiler_api.py:44)"),
         ("sam-fp32-syncs-a100", "aten::copy_"),
         ("sglang-decode", "resolve_future_token_ids.py:30"),
         ("sampled-rank-0-of-128", "although work was launched"),
