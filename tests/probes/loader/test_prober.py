@@ -228,7 +228,7 @@ def test_probe_reports_growth_when_samples_are_kept() -> None:
     "dataset", [planted.Rows(), TensorDataset(torch.randn(N_SAMPLES, 8), torch.zeros(N_SAMPLES))], ids=["own", "torch"]
 )
 def test_probe_reports_rows_when_samples_are_rows_of_tensors_in_memory(dataset: Any) -> None:
-    record = probed(loader_of(dataset), limit_s=2.0)
+    record = measured(loader_of(dataset), limit_s=2.0)
     assert record.indexes_tensors is True
     assert record.dataset_is_batched is False
 
@@ -242,8 +242,7 @@ def test_probe_counts_by_sample_when_the_dataset_gives_whole_batches() -> None:
             assert len(index) == BATCH_SIZE
             return self.values[index]
 
-    record = probed(DataLoader(Slices(), sampler=sampler, batch_size=None), limit_s=2.0)
-    assert record.status in ("measured", "partial")
+    record = measured(DataLoader(Slices(), sampler=sampler, batch_size=None), limit_s=2.0)
     assert (record.dataset_is_batched, record.indexes_tensors, record.batch_size) == (True, False, BATCH_SIZE)
     assert record.getitem is not None
     assert record.getitem.n % BATCH_SIZE == 0
@@ -263,7 +262,7 @@ def test_probe_runs_the_users_batch_sampler_when_there_is_one() -> None:
             assert index in (4, 5, 6, 7)
             return super().__getitem__(index)
 
-    record = probed(DataLoader(OnlyThose(), batch_sampler=Twos()), limit_s=4.0)
+    record = measured(DataLoader(OnlyThose(), batch_sampler=Twos()), limit_s=4.0)
     assert record.reason == ""
     assert record.batch_size == 2
 
@@ -304,7 +303,7 @@ def test_probe_keeps_random_states_sampler_and_open_files_when_samples_use_them(
     running = iter(loader)
     next(running)
     before = states()
-    record = probed(loader, limit_s=2.0)
+    record = measured(loader, limit_s=2.0)
     assert record.getitem is not None
     assert states() == before
     generator.manual_seed(1)
