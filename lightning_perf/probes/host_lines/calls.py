@@ -8,7 +8,7 @@ import itertools
 import linecache
 import os
 import sys
-from types import CodeType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ _OPERATOR_INSTRUCTIONS = frozenset(
 )  # fmt: skip
 """Instructions after which the interpreter does not check for lock requests of other threads. A thread sampled on one
 of them runs code that has released the lock, as torch's operators do and Python's own never do."""
+
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
+"""Types whose ``__module__`` is no code of the user's."""
 
 _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
 """Instructions that take the truth value of a tensor. In Python 3.10, each jump checks for lock requests."""
@@ -80,9 +83,12 @@ class OwnCode:
 
 def _module_of(target: Any) -> str:
     """Return the name of a module, or of the module of something callable; empty for other objects."""
-    if plain.is_a(target, ModuleType):
+    kind = type(target)
+    if kind in _FUNCTIONS:
+        return str(target.__module__ or "")
+    if issubclass(kind, ModuleType):
         return str(plain.attributes(target).get("__name__"))
-    return str(plain.stored(target, "__module__") or "") if callable(target) else ""
+    return str(plain.attributes(target).get("__module__") or kind.__module__) if callable(target) else ""
 
 
 def _instruction(code: CodeType, offset: int) -> str:
