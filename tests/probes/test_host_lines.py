@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import gc
 import json
 import os
@@ -16,7 +17,7 @@ import torch
 
 from lightning_perf.probes import one_moment
 from lightning_perf.probes.host_lines import LineSampler, calls, sampler, stacks
-from lightning_perf.probes.host_lines.calls import OwnCode
+from lightning_perf.probes.host_lines.calls import OwnCode, _module_of
 from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilder
 from lightning_perf.probes.host_lines.stacks import Stack, StackReader, frames_of
 from lightning_perf.probes.pauses import GarbagePauses
@@ -495,3 +496,15 @@ def test_thread_is_joined_when_an_interrupt_ended_the_first_attempt(monkeypatch)
     own.close()
     assert len(joined) == 2
     assert not thread.is_alive()
+
+
+def test_module_is_named_without_running_code_of_the_user() -> None:
+    class Computes(type):
+        @property
+        def __module__(cls) -> str:
+            raise RuntimeError("computed")
+
+    made = Computes("made", (), {"__module__": "train", "__call__": lambda self: None})
+    targets = (torch, torch.nn.functional.relu, abc.ABC, torch.nn.ReLU(), len, 3, made, made())
+    modules = ("torch", "torch.nn.functional", "abc", "torch.nn.modules.activation", "builtins", "", "train", "train")
+    assert tuple(map(_module_of, targets)) == modules

@@ -24,8 +24,7 @@ _OPERATOR_INSTRUCTIONS = frozenset(
 """Instructions after which the interpreter does not check for lock requests of other threads. A thread sampled on one
 of them runs code that has released the lock, as torch's operators do and Python's own never do."""
 
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
-"""Types whose ``__module__`` is no code of the user's."""
+_module_of_class = type.__dict__["__module__"].__get__  # a metaclass could compute the attribute
 
 _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
 """Instructions that take the truth value of a tensor. In Python 3.10, each jump checks for lock requests."""
@@ -84,11 +83,13 @@ class OwnCode:
 def _module_of(target: Any) -> str:
     """Return the name of a module, or of the module of something callable; empty for other objects."""
     kind = type(target)
-    if kind in _FUNCTIONS:
+    if kind in (FunctionType, BuiltinFunctionType):
         return str(target.__module__ or "")
     if issubclass(kind, ModuleType):
         return str(plain.attributes(target).get("__name__"))
-    return str(plain.attributes(target).get("__module__") or kind.__module__) if callable(target) else ""
+    if issubclass(kind, type):
+        return str(_module_of_class(target))
+    return str(plain.attributes(target).get("__module__") or _module_of_class(kind)) if callable(target) else ""
 
 
 def _instruction(code: CodeType, offset: int) -> str:
