@@ -163,7 +163,7 @@ def test_killed_run_leaves_a_diagnosis(forkserver: Forkserver, tmp_path: Path) -
     session = load(tmp_path / "out" / SESSION_FILE)
     assert session.run.status == "running"
     assert 20 < session.run.n_steps <= 50
-    assert session.verdict.code == "PD101"
+    assert "PD101" in {finding.code for finding in session.findings}  # beside other programs PD106 may be first
     assert "PD101" in reported(tmp_path)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [SESSION_FILE]
 
@@ -175,7 +175,7 @@ def test_run_that_is_asked_to_end_is_interrupted_and_diagnosed(
     done = left_by(forkserver, tmp_path, sent)
     session = load(tmp_path / "out" / SESSION_FILE)
     assert (session.run.status, session.run.error) == ("interrupted", error)
-    assert session.verdict.code == "PD101"
+    assert "PD101" in {finding.code for finding in session.findings}  # beside other programs PD106 may be first
     assert "interrupted" in done.stdout
     assert f"hook of the user: {error}" in done.stdout
     assert "PD101" in reported(tmp_path)
