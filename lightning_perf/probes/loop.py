@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from lightning_perf import seams
-from lightning_perf.records import PHASES, NamedTime
+from lightning_perf.records import NamedTime
 
 from . import plain
 from .action_spans import ActionSpans
 from .clock import DeviceClock, DeviceEvent
+from .named_times import NamedTimes
 from .processes import FetchWatch
 from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
 from .stage import StageProbe
@@ -22,7 +23,6 @@ REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
 """Names of the spans in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
 whether to stop: in both, a rank waits for the others."""
 
-_MAX_NAMES = 32
 _CHECKED_OUTPUTS = 3
 
 
@@ -58,7 +58,8 @@ class LoopProbe(ActionSpans):
         own = partial(self._span, "callbacks", type(owner).__name__, "self")
         self.main = StageProbe(self.timeline, device_clock, own=own("on_train_batch_end"), units=self.units)
         self.diagnosing = own("diagnosis")  # between two steps: its time is reporting, not that of the hook
-        self._named_at_first_step: dict[int, tuple[int, int]] = {}
+        self._named = NamedTimes(self.timeline, self._spans)
+        self.main.on_left_out = self._named.leave_out
         self.on_record_end: Callable[[], None] | None = None
         """Called where a sampled step's time ends: the next fetch, the end of the epoch, a validation. Never raises."""
         self.outputs_have_graph: bool | None = None
@@ -196,7 +197,7 @@ class LoopProbe(ActionSpans):
         self.main.batch_ends(batch)
         if self.first_step_end_ns is None:
             self.first_step_end_ns = self.timeline.charge()
-            self._named_at_first_step = {id(span): (span.ns, span.n) for span in self._spans}
+            self._named.begin()
 
     def ends_within_hooks(self) -> None:
         """Count the last step if a callback's hook at its end raised."""
@@ -269,34 +270,12 @@ class LoopProbe(ActionSpans):
         return sum(span.n for span in self._spans) + 3 * self.main.n_steps
 
     def named(self) -> tuple[NamedTime, ...]:
-        """Return time by name since the end of the first step, largest first, without the owner's."""
-        if self.first_step_end_ns is None:
-            return ()
-        self.timeline.charge()
-        own_ns = 0  # PerfDoctor's own time is not part of the training's
-        merged: dict[tuple[str, str, str, int], list[int]] = {}
-        for span in self._spans:
-            ns_before, n_before = self._named_at_first_step.get(id(span), (0, 0))
-            if span.kind == "self":
-                own_ns += span.ns - ns_before
-            elif span.n > n_before:
-                total = merged.setdefault((span.name, span.kind, span.hook, span.phase), [0, 0])
-                total[0] += span.ns - ns_before
-                total[1] += span.n - n_before
-        elapsed_ns = max(1, self.timeline.last_ns - self.first_step_end_ns - own_ns)
-        times = [
-            NamedTime(
-                name=name,
-                kind=kind,
-                hook=hook,
-                phase=PHASES[phase],
-                total_s=ns / 1e9,
-                share=ns / elapsed_ns,
-                n_calls=n,
-            )
-            for (name, kind, hook, phase), (ns, n) in merged.items()
-        ]
-        return tuple(sorted(times, key=lambda t: -t.total_s)[:_MAX_NAMES])
+        """Return time by name, largest first, without the owner's: see ``NamedTimes``."""
+        return self._named.records()
+
+    def named_over_s(self) -> float:
+        """Return the seconds over which ``named`` sums; 0 before the end of the first step."""
+        return self._named.elapsed_ns() / 1e9
 
     def expected_wall_s(self, step_ns: float) -> float:
         """Estimate the run's whole length at ``step_ns`` per step; the time so far if the Trainer has no limit."""

@@ -53,6 +53,7 @@ class GarbagePauses(Probe):
         self._phase, self._counted_s = phase, counted_s
         self._automatic_by_phase: dict[str, int] = {}
         self._started_ns = 0
+        self._counts_this = False
         self._site: Site | None = None
         self._is_call: dict[Site, bool] = {}
         self._generations: dict[int, list[int]] = {}  # collections, nanoseconds, nanoseconds of automatic ones
@@ -63,17 +64,14 @@ class GarbagePauses(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> GarbagePauses:
-        """Count from the end of the first step on, without PerfDoctor's own hooks."""
+        """Count the time over which the loop's names are summed, too."""
         loop = run.loop
 
-        def is_training_time() -> bool:
-            return loop.first_step_end_ns is not None and loop.timeline.current.phase != OWN
+        def is_counted() -> bool:
+            is_own = loop.timeline.current.phase == OWN
+            return loop.first_step_end_ns is not None and not (is_own or loop.main.is_left_out)
 
-        def stepping_s() -> float:
-            first_ns = loop.first_step_end_ns
-            return 0.0 if first_ns is None else (loop.timeline.charge() - first_ns) / 1e9
-
-        return cls(run.now_ns, is_training_time, lambda: current_phase(loop), stepping_s)
+        return cls(run.now_ns, is_counted, lambda: current_phase(loop), loop.named_over_s)
 
     def start(self) -> None:
         with _REPLACING:
@@ -106,7 +104,7 @@ class GarbagePauses(Probe):
             self._previous_hook(unraisable)
 
     def automatic_so_far_ns(self) -> int:
-        """Return nanoseconds in automatic collections, including one under way.
+        """Return nanoseconds in all automatic collections, counted or not, including one under way.
 
         Other threads run as soon as a collection ends, before its end is counted here.
         """
@@ -116,9 +114,7 @@ class GarbagePauses(Probe):
 
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
-            if not self._is_counted():
-                self._started_ns = 0
-                return
+            self._counts_this = self._is_counted()
             self._site = self._requesting(sys._getframe().f_back)
             self._started_ns = self._now_ns()
         elif self._started_ns:
@@ -126,6 +122,8 @@ class GarbagePauses(Probe):
             if self._site is None:
                 self.automatic_ns += passed
             self._started_ns = 0
+            if not self._counts_this:
+                return
             self.total_ns += passed
             sums = self._generations.setdefault(info.get("generation", 2), [0, 0, 0])
             sums[0] += 1

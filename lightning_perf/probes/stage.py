@@ -83,6 +83,8 @@ class StageProbe:
         self._is_profiled = self._was_profiled = False
         self.is_left_out = False
         """Whether the current row is excluded from all statistics."""
+        self.on_left_out: Callable[[bool], None] | None = None
+        """Called where excluded time begins (True) and where it ends (False)."""
         self._was_left_out = False  # the row before the one under way
         self._is_first_step_profiled = False
         self._has_begun_first_step = False
@@ -173,21 +175,22 @@ class StageProbe:
     def profiling(self, is_on: bool) -> None:
         """Open or close a profiler window; its rows are excluded from all statistics."""
         self._is_profiled = is_on
-        self.is_left_out = True
+        self.leave_out()
         if not self._has_begun_first_step:
             self._is_first_step_profiled = True
         self.pause()
 
     def leave_out(self) -> None:
         """Exclude the current row from all statistics, because PerfDoctor makes it longer."""
-        self.is_left_out = True
+        self._set_left_out(True)
 
     def reporting(self, is_on: bool) -> None:
         """Begin or end PerfDoctor's own reporting between epochs, which is not training time."""
         self.close_record()  # time of other callbacks before this is training time
         if is_on:
             self._was_profiled = self._is_profiled
-        self._is_profiled = self.is_left_out = is_on or self._was_profiled
+        self._is_profiled = is_on or self._was_profiled
+        self._set_left_out(self._is_profiled)
 
     def pause(self) -> None:
         """Discard pending device measurements: another stage runs inside this one."""
@@ -305,9 +308,15 @@ class StageProbe:
         else:
             kind, samples, tokens = NOT_A_STEP, 0, 0
         if is_left_out:
-            self.is_left_out = self._is_profiled
+            self._set_left_out(self._is_profiled)
         self._rows.frombytes(_pack_record(*phase_ns, kind, samples, tokens, self.epoch))
         phase_ns[:] = _ZEROS
+
+    def _set_left_out(self, is_left_out: bool) -> None:
+        if self.is_left_out != is_left_out:
+            self.is_left_out = is_left_out
+            if self.on_left_out is not None:
+                self.on_left_out(is_left_out)
 
     def _started(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
         """Return an aggregator of the rows after the warm-up, and the number of warm-up steps."""

@@ -105,10 +105,10 @@ class AskedCollection(Record, frozen=True, kw_only=True):
 
 
 class Collections(Record, frozen=True, kw_only=True):
-    """Garbage collections since the end of the first step.
+    """Garbage collections since the end of the first step, without profiled and sampled steps.
 
     Attributes:
-        span_s: Seconds since then.
+        span_s: Seconds over which they are counted, without PerfDoctor's own.
         generations: Generations with a collection.
         automatic_by_phase_s: Seconds in collections that Python started itself, by phase.
         thresholds: ``gc.get_threshold()``.

@@ -53,12 +53,14 @@ class PhaseTime(Record, frozen=True, kw_only=True):
         share: ``total_s`` ÷ the span.
         p50_s: Median seconds per step; None for phases that happen between steps.
         p95_s: 95th percentile of seconds per step; None as for ``p50_s``.
+        p10_s: 10th percentile of seconds per step; None as for ``p50_s``, and in older sessions.
     """
 
     total_s: float
     share: float
     p50_s: float | None = None
     p95_s: float | None = None
+    p10_s: float | None = None
 
 
 class NamedTime(Record, frozen=True, kw_only=True):
@@ -71,8 +73,9 @@ class NamedTime(Record, frozen=True, kw_only=True):
             ``zero_grad``, ``metrics``).
         hook: The hook or method, e.g. ``"on_train_batch_end"``.
         phase: The phase that the time is counted in.
-        total_s: Seconds, without the time of other names that it calls.
-        share: ``total_s`` ÷ the time since the end of the first step, without PerfDoctor's own.
+        total_s: Seconds since the end of the first step, without the time of other names that it calls and without
+            profiled and sampled steps.
+        share: ``total_s`` ÷ the time over which it is summed, without PerfDoctor's own.
     """
 
     name: str

@@ -184,6 +184,29 @@ def test_names_count_from_the_end_of_the_first_step() -> None:
     assert named.share == pytest.approx(1.5 / 1.8)
 
 
+def test_shares_of_names_exclude_sampled_and_profiled_steps() -> None:
+    bench = Bench()
+    for number in range(9):
+        bench.fetch(0.1)
+        bench.loop.batch_begins(None)
+        if number in (0, 3):
+            bench.loop.main.leave_out()
+        if number in (5, 6):
+            bench.loop.main.profiling(number == 5)
+        bench.act("[Callback]Other.on_train_batch_end", 0.9)
+        if number in (0, 3, 5, 6):
+            bench.clock.advance(7)
+        bench.loop.batch_ends(None)
+    bench.loop.main.leave_out()
+    bench.clock.advance(7)
+    for _ in range(2):  # asking twice changes nothing
+        (named,) = [t for t in bench.loop.named() if t.name == "Other"]
+        assert named.n_calls == 5  # of steps 1, 2, 4, 7 and 8
+        assert named.total_s == pytest.approx(5 * 0.9)
+        # Steps 3 and 5 are left out from where they are observed on: their fetches count.
+        assert named.share == pytest.approx(5 * 0.9 / (5 * 0.9 + 7 * 0.1))
+
+
 def test_making_an_iterator_is_named_in_the_epoch_boundary_when_an_epoch_begins() -> None:
     bench = Bench()
     bench.step()
