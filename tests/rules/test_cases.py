@@ -9,13 +9,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from lightning_perf import rules
-from lightning_perf.records import Gain
+from lightning_perf.records import Gain, PhaseTime
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
-from lightning_perf.rules.findings import severity_of, severity_of_gain
+from lightning_perf.rules.findings import severity_of, severity_of_gain, timed_finding
 
 from .session_builder import build_session
 
@@ -129,6 +130,28 @@ def test_severity_follows_the_table_when_the_share_is_at_a_threshold(share, seve
 )
 def test_severity_follows_the_certain_gain_when_a_gain_is_an_interval(low, high, method, severity):
     assert severity_of_gain(Gain(low=low, high=high, basis="", method=method)) == severity
+
+
+@pytest.mark.parametrize(
+    ("fast_s", "high"),
+    [
+        (0.004, 1 / (1 - 0.5 - 0.5 * 0.1)),  # half of the step goes: half of what the rest saves in fast steps
+        (None, 2.0),  # an older session
+        (0.0024, 2.0),  # half of the steps do something else, e.g. no optimizer step
+    ],
+)
+def test_upper_end_includes_what_the_rest_saves_in_fast_steps_when_it_does_the_same_in_each(fast_s, high):
+    phases = {
+        "callbacks": PhaseTime(total_s=0.5, share=0.5, p10_s=0.003),  # claimed: must not count twice
+        "forward": PhaseTime(total_s=0.5, share=0.5, p10_s=fast_s),
+    }
+    steady = msgspec.structs.replace(build_session().steady, n_steps=100, span_s=1.0, own_s=0.0, phases=phases)
+    finding = timed_finding(
+        steady, summary="", evidence=(), prescriptions=(), claims={"callbacks": 0.5}, basis="", low_s=0.4
+    )
+    assert finding.gain.high == pytest.approx(high)
+    assert finding.gain.low == pytest.approx(1 / 0.6)
+    assert finding.claims == {"callbacks": 0.5}
 
 
 PREFLIGHT = [
