@@ -21,15 +21,8 @@ from lightning_perf.records import (
 from lightning_perf.stats.estimates import mean_interval
 from lightning_perf.stats.steady import AGREEMENT
 
-from .signals import phase_s
-from .thresholds import (
-    HIGH_SHARE,
-    LOW_SHARE,
-    MAX_RECOVERABLE_SHARE,
-    MEDIUM_SHARE,
-    NARROW_RATIO,
-    SAME_WORK_FRACTION,
-)
+from .signals import fast_phase_s, phase_s
+from .thresholds import HIGH_SHARE, LOW_SHARE, MAX_RECOVERABLE_SHARE, MEDIUM_SHARE, NARROW_RATIO
 from .wording import duration, percent
 
 WHY_NOT_MEASURED = "why the speedup was not measured"
@@ -214,11 +207,10 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
     of the steps; it saves the difference in proportion to the part of the time that goes.
     """
     slower_s = 0.0
-    for name, phase in steady.phases.items():
-        if phase.p10_s is not None and phase.total_s > 0:
-            fast_s = phase.p10_s * steady.n_steps
-            if fast_s >= SAME_WORK_FRACTION * phase.total_s:
-                slower_s += max(0.0, phase.total_s - fast_s) * (1.0 - claims.get(name, 0.0) / phase.total_s)
+    for name in steady.phases:
+        fast_s, total_s = fast_phase_s(steady, name), phase_s(steady, name)
+        if fast_s is not None and fast_s < total_s:
+            slower_s += (total_s - fast_s) * (1.0 - claims.get(name, 0.0) / total_s)
     return slower_s * sum(claims.values()) / promised_span_s(steady)
 
 

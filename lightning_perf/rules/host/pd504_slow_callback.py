@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, NamedTime, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.signals import claims_of, fast_phase_s, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY
 from lightning_perf.rules.wording import called, duration, percent
 
@@ -19,6 +19,7 @@ def check(session: Session) -> Finding | None:
     worst = max(times, key=lambda time: time.share)
     each_s = worst.total_s / max(1, worst.n_calls)
     is_in_steps = "batch" in worst.hook or not worst.hook.endswith(("_start", "_end"))
+    is_each_step = is_in_steps and fast_phase_s(steady, worst.phase) is not None
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     where, it = f"{len(times)} hooks of {name}", worst.hook
     if len(times) == 1:
@@ -39,8 +40,8 @@ def check(session: Session) -> Finding | None:
             code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
         ),
         timed=claims_of(times, steady.span_s),
-        # The hook may already skip its work in most calls; calling it less often then saves less.
-        left=1 / min(MANY, max(1, worst.n_calls)),
+        # Unless it takes as long in each step, the hook may already skip its work in most calls: less is saved then.
+        left=1 / min(LOG_EVERY_STEPS if is_each_step else MANY, max(1, worst.n_calls)),
         left_least=0.0,
     )
 
