@@ -33,9 +33,12 @@ _DENORMAL_BITS = 713_624  # 1e-39 as float32
 class Arena:
     """A block of random numbers in 0…1 that tensors are views of.
 
-    Successive tensors are at successive places, as in a step, so that they are in caches no more often than there. No
+    Successive tensors are at successive places, as in a step, so that they are in caches no more often than there; with
+    ``starts_over`` those of each operator are at the same place, so that they are in caches as often as they can be. No
     tensor may have more than ``n_elements``. No other random stream is changed.
     """
+
+    starts_over = False
 
     def __init__(self, device: torch.device, n_elements: int, seed: int = 0) -> None:
         generator = torch.Generator(device=device).manual_seed(seed)
@@ -44,6 +47,11 @@ class Arena:
         numbers = numbers.repeat(-(-n_elements // max(1, len(numbers))))  # copying is faster than drawing
         self._blocks = {(torch.float32, 0.0): numbers}
         self._place = 0
+
+    def begin_operator(self) -> None:
+        """Choose the place for the tensors of the next operator."""
+        if self.starts_over:
+            self._place = 0
 
     def tensor(self, spec: TensorSpec) -> torch.Tensor:
         """Return a tensor as specified: a leaf of the autograd graph that no other code has seen."""
@@ -106,6 +114,7 @@ class OperatorItem:
 
     def _timed(self, bound: Bound, around: Scope, watch: Stopwatch) -> list[tuple[Any, Any]]:
         function, given, named = bound
+        self._arena.begin_operator()
         args, values = self._arena.filled(given), self._arena.filled(tuple(named.values()))
         kwargs = dict(zip(named, values, strict=True))
         with around():

@@ -21,6 +21,7 @@ from lightning_perf.probes.replay.optimizer import OptimizerItem
 from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
 from lightning_perf.probes.replay.treatments import treated_by
+from lightning_perf.records import Interval
 from tests.fakes import FakeClock, FakeDevice
 
 from .replaying import CPU, asked, call_of, logged, probe_of
@@ -102,6 +103,47 @@ def test_arena_makes_tensors_as_specified_when_asked():
     assert (tuple(made.shape), made.stride(), made.dtype) == ((4, 3), (1, 4), torch.bfloat16)
     assert made.requires_grad
     assert made.is_leaf
+
+
+@pytest.mark.parametrize("starts_over", [False, True])
+def test_arena_begins_each_operator_at_the_same_place_when_it_starts_over(starts_over):
+    arena = Arena(CPU, 4096)
+    arena.starts_over = starts_over
+    places = []
+    for _ in range(2):
+        arena.begin_operator()
+        places.append([arena.tensor(TensorSpec((64,), (1,), torch.float32, False, -1)).data_ptr() for _ in range(2)])
+    assert places[0][0] != places[0][1]
+    assert (places[0] == places[1]) == starts_over
+
+
+@pytest.mark.parametrize(
+    ("cold", "warm", "expected"),
+    [
+        ((1.4, 1.6), (2.0, 2.4), (1.4, 2.4)),
+        ((1.4, 1.6), (0.7, 0.9), (0.7, 1.6)),  # nothing is certain
+        ((1.4, 1.6), None, (1.4, 1.6)),
+        ((0.8, 1.6), (0.8, 1.6), (0.8, 1.6)),  # not asked: the second one tries again
+    ],
+)
+def test_interval_includes_operators_whose_tensors_are_in_caches_when_a_treatment_is_faster(
+    monkeypatch, cold, warm, expected
+):
+    arenas, intervals = [], iter([cold, warm])
+
+    def compared(items, *_):
+        arenas.append(items[0]._arena.starts_over)
+        found = next(intervals)
+        speedup = None if found is None else Interval(value=1.5, low=found[0], high=found[1])
+        return watch_module.Comparison(0.1, 0.1, 9, speedup)
+
+    monkeypatch.setattr(probe_module, "compare", compared)
+    model = nn.Linear(64, 64).double()
+    probe = probe_of(model)
+    probe.answer(asked("float32"), logged(model, torch.rand(64, 64).double()), trained_s=1000.0)
+    (result,) = probe.record().results
+    assert (result.speedup.low, result.speedup.high) == expected
+    assert (True in arenas) == (cold[0] > 1)
 
 
 def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
