@@ -273,9 +273,9 @@ class LoopProbe(ActionSpans):
         """Return time by name, largest first, without the owner's: see ``NamedTimes``."""
         return self._named.records()
 
-    def named_over_s(self) -> float:
-        """Return the seconds over which ``named`` sums; 0 before the end of the first step."""
-        return self._named.elapsed_ns() / 1e9
+    def included_s(self) -> float:
+        """Return the seconds that the shares of ``named`` refer to; 0 before the end of the first step."""
+        return self._named.included_ns() / 1e9
 
     def expected_wall_s(self, step_ns: float) -> float:
         """Estimate the run's whole length at ``step_ns`` per step; the time so far if the Trainer has no limit."""

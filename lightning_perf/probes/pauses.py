@@ -64,14 +64,14 @@ class GarbagePauses(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> GarbagePauses:
-        """Count the time over which the loop's names are summed, too."""
+        """Count from the end of the first step on, without PerfDoctor's own hooks and steps that statistics exclude."""
         loop = run.loop
 
         def is_counted() -> bool:
             is_own = loop.timeline.current.phase == OWN
             return loop.first_step_end_ns is not None and not (is_own or loop.main.is_left_out)
 
-        return cls(run.now_ns, is_counted, lambda: current_phase(loop), loop.named_over_s)
+        return cls(run.now_ns, is_counted, lambda: current_phase(loop), loop.included_s)
 
     def start(self) -> None:
         with _REPLACING:

@@ -30,7 +30,8 @@ class Replayed(Record, frozen=True, kw_only=True):
         seen_s: Seconds of the same operators in the sampled step; None on a device, where operators are not timed.
         concerned_s: Seconds in the sampled step of all operators that the treatment changes, replayed or not; None on a
             device.
-        speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval; None if the rounds do not give one.
+        speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval, which includes that of the same operators with all
+            tensors in caches; None if the rounds do not give one.
         is_negligible: Whether the operators that the treatment changes take too little time for any speedup to show.
         reason: Why there is no speedup; empty otherwise.
     """

@@ -73,9 +73,9 @@ class NamedTime(Record, frozen=True, kw_only=True):
             ``zero_grad``, ``metrics``).
         hook: The hook or method, e.g. ``"on_train_batch_end"``.
         phase: The phase that the time is counted in.
-        total_s: Seconds since the end of the first step, without the time of other names that it calls and without
-            profiled and sampled steps.
-        share: ``total_s`` ÷ the time over which it is summed, without PerfDoctor's own.
+        total_s: Seconds since the end of the first step, without the time of other names that it calls.
+        share: The part of ``total_s`` outside of profiled and sampled steps ÷ all time outside of them since the end of
+            the first step, without PerfDoctor's own.
     """
 
     name: str

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from lightning_perf.records import LoaderSettings, NamedTime, RankSummary, Session, StageTimes
 
 from .rule import Skip, required
-from .thresholds import MIN_SPAN_S, MIN_STEPS, SAME_WORK_FRACTION
+from .thresholds import MIN_SPAN_S, MIN_STEPS
 
 _LOADER_STAGE = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 
@@ -27,18 +27,6 @@ def steady_of(session: Session) -> StageTimes:
 def phase_s(stage: StageTimes, *names: str) -> float:
     """Return the seconds of the span spent in these phases; 0 for a phase that did not occur."""
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
-
-
-def fast_phase_s(stage: StageTimes, name: str) -> float | None:
-    """Return the seconds of the span in a phase if all steps were as fast as the fastest tenth.
-
-    None for a phase between steps, and for one that does not do the same in each step: its fast steps show nothing.
-    """
-    phase = stage.phases.get(name)
-    if phase is None or phase.p10_s is None:
-        return None
-    fast_s = phase.p10_s * stage.n_steps
-    return fast_s if fast_s >= SAME_WORK_FRACTION * phase.total_s else None
 
 
 def check_has_ranks(session: Session) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.pauses import GarbagePauses
 from lightning_perf.probes.spans import PHASE_INDEX, NullSpan
 from lightning_perf.records import PHASES
 from tests.fakes import FakeClock
@@ -186,25 +188,52 @@ def test_names_count_from_the_end_of_the_first_step() -> None:
 
 def test_shares_of_names_exclude_sampled_and_profiled_steps() -> None:
     bench = Bench()
+    main = bench.loop.main
     for number in range(9):
         bench.fetch(0.1)
         bench.loop.batch_begins(None)
         if number in (0, 3):
-            bench.loop.main.leave_out()
+            main.leave_out()
         if number in (5, 6):
-            bench.loop.main.profiling(number == 5)
+            main.profiling(number == 5)
         bench.act("[Callback]Other.on_train_batch_end", 0.9)
         if number in (0, 3, 5, 6):
             bench.clock.advance(7)
         bench.loop.batch_ends(None)
-    bench.loop.main.leave_out()
+    main.reporting(True)
+    bench.act("[Callback]Other.on_train_batch_end", 0.9)
+    main.reporting(False)
+    main.leave_out()
     bench.clock.advance(7)
     for _ in range(2):  # asking twice changes nothing
         (named,) = [t for t in bench.loop.named() if t.name == "Other"]
-        assert named.n_calls == 5  # of steps 1, 2, 4, 7 and 8
-        assert named.total_s == pytest.approx(5 * 0.9)
-        # Steps 3 and 5 are left out from where they are observed on: their fetches count.
+        assert named.n_calls == 9
+        assert named.total_s == pytest.approx(9 * 0.9)
+        # Of steps 1, 2, 4, 7 and 8. Steps 3 and 5 are left out from where they are observed on: their fetches count.
         assert named.share == pytest.approx(5 * 0.9 / (5 * 0.9 + 7 * 0.1))
+        assert bench.loop.included_s() == pytest.approx(5 * 0.9 + 7 * 0.1)
+
+
+def test_collections_in_steps_left_out_do_not_count() -> None:
+    bench = Bench()
+    pauses = GarbagePauses.open(SimpleNamespace(loop=bench.loop, now_ns=bench.clock))  # type: ignore[arg-type]
+    gc.disable()  # only those that are asked for
+    pauses.start()
+    try:
+        gc.collect()  # in the first step
+        bench.step()
+        bench.clock.advance(2)
+        gc.collect()
+        bench.loop.main.leave_out()
+        bench.clock.advance(7)
+        gc.collect()
+    finally:
+        pauses.close()
+        gc.enable()
+    record = pauses.record()
+    assert record is not None
+    assert [one.n for one in record.generations] == [1]
+    assert record.span_s == pytest.approx(2)
 
 
 def test_making_an_iterator_is_named_in_the_epoch_boundary_when_an_epoch_begins() -> None:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from lightning_perf import rules
-from lightning_perf.records import Gain, PhaseTime
+from lightning_perf.records import DeviceTimes, Gain, PhaseTime
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
 from lightning_perf.rules.findings import severity_of, severity_of_gain, timed_finding
 
@@ -132,20 +132,29 @@ def test_severity_follows_the_certain_gain_when_a_gain_is_an_interval(low, high,
     assert severity_of_gain(Gain(low=low, high=high, basis="", method=method)) == severity
 
 
+HALF_GOES = 1 / (1 - 0.5 - 0.5 * 0.1)  # and with it half of the tenth that the rest saves in fast steps
+
+
 @pytest.mark.parametrize(
-    ("fast_s", "high"),
+    ("rest", "has_device", "high"),
     [
-        (0.004, 1 / (1 - 0.5 - 0.5 * 0.1)),  # half of the step goes: half of what the rest saves in fast steps
-        (None, 2.0),  # an older session
-        (0.0024, 2.0),  # half of the steps do something else, e.g. no optimizer step
+        ({"p50_s": 0.005, "p10_s": 0.004}, False, HALF_GOES),
+        ({"p50_s": 0.005, "p10_s": None}, False, 2.0),  # an older session
+        ({"p50_s": 0.005, "p10_s": 0.002}, False, 2.0),  # some steps do something else
+        ({"p50_s": None, "p10_s": None}, False, 2.0),  # between steps
+        ({"p50_s": 0.005, "p10_s": 0.004}, True, 2.0),
     ],
 )
-def test_upper_end_includes_what_the_rest_saves_in_fast_steps_when_it_does_the_same_in_each(fast_s, high):
+def test_upper_end_includes_what_the_rest_saves_in_fast_steps_when_it_does_the_same_in_each(rest, has_device, high):
     phases = {
-        "callbacks": PhaseTime(total_s=0.5, share=0.5, p10_s=0.003),  # claimed: must not count twice
-        "forward": PhaseTime(total_s=0.5, share=0.5, p10_s=fast_s),
+        "callbacks": PhaseTime(total_s=0.5, share=0.5, p50_s=0.005, p10_s=0.003),  # claimed: must not count twice
+        "data_wait": PhaseTime(total_s=0.1, share=0.1, p50_s=0.001, p10_s=0.0008),  # depends on the loader
+        "forward": PhaseTime(total_s=0.4, share=0.4, **rest),
     }
     steady = msgspec.structs.replace(build_session().steady, n_steps=100, span_s=1.0, own_s=0.0, phases=phases)
+    if has_device:
+        times = DeviceTimes(n=9, starved_s=0.0, starved_share=0.0, busy_s=1.0, step_s=steady.step_s, backend="cuda")
+        steady = msgspec.structs.replace(steady, device=times)
     finding = timed_finding(
         steady, summary="", evidence=(), prescriptions=(), claims={"callbacks": 0.5}, basis="", low_s=0.4
     )

@@ -138,8 +138,8 @@ def compare(
     return _rounds(before, after, treated, until, now_ns, limit_s, worth)
 
 
-def including(cold: Comparison, warm: Comparison) -> Comparison:
-    """Return a comparison whose interval includes that of the same work with its tensors in caches.
+def widened(cold: Comparison, warm: Comparison) -> Comparison:
+    """Return the first comparison with an interval that includes the second one's, with its tensors in caches.
 
     In a training, some results are still in caches when the next operator reads them, and others are not.
     """

@@ -16,7 +16,7 @@ from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog
-from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, including
+from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widened
 from .operators import Arena, OperatorItem, arena_elements, chosen, elements_for
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .state import CudaRoom, Room, refusal, unchanged
@@ -191,14 +191,15 @@ class ReplayProbe(Probe):
         self, items: list[Item], treated: Treated, arena: Arena | None, until_ns: int, worth: float
     ) -> Comparison:
         """Compare all items; where the treatment is faster, compare them with their tensors in caches, too."""
-        watch, begun_ns = self._watch, self._now_ns()
-        assert watch is not None
-        cold = compare(items, treated.around_pass, watch, self._left_s(until_ns), self._now_ns, worth)
-        if arena is None or cold.speedup is None or cold.speedup.low <= 1.0:
+        assert self._watch is not None
+        limit_s = self._left_s(until_ns) / (1 if arena is None else 2)  # half of it for the second comparison
+        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, worth)
+        left_s = self._left_s(until_ns)
+        if arena is None or cold.speedup is None or cold.speedup.low <= 1.0 or left_s <= 0:
             return cold
         arena.starts_over = True
-        limit_s = min(self._left_s(until_ns), (self._now_ns() - begun_ns) / 1e9)
-        return including(cold, compare(items, treated.around_pass, watch, limit_s, self._now_ns, 1.0))
+        warm = compare(items, treated.around_pass, self._watch, min(left_s, limit_s), self._now_ns, 1.0)
+        return widened(cold, warm)
 
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9

@@ -1,10 +1,10 @@
 """PD504: a callback, or a hook of the module, takes a share of the time."""
 
-from lightning_perf.records import Finding, NamedTime, Session
+from lightning_perf.records import Finding, NamedTime, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import claims_of, fast_phase_s, named_by_kind, share_of, steady_of
-from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY
+from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
 from lightning_perf.rules.wording import called, duration, percent
 
 
@@ -19,7 +19,6 @@ def check(session: Session) -> Finding | None:
     worst = max(times, key=lambda time: time.share)
     each_s = worst.total_s / max(1, worst.n_calls)
     is_in_steps = "batch" in worst.hook or not worst.hook.endswith(("_start", "_end"))
-    is_each_step = is_in_steps and fast_phase_s(steady, worst.phase) is not None
     often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     where, it = f"{len(times)} hooks of {name}", worst.hook
     if len(times) == 1:
@@ -40,10 +39,25 @@ def check(session: Session) -> Finding | None:
             code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
         ),
         timed=claims_of(times, steady.span_s),
-        # Unless it takes as long in each step, the hook may already skip its work in most calls: less is saved then.
-        left=1 / min(LOG_EVERY_STEPS if is_each_step else MANY, max(1, worst.n_calls)),
+        left=sum(time.share * _left(time, worst, steady) for time in times) / share,
         left_least=0.0,
     )
+
+
+def _left(time: NamedTime, worst: NamedTime, steady: StageTimes) -> float:
+    """Return the part of a hook's time that remains if its work is done as rarely as recommended.
+
+    The hook may already skip its work in most calls, and then less is saved; unless all its calls take about as long:
+    then even in fast steps, its phase takes more than what is left of it.
+    """
+    n_times = MANY
+    phase = steady.phases.get(time.phase)
+    if time is worst and phase is not None and phase.p10_s is not None and steady.n_steps:
+        each_s = time.share * steady.span_s / steady.n_steps
+        others_s = phase.total_s / steady.n_steps - each_s
+        if phase.p10_s - others_s >= SAME_WORK_FRACTION * each_s:
+            n_times = LOG_EVERY_STEPS
+    return 1 / min(n_times, max(1, time.n_calls))
 
 
 def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:

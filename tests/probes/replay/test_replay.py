@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -144,6 +145,21 @@ def test_interval_includes_operators_whose_tensors_are_in_caches_when_a_treatmen
     (result,) = probe.record().results
     assert (result.speedup.low, result.speedup.high) == expected
     assert (True in arenas) == (cold[0] > 1)
+
+
+@pytest.mark.parametrize("starts_over", [False, True])
+def test_operators_take_their_tensors_from_the_same_place_when_the_arena_starts_over(starts_over):
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(9)))
+    log = logged(model, torch.rand(4, 8))
+    arena = Arena(CPU, 2**20)
+    arena.starts_over = starts_over
+    treated = treated_by("threads=2", log, CPU, None)
+    item = OperatorItem(treated.works[0], arena, treated)
+    places = []
+    for _ in range(2):
+        item.run(False, HostWatch(time.perf_counter_ns))
+        places.append(arena._place)
+    assert (places[0] == places[1]) == starts_over
 
 
 def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
