@@ -21,7 +21,7 @@ from lightning_perf.records import (
 from lightning_perf.stats.estimates import mean_interval
 from lightning_perf.stats.steady import AGREEMENT
 
-from .signals import phase_s
+from .signals import mean_phase_s, phase_s
 from .thresholds import (
     HIGH_SHARE,
     LOW_SHARE,
@@ -211,18 +211,18 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
     """Return the seconds that the rest of the steps saves at most when a change saves the claimed seconds.
 
     Code that is removed no longer evicts the caches of what remains. How fast the rest then runs is seen in the fastest
-    tenth of the steps: it saves the difference to the median, in proportion to the part of the time that the change
+    tenth of the steps: it saves the difference to the mean, in proportion to the part of the time that the change
     saves. 0 on a device, where phases of the host may be waits, and for waits for data.
     """
     if steady.device is not None:
         return 0.0
     slower_s = 0.0
     for name, phase in steady.phases.items():
-        if phase.p10_s is None or phase.p50_s is None or name == "data_wait":
+        mean_s = mean_phase_s(steady, name)
+        if phase.p10_s is None or not mean_s or name == "data_wait":
             continue
-        if phase.p10_s >= SAME_WORK_FRACTION * phase.p50_s:
-            rest = 1.0 - claims.get(name, 0.0) / phase.total_s if phase.total_s > 0 else 0.0
-            slower_s += rest * (phase.p50_s - phase.p10_s) * steady.n_steps
+        if phase.p10_s >= SAME_WORK_FRACTION * mean_s:
+            slower_s += (1.0 - claims.get(name, 0.0) / phase.total_s) * (mean_s - phase.p10_s) * steady.n_steps
     return slower_s * min(1.0, sum(claims.values()) / promised_span_s(steady))
 
 

@@ -29,6 +29,15 @@ def phase_s(stage: StageTimes, *names: str) -> float:
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
+def mean_phase_s(stage: StageTimes, name: str) -> float | None:
+    """Return the mean seconds per usual step in a phase, from the timeline; None without one.
+
+    Unlike the phase's total, it excludes the first step of each epoch.
+    """
+    n_steps = sum(block.n_steps for block in stage.timeline)
+    return sum(block.phases.get(name, 0.0) * block.n_steps for block in stage.timeline) / n_steps if n_steps else None
+
+
 def check_has_ranks(session: Session) -> None:
     """Raise Skip if the run has one rank."""
     if session.run.world_size < 2:

@@ -72,7 +72,7 @@ WIDE_RATIO = _heuristic(1.5, "ratio", "Above this ratio of its ends, a measured 
 MAX_RECOVERABLE_SHARE = _heuristic(0.98, "share", "Limits the expected speedup to 50x.")
 EXPLAINED_PART = _heuristic(0.5, "fraction", "A cause explains a symptom if it claims most of the symptom's time.")
 SAME_WORK_FRACTION = _heuristic(
-    0.5, "fraction", "If fast steps take less than this part of the usual time, they do not do the same work."
+    0.5, "fraction", "If fast steps take less than this part of the mean, they do not do the same work as others."
 )
 MANY = _heuristic(10, "times", "The largest factor by which recommendations make work less frequent.")
 
