@@ -2,7 +2,8 @@
 
 Torch's handler of SIGCHLD raises where a loader worker was killed, in whatever code happens to run; users' handlers may
 raise to end a training. Such an error is meant for the training, not for the code that it interrupted.
-``RaisesWhenFreed`` raises it again where Python would only print it.
+``RaisesWhenFreed`` raises it again where Python would only print it. ``Latch`` is an event that such an error cannot
+leave locked.
 """
 
 from __future__ import annotations
@@ -60,6 +61,38 @@ class RaisesWhenFreed:
         kind = type("RaisedAgain", (type(error),), {"__new__": lambda *_: error})
         # A C function, because the error would be raised in the first Python function that runs.
         setattr(error, _RAISED_AGAIN, weakref.ref(self, partial(_raise_in_thread, threading.get_ident(), kind)))
+
+
+class Latch:
+    """An event that is set once and can be waited for by several threads.
+
+    If a signal handler raises within ``threading.Event.set`` or ``wait``, the event's lock may stay locked: the next
+    call waits for ever. Here every step is a single call of C code, which no handler interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._closed = threading.Lock()  # held until the latch is set
+        self._closed.acquire()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake the waiting threads. Can be called again, e.g. after an interrupt."""
+        self._is_set = True
+        self._open()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is set, at most ``seconds`` (None: without limit); return whether it is."""
+        if not self._is_set and self._closed.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+            self._open()  # for the next thread that waits
+        return self._is_set
+
+    def _open(self) -> None:
+        with suppress(RuntimeError):  # it is open
+            self._closed.release()
 
 
 def error_text(error: Exception) -> str:

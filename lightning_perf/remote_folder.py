@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
-from lightning_perf.interrupts import raise_if_from_signal, suppress
+from lightning_perf.interrupts import Latch, raise_if_from_signal, suppress
 from lightning_perf.records import load
 from lightning_perf.records.remote import RemotePath
 
@@ -126,7 +126,7 @@ def within(limit_s: float, function: Callable[[], None], spare: SpareThread | No
         Exception: What it raises.
     """
     errors: list[Exception] = []
-    is_done = threading.Event()
+    is_done = Latch()
 
     def call() -> None:
         try:

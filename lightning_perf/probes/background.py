@@ -22,7 +22,7 @@ class BackgroundThread:
     """
 
     def __init__(self, name: str, turn: Callable[[], float | None], join_s: float = 2.0) -> None:
-        self.stopping = threading.Event()
+        self.stopping = interrupts.Latch()
         self.thread: threading.Thread | None = None
         self._name, self._turn, self._join_s = name, weakref.WeakMethod(turn), join_s
 

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
 from lightning_perf import interrupts
-from lightning_perf.interrupts import raise_if_from_signal, suppress
+from lightning_perf.interrupts import Latch, raise_if_from_signal, suppress
 from lightning_perf.probes import plain
 from lightning_perf.probes.host import HostReader
 from lightning_perf.probes.pauses import GarbagePauses
@@ -220,3 +221,52 @@ def test_hook_that_someone_else_set_stays_when_a_run_ends(monkeypatch: pytest.Mo
     error = SimpleNamespace(exc_value=ValueError(), object=None)
     others(error)
     assert lost == [error]
+
+
+def interrupted_after(n_opcodes: int, function: Callable[[], object]) -> bool:
+    """Call a function, and raise within it as a signal handler would; return whether it took that many opcodes."""
+    n_left = n_opcodes
+
+    def traced(frame: Any, event: str, _: object) -> Any:
+        nonlocal n_left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            n_left -= 1
+            if n_left < 0:
+                raise Preempted
+        return traced
+
+    previous = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        function()
+    except Preempted:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+@pytest.mark.parametrize("method", ["set", "wait"])
+def test_latch_can_be_set_after_any_interrupt(method: str) -> None:
+    n_opcodes, is_interrupted = 0, True
+    while is_interrupted:
+        latch = Latch()
+        is_interrupted = interrupted_after(n_opcodes, latch.set if method == "set" else partial(latch.wait, 0.0))
+        waiting = [threading.Thread(target=latch.wait, args=(60.0,), daemon=True) for _ in range(2)]
+        again = threading.Thread(target=latch.set, daemon=True)
+        for thread in (*waiting, again):
+            thread.start()
+        for thread in (again, *waiting):
+            thread.join(30.0)
+            assert not thread.is_alive(), f"{method}, interrupted after {n_opcodes} opcodes"
+        assert latch.is_set()
+        assert latch.wait(0.0)
+        n_opcodes += 1
+    assert n_opcodes > 5
+
+
+def test_latch_is_not_set_when_the_time_is_up() -> None:
+    latch = Latch()
+    assert not latch.wait(0.01)
+    assert not latch.is_set()

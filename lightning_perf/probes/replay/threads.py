@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from lightning_perf.cgroups import affine_cores
+from lightning_perf.interrupts import Latch
 
 from .compare import Item, Stopwatch
 
@@ -72,7 +73,7 @@ def flushed_denormals() -> Iterator[None]:
 
 def _require_threads(n: int) -> None:
     """Raise ValueError unless ``n`` threads can be started: OpenMP ends the process if it cannot start its own."""
-    gate, started = threading.Event(), list[threading.Thread]()
+    gate, started = Latch(), list[threading.Thread]()
     try:
         for _ in range(n):
             thread = threading.Thread(target=gate.wait, daemon=True)
