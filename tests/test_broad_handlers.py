@@ -36,7 +36,12 @@ ELSEWHERE = (
 )
 """Code of commands, child processes and threads of its own: no training is interrupted there."""
 
-LATER = {("run.py", "_end_without_hooks"), ("probes/ranks/probe.py", "share"), ("trials/modes.py", "fit")}
+LATER = {
+    ("run.py", "_end_without_hooks"),
+    ("probes/ranks/probe.py", "share"),
+    ("probes/replay/threads.py", "_answer_each"),
+    ("trials/modes.py", "fit"),
+}
 """Functions that raise the error afterwards, or that the interpreter calls at the end of the training."""
 
 

@@ -22,6 +22,7 @@ from lightning_perf.interrupts import Latch, raise_if_from_signal, suppress
 from lightning_perf.probes import plain
 from lightning_perf.probes.host import HostReader
 from lightning_perf.probes.pauses import GarbagePauses
+from lightning_perf.probes.replay.threads import Worker
 from lightning_perf.seams import Undos, complete
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")
@@ -270,3 +271,24 @@ def test_latch_is_not_set_when_the_time_is_up() -> None:
     latch = Latch()
     assert not latch.wait(0.01)
     assert not latch.is_set()
+
+
+def test_thread_of_replays_ends_after_any_interrupt() -> None:
+    n_opcodes, is_interrupted = 0, True
+    while is_interrupted:
+        worker = Worker()
+        is_interrupted = interrupted_after(n_opcodes, partial(worker.call, gc.isenabled))
+        ending = threading.Thread(target=worker.__exit__, daemon=True)
+        ending.start()
+        ending.join(30.0)
+        assert not ending.is_alive(), f"interrupted after {n_opcodes} opcodes"
+        n_opcodes += 1
+    assert n_opcodes > 5
+
+
+def test_thread_of_replays_returns_results_and_errors() -> None:
+    with Worker() as worker:
+        assert worker.call(threading.get_ident) != threading.get_ident()
+        with pytest.raises(Preempted):
+            worker.call(raise_preempted)
+        assert worker.call(gc.isenabled) == gc.isenabled()

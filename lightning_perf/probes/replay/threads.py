@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -98,17 +98,17 @@ class OwnThreads:
     ) -> None:
         self._scopes = {False: (around,), True: (around, treated)}
         self._undo = ExitStack()
-        self._threads: dict[bool, ThreadPoolExecutor] = {}
+        self._threads: dict[bool, Worker] = {}
 
     def __enter__(self) -> OwnThreads:
         _require_threads(2 * max(torch.get_num_threads(), len(affine_cores())))
         with ExitStack() as undo:
             for is_treated, scopes in self._scopes.items():
-                thread = undo.enter_context(ThreadPoolExecutor(1, thread_name_prefix="lightning-perf-replay"))
+                thread = undo.enter_context(Worker())
                 inside = ExitStack()
-                undo.callback(_run_in, thread, inside.close)
+                undo.callback(thread.call, inside.close)
                 for scope in scopes:
-                    _run_in(thread, partial(_enter, inside, scope))
+                    thread.call(partial(_enter, inside, scope))
                 self._threads[is_treated] = thread
             self._undo = undo.pop_all()
         return self
@@ -121,8 +121,48 @@ class OwnThreads:
         return _ThreadItem(item, self._threads)
 
 
-def _run_in(thread: ThreadPoolExecutor, function: Callable[[], Any]) -> None:
-    thread.submit(function).result()
+class Worker:
+    """A thread that calls functions, one by one.
+
+    If a signal handler raises in the thread that waits, a ``ThreadPoolExecutor`` may stay locked and never end;
+    ``SimpleQueue`` cannot, because its methods are C code.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_answer_each, args=(self._calls,), name="lightning-perf-replay", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._calls.put(None)
+        self._thread.join()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function in the thread; return its result, or raise its error."""
+        answers: SimpleQueue[Any] = SimpleQueue()
+        self._calls.put((function, answers))
+        result, error = answers.get()
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
+
+
+def _answer_each(calls: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None]) -> None:
+    while (call := calls.get()) is not None:
+        function, answers = call
+        try:
+            answers.put((function(), None))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
+            answers.put((None, error))
+        del call, function, answers
 
 
 def _enter(inside: ExitStack, scope: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -130,9 +170,10 @@ def _enter(inside: ExitStack, scope: Callable[[], AbstractContextManager[Any]]) 
 
 
 class _ThreadItem:
-    def __init__(self, item: Item, threads: dict[bool, ThreadPoolExecutor]) -> None:
+    def __init__(self, item: Item, threads: dict[bool, Worker]) -> None:
         self.weight, self.treated_weight = item.weight, item.treated_weight
         self._item, self._threads = item, threads
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
-        return self._threads[is_treated].submit(self._item.run, is_treated, watch).result()
+        marks: list[tuple[Any, Any]] = self._threads[is_treated].call(partial(self._item.run, is_treated, watch))
+        return marks
