@@ -117,7 +117,12 @@ def trained(make_trainer: Make, fault: str, **arguments: Any) -> Session:
     doctor = PerfDoctor(reports=(), schedule=None, memory=False, arithmetic=False, module_depth=0, **arguments)
     stop = StopWhenSampled(doctor)
     trainer = make_trainer(doctor, stop, max_steps=MAX_STEPS, max_epochs=-1)
-    trainer.fit(Planted(fault), DataLoader(Samples(fault == "dataset"), batch_size=1))
+    gc.collect()
+    gc.freeze()  # what other tests left behind makes collections slow
+    try:
+        trainer.fit(Planted(fault), DataLoader(Samples(fault == "dataset"), batch_size=1))
+    finally:
+        gc.unfreeze()
     session = doctor.session
     assert session is not None
     assert session.probes_off == ()
@@ -162,12 +167,7 @@ def test_finding_names_the_planted_line_when_it_takes_most_of_the_step(
 
 
 def test_collection_is_reported_with_its_line_when_the_step_calls_it(make_trainer: Make) -> None:
-    gc.collect()
-    gc.freeze()  # what other tests left behind makes collections slow
-    try:
-        session = trained(make_trainer, "collect")
-    finally:
-        gc.unfreeze()
+    session = trained(make_trainer, "collect")
     (found,) = [finding for finding in session.findings if finding.code == "PD508"]
     assert f"{HERE}:{line_of('collect')}) called gc.collect()" in found.summary
     others = [finding.summary for finding in session.findings if finding.code == "PD511"]
