@@ -67,7 +67,7 @@ class Latch:
     """An event that is set once and can be waited for by several threads.
 
     If a signal handler raises within ``threading.Event.set`` or ``wait``, the event's lock may stay locked: the next
-    call waits for ever. Here every step is a single call of C code, which no handler interrupts.
+    call waits for ever. Here the lock is taken and released by single calls of C code, which no handler interrupts.
     """
 
     def __init__(self) -> None:

@@ -119,8 +119,8 @@ class RoomKeeper:
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading.
 
-    Opening or reading a named pipe blocks, and reading a device may never end. Both may be in a user's folder, where
-    they would hang the training.
+    Opening or reading a named pipe blocks, and reading a device may never end. Both may be in a user's folder,
+    and the training would wait for them for ever.
 
     Args:
         path: The file, or a link to one.

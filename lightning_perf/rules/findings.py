@@ -219,7 +219,7 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
     slower_s = 0.0
     for name, phase in steady.phases.items():
         mean_s = mean_phase_s(steady, name)
-        if phase.p10_s is None or not mean_s or name == "data_wait":
+        if phase.p10_s is None or not mean_s or phase.total_s <= 0 or name == "data_wait":
             continue
         if phase.p10_s >= SAME_WORK_FRACTION * mean_s:
             slower_s += (1.0 - claims.get(name, 0.0) / phase.total_s) * (mean_s - phase.p10_s) * steady.n_steps

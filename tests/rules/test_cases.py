@@ -151,9 +151,10 @@ def test_upper_end_includes_what_the_rest_saves_in_fast_steps_when_it_does_the_s
     phases = {
         "callbacks": PhaseTime(total_s=0.5, share=0.5, p10_s=0.003),  # claimed: must not count twice
         "data_wait": PhaseTime(total_s=0.08, share=0.08, p10_s=0.0006),  # depends on the loader
+        "other": PhaseTime(total_s=0.0, share=0.0, p10_s=0.001),  # of a file that someone changed
         "forward": PhaseTime(total_s=0.42, share=0.42, p10_s=fast_s),  # more than 100 means: with first steps
     }
-    means = {"callbacks": 0.005, "data_wait": 0.0008} | ({"forward": mean_s} if mean_s else {})
+    means = {"callbacks": 0.005, "data_wait": 0.0008, "other": 0.001} | ({"forward": mean_s} if mean_s else {})
     block = Block(first_step=0, n_steps=50, start_s=0.0, step_s=0.01, max_step_s=0.01, phases=means)
     steady = msgspec.structs.replace(
         build_session().steady, n_steps=100, span_s=1.0, own_s=0.0, phases=phases, timeline=(block, block)
