@@ -7,6 +7,7 @@
     python benchmarks/clinic/run.py --caps none,avx2,avx512_core,one-thread --write
     python benchmarks/clinic/run.py --healthy-only --caps avx2
     python benchmarks/clinic/run.py --fabric            ten cases with a Trainer and as Fabric loops
+    python benchmarks/clinic/run.py --timed FILE        diagnose again, with the speedups that FILE holds
     python benchmarks/clinic/run.py --half score --traceml --write      TraceML's results, on a separate page
 
 Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
@@ -63,6 +64,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="times that each case is timed with and without its fix")
     parser.add_argument("--cores", type=int, default=2, help="cores in use (default: 2)")
     parser.add_argument("--at-once", type=int, default=1, help="diagnosed runs at once (default: 1, as timed runs)")
+    parser.add_argument("--timed", type=Path, metavar="FILE", help="take measured speedups from these saved results")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results by cap, as saved beside the page")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument("--traceml", action="store_true", help="ask TraceML instead, in an environment of its own")
@@ -126,16 +128,24 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
         return ended
 
     diagnosed = run("runs diagnosed", orders.diagnoses(cases, arguments.healthy_rounds), arguments.at_once)
-    timed = run("runs timed", orders.timings([c for c in cases if is_timed(c, arguments)], arguments.rounds), 1)
-    outcomes = outcomes_of(cases, diagnosed, timed, [])
+    known = results.read(arguments.timed)[cap].outcomes if arguments.timed else ()
+    names = {one.case for one in known if one.measured is not None}
+    unknown = [case for case in cases if is_timed(case, arguments) and case.name not in names]
+    timed = run("runs timed", orders.timings(unknown, arguments.rounds), 1)
+    outcomes = with_measured(outcomes_of(cases, diagnosed, timed, []), known)
     is_measured = not arguments.fast and arguments.gains != "none"
-    accused = {one.case for one in outcomes if one.accusations or one.stand_in is not None}
+    accused = {
+        one.case
+        for one in outcomes
+        for said in (*one.accusations, one.stand_in)
+        if said is not None and said.code not in {fix.code for fix in one.applied}
+    }
     if is_measured and accused:
         of_accused = [end for end in diagnosed if end.order.case.name in accused]
         fixed = run(
             "runs with recommended fixes timed", orders.fixes(of_accused, max(LEAST_ROUNDS, arguments.rounds)), 1
         )
-        outcomes = outcomes_of(cases, diagnosed, timed, fixed)
+        outcomes = with_measured(outcomes_of(cases, diagnosed, timed, fixed), known)
     is_part = bool(arguments.cases or arguments.fast or arguments.half or arguments.healthy_only)
     has_others = not is_part and cap == results.REFERENCE
     section = Section(
@@ -161,6 +171,22 @@ def outcomes_of(
         outcome_of(case, end, orders.of_case(case, timed), orders.of_case(case, fixed))
         for case in cases
         for end in orders.of_case(case, diagnosed)
+    ]
+
+
+def with_measured(outcomes: Sequence[Outcome], known: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes with the speedups that an earlier run measured on this machine, where it did."""
+    by_case = {one.case: one for one in known}
+    return [
+        msgspec.structs.replace(
+            one,
+            kind=by_case[one.case].kind,
+            measured=one.measured or by_case[one.case].measured,
+            applied=(*by_case[one.case].applied, *one.applied),
+        )
+        if one.case in by_case
+        else one
+        for one in outcomes
     ]
 
 
