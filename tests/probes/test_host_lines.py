@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dis
 import gc
 import json
 import os
@@ -92,6 +93,35 @@ def test_reader_names_the_library_function_when_a_line_calls_one():
     (stack,) = seen
     assert [code.co_name for code, _, _ in stack.lines] == ["parse"]
     assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
+
+
+def test_library_line_is_an_operator_when_it_calls_one_of_torch(tmp_path):
+    (tmp_path / "library.py").write_text("import torch\n\ndef activate(x):\n    return torch.relu(x)\n")
+    code = compile((tmp_path / "library.py").read_text(), str(tmp_path / "library.py"), "exec")
+    names = {"__name__": "library"}
+    exec(code, names)
+    activate = names["activate"].__code__
+    calls_relu = next(i.offset for i in dis.get_instructions(activate) if "CALL" in i.opname and i.opname != "PRECALL")
+    mine = training_step.__code__
+    stack = stacks.Stack(((mine, -1, 10),), activate, "other", (activate, calls_relu, 4))
+    reader = StackReader()
+    reader.globals_of[activate] = names
+    phase = PhaseSamples()
+    phase.add(stack, 1e6, 0.0, 0.0)
+    profile = ProfileBuilder(reader).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert profile is not None
+    assert profile.phases["forward"].operator_fraction == 1.0
+
+
+@pytest.mark.parametrize("imports", ["import torch", "import json"])
+def test_reader_keeps_the_librarys_frame_when_it_may_call_operators(imports, monkeypatch):
+    names = {"__name__": "library", "current": current}
+    exec(compile(f"{imports}\ndef run():\n    return current()\n", json.__file__, "exec"), names)
+    monkeypatch.setitem(globals(), "helper", names["run"])
+    frame = run_by_lightning(training_step)
+    stack = StackReader().read(list(frames_of(1, lambda: {1: frame})))
+    assert stack is not None
+    assert (stack.leaf, stack.inner is not None) == ("other", imports == "import torch")
 
 
 @pytest.mark.parametrize("file", ["<string>", ""])

@@ -193,10 +193,15 @@ class ProfileBuilder:
         """Return what ran below the innermost line, and whether it was an operator."""
         if stack.below is not None:
             name = library_call(stack.below, self._reader.modules.get(stack.below, ""))
-            return name, stack.leaf == OPERATOR
+            if stack.inner is None:
+                return name, stack.leaf == OPERATOR
+            return name, self._own_code(stack.inner, sums, late)[1]
         if not stack.lines or stack.leaf != "user":
             return "", stack.leaf == OPERATOR
-        visit = stack.lines[-1]
+        return self._own_code(stack.lines[-1], sums, late)
+
+    def _own_code(self, visit: Visit, sums: Sums, late: float) -> tuple[str, bool]:
+        """Return what a frame ran itself, and whether it was an operator."""
         own = self._own.get(visit)
         if own is None:
             own = self._own[visit] = OwnCode(*visit, self._reader.globals_of.get(visit[0], {}))

@@ -60,11 +60,13 @@ class Stack(NamedTuple):
         lines: The user's frames below Lightning's outermost frame, outermost first.
         below: The frame that the innermost of them called; None if it called none.
         leaf: Owner of the running code: ``"user"``, ``"operator"``, ``"lightning"`` or ``"other"``.
+        inner: The running frame, if it is a library's that may call torch operators itself; else None.
     """
 
     lines: tuple[Visit, ...]
     below: CodeType | None
     leaf: str
+    inner: Visit | None = None
 
 
 class StackReader:
@@ -72,7 +74,7 @@ class StackReader:
 
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
-        """Global names seen by the user's code."""
+        """Global names seen by the user's code, and by library code that may call torch operators."""
         self.loops: set[CodeType] = set()
         """The user's functions that loop over steps without a Trainer."""
         self.modules: dict[CodeType, str] = {}
@@ -82,6 +84,7 @@ class StackReader:
     def read(self, frames: Iterable[Frame]) -> Stack | None:
         """Return the stack of these frames, given innermost first; None if neither Lightning nor a loop is on it."""
         leaf = ""
+        running: Visit | None = None
         below: CodeType | None = None
         inner: tuple[CodeType, dict[str, Any]] | None = None
         pending: list[Visit] = []
@@ -94,7 +97,11 @@ class StackReader:
             if not file or file[0] == "<":  # compiled from text for a module, as methods of dataclasses are
                 file = names.get("__file__") or file
             owner = self._owners.get(file) or self._owner(file)
-            leaf = leaf or owner
+            if not leaf:
+                leaf = owner
+                if owner == OTHER and "torch" in names:
+                    running = code, offset, line or code.co_firstlineno
+                    self.globals_of[code] = names
             if owner == USER:
                 if not pending and inner is not None:
                     below, names_below = inner
@@ -113,7 +120,7 @@ class StackReader:
                 inner = code, names
         if not is_below_lightning:
             return None
-        return Stack(tuple(reversed(pending[:n_confirmed])), below if n_confirmed else None, leaf)
+        return Stack(tuple(reversed(pending[:n_confirmed])), below if n_confirmed else None, leaf, running)
 
     def _owner(self, file: str) -> str:
         owner = owner_of(file)
