@@ -18,18 +18,21 @@ _OWN = ("params", "initial_lr", "param_names")
 class OptimizerItem:
     """Steps of an optimizer, without and with changed arguments, e.g. ``{"fused": True}``.
 
-    Both sides use random parameters and gradients of the same shapes; the user's optimizer is only read.
+    Both sides use random parameters and gradients of the same shapes; the user's optimizer is only read. It steps once
+    in ``n_batches``.
 
     Raises:
         ValueError: Steps of this optimizer cannot be repeated.
     """
 
-    def __init__(self, optimizer: Any, changes: dict[str, Any], n_elements: int = MAX_ELEMENTS) -> None:
+    def __init__(
+        self, optimizer: Any, changes: dict[str, Any], n_elements: int = MAX_ELEMENTS, n_batches: int = 1
+    ) -> None:
         reason = _refusal(optimizer)
         if reason:
             raise ValueError(reason)
-        sample, self.weight = _sample(optimizer, n_elements)
-        self.treated_weight = self.weight
+        sample, factor = _sample(optimizer, n_elements)
+        self.weight = self.treated_weight = factor / n_batches
         generators: dict[torch.device, torch.Generator] = {}
         groups = [(group, [_copy(each, generators) for each in tensors]) for group, tensors in sample]
         self._sides = {
@@ -50,14 +53,14 @@ class OptimizerItem:
 class ZeroingItem:
     """Clearing gradients, and the next backward pass: it adds to zeros, or assigns new gradients.
 
-    The user's optimizer is only read.
+    The user's optimizer is only read. Gradients are cleared once in ``n_batches``.
     """
 
-    def __init__(self, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
+    def __init__(self, optimizer: Any, n_elements: int = MAX_ELEMENTS, n_batches: int = 1) -> None:
         if _is_sharded(optimizer):
             raise ValueError("sparse or sharded parameters are not replayed")
-        sample, self.weight = _sample(optimizer, n_elements)
-        self.treated_weight = self.weight
+        sample, factor = _sample(optimizer, n_elements)
+        self.weight = self.treated_weight = factor / n_batches
         generators: dict[torch.device, torch.Generator] = {}
         self._parameters = [_copy(each, generators) for _, tensors in sample for each in tensors]
         self._incoming = [each.grad for each in self._parameters]

@@ -238,9 +238,10 @@ class ReplayProbe(Probe):
             return []
         n_elements = min(MAX_ELEMENTS, self._room.free_bytes() // _BYTES_PER_PARAMETER)
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
+        n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
         if name == _ZEROING:
-            return [ZeroingItem(optimizer, n_elements) for optimizer in optimizers]
-        return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements) for optimizer in optimizers]
+            return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
+        return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements, n_batches) for optimizer in optimizers]
 
     @contextmanager
     def _placed(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:

@@ -34,6 +34,7 @@ def probe_of(model, optimizer=None, world_size=1, clock=now_ns, **more):
         world_size=world_size,
         is_global_zero=True,
         received_sigterm=False,
+        accumulate_grad_batches=1,
         optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
     )
     return ReplayProbe(trainer, clock, **more)

@@ -18,7 +18,7 @@ from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, arena_elements, chosen
-from lightning_perf.probes.replay.optimizer import OptimizerItem
+from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
 from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
 from lightning_perf.probes.replay.treatments import treated_by
@@ -402,6 +402,12 @@ def test_optimizer_is_replayed_on_copies_of_a_sample_when_it_is_large():
     assert item._sides[False].param_groups[0]["weight_decay"] == 0.1
     assert not optimizer.state
     assert all(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
+
+
+def test_optimizer_counts_once_for_the_batches_of_a_step():
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.rand(2))])
+    assert OptimizerItem(optimizer, {}, n_batches=8).weight == OptimizerItem(optimizer, {}).weight / 8
+    assert ZeroingItem(optimizer, n_batches=8).treated_weight == ZeroingItem(optimizer).treated_weight / 8
 
 
 def test_hooks_on_all_optimizers_see_no_replayed_step():
