@@ -10,7 +10,7 @@ from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, 
 
 from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
 from .rule import Rule, Skip, rule
-from .signals import CODE_PHASES, is_cpu_run, steady_of
+from .signals import CODE_PHASES, is_cpu_run, phase_s, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
 from .trace_reading import device_reading_of, reading_of
 from .user_lines import computing_s
@@ -27,6 +27,7 @@ class Diagnosis(NamedTuple):
         effect: Clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
         replayed_as: Treatment to replay, as in ``Hypothesis.treatment``; empty for that of the recommendation.
         phases: Phases in which the replayed operators run.
+        also: Phases of a CPU run whose operators become as much faster at most; they were not replayed.
         at_stake: Share of a trace's critical path that the treatment affects and no other finding claims.
         most_s: Seconds of the steady span that the treatment affects at most, if it also affects the host; None if it
             affects only the operators.
@@ -41,6 +42,7 @@ class Diagnosis(NamedTuple):
     effect: str
     replayed_as: str = ""
     phases: tuple[str, ...] = CODE_PHASES
+    also: tuple[str, ...] = ("validation",)
     at_stake: float = 0.0
     most_s: float | None = None
     seen_s: float | None = None
@@ -127,13 +129,16 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         result = msgspec.structs.replace(result, seen_s=diagnosis.seen_s / steady.n_steps)
     if diagnosis.most_s is None:
         concerned_s = diagnosis.at_stake * steady.step_s.mean if not is_cpu_run(session) else 0.0
-        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps, concerned_s))
+        part = _part_of_operators(session, result) if diagnosis.phases == CODE_PHASES else 1.0
+        saved = _on_critical_path(session, *saved_s(result, within_s / steady.n_steps, concerned_s, part))
     else:
         within_s = min(within_s, diagnosis.most_s)
         saved = saved_s(result, within_s / steady.n_steps)
     low_s, high_s = (steady.n_steps * each for each in saved)
     if high_s < LOW_SHARE * steady.span_s:
         return None
+    part = high_s / sum(phases.values())
+    phases |= _also_faster(session, diagnosis)
     is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
     return timed_finding(
@@ -144,13 +149,25 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
             fact("measured speedup of these operators", speedup.value, "ratio", n=result.n_rounds),
         ),
         prescriptions=diagnosis.prescription,
-        claims={name: high_s * seconds / sum(phases.values()) for name, seconds in phases.items() if within_s > 0},
+        claims={name: part * seconds for name, seconds in phases.items()},
         low_s=low_s,
         basis=f"measured on {number_of(result.n_operators, 'operator')} of this step",
         confidence="low" if is_wide else "high",
         # On a device without a trace, operators that were not replayed are unknown.
         method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",
     )
+
+
+def _also_faster(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
+    """Return the seconds of other phases in operators that a treatment may speed up as well, by phase."""
+    steady, validation = steady_of(session), session.validation
+    if not is_cpu_run(session) or diagnosis.most_s is not None or "forward" not in diagnosis.phases:
+        return {}
+    found = {name: computing_s(session, steady, name) for name in diagnosis.also if name != "validation"}
+    if "validation" in diagnosis.also and validation is not None and validation.span_s > 0:
+        part = phase_s(validation, *CODE_PHASES) / validation.span_s
+        found["validation"] = min(1.0, part) * phase_s(steady, "validation")
+    return found
 
 
 def _times(speedup: float) -> str:
@@ -184,19 +201,25 @@ def _at_stake(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
     return reading.claims(diagnosis.at_stake * reading.trace.span_s)
 
 
-def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0) -> tuple[float, float]:
+def _part_of_operators(session: Session, result: Replayed) -> float:
+    """Return the part of the sampled step's operators that were replayed; 1 if unknown."""
+    operators_s = session.replay.operators_s if session.replay is not None else None
+    return min(1.0, result.seen_s / operators_s) if result.seen_s is not None and operators_s else 1.0
+
+
+def saved_s(result: Replayed, most_s: float, concerned_s: float = 0.0, part: float = 1.0) -> tuple[float, float]:
     """Return the seconds per step that a treatment saves at least and at most.
 
     The replayed operators took ``seen_s`` in the step and ``before_s`` in the replay; the interval includes both. Other
     operators that the treatment affects are assumed to keep their time (lower end) or to speed up equally (upper end).
-    ``most_s`` limits the seconds per step in these operators; ``concerned_s`` are those in all affected operators of a
-    trace, if known.
+    ``most_s`` limits the seconds per step in these operators, at the lower end to a ``part``: the sampled step may have
+    been longer than usual. ``concerned_s`` are those in all affected operators of a trace, if known.
     """
     speedup = result.speedup
     assert speedup is not None
     times = [seconds for seconds in (result.before_s, result.seen_s) if seconds is not None]
     rest = max(1.0, result.concerned_s / result.seen_s) if result.concerned_s and result.seen_s else 1.0
-    low_s, high_s = min(*times, most_s), min(max(max(times) * rest, concerned_s), most_s)
+    low_s, high_s = min(*times, part * most_s), min(max(max(times) * rest, concerned_s), most_s)
     return low_s * (1 - 1 / speedup.low), high_s * (1 - 1 / speedup.high)
 
 
