@@ -17,6 +17,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Finding, Hypothesis, Machine, RuleOutcome, Run, Session, TraceRecord, Window
 
 from .findings import fact, with_measurement
+from .limits import within_limits
 from .line_signals import with_line, without_user_lines
 from .rank_signals import where_found
 from .ranking import causes_first, rank_of, weakened, without_explained
@@ -78,7 +79,8 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            found = with_line(weakened(without_user_lines(finding, session), weakening), session)
+            possible = within_limits(without_user_lines(finding, session), session)
+            found = with_line(weakened(possible, weakening), session)
             findings.append(_placed(session, with_measurement(found)))
     findings = causes_first(sorted(findings, key=lambda finding: rank_of(finding, session)), all_rules())
     return msgspec.structs.replace(

@@ -1,0 +1,71 @@
+"""Limits of the certain part of a gain: what else would be waited for if the saved work were gone."""
+
+import msgspec
+
+from lightning_perf.records import SEVERITIES, STEP_PHASES, Finding, Session, StageTimes
+
+from .findings import promised_span_s, severity_of_gain
+from .rule import Skip
+from .signals import is_cpu_run, phase_s
+from .trace_reading import device_reading_of
+
+_ABOUT_HOST = ("PD502", "PD504", "PD505", "PD506", "PD508", "PD509", "PD511", "PD512", "PD608")
+"""Findings about time of the host between launches, which on a device may be a wait for it, or overlap with it."""
+
+
+def within_limits(finding: Finding, session: Session) -> Finding:
+    """Return the finding with no more certain than the device and the loader let the steps get faster.
+
+    Host code that runs while the device computes saves only time in which the device is idle, and steps do not get
+    shorter than workers need to make a batch. The upper end of the gain stays.
+    """
+    gain, steady = finding.gain, session.steady
+    claimed_s = sum(finding.claims.values())
+    if gain is None or steady is None or claimed_s <= 0 or not finding.prescriptions:
+        return finding
+    limits = []
+    if finding.code in _ABOUT_HOST and not is_cpu_run(session):
+        limits.append(_idle_s(session, steady))
+    if "data_wait" not in finding.claims and (period_s := _batch_period_s(session, steady)) is not None:
+        limits.append(steady.n_steps * max(0.0, steady.step_s.mean - period_s))
+    in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES) / claimed_s
+    span_s = promised_span_s(steady)
+    low_s = (1 - 1 / gain.low) * span_s
+    most_s = min([in_steps * low_s, *limits]) + (1 - in_steps) * low_s
+    if most_s >= low_s:
+        return finding
+    gain = msgspec.structs.replace(gain, low=1 / (1 - most_s / span_s))
+    severity = max(severity_of_gain(gain), finding.severity, key=SEVERITIES.index)
+    return msgspec.structs.replace(finding, gain=gain, severity=severity)
+
+
+def _idle_s(session: Session, steady: StageTimes) -> float:
+    """Return the seconds of the steps in which the device has nothing to do, except when it waits for data.
+
+    They are known from a profiler window, or between the steps' work by the device's own clock; 0 without either.
+    """
+    idle_s, device = 0.0, steady.device
+    if device is not None and device.n:
+        idle_s = steady.n_steps * (steady.step_s.mean - (device.busy_s + device.starved_s) / device.n)
+    try:
+        reading, _ = device_reading_of(session)
+    except Skip:
+        return max(0.0, idle_s)
+    loader = reading.trace.loader
+    traced_s = reading.idle_limit_s - (loader.exposed_s if loader is not None else 0.0)
+    return max(0.0, idle_s, reading.share(traced_s) * phase_s(steady, *STEP_PHASES))
+
+
+def _batch_period_s(session: Session, steady: StageTimes) -> float | None:
+    """Return the seconds from one batch of the training loader's workers to the next; None without workers or unknown.
+
+    It is known from the loader probe, or else at best: the time of a batch in one process, divided among the workers.
+    """
+    loaders = [one for one in session.settings.loaders if one.stage == "train"]
+    if session.run.stage != "fit" or len(loaders) != 1 or not loaders[0].num_workers:
+        return None
+    loader, probe, fetch = loaders[0], session.loader_probe, steady.fetch
+    is_probed = probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
+    if is_probed and (point := probe.point_at(loader.num_workers)) is not None:
+        return point.high_s
+    return fetch.in_process_batch_s / loader.num_workers if fetch is not None and fetch.in_process_batch_s else None
