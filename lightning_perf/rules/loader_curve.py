@@ -150,7 +150,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
         # Workers do not deliver faster than the mean batch takes, which costly batches raise above the median.
         mean_s = batch_s if n_now else max(batch_s, wait_s)
         step = chosen or step_bounds(session, mean_s, compute_s, n_workers)
-        saved = saved_by(step_s, now, step, run_spread(session))
+        saved = saved_by(step_s, now, step, step_spread(session, step.step_s))
     takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
         n_now=n_now,
@@ -257,7 +257,8 @@ def probed_loader_of(session: Session) -> ProbedLoader:
 
 def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> WorkerStep:
     """Return the step at one point of the curve: measured, or bounds from the throughput of the loader alone."""
-    least_s = (1 - run_spread(session)) * max(compute_s, point.low_s)  # lower bound of any step time
+    least_s = max(compute_s, point.low_s)
+    least_s *= 1 - step_spread(session, least_s)  # lower bound of any step time
     if point.step_s is not None and point.step_low_s is not None and point.step_high_s is not None:
         return WorkerStep(
             num_workers=point.num_workers,
@@ -294,18 +295,26 @@ def _chosen(steps: tuple[WorkerStep, ...], n_cap: int) -> WorkerStep | None:
     return min(good, key=lambda each: each.num_workers, default=None)
 
 
-def run_spread(session: Session) -> float:
-    """Return the variation of step time over the run, as a fraction of its median; 0 without a timeline.
+def step_spread(session: Session, step_s: float) -> float:
+    """Return how much a step of this time varies from one fit to the next, as a fraction of it; 0 without a timeline.
 
-    This is the larger distance of the 5th and 95th percentile of the timeline's blocks from the median. Step time is
-    assumed to vary as much from one fit to the next.
+    Step time is assumed to vary as much as over the run: by the larger distance of the 5th and 95th percentile of the
+    timeline's blocks from their median, as a fraction of it, and without data wait in seconds, because faster steps
+    compute as long.
     """
-    blocks = [block.step_s for block in session.steady.timeline] if session.steady is not None else []
-    if len(blocks) < 2 or median(blocks) <= 0:
+    blocks = session.steady.timeline if session.steady is not None else ()
+    if len(blocks) < 2 or step_s <= 0:
         return 0.0
-    middle_s = median(blocks)
-    low_s, high_s = (float(end) for end in np.percentile(blocks, [5, 95]))
-    return min(STEP_MAX_SPREAD, max(high_s - middle_s, middle_s - low_s) / middle_s)
+    middle_s, spread_s = _middle_and_spread([block.step_s for block in blocks])
+    _, computing_s = _middle_and_spread([block.step_s - block.phases.get("data_wait", 0.0) for block in blocks])
+    relative = spread_s / middle_s if middle_s > 0 else 0.0
+    return min(STEP_MAX_SPREAD, max(relative, computing_s / step_s))
+
+
+def _middle_and_spread(seconds: list[float]) -> tuple[float, float]:
+    middle_s = median(seconds)
+    low_s, high_s = (float(end) for end in np.percentile(seconds, [5, 95]))
+    return middle_s, max(high_s - middle_s, middle_s - low_s)
 
 
 def saved_by(step_s: float, now: WorkerStep | None, chosen: WorkerStep, spread: float) -> tuple[float, float]:
@@ -313,7 +322,7 @@ def saved_by(step_s: float, now: WorkerStep | None, chosen: WorkerStep, spread: 
 
     The new step time is estimated as the probed step time and, if the workers in use were probed as well, as the
     current step time ``step_s`` scaled by the probed ratio. The interval includes both, because the probe's compute may
-    differ from that of the training. ``spread`` is the variation of step time over the run (``run_spread``).
+    differ from that of the training. ``spread`` is the variation of step time over the run (``step_spread``).
     """
     low_s, high_s = chosen.low_s, chosen.high_s
     if chosen.is_measured:

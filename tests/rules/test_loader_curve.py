@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_perf.records import LoaderProbe, Session, StageTimes
+from lightning_perf.records import Block, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.loader_curve import (
     WorkerPlan,
     delivered_batch_s,
     plan_workers,
     predicted_steps,
     probed_loader_of,
+    step_spread,
 )
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip
@@ -101,6 +102,18 @@ def test_step_is_never_promised_shorter_than_computing_or_fetching() -> None:
     unsure = point(2, 0.014, 0.020) | {"step_low_s": 0.0}
     low_s = plan_of(session_of([point(0, 0.028, 0.040), unsure])).steps[-1].low_s
     assert low_s > 0.012
+
+
+def test_spread_of_computing_widens_faster_steps_when_waits_hid_it() -> None:
+    steady = build_session({}).steady
+    assert steady is not None
+    blocks = [{"step_s": 0.040 + 0.001 * (i % 2), "phases": {"data_wait": 0.030}} for i in range(10)]
+    timeline = tuple(
+        Block(first_step=i, n_steps=10, start_s=0.0, max_step_s=0.1, **block) for i, block in enumerate(blocks)
+    )
+    session = msgspec.structs.replace(build_session({}), steady=msgspec.structs.replace(steady, timeline=timeline))
+    assert step_spread(session, 0.040) == pytest.approx(0.0005 / 0.040, rel=0.05)
+    assert step_spread(session, 0.010) == pytest.approx(0.0005 / 0.010, rel=0.05)
 
 
 def test_batch_cost_comes_from_samples_when_there_is_no_curve() -> None:

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
-from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, run_spread, saved_by
+from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, saved_by, step_spread
 from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip, required, rule
@@ -48,7 +48,7 @@ def _probed_savings(session: Session, steady: StageTimes, loader: LoaderSettings
     """Return the least and most seconds per step saved without workers; None if the probe measured no such step."""
     plan = plan_workers(session, loader, steady, wait_share(steady) * steady.span_s / steady.n_steps)
     alone = next((step for step in plan.steps if step.num_workers == 0 and step.is_measured), None)
-    return None if alone is None else saved_by(steady.step_s.mean, plan.now, alone, run_spread(session))
+    return None if alone is None else saved_by(steady.step_s.mean, plan.now, alone, step_spread(session, alone.step_s))
 
 
 def _predicted(session: Session) -> Finding | None:
