@@ -1,6 +1,8 @@
 """PD504: a callback, or a hook of the module, takes a share of the time."""
 
-from lightning_perf.records import Finding, NamedTime, Session, StageTimes
+import msgspec
+
+from lightning_perf.records import Finding, NamedTime, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
@@ -16,10 +18,9 @@ def check(session: Session) -> Finding | None:
     share = share_of(times)
     if share < HOOK_MIN_SHARE:
         return None
+    times = [_placed(time, session) for time in times]
     worst = max(times, key=lambda time: time.share)
     each_s = worst.total_s / max(1, worst.n_calls)
-    is_in_steps = "batch" in worst.hook or not worst.hook.endswith(("_start", "_end"))
-    often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
     where, it = f"{len(times)} hooks of {name}", worst.hook
     if len(times) == 1:
         where, it = f"{name}.{worst.hook}", "It"
@@ -33,34 +34,58 @@ def check(session: Session) -> Finding | None:
             fact(f"share of the time in {name}", share, "fraction", HOOK_MIN_SHARE, worst.n_calls),
             fact(f"time per call of {name}.{worst.hook}", each_s, "s", n=worst.n_calls),
         ),
-        prescriptions=fix(
-            f"run {name}.{worst.hook} every {often}, or make it faster",
-            "minutes",
-            code=_code(f"{name}.{worst.hook}", worst, is_in_steps),
-        ),
+        prescriptions=_advice(f"{name}.{worst.hook}", worst),
         timed=claims_of(times, steady.span_s),
-        left=sum(time.share * _left(time, worst, steady) for time in times) / share,
+        left=1 - worst.share * (1 - _left(worst, steady)) / share,
         left_least=0.0,
     )
 
 
-def _left(time: NamedTime, worst: NamedTime, steady: StageTimes) -> float:
-    """Return the part of a hook's time that remains if its work is done as rarely as recommended.
+def _placed(time: NamedTime, session: Session) -> NamedTime:
+    """Return a hook's time in the phase of the steady span that it is part of: all of validation is one phase."""
+    is_in_validation = session.run.stage == "fit" and "validation" in time.hook
+    return msgspec.structs.replace(time, phase="validation") if is_in_validation else time
 
-    The hook may already skip its work in most calls, and then less is saved; unless all its calls take about as long:
-    then even in fast steps, its phase takes more than what is left of it.
+
+def _is_in_steps(time: NamedTime) -> bool:
+    return "batch" in time.hook or not time.hook.endswith(("_start", "_end"))
+
+
+def _left(time: NamedTime, steady: StageTimes) -> float:
+    """Return the part of a hook's time that remains for certain if its work is done as rarely as recommended.
+
+    A hook that prepares the batch must run in each step. Other hooks may skip their work in most calls already, unless
+    all calls take about as long: then even in fast steps, the phase takes more than what is left of the hook.
     """
-    n_times = MANY
-    phase = steady.phases.get(time.phase)
-    if time is worst and phase is not None and phase.p10_s is not None and steady.n_steps:
+    if time.phase == "transfer":
+        return 1.0
+    n_times, phase = MANY, steady.phases.get(time.phase)
+    if phase is not None and steady.n_steps:
         each_s = time.share * steady.span_s / steady.n_steps
-        others_s = phase.total_s / steady.n_steps - each_s
-        if phase.p10_s - others_s >= SAME_WORK_FRACTION * each_s:
+        least_s = SAME_WORK_FRACTION * each_s + phase.total_s / steady.n_steps - each_s
+        is_in_each = _is_in_steps(time) and time.n_calls > steady.n_steps / 2
+        if phase.p50_s is not None and phase.p50_s < least_s and is_in_each:
+            return 1.0  # it skips most steps already
+        if phase.p10_s is not None and phase.p10_s >= least_s:
             n_times = LOG_EVERY_STEPS
     return 1 / min(n_times, max(1, time.n_calls))
 
 
+def _advice(name: str, worst: NamedTime) -> Prescription:
+    """Recommend to run a hook less often, or to move its work to the loader where it prepares the batch."""
+    if worst.phase == "transfer":
+        return fix(
+            f"make {name} faster, or do its work in the dataset or collate_fn, where workers can do it meanwhile",
+            "minutes",
+        )
+    is_in_steps = _is_in_steps(worst)
+    often = f"{LOG_EVERY_STEPS} steps" if is_in_steps else f"{MANY} epochs"
+    return fix(f"run {name} every {often}, or make it faster", "minutes", code=_code(name, worst, is_in_steps))
+
+
 def _code(name: str, worst: NamedTime, is_in_steps: bool) -> str:
+    if is_in_steps and "validation" in worst.hook:  # the global step does not change within a validation
+        return f"# around the costly part of {name}\nif batch_idx % {LOG_EVERY_STEPS} == 0:\n    ..."
     counted = f"global_step % {LOG_EVERY_STEPS}" if is_in_steps else f"current_epoch % {MANY}"
     if worst.kind == "callback":
         return f"# in {name}\nif trainer.{counted} != 0:\n    return"
