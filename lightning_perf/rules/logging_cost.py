@@ -44,6 +44,16 @@ def longer_interval(n_steps: int, share: float) -> int:
     return min(max(LOG_EVERY_STEPS, 10 * math.ceil(n_steps * share / LOG_TARGET_SHARE / 10)), LOG_MAX_STEPS)
 
 
+def n_rows_of(times: Iterable[NamedTime]) -> int:
+    """Return the number of rows that a logger wrote."""
+    return max((time.n_calls for time in times if time.hook == "log_metrics"), default=0)
+
+
+def step_rows_part(steady: StageTimes, interval: int, n_rows: int) -> float:
+    """Return the part of the rows written that steps write, one every ``interval`` steps; others are of epochs."""
+    return min(1.0, (steady.n_steps + steady.n_warmup_steps) / (max(1, interval) * max(1, n_rows)))
+
+
 def log_once(session: Session) -> Prescription | None:
     """Recommend to log once per run of an evaluation; None in fit.
 

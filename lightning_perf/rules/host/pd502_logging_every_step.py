@@ -4,7 +4,16 @@ from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
-from lightning_perf.rules.logging_cost import call_s, log_every, log_once, loggers_of, longer_interval, slow_calls
+from lightning_perf.rules.logging_cost import (
+    call_s,
+    log_every,
+    log_once,
+    loggers_of,
+    longer_interval,
+    n_rows_of,
+    slow_calls,
+    step_rows_part,
+)
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
@@ -55,6 +64,14 @@ def check(session: Session) -> Finding | None:
     by_hand = once or _BY_HAND
     how = _how(interval if once is None else None, share_of(others) > writing_share)
     saved_s = share * steady.span_s
+    rows_part = min(1.0, writing_share / share)
+    n_rows = max(map(n_rows_of, loggers.values()), default=0)
+    if is_writing:
+        rows_left, values_left = 1 - part * step_rows_part(steady, interval or 1, n_rows), 1.0
+    else:
+        rows_left = values_left = 1 / LOG_EVERY_STEPS
+        if once is None:  # rows that are written every 50 steps stay
+            rows_left = min(1.0, (interval or 1) / LOG_EVERY_STEPS)
     checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
     return removal_finding(
         steady,
@@ -62,7 +79,7 @@ def check(session: Session) -> Finding | None:
         evidence=_evidence(session, steady, share),
         prescriptions=(longer, by_hand, off_bar) if is_writing else (by_hand, longer, off_bar),
         timed={"logging": saved_s} if is_writing else {"logging": saved_s, "forward": checking_s},
-        left=1 - part * min(writing_share / share, 1.0) if is_writing else 1 / LOG_EVERY_STEPS,
+        left=rows_part * rows_left + (1 - rows_part) * values_left,
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )
 
@@ -74,8 +91,7 @@ def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Ev
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
     yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
     for name, times in loggers_of(steady).items():
-        n_rows = max((time.n_calls for time in times if time.hook == "log_metrics"), default=0)
-        if n_rows:
+        if n_rows := n_rows_of(times):
             each_s = sum(time.total_s for time in times) / n_rows
             yield fact(f"time per row written by {name}", each_s, "s", n=n_rows)
     if trainer.prog_bar_metrics:

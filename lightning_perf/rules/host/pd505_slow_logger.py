@@ -10,6 +10,7 @@ from lightning_perf.rules.logging_cost import (
     longer_interval,
     slow_call_s,
     slow_calls,
+    step_rows_part,
 )
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import share_of, steady_of
@@ -30,6 +31,7 @@ def check(session: Session) -> Finding | None:
     interval = session.settings.trainer.log_every_n_steps or 1
     wanted = longer_interval(interval, share)
     in_steps = max(0.0, 1 - LOGGER_ROWS_PER_EPOCH * session.run.n_epochs / max(1, worst.n_calls))
+    in_steps = min(in_steps, step_rows_part(steady, interval, worst.n_calls))
     first = log_once(session)
     if first is not None:
         left, left_least = 1 / max(1, worst.n_calls), 0.0
