@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import STEP_PHASES, Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -23,10 +23,12 @@ def check(session: Session) -> Finding | None:
         return None
     ratio = validation_s / max(steady.span_s - validation_s, 1e-9)
     trainer = session.settings.trainer
-    flags, saved_fraction = _less_often(session, ratio)
-    fewer = _fewer_batches(session, 1 - saved_fraction)
-    if not flags:
-        saved_fraction = 1 - fewer[1] if fewer is not None else 0.0
+    flags, left, left_least = _less_often(session, ratio)
+    fewer = _fewer_batches(session, left)
+    if not flags and fewer is not None:
+        left, left_least = 1 - (1 - fewer[1]) * _part_in_batches(session), fewer[1]
+    elif not flags:
+        left = left_least = 1.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is validation.",
@@ -40,7 +42,8 @@ def check(session: Session) -> Finding | None:
             _fewer_batches_fix(fewer[0], is_first=not flags) if fewer is not None else None,
         ),
         timed={"validation": validation_s},
-        left=1 - saved_fraction,
+        left=left,
+        left_least=left_least,
     )
 
 
@@ -89,29 +92,58 @@ def _fewer_batches(session: Session, part: float) -> tuple[float | int, float] |
     return (limit, limit / now) if limit < now else None
 
 
-def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float]:
-    """Return the flags to set and the fraction of validation that they skip; no flags if the run is too short."""
+def _part_in_batches(session: Session) -> float:
+    """Return the part of validation that falls with its batches: without starting workers and hooks at its ends."""
+    found = session.validation
+    return min(1.0, phase_s(found, *STEP_PHASES) / found.span_s) if found is not None and found.span_s > 0 else 1.0
+
+
+def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float, float]:
+    """Return the flags to set and the part of validation that remains, at most and at least.
+
+    Returns no flags if the run is too short, with the part that limits its batches instead.
+    """
     trainer = session.settings.trainer
     interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch or 1
     if isinstance(interval, float) and 0 < interval < 1:
-        return {"val_check_interval": 1.0}, 1 - interval
+        n_now = math.floor(1 / interval + 1e-9)  # of 0.6, Lightning validates once per epoch
+        if n_now > 1:
+            return {"val_check_interval": 1.0}, 1 / n_now, 1 / n_now
     wanted = min(VALIDATION_MAX_EPOCHS, max(2, math.ceil(ratio / VALIDATION_TARGET_RATIO)))
     n_batches, n_epochs = _length(session)
+    left_least = 0.0
     if isinstance(interval, int) and interval > 1:
         times = min(wanted, n_batches // (interval * every))
+        left = _batches_apart(session, interval, every) / max(1, interval * every * times)
         flags: dict[str, Any] = {"val_check_interval": int(interval * every * times)}
         if trainer.check_val_every_n_epoch is not None:  # count batches over all epochs, which may be shorter
             flags["check_val_every_n_epoch"] = None
     else:
         times = min(wanted, n_epochs // every)
+        left = 1 / max(1, times)
+        if times >= 2 and n_epochs < math.inf:  # the last epochs may end without a validation
+            left_least = (n_epochs // (every * times)) / (n_epochs // every)
         flags = {"check_val_every_n_epoch": int(every * times)}
-    return (flags, 1 - 1 / times) if times >= 2 else ({}, 1 - 1 / wanted)
+    return (flags, min(1.0, left), min(left, left_least or left)) if times >= 2 else ({}, 1 / wanted, 1 / wanted)
+
+
+def _batches_apart(session: Session, interval: int, every: int) -> float:
+    """Return the mean number of batches from one validation to the next; the count may begin again in each epoch."""
+    each = _batches_per_epoch(session)
+    if session.settings.trainer.check_val_every_n_epoch is None or each is None or each < interval:
+        return interval * every
+    return each / (each // interval) * every
+
+
+def _batches_per_epoch(session: Session) -> int | None:
+    """Return the batches of an epoch; None if not known."""
+    return next((one.n_batches for one in session.settings.loaders if one.stage == "train" and one.n_batches), None)
 
 
 def _length(session: Session) -> tuple[float, float]:
     """Return the batches and epochs of the run by its flags; infinite if not limited."""
     trainer = session.settings.trainer
-    each = next((one.n_batches for one in session.settings.loaders if one.stage == "train" and one.n_batches), None)
+    each = _batches_per_epoch(session)
     n_epochs = float(trainer.max_epochs) if trainer.max_epochs and trainer.max_epochs > 0 else math.inf
     n_batches = math.inf
     if trainer.max_steps and trainer.max_steps > 0:
