@@ -28,6 +28,7 @@ def check(session: Session) -> Finding | None:
     if reloading is not None:
         return reloading
     n_steps = [epoch.n_steps for epoch in session.epochs]
+    is_iterable = any(one.is_iterable for one in session.settings.loaders if one.stage == "train")
     n, times = max(1, n_boundaries(session)), n_epochs_in_one(session)
     return removal_finding(
         steady,
@@ -40,7 +41,7 @@ def check(session: Session) -> Finding | None:
             f"use fewer, longer epochs: repeat the dataset {times} times within one",
             "minutes",
             "semantics",
-            code=f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
+            code="" if is_iterable else f"DataLoader(torch.utils.data.ConcatDataset([dataset] * {times}), ...)",
         ),
         timed={"epoch_boundary": seconds},
         left=1 / times,
