@@ -1,5 +1,7 @@
 """Formatting of numbers and places in the texts of findings."""
 
+import math
+from collections.abc import Callable
 from typing import TypeAlias
 
 from lightning_perf.records import (
@@ -51,12 +53,21 @@ def size_text(n_bytes: float) -> str:
 
 
 def speedup(gain: Gain) -> str:
-    """Return an expected speedup: ``"1.7–2.1x"``, or ``"up to 2.1x"`` if it is not certain or was only modeled."""
-    for decimals in (1, 2):
-        low, high = (f"{value:.{0 if value >= 10 else decimals}f}" for value in (gain.low, gain.high))
-        if low != high and (decimals == 2 or gain.high >= 1.5):
-            return f"up to {high}x" if float(low) <= 1 or gain.method == "modeled" else f"{low}–{high}x"
-    return f"up to {high}x" if gain.method == "modeled" and gain.high >= 1.005 else f"{high}x"
+    """Return an expected speedup: ``"1.7–2.1x"``, or ``"up to 2.1x"`` if it is not certain or was only modeled.
+
+    The lower end is rounded down and the upper end up, so that the text promises no more than the interval.
+    """
+    decimals = 1 if gain.high >= 1.5 and not 1.0 < gain.low < 1.2 else 2
+    low, high = _rounded(gain.low, decimals, math.floor), _rounded(gain.high, decimals, math.ceil)
+    if float(low) <= 1 or gain.method == "modeled":
+        return f"up to {high}x" if float(high) > 1 else f"{high}x"
+    return f"{low}–{high}x" if low != high else f"{high}x"
+
+
+def _rounded(value: float, decimals: int, to_whole: Callable[[float], int]) -> str:
+    """Return a speedup with decimals, none from 10 on; a float such as 1.7 counts as written."""
+    decimals = 0 if value >= 10 else decimals
+    return f"{to_whole(round(value * 10**decimals, 6)) / 10**decimals:.{decimals}f}"
 
 
 def is_negligible(gain: Gain) -> bool:

@@ -308,7 +308,7 @@ def test_verdict_is_unknown_when_no_rule_has_a_result():
         (1.7, 2.1, "expect 1.7–2.1x"),
         (1.0, 1.3, "expect up to 1.30x"),
         (1.1, 1.25, "expect 1.10–1.25x"),
-        (2.01, 2.02, "expect 2.01–2.02x"),
+        (2.01, 2.02, "expect 2.0–2.1x"),
         (1.5, 12.0, "expect 1.5–12x"),
     ],
 )
