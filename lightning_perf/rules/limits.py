@@ -62,10 +62,11 @@ def _batch_period_s(session: Session, steady: StageTimes) -> float | None:
     It is known from the loader probe, or else at best: the time of a batch in one process, divided among the workers.
     """
     loaders = [one for one in session.settings.loaders if one.stage == "train"]
-    if session.run.stage != "fit" or len(loaders) != 1 or not loaders[0].num_workers:
+    n_workers = loaders[0].num_workers if len(loaders) == 1 else None
+    if session.run.stage != "fit" or not n_workers:
         return None
-    loader, probe, fetch = loaders[0], session.loader_probe, steady.fetch
-    is_probed = probe is not None and (probe.stage, probe.index) == (loader.stage, loader.index)
-    if is_probed and (point := probe.point_at(loader.num_workers)) is not None:
+    probe, fetch = session.loader_probe, steady.fetch
+    point = probe.point_at(n_workers) if probe is not None and probe.stage == "train" else None
+    if point is not None:
         return point.high_s
-    return fetch.in_process_batch_s / loader.num_workers if fetch is not None and fetch.in_process_batch_s else None
+    return fetch.in_process_batch_s / n_workers if fetch is not None and fetch.in_process_batch_s else None
