@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,12 @@ _BASE = torch._C.TensorBase
 _LIBRARIES = ("builtins", "pathlib", "torch", "lightning", "pytorch_lightning", "lightning_fabric", "numpy")
 _MISSING = object()
 _MAX_DEPTH = 6
+
+_SCALARS = (float, int, bool, str, bytes, type(None))
+
+MAX_VISITED = 1000
+"""Most objects looked at in a search of a batch or an output, which may hold millions of Python numbers."""
+
 
 without_overrides: Callable[[], Any] = torch._C.DisableTorchFunction
 """Context manager in which neither tensor subclasses nor modes of the user see what is done with tensors."""
@@ -99,20 +106,23 @@ def bytes_of(value: Any) -> int | None:
     return int(value.nbytes) if type(value) is np.ndarray else None
 
 
-def items_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return the items of a list, tuple, dict, ``UserDict`` or dataclass with their keys; None for anything else."""
+def items_of(value: Any, most: int | None = None) -> list[tuple[Any, Any]] | None:
+    """Return the items of a list, tuple, dict, ``UserDict`` or dataclass with their keys; None for anything else.
+
+    ``most`` limits their number; None for all.
+    """
     kind = type(value)
     if issubclass(kind, dict):
-        return list(dict.items(value))
+        return list(islice(dict.items(value), most))
     if issubclass(kind, tuple):
-        return list(enumerate(tuple.__iter__(value)))
+        return list(enumerate(islice(tuple.__iter__(value), most)))
     if issubclass(kind, list):
-        return list(enumerate(list.__iter__(value)))
+        return list(enumerate(islice(list.__iter__(value), most)))
     if issubclass(kind, UserDict):
         inner = attributes(value).get("data")
-        return items_of(inner) if is_a(inner, dict) else None
+        return items_of(inner, most) if is_a(inner, dict) else None
     if class_attribute(kind, "__dataclass_fields__") is not _MISSING:
-        return list(attributes(value).items())
+        return list(islice(attributes(value).items(), most))
     return None
 
 
@@ -153,15 +163,25 @@ def item_or_none(value: Any, key: Any) -> Any:
         return None
 
 
-def tensors_in(value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True) -> Iterator[torch.Tensor]:
+def visits(most: int = MAX_VISITED) -> Iterator[int]:
+    """Return an iterator that ends after ``most`` objects: a search takes one number for each object it looks at."""
+    return iter(range(most))
+
+
+def tensors_in(
+    value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True, left: Iterator[int] | None = None
+) -> Iterator[torch.Tensor]:
     """Yield the readable tensors in containers nested up to ``depth`` levels.
 
-    ``in_objects`` also searches sets, and attributes of plain objects such as a packed batch.
+    ``in_objects`` also searches sets, and attributes of plain objects such as a packed batch. ``left`` are the
+    ``visits`` left; None for any number.
     """
+    if left is not None and next(left, None) is None:
+        return
     if is_readable_tensor(value):
         yield value
     elif depth and not is_a(value, (str, bytes, int, float, torch.Tensor, torch.nn.Module)):
-        items = items_of(value)
+        items = items_of(value, None if left is None else MAX_VISITED)
         if items is not None:
             inner = [item for _, item in items]
         elif not in_objects:
@@ -171,7 +191,7 @@ def tensors_in(value: Any, depth: int = _MAX_DEPTH, in_objects: bool = True) -> 
         else:
             inner = list(attributes(value).values())
         for item in inner:
-            yield from tensors_in(item, depth - 1, in_objects)
+            yield from tensors_in(item, depth - 1, in_objects, left)
 
 
 def length_of(value: Any) -> int | None:
@@ -267,7 +287,7 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs. The shape of
     any other object is not read: its class may compute it.
     """
-    path = _path_to_tensor(batch, depth=4)
+    path = _path_to_tensor(batch, 4, visits())
     if path is None:
         return lambda _: -1
     if path == ():
@@ -322,15 +342,17 @@ def _n_graphs(value: Any) -> int | None:
     return None
 
 
-def _path_to_tensor(batch: Any, depth: int) -> tuple[Any, ...] | None:
+def _path_to_tensor(batch: Any, depth: int, left: Iterator[int]) -> tuple[Any, ...] | None:
+    if next(left, None) is None or type(batch) in _SCALARS:
+        return None
     shape = shape_of(batch)
     if shape is not None:
         return () if shape else None
     if type(batch) is PackedSequence or _n_graphs(batch) is not None:
         return ()
-    for key, value in (items_of(batch) or ()) if depth else ():
+    for key, value in (items_of(batch, MAX_VISITED) or ()) if depth else ():
         if type(key) in (str, int):  # comparing keys of other types could run user code
-            path = _path_to_tensor(value, depth - 1)
+            path = _path_to_tensor(value, depth - 1, left)
             if path is not None:
                 return (key, *path)
     return None

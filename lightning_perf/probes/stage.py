@@ -150,7 +150,7 @@ class StageProbe:
             return
         self.is_in_batch = False
         if self._samples < 0 and batch is not None:
-            self._read_units(batch)
+            self._read_size(batch)
         self.n_steps += 1
         if len(self._rows) >= self._aggregate_at:
             with self._own:
@@ -355,6 +355,18 @@ class StageProbe:
             self.epochs.append(record)
             del self.epochs[:-_MAX_EPOCHS]
             self._epoch = EpochAggregator()
+
+    def _read_size(self, batch: Any) -> None:
+        """Read the size of a batch, which mostly has the structure of the one before."""
+        try:
+            if type(batch) is self._batch_type:
+                self._samples = self._size_of(batch)
+                self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
+                return
+        except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
+            raise_if_from_signal(error)
+            self._batch_type = None
+        self._read_units(batch)
 
     def _read_units(self, batch: Any) -> None:
         """Read the size of a batch whose structure may be new; -1 if unknown."""

@@ -143,7 +143,7 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        self._batch_bytes = sum(_tensor_bytes(batch)) or None
+        self._batch_bytes = sum(_tensor_bytes(batch, plain.visits())) or None
 
     def loops_ready(self, run: RunContext) -> None:
         """Find the disk of the training dataset."""
@@ -258,13 +258,15 @@ def with_cost(session: Session, rates: Rates, wall_s: float) -> Telemetry | None
     return telemetry if cost is None else msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
 
 
-def _tensor_bytes(batch: Any, depth: int = 4) -> Iterator[int]:
+def _tensor_bytes(batch: Any, left: Iterator[int], depth: int = 4) -> Iterator[int]:
+    if next(left, None) is None:
+        return
     n_bytes = plain.bytes_of(batch)
     if n_bytes is not None:
         yield n_bytes
     elif depth:
-        for _, value in plain.items_of(batch) or ():
-            yield from _tensor_bytes(value, depth - 1)
+        for _, value in plain.items_of(batch, plain.MAX_VISITED) or ():
+            yield from _tensor_bytes(value, left, depth - 1)
 
 
 # Names under which datasets usually keep their folder or their files.

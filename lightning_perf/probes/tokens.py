@@ -84,7 +84,7 @@ _UNKNOWN = "batches have no attention_mask or lengths, and no embedding has a pa
 
 def layout_of(batch: Any, ids: Ids) -> Layout:
     """Return where a batch has its tokens."""
-    places = list(_places(batch, (), _DEPTH))
+    places = list(_places(batch, (), _DEPTH, plain.visits()))
     packed = next((one for one in places if one.dtype is PackedSequence), None)
     if packed is not None:
         return Layout(packed, basis=_PACKED)
@@ -108,7 +108,9 @@ def layout_of(batch: Any, ids: Ids) -> Layout:
     return Layout(tokens, tokens, ids.padding_id, f"padding id {ids.padding_id}")
 
 
-def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[Place]:
+def _places(value: Any, path: tuple[Any, ...], depth: int, left: Iterator[int]) -> Iterator[Place]:
+    if next(left, None) is None:
+        return
     if type(value) is PackedSequence:
         shape = plain.shape_of(tuple.__getitem__(value, 0))
         if shape:
@@ -119,9 +121,9 @@ def _places(value: Any, path: tuple[Any, ...], depth: int) -> Iterator[Place]:
         dtype = plain.field(value, "dtype") if plain.is_plain_tensor(value) else None
         yield Place(path, dtype, shape)
         return
-    for key, item in (plain.items_of(value) or ()) if depth else ():
+    for key, item in (plain.items_of(value, plain.MAX_VISITED) or ()) if depth else ():
         if type(key) in (str, int):  # comparing keys of other types could run user code
-            yield from _places(item, (*path, key), depth - 1)
+            yield from _places(item, (*path, key), depth - 1, left)
 
 
 class BatchUnits:

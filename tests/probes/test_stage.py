@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_perf.probes import plain
 from lightning_perf.probes import stage as stage_module
 from lightning_perf.probes.plain import size_reader
 from lightning_perf.probes.spans import Span, Timeline
@@ -304,6 +306,41 @@ def test_samples_are_unknown_when_a_batch_is_of_no_known_kind() -> None:
         loop.step(batch=batch)
     assert loop.times().samples_per_s is None
     assert loop.probe.epochs_so_far()[0].samples is None
+
+
+@pytest.fixture
+def visited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each object that a search of a batch looked at."""
+    seen: list[int] = []
+
+    def visits(most: int = plain.MAX_VISITED) -> Iterator[int]:
+        for n in range(most):
+            seen.append(n)
+            yield n
+
+    monkeypatch.setattr(plain, "visits", visits)
+    return seen
+
+
+def test_batch_is_searched_once_when_it_has_no_tensors(visited: list[int]) -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for _ in range(5):
+        loop.step(batch=[{"a": 1.0}, {"a": 2.0}])
+    assert len(visited) == 2 * 5  # the list, two dicts and two numbers, for samples and for tokens
+    assert loop.times().samples_per_s is None
+
+
+def test_search_of_a_batch_ends_when_it_holds_many_numbers(visited: list[int]) -> None:
+    loop = Loop()
+    loop.epoch(0)
+    loop.step(batch=[[float(n) for n in range(400)] for _ in range(100)])
+    assert len(visited) == 2 * plain.MAX_VISITED
+
+
+def test_tensor_behind_many_numbers_is_not_found() -> None:
+    batch = [[1.0] * 5, torch.zeros(1)]
+    assert [len(list(plain.tensors_in(batch, left=plain.visits(most)))) for most in (7, 8)] == [0, 1]
 
 
 def test_batch_size_is_read_again_when_batches_change_type() -> None:
