@@ -68,7 +68,8 @@ class ProvenanceProbe(Probe):
     def first_batch(self, batch: Any) -> None:
         """Read the shapes of the first batch; nested tensors have none."""
         if self._samples is None:
-            tensors = [each for each in plain.tensors_in(batch, left=plain.visits()) if not plain.field(each, "is_nested")]
+            found = plain.tensors_in(batch, left=plain.visits())
+            tensors = [each for each in found if not plain.field(each, "is_nested")]
             shapes = [tuple(plain.field(each, "shape")) for each in tensors[:_MAX_TENSORS]]
             self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)
 

@@ -43,6 +43,7 @@ RECORDS_BEFORE_FIRST_AGGREGATION = 256
 RECORDS_BEFORE_AGGREGATION = 2048
 """Rows kept before each later aggregation. Its fixed cost is shared by all rows aggregated at once."""
 
+_MAX_BATCH_TYPES = 8
 _MAX_EPOCHS = 1000
 _RECENT_STEPS = 32
 
@@ -93,6 +94,8 @@ class StageProbe:
         self._size_of: Callable[[Any], int] = len  # never called before a batch type is known
         self._tokens_of: Callable[[Any], int] | None = None
         self._batch_type: type | None = None
+        self._readers: dict[type, tuple[Callable[[Any], int], Callable[[Any], int] | None]] = {}
+        """Readers of the samples and the tokens of a batch, by its type: a search can cost milliseconds."""
         self._device = DeviceAggregator()
         self._epoch = EpochAggregator()
         self._summed_rows = 0
@@ -138,7 +141,7 @@ class StageProbe:
                 return
         except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
             raise_if_from_signal(error)
-            self._batch_type = None
+            self._readers.pop(type(batch), None)
         self._read_units(batch)
 
     def batch_ends(self, batch: Any = None) -> None:
@@ -365,7 +368,7 @@ class StageProbe:
                 return
         except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
             raise_if_from_signal(error)
-            self._batch_type = None
+            self._readers.pop(type(batch), None)
         self._read_units(batch)
 
     def _read_units(self, batch: Any) -> None:
@@ -375,12 +378,18 @@ class StageProbe:
             return
         try:
             # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
-            self._batch_type, self._size_of = type(batch), self._units.sizes(batch)
-            self._tokens_of = self._units.tokens(batch)
+            kind = type(batch)
+            if kind not in self._readers:
+                if len(self._readers) >= _MAX_BATCH_TYPES:
+                    self._readers.clear()
+                self._readers[kind] = self._units.sizes(batch), self._units.tokens(batch)
+            self._size_of, self._tokens_of = self._readers[kind]
+            self._batch_type = kind
             self._samples = self._size_of(batch)
             self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
         except Exception as error:  # noqa: BLE001 - the user's object: its size is unknown
             raise_if_from_signal(error)
+            self._readers.pop(type(batch), None)
             self._batch_type = None
 
 

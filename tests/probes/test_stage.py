@@ -331,6 +331,25 @@ def test_batch_is_searched_once_when_it_has_no_tensors(visited: list[int]) -> No
     assert loop.times().samples_per_s is None
 
 
+def test_batches_are_searched_once_per_type_when_types_take_turns(visited: list[int]) -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for _ in range(5):
+        loop.step(batch=BATCH)
+        loop.step(batch=[BATCH, BATCH])
+        loop.step(batch=["a", "b"])
+    assert loop.probe.epochs_so_far()[0].samples is None
+    assert len(visited) < 5 * 6
+
+
+def test_batch_is_searched_again_when_its_structure_changes() -> None:
+    loop = Loop()
+    loop.epoch(0)
+    for batch in ({"x": BATCH}, {"y": BATCH}, {"x": BATCH, "y": 1}):
+        loop.step(batch=batch)
+    assert loop.probe.epochs_so_far()[0].samples == 12
+
+
 def test_search_of_a_batch_ends_when_it_holds_many_numbers(visited: list[int]) -> None:
     loop = Loop()
     loop.epoch(0)
