@@ -97,6 +97,9 @@ class Probe:
     step_cost_ns: int = 0
     cost_ns: int = 0
 
+    def __init__(self, run: RunContext) -> None:
+        """Make the probe of a run; a subclass keeps what it needs of it."""
+
     @functools.cached_property
     def missing(self) -> dict[str, str]:
         """Why figures are None, by their path in the session."""
@@ -105,7 +108,7 @@ class Probe:
     @classmethod
     def open(cls, run: RunContext) -> Probe | None:
         """Return the probe of a run, or None where it cannot or may not measure; note why in ``run.missing``."""
-        raise NotImplementedError
+        return cls(run)
 
     def start(self) -> None:
         """Begin to measure."""
@@ -189,10 +192,7 @@ def all_probes() -> tuple[type[Probe], ...]:
     """
     names = sorted(f"{probes.__name__}.{module.name}" for module in pkgutil.iter_modules(probes.__path__))
     values = (value for name in names for value in vars(importlib.import_module(name)).values())
-    kinds = {
-        value.name: value
-        for value in values
-        if isinstance(value, type) and issubclass(value, Probe) and "open" in vars(value) and value is not Probe
-    }
+    found = (value for value in values if isinstance(value, type) and issubclass(value, Probe) and value is not Probe)
+    kinds = {kind.name: kind for kind in found if kind.name != "ranks"}
     order = graphlib.TopologicalSorter({name: kind.after for name, kind in kinds.items()})
     return tuple(kinds[name] for name in order.static_order())

@@ -167,30 +167,19 @@ def measure(
 
 
 class CeilingsProbe(Probe):
-    """The ceilings of the device that one run trains on: looked up, or measured after its last step.
-
-    ``may_measure`` allows measuring; ``wall_s`` returns the seconds of the run so far. ``sampled`` counts a step's
-    operations; None where they are not counted.
-    """
+    """The ceilings of the device that one run trains on: looked up, or measured after its last step."""
 
     name = "ceilings"
     field = "model_profile"
     stages = ("fit",)
     after = ("steps", "sampled_steps")
 
-    def __init__(
-        self, trainer: Any, wall_s: Callable[[], float], may_measure: bool, sampled: SampledSteps | None
-    ) -> None:
-        self._sampled = sampled
-        self._trainer, self._wall_s, self._may_measure = trainer, wall_s, may_measure
-        self._device: torch.device = trainer.strategy.root_device
+    def __init__(self, run: RunContext) -> None:
+        self._sampled = run.probes.find(SampledSteps) if run.options.arithmetic else None  # counts a step's operations
+        self._trainer, self._loop, self._may_measure = run.trainer, run.loop, run.options.ceilings
+        self._device: torch.device = run.trainer.strategy.root_device
         self._found: Ceilings | None = None
         self._is_looked_up = False
-
-    @classmethod
-    def open(cls, run: RunContext) -> CeilingsProbe:
-        sampled = run.probes.find(SampledSteps) if run.options.arithmetic else None
-        return cls(run.trainer, lambda: run.loop.wall_ns() / 1e9, run.options.ceilings, sampled)
 
     def training_ends(self) -> None:
         """Measure the device if operations were counted, no result is cached and the run was long enough."""
@@ -198,7 +187,7 @@ class CeilingsProbe(Probe):
         has_time = self._may_measure and not self._trainer.fast_dev_run and not self._trainer.received_sigterm
         if not is_counted or not has_time or self.ceilings() is not None:
             return
-        wall_s = self._wall_s()
+        wall_s = self._loop.wall_ns() / 1e9
         if self._trainer.world_size > 1:
             reason = "with several ranks the device is not measured after the run"
         elif MAX_SHARE * wall_s < _EXPECTED_S:

@@ -7,7 +7,6 @@ version of torch does not report is missing.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +43,16 @@ def is_any_compiled(module: Any) -> bool:
 
 
 class CompilerProbe(Probe):
-    """Follows the compiler. Calls ``leave_out`` in steps that compile, to exclude them from statistics."""
+    """Follows the compiler, and excludes steps that compile from statistics."""
 
     name = "compiler"
     field, reason = "compiler", "nothing was compiled"
     stages = ("fit",)
     after = ("steps",)
 
-    def __init__(self, now_ns: Callable[[], int], leave_out: Callable[[], None], step: Callable[[], int]) -> None:
+    def __init__(self, run: RunContext) -> None:
         self.compile_ns = 0
-        self._now_ns = now_ns
-        self._leave_out = leave_out
-        self._steps_done = step
+        self._now_ns, self._main = run.now_ns, run.loop.main
         self._began_ns: int | None = None
         self._compiled_steps: set[int] = set()
         self._after_warmup_ns = 0
@@ -66,11 +63,6 @@ class CompilerProbe(Probe):
         self._breaks: list[Any] = []
         self._counted_before: dict[str, int] = {}
         self._has_begun = False
-
-    @classmethod
-    def open(cls, run: RunContext) -> CompilerProbe:
-        main = run.loop.main
-        return cls(run.now_ns, main.leave_out, step=lambda: main.n_steps)
 
     def loops_ready(self, run: RunContext) -> None:
         """Start, if dynamo was imported meanwhile."""
@@ -96,7 +88,7 @@ class CompilerProbe(Probe):
     @property
     def _step(self) -> int:
         """The current step; 1 for the first."""
-        return self._steps_done() + 1
+        return self._main.n_steps + 1
 
     def poll(self) -> None:
         """Read what dynamo recorded since the last call."""
@@ -132,7 +124,7 @@ class CompilerProbe(Probe):
     def _starts(self, *args: Any) -> None:
         try:
             self._began_ns = self._now_ns()
-            self._leave_out()
+            self._main.leave_out()
             self._compiled_steps.add(self._step)
         except Exception as error:  # noqa: BLE001 - reported with the session; the user's function is compiled all the same
             raise_if_from_signal(error)

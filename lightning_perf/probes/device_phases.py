@@ -20,7 +20,6 @@ from lightning_perf.records import Session
 
 from .base import Probe, RunContext
 from .clock import FEW_STEPS, FIRST_SAMPLED_STEP, SAMPLES_KEPT, DeviceClock, DeviceEvent, next_sampled_step
-from .loop import LoopProbe
 
 _MAX_MARKS = 1024
 """Events in one step; manual optimization may run any number of backward passes in one."""
@@ -30,16 +29,15 @@ _OUTSIDE = ""
 
 
 class DevicePhases(Probe):
-    """Times the phases of sampled steps by the events of ``clock``. ``on_fail`` gets the first error."""
+    """Times the phases of sampled steps by the events of the device's clock."""
 
     name = "device_phases"
     stages = ("fit",)
     after = ("sampled_steps",)  # both listen to the parts of a step, which only one probe at a time can
 
-    def __init__(
-        self, loop: LoopProbe, clock: DeviceClock, now_ns: Callable[[], int], on_fail: Callable[[Exception], None]
-    ) -> None:
-        self._loop, self._clock, self._now_ns, self._on_fail = loop, clock, now_ns, on_fail
+    def __init__(self, run: RunContext, clock: DeviceClock) -> None:
+        self._loop, self._clock, self._now_ns = run.loop, clock, run.now_ns
+        self._on_fail = partial(run.probes.switch_off, self.name)
         self._next = FIRST_SAMPLED_STEP
         self._n_sampled = 0
         self._is_off = self._is_sampling = self._is_captured = self._is_pending = False
@@ -52,7 +50,7 @@ class DevicePhases(Probe):
     def open(cls, run: RunContext) -> DevicePhases | None:
         """Time the phases of a fit where the device has a clock; ``steady.device`` says why it has none."""
         clock = run.loop.main.device_clock
-        return None if clock is None else cls(run.loop, clock, run.now_ns, partial(run.probes.switch_off, cls.name))
+        return None if clock is None else cls(run, clock)
 
     @property
     def next_step(self) -> int:

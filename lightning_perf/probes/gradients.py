@@ -77,17 +77,13 @@ class ZeroGradWatch(Probe):
     stages = ("fit",)
     after = ("settings",)
 
-    def __init__(self, context: RunContext | None = None) -> None:
-        self._context = context
+    def __init__(self, run: RunContext) -> None:
+        self._context = run
         self._optimizers: dict[int, tuple[Any, _GradientState]] = {}
-
-    @classmethod
-    def open(cls, run: RunContext) -> ZeroGradWatch:
-        return cls(run)
 
     def part(self, session: Session) -> Mapping[str, Any]:
         settings, replace = session.settings, msgspec.structs.replace
-        model, optimizers = settings.model, [] if self._context is None else self._context.trainer.optimizers
+        model, optimizers = settings.model, self._context.trainer.optimizers
         if model is None or len(model.optimizers) != len(optimizers):
             return {}
         pairs = zip(model.optimizers, optimizers, strict=True)
@@ -125,7 +121,7 @@ class ZeroGradWatch(Probe):
 
     def _leave(self) -> None:
         """Stop watching, unless an optimizer of the Trainer was not seen yet."""
-        if self._context is not None and len(self._optimizers) >= len(self._context.trainer.optimizers):
+        if len(self._optimizers) >= len(self._context.trainer.optimizers):
             self._context.probes.leave_backward(self)
 
     def before_zero_grad(self, optimizer: Any) -> None:

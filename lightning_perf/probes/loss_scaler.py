@@ -24,8 +24,8 @@ class ScalerProbe(Probe):
     stages = ("fit",)
     after = ("steps",)
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, run: RunContext) -> None:
+        self._trainer = run.trainer
         self._scaler: Any = None
         self.has_scaler = False
         self._n_made = 0
@@ -35,10 +35,6 @@ class ScalerProbe(Probe):
         self._scale: float | None = None
         self._hooked: list[Any] = []  # the optimizers that have our hook
         self._hook = self._made  # one object: `remove_hook` compares by identity
-
-    @classmethod
-    def open(cls, run: RunContext) -> ScalerProbe:
-        return cls(run.trainer)
 
     def loops_ready(self, run: RunContext) -> None:
         self._scaler = getattr(getattr(self._trainer, "precision_plugin", None), "scaler", None)

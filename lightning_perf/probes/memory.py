@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +23,6 @@ from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
 from .history import AllocationHistory, history_of, read_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
-from .loop import LoopProbe
 from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
 
@@ -42,32 +40,18 @@ PHASES_BY_PART = {"training_step": "forward", "zero_grad": "zero_grad", "backwar
 
 
 class MemoryProbe(Probe):
-    """Reads memory during one run. Created in the Trainer's ``setup``.
-
-    ``on_fail`` is called with the first error; nothing is read from then on. ``allocator`` replaces torch's in tests.
-    Snapshots are written to ``folder`` unless it is None.
-    """
+    """Reads memory during one run. Nothing is read after its first error. ``allocator`` replaces torch's in tests."""
 
     name = field = "memory"
     after = ("steps",)
 
-    def __init__(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        loop: LoopProbe,
-        now_ns: Callable[[], int],
-        on_fail: Callable[[Exception], None],
-        allocator: Allocator | None = None,
-        wants_history: bool = False,
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, run: RunContext, allocator: Allocator | None = None) -> None:
         self._once_ns = 0
         self._is_closed = False
         self.is_off = False
-        self._trainer, self._module, self._loop, self._folder = trainer, pl_module, loop, folder
-        self._now_ns, self._on_fail = now_ns, on_fail
-        self._device = trainer.strategy.root_device
+        self._trainer, self._module, self._loop, self._folder = run.trainer, run.pl_module, run.loop, run.folder
+        self._now_ns, self._on_fail = run.now_ns, partial(run.probes.switch_off, self.name)
+        self._device = run.trainer.strategy.root_device
         reason = ""
         self._allocator = allocator
         if allocator is None:
@@ -75,7 +59,7 @@ class MemoryProbe(Probe):
         if self._allocator is None:
             self.missing["memory.devices"] = reason
         self._history: AllocationHistory | None = None
-        if wants_history:
+        if run.options.memory_snapshot:
             self._history, reason = history_of(self._device)
             if self._history is None:
                 self.missing["memory.oom.history"] = reason
@@ -91,7 +75,7 @@ class MemoryProbe(Probe):
             readers[HEAP] = read_heap
         if (device_allocator := self._allocator) is not None:
             readers[device_allocator.device] = lambda: device_allocator.read().allocated
-        self._growth = GrowthWatch(readers, self._roots, now_ns, self._once)
+        self._growth = GrowthWatch(readers, self._roots, self._now_ns, self._once)
         self._workers.on_change = self._growth.readings[WORKERS].clear
         self._phases = PhaseReadings(self._allocator, self._own)
         self._next_sample = FIRST_SAMPLED_STEPS[0]
@@ -113,8 +97,7 @@ class MemoryProbe(Probe):
         if not run.options.memory:
             run.missing["memory"] = "memory=False"
             return None
-        fail, history = partial(run.probes.switch_off, "memory"), run.options.memory_snapshot
-        return cls(run.trainer, run.pl_module, run.loop, run.now_ns, fail, None, history, run.folder)
+        return cls(run)
 
     @property
     def next_step(self) -> int:

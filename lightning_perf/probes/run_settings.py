@@ -24,10 +24,6 @@ class SettingsProbe(Probe):
         self._context = run
         self._saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
 
-    @classmethod
-    def open(cls, run: RunContext) -> SettingsProbe:
-        return cls(run)
-
     def loops_ready(self, run: RunContext) -> None:
         run.settings, missing = read_settings(run.trainer, run.pl_module)
         self.missing.update(missing)

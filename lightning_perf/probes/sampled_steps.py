@@ -18,12 +18,11 @@ from lightning_perf.records import ModelProfile, Session, SyncCalls
 from . import call_watch
 from .base import Probe, RunContext
 from .call_watch import CallWatch
-from .clock import NEVER, DeviceEvent
+from .clock import NEVER
 from .code_lines import CodeLines, Place
 from .compiler import is_any_compiled
 from .fake_pass import try_profile
 from .flops import ArithmeticCounter
-from .loop import LoopProbe
 from .machine import device_name
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
@@ -116,41 +115,28 @@ class DeviceWarnings(StepTracer):
 
 
 class SampledSteps(Probe):
-    """The sampled steps of one run.
-
-    ``on_fail`` is called with a kind of tracer and its error; that kind is then off. Modules are timed down to
-    ``depth``; 0 only counts operations. ``make_event`` is None without a device clock.
-    """
+    """The sampled steps of one run. Modules are timed down to ``module_depth``; 0 only counts operations."""
 
     name = "sampled_steps"
     field, reason = "sync_calls", f"no step was sampled: the first one is step {ROUNDS[0] + 1} of a fit"
     stages = ("fit",)
     after = ("memory", "windows")  # which take the step if they observe the same one
 
-    def __init__(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        loop: LoopProbe,
-        now_ns: Callable[[], int],
-        on_fail: Callable[[str, Exception], None],
-        *,
-        depth: int = 1,
-        counts_operations: bool = True,
-        make_event: Callable[[], DeviceEvent] | None = None,
-    ) -> None:
+    def __init__(self, run: RunContext) -> None:
         self.profile: ModelProfile | None = None
         """Profile of the step whose operations were counted; None before it."""
         self.call_log: CallLog | None = None
         """Operators of that step."""
-        self._trainer = trainer
+        self._trainer, self._module, self._loop = run.trainer, run.pl_module, run.loop
+        self._now_ns, self._on_fail, self._make_event = run.now_ns, run.probes.switch_off, run.loop.make_event()
         self._watch: CallWatch | None = None  # of a step that is counted later
-        self._device: torch.device = trainer.strategy.root_device
-        self._module, self._loop, self._now_ns, self._on_fail = pl_module, loop, now_ns, on_fail
-        self._depth, self._make_event = depth, make_event
+        self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
-        self._attempts_left = _COUNTING_ATTEMPTS if counts_operations else 0
-        self._rounds = list(ROUNDS) if depth else []
+        self._depth = run.options.module_depth
+        self._attempts_left = _COUNTING_ATTEMPTS if run.options.arithmetic else 0
+        if not self._depth:
+            run.missing["sync_calls"] = "module_depth=0"
+        self._rounds = list(ROUNDS) if self._depth else []
         self._plan: list[tuple[str, bool]] = []  # kinds, and whether this round sampled them before
         self._next_round = self._rounds.pop(0) if self._rounds else NEVER
         self._rounds_cost_ns = 0
@@ -165,22 +151,6 @@ class SampledSteps(Probe):
         self._modules: list[dict[str, ModuleTime]] = []
         self._unresolved: list[ModuleTimes] = []
         self._warned: dict[Place, int] | None = None
-
-    @classmethod
-    def open(cls, run: RunContext) -> SampledSteps:
-        options = run.options
-        if not options.module_depth:
-            run.missing["sync_calls"] = "module_depth=0"
-        return cls(
-            run.trainer,
-            run.pl_module,
-            run.loop,
-            run.now_ns,
-            run.probes.switch_off,
-            depth=options.module_depth,
-            counts_operations=options.arithmetic,
-            make_event=run.loop.make_event(),
-        )
 
     @property
     def next_step(self) -> int:

@@ -45,10 +45,6 @@ class StepsProbe(Probe):
         self._is_fit = run.stage == "fit"
         self._first_global_step = run.trainer.global_step
 
-    @classmethod
-    def open(cls, run: RunContext) -> StepsProbe:
-        return cls(run)
-
     def start(self) -> None:
         self._loop.install()
 

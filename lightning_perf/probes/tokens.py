@@ -203,7 +203,7 @@ def _as_count(name: str, value: Any) -> int:
 
 
 class TokensProbe(Probe):
-    """Counts the padding of a few batches."""
+    """Counts the padding of a few batches of a fit; in all stages, sets how samples and tokens are counted."""
 
     name = "tokens"
     field, reason = "padding", "no batch was counted"
@@ -216,13 +216,8 @@ class TokensProbe(Probe):
         self._pending: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
         self._known: list[tuple[int, int, NDArray[np.int64]]] = []
         self._basis = ""
-
-    @classmethod
-    def open(cls, run: RunContext) -> TokensProbe:
-        """Count the batches of any run; only those of a fit are searched for padding."""
-        options, switch_off = run.options, run.probes.switch_off
-        run.loop.units.use({"batch_size_fn": options.batch_size_fn, "tokens_fn": options.tokens_fn}, switch_off)
-        return cls(run)
+        functions = {"batch_size_fn": run.options.batch_size_fn, "tokens_fn": run.options.tokens_fn}
+        run.loop.units.use(functions, run.probes.switch_off)
 
     def loops_ready(self, run: RunContext) -> None:
         """Read the padding id from the model."""

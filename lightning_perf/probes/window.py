@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from lightning_perf.stats.changepoint import LevelWatch
 
 from .base import Probe, RunContext
 from .clock import NEVER
-from .loop import LoopProbe
 from .profiler_recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
 
 REQUEST_FILE = "PROFILE_NOW"
@@ -45,31 +44,18 @@ class WindowProbe(Probe):
     """Opens and closes windows, and reads what they recorded.
 
     It needs few steps between windows; only the profiler itself synchronizes, at a window's edges. Steps inside a
-    window count in no statistic. ``is_worth_keeping`` returns whether the trace of an automatic window is worth its
-    disk space. ``on_no_files`` is called with the error after which trace files are no longer written.
+    window count in no statistic.
     """
 
     name = "windows"
     after = ("steps", "memory")
 
-    def __init__(
-        self,
-        options: WindowOptions,
-        loop: LoopProbe,
-        device: Any,
-        rank: int,
-        folder: Path,
-        is_worth_keeping: Callable[[TraceRecord], bool],
-        on_no_files: Callable[[Exception], None] = lambda error: None,
-    ) -> None:
+    def __init__(self, run: RunContext, options: WindowOptions, folder: Path) -> None:
         self.options = options
         self.windows: list[Window] = []
-        self._loop = loop
-        self._device = device
-        self._rank = rank
-        self._folder = folder
-        self._is_worth_keeping = is_worth_keeping
-        self._on_no_files = on_no_files
+        self._loop, self._folder, self._is_worth_keeping = run.loop, folder, run.is_worth_keeping
+        self._device, self._rank = run.trainer.strategy.root_device, run.trainer.global_rank
+        self._on_no_files = partial(run.probes.switch_off, "traces")
         self._recording: Recording | None = None
         self._is_requested = False
         self._next_request_check = time.monotonic() + _REQUEST_CHECK_S
@@ -91,14 +77,10 @@ class WindowProbe(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> WindowProbe | None:
-        options, trainer = run.window_options, run.trainer
-        if options is None or run.folder is None or run.stage not in options.stages:
+        options, folder, rank = run.window_options, run.folder, run.trainer.global_rank
+        if options is None or folder is None or run.stage not in options.stages:
             return None
-        rank, device, probes = trainer.global_rank, trainer.strategy.root_device, run.probes
-        if options.ranks != "all" and rank not in options.ranks:
-            return None
-        no_files = partial(probes.switch_off, "traces")
-        return cls(options, run.loop, device, rank, run.folder, run.is_worth_keeping, no_files)
+        return cls(run, options, folder) if options.ranks == "all" or rank in options.ranks else None
 
     def part(self, session: Session) -> Mapping[str, Any]:
         return {"windows": tuple(self.windows)}

@@ -25,7 +25,7 @@ class CudaLoop(Loop):
         clock, reason = device_clock(torch.device("cuda:0"), self._raise)
         assert clock is not None, reason
         self.clock = clock
-        self.probe = DevicePhases(self, clock, self.host, self.errors.append)  # type: ignore[arg-type]
+        self.probe = DevicePhases(self.run, clock)
 
 
 def test_phases_add_up_to_the_device_step_when_the_device_is_busy(tmp_path: Path) -> None:

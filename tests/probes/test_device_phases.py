@@ -38,7 +38,9 @@ class Loop(ActionSpans):
         self.errors: list[Exception] = []
         self.n_events = 0
         self.clock = DeviceClock(self.event, "fake", self._raise, lambda: self.is_capturing)
-        self.probe = DevicePhases(self, self.clock, self.host, self.errors.append)  # type: ignore[arg-type]
+        probes = SimpleNamespace(switch_off=lambda name, error: self.errors.append(error))
+        self.run: Any = SimpleNamespace(loop=self, now_ns=self.host, probes=probes)
+        self.probe = DevicePhases(self.run, self.clock)
         self.times_s = (forward_s, backward_s, optimizer_s)
         self.between: Callable[[str], None] = lambda _: None
         self.parts = {

@@ -63,7 +63,8 @@ class Run:
             timeline=self.timeline,
             is_profiling=False,
         )
-        self.watch = HangWatch(self.loop, AFTER_S, self.show, files, lambda: self.now_s, self.frames)
+        run: Any = SimpleNamespace(loop=self.loop, show_hang=self.show)
+        self.watch = HangWatch(run, AFTER_S, files, lambda: self.now_s, self.frames)
 
     def frames(self) -> dict[int, FrameType]:
         own = {} if self.frame is None else {threading.get_ident(): self.frame}

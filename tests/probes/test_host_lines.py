@@ -321,6 +321,10 @@ class Loop:
         )
 
 
+def run_of() -> Any:
+    return SimpleNamespace(loop=Loop(), probes=SimpleNamespace(find=lambda kind: None))
+
+
 class Clock:
     def __init__(self) -> None:
         self.ns = 0
@@ -342,7 +346,7 @@ def clock() -> Clock:
 def line_sampler(clock: Clock) -> LineSampler:
     frame = run_by_lightning(training_step)
     ident = threading.get_ident()
-    return LineSampler(Loop(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)  # type: ignore[arg-type]
+    return LineSampler(run_of(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
 
 
 def test_late_sample_covers_the_delay_when_a_call_held_the_gil(line_sampler, clock):
@@ -378,7 +382,7 @@ def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, c
 
 def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
     ident, frame = threading.get_ident(), training_step()
-    own = LineSampler(Loop(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
+    own = LineSampler(run_of(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
     own.burst()
     assert not own._background.stopping.is_set()
     own.burst()
@@ -386,13 +390,13 @@ def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
 
 
 def test_sampling_ends_when_the_training_thread_is_gone(clock):
-    own = LineSampler(Loop(), now_ns=clock, frames=dict, sleep=clock.sleep)
+    own = LineSampler(run_of(), now_ns=clock, frames=dict, sleep=clock.sleep)
     own.burst()
     assert own._background.stopping.is_set()
 
 
 def test_thread_ends_when_the_sampler_is_garbage_collected():
-    own = LineSampler(Loop())  # type: ignore[arg-type]
+    own = LineSampler(run_of())
     own.start()
     thread = own._background.thread
     assert thread is not None
@@ -442,7 +446,7 @@ def test_switch_interval_is_the_usual_one_when_a_process_is_forked_during_a_burs
 
 def test_reason_is_reported_when_the_interpreter_has_no_gil(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
-    own = LineSampler(Loop())  # type: ignore[arg-type]
+    own = LineSampler(run_of())
     own.start()
     assert own._background.thread is None
     assert "global lock" in own.missing["host_profile"]
@@ -506,7 +510,7 @@ def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
 
 
 def test_thread_is_joined_when_an_interrupt_ended_the_first_attempt(monkeypatch):
-    own = LineSampler(Loop())  # type: ignore[arg-type]
+    own = LineSampler(run_of())
     own.start()
     thread = own._background.thread
     assert thread is not None

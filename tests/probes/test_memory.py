@@ -59,16 +59,12 @@ class Training:
             callbacks=[], loggers=[], datamodule=None, train_dataloader=None,
             world_size=world_size, global_rank=world_size - 1,
         )  # fmt: skip
-        self.probe = MemoryProbe(
-            trainer,
-            self.module,
-            self.loop,
-            FakeClock(),
-            self.errors.append,
-            self.device,  # type: ignore[arg-type]
-            wants_history=wants_history,
-            folder=folder,
-        )
+        run = SimpleNamespace(
+            trainer=trainer, pl_module=self.module, loop=self.loop, now_ns=FakeClock(), folder=folder,
+            options=SimpleNamespace(memory_snapshot=wants_history),
+            probes=SimpleNamespace(switch_off=lambda name, error: self.errors.append(error)),
+        )  # fmt: skip
+        self.probe = MemoryProbe(run, self.device)  # type: ignore[arg-type]
 
     def step(self, samples: int, activations: int, fixed: int = 0, fragmented: int = 0, kept: int = 0) -> None:
         self.probe.step_begins(torch.zeros(samples, 8))

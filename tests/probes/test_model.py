@@ -169,7 +169,8 @@ class Loop:
     """A hand-written training loop that announces what it does."""
 
     def __init__(self) -> None:
-        self.watch = ZeroGradWatch()
+        trainer, probes = SimpleNamespace(optimizers=()), SimpleNamespace(leave_backward=lambda watch: None)
+        self.watch = ZeroGradWatch(SimpleNamespace(trainer=trainer, probes=probes))  # type: ignore[arg-type]
         self.x = torch.ones(4, 3)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -159,10 +159,6 @@ class Toy(Probe):
     stages = ("fit",)
     value: Any = None
 
-    @classmethod
-    def open(cls, run: RunContext) -> Probe:
-        return cls()
-
     def record(self) -> Any:
         return self.value
 
@@ -218,7 +214,7 @@ def test_reason_is_the_failure_when_a_probe_cannot_be_opened(monkeypatch: pytest
         raise ValueError("planted")
 
     monkeypatch.setattr(Toy, "open", fails)
-    monkeypatch.setattr(Later, "open", classmethod(lambda cls, run: cls()))
+    monkeypatch.setattr(Later, "open", classmethod(lambda cls, run: cls(run)))
     session = opened(monkeypatch).session()
     assert session.missing == {"collections": "measuring failed; see probes_off"}
     assert session.replay == Later.value

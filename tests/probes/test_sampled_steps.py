@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_perf.options import DoctorOptions
 from lightning_perf.probes import sampled_steps
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.sampled_steps import COUNTED_STEP, ROUNDS, SampledSteps
@@ -19,7 +20,7 @@ from tests.fakes import FakeClock
 class Fit:
     """Steps of a linear layer, observed as the probe asks for it."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.n_left_out = 0
         self.errors: list[tuple[str, Exception]] = []
         self.loop = SimpleNamespace(
@@ -29,11 +30,15 @@ class Fit:
             first_step_end_ns=0,
             on_record_end=None,
             listen=self._listen,
+            make_event=lambda: None,
         )
         strategy = type("SingleDeviceStrategy", (), {"root_device": torch.device("cpu")})()
         trainer, self.module = SimpleNamespace(strategy=strategy), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        loop: Any = self.loop
-        self.probe = SampledSteps(trainer, self.module, loop, FakeClock(), self._fails, **arguments)
+        run = SimpleNamespace(
+            trainer=trainer, pl_module=self.module, loop=self.loop, now_ns=FakeClock(), missing={},
+            options=DoctorOptions(**options), probes=SimpleNamespace(switch_off=self._fails),
+        )  # fmt: skip
+        self.probe = SampledSteps(run)  # type: ignore[arg-type]
 
     def _leave_out(self) -> None:
         self.n_left_out += 1
@@ -82,10 +87,10 @@ def test_one_step_is_counted_and_each_round_samples_a_step_per_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "first"), [({"depth": 0}, COUNTED_STEP), ({"counts_operations": False}, ROUNDS[0])]
+    ("options", "first"), [({"module_depth": 0}, COUNTED_STEP), ({"arithmetic": False}, ROUNDS[0])]
 )
-def test_kinds_are_left_out_when_options_say_so(arguments: dict[str, Any], first: int) -> None:
-    fit = Fit(**arguments)
+def test_kinds_are_left_out_when_options_say_so(options: dict[str, Any], first: int) -> None:
+    fit = Fit(**options)
     assert fit.until(ROUNDS[0] + 1) == [first]
 
 
@@ -104,7 +109,7 @@ def test_other_kinds_go_on_when_one_raises(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tracer_is_closed_at_the_next_step_when_a_users_mode_was_above_it() -> None:
-    fit = Fit(counts_operations=False)
+    fit = Fit(arithmetic=False)
     fit.until(ROUNDS[0] + 1)
     users = PassiveMode()
     fit.probe.step_begins()  # traces operators

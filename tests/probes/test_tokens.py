@@ -207,11 +207,18 @@ def test_an_option_that_is_no_function_is_refused() -> None:
         DoctorOptions(tokens_fn=3)
 
 
+def probe_of(is_profiling: bool = False) -> tuple[TokensProbe, Any]:
+    """Return a probe, and the loop whose steps it sees."""
+    loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=is_profiling)
+    loop.units.ids = EMBEDS
+    run: Any = SimpleNamespace(loop=loop, options=DoctorOptions(), probes=SimpleNamespace(switch_off=None))
+    return TokensProbe(run), loop
+
+
 def counting(n_steps: int, batch_of: Any) -> tuple[TokensProbe, int]:
     """Return a probe after many steps, and in how many of them it counted."""
-    loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=False)
-    loop.units.ids = EMBEDS
-    probe, n = TokensProbe(SimpleNamespace(loop=loop)), 0
+    probe, loop = probe_of()
+    n = 0
     for step in range(n_steps):
         loop.main.n_steps = step
         if probe.next_step <= step:
@@ -251,8 +258,6 @@ def test_batches_without_tokens_are_looked_at_ever_more_rarely() -> None:
 
 
 def test_nothing_is_counted_in_a_profiler_window() -> None:
-    loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=True)
-    loop.units.ids = EMBEDS
-    probe = TokensProbe(SimpleNamespace(loop=loop))
+    probe, _ = probe_of(is_profiling=True)
     probe.step_begins(IDS)
     assert probe.record() is None

@@ -377,13 +377,22 @@ class FakeRecording:
     def abandon(self) -> None: ...
 
 
+def window_probe(
+    loop: FakeLoop, folder: Path, options: WindowOptions, device: str = "cpu", is_worth: bool = True
+) -> WindowProbe:
+    run: Any = SimpleNamespace(
+        loop=loop, probes=SimpleNamespace(switch_off=lambda name, error: None), is_worth_keeping=lambda trace: is_worth,
+        trainer=SimpleNamespace(global_rank=0, strategy=SimpleNamespace(root_device=SimpleNamespace(type=device))),
+    )  # fmt: skip
+    return WindowProbe(run, options, folder)
+
+
 @pytest.fixture
 def made(monkeypatch, tmp_path):
     monkeypatch.setattr(window_module, "Recording", FakeRecording)
 
     def make(loop: FakeLoop, is_worth: bool = True, **options: Any) -> WindowProbe:
-        device = SimpleNamespace(type="cpu")
-        return WindowProbe(WindowOptions(**options), loop, device, 0, tmp_path, lambda trace: is_worth)
+        return window_probe(loop, tmp_path, WindowOptions(**options), is_worth=is_worth)
 
     return make
 
@@ -600,7 +609,7 @@ def test_nsys_gets_exactly_the_active_steps_when_it_captures(monkeypatch, tmp_pa
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
     loop = FakeLoop()
     options = WindowOptions(wait=3, warmup=2, active=2, emit="nsys")
-    probe = WindowProbe(options, loop, SimpleNamespace(type="cuda"), 0, tmp_path, lambda trace: True)
+    probe = window_probe(loop, tmp_path, options, device="cuda")
     for _ in range(12):
         calls.append("step")
         one_step(probe)

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from lightning_perf import ConfigError, PerfDoctor
 from lightning_perf.probes.loader import LoaderProber, stages, watch
 from lightning_perf.probes.loader.guard import landlock_version
-from lightning_perf.records import Session
+from lightning_perf.records import Session, Settings
 
 from .conftest import Make
 from .models import N_FEATURES, Tiny
@@ -319,7 +319,11 @@ def test_nothing_is_probed_when_another_rank_probes(probe_data: Any) -> None:
     trainer = SimpleNamespace(received_sigterm=False, interrupted=False, is_global_zero=False)
     asked: list[Any] = []
     loop: Any = SimpleNamespace(wall_ns=lambda: asked.append(1), main=SimpleNamespace(stage_times=asked))
-    looked = watch.LoaderWatch(trainer, loop, probe_data, lambda _: None)
+    run: Any = SimpleNamespace(
+        trainer=trainer, loop=loop, probe_data=probe_data, settings=Settings(),
+        probes=SimpleNamespace(find=lambda kind: None),
+    )  # fmt: skip
+    looked = watch.LoaderWatch(run)
     looked.before_report(is_last=True)
     assert asked == []
     assert looked.reasons() == {"loader_probe": "rank 0 probes"}

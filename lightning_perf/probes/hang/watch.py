@@ -20,7 +20,6 @@ from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines import current_phase
 from lightning_perf.probes.host_lines.calls import OwnCode, library_call, shown_file
 from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of, why_no_stacks
-from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.probes.processes import read_bytes
 from lightning_perf.probes.spans import OWN
 from lightning_perf.records import Hang
@@ -44,8 +43,7 @@ _OURS = "lightning-perf"
 class HangWatch(Probe):
     """The hangs of one run. Made and started in the training thread.
 
-    ``show`` is called with a hang and the stacks of all threads, and returns the hang with the name of the file that it
-    wrote. Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in tests.
+    Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in tests.
 
     Attributes:
         loops: The user's functions that loop over steps without a Trainer.
@@ -57,16 +55,15 @@ class HangWatch(Probe):
 
     def __init__(
         self,
-        loop: LoopProbe,
+        run: RunContext,
         hang_after_s: float,
-        show: Callable[[Hang, str], Hang],
         files: RankFiles | None = None,
         now_s: Callable[[], float] = time.monotonic,
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
     ) -> None:
         self.hangs: list[Hang] = []
         self.poll_s = hang_after_s / _POLLS
-        self._loop, self._hang_after_s, self._show = loop, hang_after_s, show
+        self._loop, self._hang_after_s, self._show = run.loop, hang_after_s, run.show_hang
         self._files, self._now_s, self._frames = files, now_s, frames
         self._watched = threading.get_ident()
         self._schedule = f"/proc/self/task/{threading.get_native_id()}/schedstat"
@@ -95,7 +92,7 @@ class HangWatch(Probe):
         files = None
         if trainer.world_size > 1 and folder is not None:
             files = RankFiles(folder, trainer.global_rank, trainer.world_size)
-        return cls(run.loop, after_s, run.show_hang, files)
+        return cls(run, after_s, files)
 
     def start(self) -> None:
         self._workers.open()

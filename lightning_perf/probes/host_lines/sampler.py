@@ -51,8 +51,7 @@ _lowered: list[float] = []
 class LineSampler(Probe):
     """The samples of one run. Made and started in the training thread.
 
-    ``paused_ns`` returns the nanoseconds in automatic garbage collections so far; the other functions are replaced in
-    tests.
+    ``now_ns``, ``frames`` and ``sleep`` are replaced in tests.
     """
 
     name = "host_lines"
@@ -61,13 +60,16 @@ class LineSampler(Probe):
 
     def __init__(
         self,
-        loop: LoopProbe,
-        paused_ns: Callable[[], int] = lambda: 0,
+        run: RunContext,
         now_ns: Callable[[], int] = time.perf_counter_ns,
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._loop, self._paused_ns = loop, paused_ns
+        from lightning_perf.probes.pauses import GarbagePauses  # which needs this package
+
+        pauses = run.probes.find(GarbagePauses)
+        self._loop = run.loop
+        self._paused_ns: Callable[[], int] = (lambda: 0) if pauses is None else pauses.automatic_so_far_ns
         self._now_ns, self._frames, self._sleep = now_ns, frames, sleep
         self._watched = threading.get_ident()
         self._reader = StackReader()
@@ -86,13 +88,10 @@ class LineSampler(Probe):
 
     @classmethod
     def open(cls, run: RunContext) -> LineSampler | None:
-        from lightning_perf.probes.pauses import GarbagePauses  # which needs this package
-
         if not run.options.host_lines:
             run.missing["host_profile"] = "host_lines=False"
             return None
-        pauses = run.probes.find(GarbagePauses)
-        return cls(run.loop) if pauses is None else cls(run.loop, pauses.automatic_so_far_ns)
+        return cls(run)
 
     def start(self) -> None:
         if reason := why_no_stacks():

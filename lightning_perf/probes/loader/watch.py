@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -11,13 +11,10 @@ from lightning_perf.probes import plain
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.machine import local_world_size
 from lightning_perf.probes.telemetry import TelemetryProbe
-from lightning_perf.records import Fetch, HostTelemetry, LoaderProbe, Session, Settings, StageTimes
+from lightning_perf.records import Fetch, LoaderProbe, Session, Settings, StageTimes
 
 from .copying import refuses_automatic
 from .prober import BATCHES_LIMIT_S, LoaderProber
-
-if TYPE_CHECKING:
-    from lightning_perf.probes.loop import LoopProbe
 
 _SUSPICIOUS_WAIT_SHARE = 0.02  # of the time; below this no recommendation for the loader is worth a probe
 _PROBED_WAIT_SHARE = 0.05  # of the time; above this the loader is a bottleneck worth a long probe (as for rule PD101)
@@ -34,9 +31,8 @@ SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
 class LoaderWatch(Probe):
     """Probe of a training loader that costs time, or only the times of a few of its batches, in a child process.
 
-    ``wants_probe`` is ``"auto"`` for a short probe at the end of the run, True for a long one at the end of the first
-    epoch that waits, or False to only time a few batches. ``set_telemetry_aside`` is called when processes of the probe
-    start and end. ``host`` returns the host's telemetry so far.
+    ``probe_data`` is ``"auto"`` for a short probe at the end of the run, True for a long one at the end of the first
+    epoch that waits, or False to only time a few batches.
 
     Attributes:
         probe: The record; None before it is measured, and if it is not.
@@ -45,36 +41,21 @@ class LoaderWatch(Probe):
     name = "loader"
     after = ("steps", "settings", "telemetry")
 
-    def __init__(
-        self,
-        trainer: Any,
-        loop: LoopProbe,
-        wants_probe: bool | Literal["auto"],
-        set_telemetry_aside: Callable[[bool], None],
-        host: Callable[[], HostTelemetry | None] = lambda: None,
-        settings: Callable[[], Settings] = Settings,
-    ) -> None:
-        self.trainer = trainer
-        self.loop = loop
+    def __init__(self, run: RunContext) -> None:
+        self.trainer = run.trainer
+        self.loop = run.loop
         self.probe: LoaderProbe | None = None
-        self._wants_probe = wants_probe
-        self._set_telemetry_aside = set_telemetry_aside
-        self._host = host
-        self._settings = settings
+        self._run, self._wants_probe = run, run.probe_data
+        self._telemetry = telemetry = run.probes.find(TelemetryProbe)
+        self._set_telemetry_aside: Callable[[bool], None]
+        self._set_telemetry_aside = (lambda _: None) if telemetry is None else telemetry.set_aside
         self._batches: LoaderProber | None = None
         self._prober: LoaderProber | None = None
         self._reason = ""
 
-    @classmethod
-    def open(cls, run: RunContext) -> LoaderWatch:
-        telemetry = run.probes.find(TelemetryProbe)
-        host = (lambda: None) if telemetry is None else (lambda: telemetry.record().host)
-        set_aside = (lambda _: None) if telemetry is None else telemetry.set_aside
-        return cls(run.trainer, run.loop, run.probe_data, set_aside, host, lambda: run.settings)
-
     def before_report(self, is_last: bool) -> None:
         """Start the measurements that the waits so far call for; at the end of a run, wait for the result."""
-        settings = self._settings()
+        settings = self._run.settings
         self._reason = self._why_not_now()
         if self._reason:
             return
@@ -93,7 +74,7 @@ class LoaderWatch(Probe):
         return {"loader_probe": self.probe, "steady": steady}
 
     def reasons(self) -> Mapping[str, str]:
-        return {} if self.probe is not None else {"loader_probe": self._why_no_probe(self._settings())}
+        return {} if self.probe is not None else {"loader_probe": self._why_no_probe(self._run.settings)}
 
     def _completed(self, fetch: Fetch) -> Fetch:
         """Return the times of fetching with the cost of a batch without workers, or why that is unknown."""
@@ -202,7 +183,7 @@ class LoaderWatch(Probe):
         most = float(settings.torch.n_threads or 1)
         if self.trainer.strategy.root_device.type != "cpu":
             most = 1.0  # the thread that launches kernels and waits for them
-        host = self._host()
+        host = None if self._telemetry is None else self._telemetry.record().host
         if host is None or host.process_cpu_cores is None or compute_s <= 0:
             return compute_s, max(1, round(most))
         loader = next(each for each in settings.loaders if each.stage == "train")

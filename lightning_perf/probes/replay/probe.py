@@ -11,7 +11,6 @@ import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.clock import DeviceEvent
 from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
@@ -41,7 +40,7 @@ _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to thr
 class ReplayProbe(Probe):
     """The replays of one run, on rank 0; other ranks wait in their next collective, at most for the budget.
 
-    ``make_event`` is None on a CPU; ``room`` replaces the memory to replay in.
+    ``room`` replaces the memory to replay in, for tests.
     """
 
     name = "replay"
@@ -49,21 +48,15 @@ class ReplayProbe(Probe):
     stages = ("fit",)
     after = ("sampled_steps",)
 
-    def __init__(
-        self,
-        trainer: Any,
-        now_ns: Callable[[], int],
-        make_event: Callable[[], DeviceEvent] | None = None,
-        room: Room | None = None,
-    ) -> None:
+    def __init__(self, run: RunContext, room: Room | None = None) -> None:
         self.spent_ns = 0
-        self._trainer, self._now_ns = trainer, now_ns
-        self._device: torch.device = trainer.strategy.root_device
+        self._trainer, self._now_ns = run.trainer, run.now_ns
+        self._device: torch.device = run.trainer.strategy.root_device
         self._is_timed = self._device.type == "cpu"
         self._watch: Stopwatch | None = None
         if self._is_timed:
-            self._watch = HostWatch(now_ns)
-        elif make_event is not None:
+            self._watch = HostWatch(run.now_ns)
+        elif (make_event := run.loop.make_event()) is not None:
             self._watch = DeviceWatch(make_event)
         self._room: Room = room or (CudaRoom(self._device) if self._device.type == "cuda" else Room())
         self._results: dict[str, Replayed] = {}
@@ -74,7 +67,7 @@ class ReplayProbe(Probe):
     def open(cls, run: RunContext) -> ReplayProbe | None:
         """Replay, unless ``replay=False``, or ``arithmetic=False``: no operators are known then."""
         is_wanted = run.options.arithmetic and run.options.replay
-        return cls(run.trainer, run.now_ns, run.loop.make_event()) if is_wanted else None
+        return cls(run) if is_wanted else None
 
     def answer(self, hypotheses: Iterable[Hypothesis], log: CallLog | None, trained_s: float) -> bool:
         """Replay what is not answered yet, largest first, within the budget; return whether something was replayed.

@@ -30,7 +30,7 @@ class FakeProbe(Probe):
 
 @pytest.mark.parametrize("probe", ["ranks", "steps", "setup"])
 def test_nothing_stays_on_the_parameters_when_the_probe_is_switched_off(probe: str) -> None:
-    probes, ranks = ProbeSet(), FakeProbe()
+    probes, ranks = ProbeSet(), FakeProbe(None)  # type: ignore[arg-type]
     probes.add(ranks)
     probes.switch_off(probe, ValueError("planted"))
     assert ranks.is_closed

@@ -28,7 +28,7 @@ def logged(model, batch, scale=1.0):
     return log
 
 
-def probe_of(model, optimizer=None, world_size=1, clock=now_ns, **more):
+def probe_of(model, optimizer=None, world_size=1, clock=now_ns, room=None):
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=CPU),
         world_size=world_size,
@@ -37,7 +37,8 @@ def probe_of(model, optimizer=None, world_size=1, clock=now_ns, **more):
         accumulate_grad_batches=1,
         optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
     )
-    return ReplayProbe(trainer, clock, **more)
+    run = SimpleNamespace(trainer=trainer, now_ns=clock, loop=SimpleNamespace(make_event=lambda: None))
+    return ReplayProbe(run, room)
 
 
 def asked(*treatments):
