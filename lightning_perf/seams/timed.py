@@ -12,7 +12,7 @@ from .undo import Undos, change_attribute, remove_hook
 
 
 class _Timed:
-    """A method inside a span. It copies and pickles as the plain method, so that its owner stays picklable."""
+    """A method inside a span, in this thread only. It copies and pickles as the plain method, so that its owner can."""
 
     def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any]) -> None:
         self._owner, self._name, self._thread = owner, name, get_ident()
@@ -20,10 +20,6 @@ class _Timed:
         self.__name__ = name
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
         self.span: AbstractContextManager[Any] | None = span
-
-    def is_measuring(self) -> bool:
-        """Return whether this call is measured: it must come from the loop's thread."""
-        return self.span is not None and get_ident() == self._thread
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.span is None or get_ident() != self._thread:
@@ -49,19 +45,6 @@ class _TimedEach(_Timed):
             return self.__wrapped__(*args, **kwargs)
 
 
-class _TimedAfter(_Timed):
-    """A method inside a span; each measured call first calls ``before``, which must not raise."""
-
-    def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any], before: Callable[[], None]) -> None:
-        super().__init__(owner, name, span)
-        self._before = before
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.is_measuring():
-            self._before()
-        return super().__call__(*args, **kwargs)
-
-
 class _MoreBarMetrics(_Timed):
     """``progress_bar.get_metrics`` with PerfDoctor's figures in front, where a bar of 80 columns does not cut them."""
 
@@ -71,7 +54,7 @@ class _MoreBarMetrics(_Timed):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         metrics = self.__wrapped__(*args, **kwargs)
-        if not self.is_measuring() or not isinstance(metrics, dict):
+        if self.span is None or get_ident() != self._thread or not isinstance(metrics, dict):
             return metrics
         return {**{name: text for name, text in self._more().items() if name not in metrics}, **metrics}
 
@@ -127,8 +110,13 @@ def tap_logging(
 
     if results:
         logging = collecting("log")
+
+        def collecting_begins() -> AbstractContextManager[Any]:
+            time_collection()
+            return logging
+
         for one in results:
-            _put(_TimedAfter(one, "log", logging, time_collection), undos)
+            _put(_TimedEach(one, "log", collecting_begins), undos)
     else:
         time_collection()
     for logger in trainer.loggers:
