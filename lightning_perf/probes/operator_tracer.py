@@ -25,32 +25,6 @@ from .written_attention import AttentionTrail
 _METHODS = ("tolist", "numpy", "cpu")
 _N_VIEWS = 40  # operators per round when the cost of a dispatch mode is measured
 
-Called = Callable[[str, Any, Any, Any, Any], Any]
-"""Gets a method's label, the tensor, the original and its arguments; calls the original and returns its result."""
-
-
-class TensorPatches:
-    """Patches methods of tensors, from ``install`` to ``restore``, to call ``called`` instead."""
-
-    def __init__(self, called: Called) -> None:
-        self._called = called
-        self._undos = Undos()
-
-    def install(self) -> None:
-        """Patch the methods, for all threads."""
-        for name in _METHODS:
-            change_attribute(torch.Tensor, name, self._wrapping(name, getattr(torch.Tensor, name)), self._undos)
-        prints: Any = torch._tensor_str
-        change_attribute(prints, "_str", self._wrapping("print(tensor)", prints._str), self._undos)
-
-    def restore(self) -> None:
-        """Restore the methods. Can be called twice."""
-        self._undos.close()
-
-    def _wrapping(self, label: str, original: Any) -> Callable[..., Any]:
-        return lambda tensor, *args, **kwargs: self._called(label, tensor, original, args, kwargs)
-
-
 _ALWAYS_WAIT = {
     **{name: name for name in ("nonzero", "equal", "bincount", "repeat_interleave")},
     **dict.fromkeys(("_unique2", "unique_dim", "unique_consecutive"), "unique"),
@@ -134,14 +108,18 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._is_open = False
         self._is_inside = False  # a patched method
         self._thread = threading.get_ident()
-        self._patches = TensorPatches(self._called)
+        self._undos = Undos()
         self._names: dict[Any, str] = {}
         self.sites: dict[tuple[Place, str, str], Site] = {}
         self.attention = AttentionTrail()
 
     def open(self) -> None:
         self._is_open = True
-        self._patches.install()
+        for owner, name, label in (
+            *((torch.Tensor, name, name) for name in _METHODS),
+            (torch._tensor_str, "_str", "print(tensor)"),
+        ):
+            change_attribute(owner, name, self._wrapping(label, getattr(owner, name)), self._undos)
         self.lines.begin(sys._getframe(1))
         self.__enter__()
         self._begin_ns = self._now_ns()
@@ -153,11 +131,14 @@ class OperatorTracer(PassiveMode, StepTracer):
         if not self._end_ns:
             self._end_ns = self._now_ns()
         self.lines.end()
-        self._patches.restore()
+        self._undos.close()
         if not leave_mode(self):
             return False
         self._is_open = False
         return True
+
+    def _wrapping(self, label: str, original: Any) -> Callable[..., Any]:
+        return lambda tensor, *args, **kwargs: self._called(label, tensor, original, args, kwargs)
 
     def _called(self, name: str, tensor: Any, original: Any, args: Any, kwargs: Any) -> Any:
         if self._is_inside or self._end_ns or threading.get_ident() != self._thread:
