@@ -20,36 +20,8 @@ _MAX_POINTS = 120
 _MAX_SITES = 10
 
 
-class AllocationHistory:
-    """Records allocations and frees of a device through ``torch.cuda.memory``."""
-
-    def __init__(self, memory: Any) -> None:
-        self._memory = memory
-
-    def start(self) -> None:
-        self._memory._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
-
-    def read(self) -> dict[str, Any]:
-        snapshot: dict[str, Any] = self._memory._snapshot()
-        return snapshot
-
-    @staticmethod
-    def write(snapshot: Mapping[str, Any], file: Path) -> None:
-        """Write a snapshot for torch's own viewer.
-
-        Raises:
-            OSError: The disk has no room for it.
-        """
-        require_room(file.parent, 0)
-        with whole_file(file) as opened:
-            pickle.dump(snapshot, RoomKeeper(opened, file.parent))
-
-    def close(self) -> None:
-        self._memory._record_memory_history(enabled=None)
-
-
-def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
-    """Return the history of a device, not started yet, and an empty reason; or None and why there is none."""
+def history_of(device: Any) -> tuple[Any, str]:
+    """Return ``torch.cuda.memory``, which does not record yet, and an empty reason; or None and why it cannot."""
     import torch
 
     if device.type != "cuda":
@@ -60,7 +32,18 @@ def history_of(device: Any) -> tuple[AllocationHistory | None, str]:
     is_recording = getattr(torch._C, "_cuda_isHistoryEnabled", lambda: False)
     if is_recording():
         return None, "memory_snapshot=True: another history is being recorded"
-    return AllocationHistory(memory), ""
+    return memory, ""
+
+
+def write_history(snapshot: Mapping[str, Any], file: Path) -> None:
+    """Write a snapshot for torch's own viewer.
+
+    Raises:
+        OSError: The disk has no room for it.
+    """
+    require_room(file.parent, 0)
+    with whole_file(file) as opened:
+        pickle.dump(snapshot, RoomKeeper(opened, file.parent))
 
 
 def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], tuple[AllocationSite, ...]]:

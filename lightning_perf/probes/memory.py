@@ -21,7 +21,7 @@ from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_he
 from .compiler import is_any_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
-from .history import AllocationHistory, history_of, read_history
+from .history import MAX_ENTRIES, history_of, read_history, write_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
 from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
@@ -58,13 +58,13 @@ class MemoryProbe(Probe):
             self._allocator, reason = allocator_of(self._device)
         if self._allocator is None:
             self.missing["memory.devices"] = reason
-        self._history: AllocationHistory | None = None
+        self._history: Any = None  # `torch.cuda.memory` while it records
         if run.options.memory_snapshot:
             self._history, reason = history_of(self._device)
             if self._history is None:
                 self.missing["memory.oom.history"] = reason
             else:
-                self._history.start()
+                self._history._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
         self._own = ResidentMemory(os.getpid())
         self._workers = WorkerMemory()
         readers: dict[str, Callable[[], int | None]] = {"host": self._own.read, WORKERS: self._workers.read}
@@ -215,11 +215,11 @@ class MemoryProbe(Probe):
         )
         self._oom = record
         if self._history is not None and folder is not None:
-            snapshot = self._history.read()
+            snapshot = self._history._snapshot()
             history, sites = read_history(snapshot)
             self._oom = record = msgspec.structs.replace(record, history=history, history_sites=sites)
             name = f"memory_snapshot{_rank_of(self._trainer)}.pickle"
-            self._history.write(snapshot, folder / name)
+            write_history(snapshot, folder / name)
             self._oom = msgspec.structs.replace(record, snapshot_file=name)
 
     def _main_place(self, where: str) -> str:
@@ -232,7 +232,7 @@ class MemoryProbe(Probe):
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and self._folder is not None:
-            self._history.write(self._history.read(), self._folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
+            write_history(self._history._snapshot(), self._folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
 
     def abandon(self) -> None:
         self.is_off = True
@@ -245,7 +245,7 @@ class MemoryProbe(Probe):
         self._own.close()
         self._workers.close()
         if self._history is not None:
-            self._history.close()
+            self._history._record_memory_history(enabled=None)
             self._history = None
 
     def record(self) -> Memory:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
-from lightning_perf.probes.history import AllocationHistory, read_history
+from lightning_perf.probes.history import read_history
 from lightning_perf.probes.host_memory import read_host_memory
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.phase_memory import Allocator, PhaseReadings, allocator_of
@@ -313,8 +313,7 @@ class FakeCudaMemory:
 def test_each_rank_writes_a_history_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world_size: int, name: str
 ) -> None:
-    history = AllocationHistory(FakeCudaMemory())
-    monkeypatch.setattr("lightning_perf.probes.memory.history_of", lambda _: (history, ""))
+    monkeypatch.setattr("lightning_perf.probes.memory.history_of", lambda _: (FakeCudaMemory(), ""))
     probe = Training(world_size=world_size, wants_history=True, folder=tmp_path).probe
     probe.training_ends()
     assert [file.name for file in tmp_path.iterdir()] == [name]
