@@ -186,7 +186,7 @@ def _convs_with_bias_before_norm(root: nn.Module) -> Iterator[str]:
         for (name, conv), (_, norm) in itertools.pairwise(children):
             if (
                 isinstance(conv, CONVOLUTIONS)
-                and plain.item_or_none(plain.attributes(conv).get("_parameters"), "bias") is not None
+                and dict(plain.items_of(plain.attributes(conv).get("_parameters")) or ()).get("bias") is not None
                 and isinstance(norm, BATCH_NORMS)
                 and plain.stored(norm, "num_features") == plain.stored(conv, "out_channels")
             ):

@@ -155,14 +155,6 @@ def item_at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-def item_or_none(value: Any, key: Any) -> Any:
-    """Return ``item_of``, or None where there is no such item."""
-    try:
-        return item_of(value, key)
-    except LookupError:
-        return None
-
-
 def visits(most: int = MAX_VISITED) -> Iterator[int]:
     """Return an iterator that ends after ``most`` objects: a search takes one number for each object it looks at."""
     return iter(range(most))
