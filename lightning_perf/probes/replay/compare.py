@@ -135,29 +135,6 @@ def compare(
         )
     with treated():
         after.run(until, now_ns, HOPELESS * before.last_s, is_first=True)
-    return _rounds(before, after, treated, until, now_ns, limit_s, worth)
-
-
-def widened(cold: Comparison, warm: Comparison) -> Comparison:
-    """Return the first comparison with an interval that includes the second one's, with its tensors in caches.
-
-    In a training, some results are still in caches when the next operator reads them, and others are not.
-    """
-    if cold.speedup is None or warm.speedup is None:
-        return cold
-    low, high = min(cold.speedup.low, warm.speedup.low), max(cold.speedup.high, warm.speedup.high)
-    return cold._replace(speedup=msgspec.structs.replace(cold.speedup, low=low, high=high))
-
-
-def _rounds(
-    before: _Passes,
-    after: _Passes,
-    treated: Callable[[], AbstractContextManager[Any]],
-    until: int,
-    now_ns: Callable[[], int],
-    limit_s: float,
-    worth: float,
-) -> Comparison:
     logs: list[float] = []
     all_before, all_after = [before.last_s], [after.last_s]
     found: Interval | None = None
@@ -190,6 +167,17 @@ def _rounds(
     if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off would have taken longer
         found = msgspec.structs.replace(found, low=0.0)
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
+
+
+def widened(cold: Comparison, warm: Comparison) -> Comparison:
+    """Return the first comparison with an interval that includes the second one's, with its tensors in caches.
+
+    In a training, some results are still in caches when the next operator reads them, and others are not.
+    """
+    if cold.speedup is None or warm.speedup is None:
+        return cold
+    low, high = min(cold.speedup.low, warm.speedup.low), max(cold.speedup.high, warm.speedup.high)
+    return cold._replace(speedup=msgspec.structs.replace(cold.speedup, low=low, high=high))
 
 
 def interval_of(logs: Sequence[float]) -> Interval | None:
