@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import torch
 
+from lightning_perf import seams
 from lightning_perf.records import Session
 
 from .base import Probe, RunContext
-from .settings import read_settings, read_step_logging
+from .settings import LOGGED, read_settings
 
 
 class SettingsProbe(Probe):
@@ -35,10 +36,11 @@ class SettingsProbe(Probe):
     def part(self, session: Session) -> Mapping[str, Any]:
         context, replace = self._context, msgspec.structs.replace
         settings = context.settings
-        prog_bar_metrics, sync_dist_on_step = read_step_logging(context.trainer)
-        if prog_bar_metrics is not None:
-            for name in ("prog_bar_metrics", "sync_dist_on_step"):
-                self.missing.pop(f"settings.trainer.{name}", None)
+        logged = seams.step_logging(context.trainer)
+        if logged is not None:
+            for name in LOGGED:
+                self.missing.pop(name, None)
+        prog_bar_metrics, sync_dist_on_step = logged or (None, None)
         trainer = replace(settings.trainer, prog_bar_metrics=prog_bar_metrics, sync_dist_on_step=sync_dist_on_step)
         if self._saw_anomaly_detection:
             trainer = replace(trainer, is_anomaly_detection_on=True)

@@ -30,6 +30,9 @@ T = TypeVar("T")
 STAGES_BY_FUNCTION = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 """The loaders that each entry point of the Trainer uses."""
 
+LOGGED = ("settings.trainer.prog_bar_metrics", "settings.trainer.sync_dist_on_step")
+"""What only the steps show; `SettingsProbe` reads it then."""
+
 UNSHUFFLED_SAMPLERS = (torch_samplers.SequentialSampler,)
 SHUFFLED_SAMPLERS = (
     torch_samplers.RandomSampler,
@@ -47,7 +50,7 @@ def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str
         The settings, and why fields are None, by path such as ``"settings.trainer.progress_bar_refresh_rate"``. A field
             that is None without a reason is None in the Trainer too.
     """
-    missing: dict[str, str] = {}
+    missing = dict.fromkeys(LOGGED, "nothing has been logged yet")
     with plain.without_overrides():
         settings = Settings(
             trainer=_read_trainer(trainer, pl_module, missing),
@@ -56,11 +59,6 @@ def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str
             torch=TorchSettings(**_read_fields(missing, "settings.torch", _TORCH_FIELDS)),
         )
     return settings, missing
-
-
-def read_step_logging(trainer: Any) -> tuple[int | None, bool | None]:
-    """Return ``prog_bar_metrics`` and ``sync_dist_on_step``; None before the first steps."""
-    return seams.step_logging(trainer) or (None, None)
 
 
 _get = plain.attribute
@@ -123,8 +121,6 @@ def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Trai
         "profiler": lambda: _class_name(seams.user_profiler(trainer)),
         "callbacks": lambda: tuple(_class_name(each) for each in trainer.callbacks if not _is_ours(each)),
         "loggers": lambda: tuple(type(each).__name__ for each in trainer.loggers),
-        "prog_bar_metrics": lambda: _step_logging(trainer)[0],
-        "sync_dist_on_step": lambda: _step_logging(trainer)[1],
         **{name: partial(_ddp_flag, trainer, name) for name in _DDP_FLAGS},
     }
     return TrainerSettings(**_read_fields(missing, "settings.trainer", readers))
@@ -172,13 +168,6 @@ def _refresh_rate_steps(progress_bar: Any) -> int | None:
     if not seams.refreshes_by_step(progress_bar):
         raise _Unknown(f"{type(progress_bar).__name__} refreshes by time, not every so many steps")
     return int(_get(progress_bar, "refresh_rate"))
-
-
-def _step_logging(trainer: Any) -> tuple[int, bool]:
-    logged = seams.step_logging(trainer)
-    if logged is None:
-        raise _Unknown("nothing has been logged yet")
-    return logged
 
 
 def _ddp_flag(trainer: Any, name: str) -> bool:

@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from lightning_perf.probes.settings import read_settings, read_step_logging
+from lightning_perf.probes.run_settings import SettingsProbe
+from lightning_perf.probes.settings import read_settings
 from lightning_perf.records import Settings
+from lightning_perf.seams import step_logging
 
 NAMESPACES = ["lightning.pytorch", "pytorch_lightning"]
 DATA = TensorDataset(torch.zeros(10, 3))
@@ -111,9 +113,18 @@ def test_settings_hold_the_trainers_flags_when_read_in_either_namespace(namespac
 
 
 def test_settings_have_the_metrics_that_were_logged_per_step(pl: Any, tmp_path: Any) -> None:
-    settings, _ = read_in(pl, "on_train_end", loaders=(DataLoader(DATA, batch_size=2),), tmp_path=tmp_path)
-    assert (settings.trainer.prog_bar_metrics, settings.trainer.sync_dist_on_step) == (1, False)
-    assert read_step_logging(SimpleNamespace()) == (None, None)
+    seen: list[Settings] = []
+
+    class AtEnd(pl.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            run: Any = SimpleNamespace(
+                trainer=trainer, settings=Settings(), loop=SimpleNamespace(outputs_have_graph=None)
+            )
+            seen.append(SettingsProbe(run).part(SimpleNamespace())["settings"])  # type: ignore[arg-type]
+
+    read_in(pl, "on_train_end", loaders=(DataLoader(DATA, batch_size=2),), tmp_path=tmp_path, callbacks=[AtEnd()])
+    assert [(one.trainer.prog_bar_metrics, one.trainer.sync_dist_on_step) for one in seen] == [(1, False)]
+    assert step_logging(SimpleNamespace()) is None
 
 
 def test_settings_name_neither_bar_nor_profiler_when_there_is_none(pl: Any, tmp_path: Any) -> None:

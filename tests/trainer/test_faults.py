@@ -190,7 +190,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "reasons": ("telemetry", at(telemetry.TelemetryProbe, "reasons")),
     "machine": ("machine", at(run, "read_machine")),
     "settings": ("settings", at(run_settings, "read_settings")),
-    "step_logging": ("settings", at(run_settings, "read_step_logging")),
+    "step_logging": ("settings", at(run_settings.seams, "step_logging")),
     "memory": ("memory", at(memory.MemoryProbe, "open")),
     "memory at a step": ("memory", at(memory.MemoryProbe, "_observe")),
     "memory as a step begins": ("memory", at(memory.MemoryProbe, "step_begins")),
