@@ -12,7 +12,6 @@ import torch
 from .calls import TensorSpec, flat
 from .compare import Stopwatch
 from .functions import Bound, Work, mapped
-from .rewrites import specs_in
 from .treatments import Scope, Treated
 
 CACHED = 2**24
@@ -165,20 +164,15 @@ def _size(work: Work, is_timed: bool) -> float:
     return work.seconds if is_timed else float(work.n_elements)
 
 
-def arena_elements(works: Sequence[Work], free_bytes: int) -> int:
-    """Return the elements of an arena: as many as the tensors of all calls, at most ``CACHED`` and what fits.
+def elements_for(operators: Sequence[tuple[list[TensorSpec], int]], free_bytes: int) -> int:
+    """Return the elements of an arena for operators, each given by its tensors and its calls per step.
 
-    The block counts in up to three dtypes, and again for results and gradients of the largest operator.
+    As many as the tensors of all calls, at most ``CACHED`` and what fits. The block counts in up to three dtypes, and
+    again for results and gradients of the largest operator.
 
     Raises:
         MemoryError: The largest operator does not fit.
     """
-    operators = [(specs_in(bound), work.n) for work in works for bound in (*work.as_is, *work.treated)]
-    return elements_for(operators, free_bytes)
-
-
-def elements_for(operators: Sequence[tuple[list[TensorSpec], int]], free_bytes: int) -> int:
-    """Return the elements of an arena as ``arena_elements`` does, from each operator's tensors and calls per step."""
     sizes = [sum(map(_aligned, specs)) for specs, _ in operators]
     in_all = sum(n * size for (_, n), size in zip(operators, sizes, strict=True))
     levels = {spec.denormal for specs, _ in operators for spec in specs}

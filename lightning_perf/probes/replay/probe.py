@@ -16,8 +16,9 @@ from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog
 from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widened
-from .operators import Arena, OperatorItem, arena_elements, chosen, elements_for
+from .operators import Arena, OperatorItem, chosen, elements_for
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
+from .rewrites import specs_in
 from .state import CudaRoom, Room, refusal, unchanged
 from .threads import OwnThreads
 from .treatments import Treated, treated_by
@@ -222,7 +223,8 @@ class ReplayProbe(Probe):
             raise TimeoutError(f"replaying one operator takes at least {needed_s:.1f} s, and {left_s:.1f} s are left")
         if not works:
             return None, []
-        arena = Arena(self._device, arena_elements(works, self._room.free_bytes()))
+        operators = [(specs_in(bound), work.n) for work in works for bound in (*work.as_is, *work.treated)]
+        arena = Arena(self._device, elements_for(operators, self._room.free_bytes()))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 
     def _optimizer_items(self, treatment: str) -> list[Item]:

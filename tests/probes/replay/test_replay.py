@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import Arena, OperatorItem, arena_elements, chosen
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
 from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import CudaRoom
@@ -166,7 +167,10 @@ def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
     def elements(n_layers):
         model = nn.Sequential(*(nn.GELU() for _ in range(n_layers)))
         log = logged(model, torch.rand(8, 512, requires_grad=True))
-        return arena_elements(chosen(treated_by("threads=2", log, CPU, None), is_timed=False), 2**30)
+        probe = probe_of(nn.Linear(1, 1), room=SimpleNamespace(free_bytes=lambda: 2**30))
+        probe._is_timed = False
+        arena, _ = probe._operators(treated_by("threads=2", log, CPU, None), until_ns=0)
+        return arena.n_elements
 
     assert elements(8) - elements(4) == 2 * 4 * 8 * 512  # as it is, and with the treatment
 
