@@ -116,17 +116,10 @@ def read_host_memory(worker_pids: Collection[int] = (), root: Path = Path("/")) 
 
 def with_highest(now: HostMemory, before: HostMemory) -> HostMemory:
     """Return the reading ``now``, but the higher value of both readings for quantities that can decrease."""
-    return msgspec.structs.replace(
-        now,
-        used_bytes=_highest(before.used_bytes, now.used_bytes),
-        swapped_bytes=_highest(before.swapped_bytes, now.swapped_bytes),
-        workers_rss_bytes=max(before.workers_rss_bytes, now.workers_rss_bytes),
-        n_workers=max(before.n_workers, now.n_workers),
-    )
-
-
-def _highest(one: int | None, other: int | None) -> int | None:
-    return max((value for value in (one, other) if value is not None), default=None)
+    names = ("used_bytes", "swapped_bytes", "workers_rss_bytes", "n_workers")
+    pairs = {name: (getattr(before, name), getattr(now, name)) for name in names}
+    highest = {name: max((one for one in pair if one is not None), default=None) for name, pair in pairs.items()}
+    return msgspec.structs.replace(now, **highest)
 
 
 def peak_rss_bytes() -> int | None:
