@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import psutil
 
+from lightning_perf import interrupts
 from lightning_perf.cgroups import affine_cores, cgroup_folders, read_number, read_text
-from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import HostTelemetry
 
 from .processes import ScheduleClock, WorkerProcesses, read_bytes
@@ -312,11 +312,9 @@ def _disks_busy_s() -> dict[str, float]:
 
     Handling of wrapped counters in psutil takes a lock, which a forked worker could inherit locked.
     """
-    try:
+    disks: dict[str, Any] = {}
+    with interrupts.suppress(OSError, RuntimeError, psutil.Error):
         disks = psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
-    except (OSError, RuntimeError, psutil.Error) as error:
-        raise_if_from_signal(error)
-        return {}
     busy_ms = {name: getattr(disk, "busy_time", None) for name, disk in disks.items()}
     return {name: ms / 1e3 for name, ms in busy_ms.items() if ms is not None and not name.startswith(("loop", "ram"))}
 

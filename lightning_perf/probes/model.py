@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf import interrupts
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
 
 from . import module_walk, plain
@@ -124,12 +124,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return a key that is equal for tensors that share memory."""
-    local = _local(tensor)
-    try:
+    local, address = _local(tensor), 0
+    with interrupts.suppress(RuntimeError, NotImplementedError):  # a subclass without storage of its own
         address = local.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError) as error:  # a subclass without storage of its own
-        raise_if_from_signal(error)
-        address = 0
     # Meta and fake tensors have no address: only the object identifies them.
     return (address, local.storage_offset(), local.shape, local.dtype) if address else (id(tensor),)
 

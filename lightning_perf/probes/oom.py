@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf import interrupts
 from lightning_perf.records import LiveTensor, OutOfMemory
 
 from . import plain
@@ -151,16 +151,13 @@ def largest_tensors(error: BaseException, named: dict[Key, str], device: str) ->
             break
         if not plain.is_readable_tensor(value):
             continue
-        try:
+        with interrupts.suppress(Exception):  # a tensor without readable storage is left out
             if plain.field(value, "device").type != device:
                 continue
             for storage in storages_of(value):
                 known = largest.get(storage.key)
                 if known is None or plain.n_elements(value) > plain.n_elements(known[1]):
                     largest[storage.key] = (storage, value)
-        except Exception as error:  # noqa: BLE001 - a tensor without readable storage is left out
-            raise_if_from_signal(error)
-            continue
     ordered = sorted(largest.values(), key=lambda pair: -pair[0].n_bytes)[:_MAX_TENSORS]
     return tuple(
         LiveTensor(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf import interrupts
 from lightning_perf.records.loader_probe import Repeated, WorkerPoint
 from lightning_perf.stats import estimates
 
@@ -91,12 +91,10 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
         return value
     if not isinstance(value, torch.Tensor):
         return None
-    try:
+    with interrupts.suppress(TypeError, RuntimeError):  # sparse, nested, quantized
         plain = value.detach()
         return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
-    except (TypeError, RuntimeError) as error:  # sparse, nested, quantized
-        raise_if_from_signal(error)
-        return np.empty(0)
+    return np.empty(0)
 
 
 def _dtype_and_bytes(value: Any) -> tuple[str, int]:
@@ -136,12 +134,9 @@ def _arrays_held(dataset: Any, depth: int = 4) -> Iterator[Any]:
 def _memory(value: Any) -> tuple[int, int] | None:
     """Return the first and the past-the-last address of a tensor's or array's memory; None for others."""
     if isinstance(value, torch.Tensor):
-        try:
+        with interrupts.suppress(RuntimeError):
             storage = value.untyped_storage()
             return value.data_ptr(), storage.data_ptr() + storage.nbytes()
-        except RuntimeError as error:
-            raise_if_from_signal(error)
-            return None
     if isinstance(value, np.ndarray) and value.size:
         begin = int(value.__array_interface__["data"][0])
         return begin, begin + value.nbytes

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator
 
 import torch
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf import interrupts
 
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Bound, Work, mapped, with_specs, works_of
@@ -137,13 +137,10 @@ def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:
 def _fits(bound: Bound) -> bool:
     """Return whether a function accepts these shapes: arguments such as sizes may belong to the smaller batch."""
     function, args, kwargs = bound
-    try:
-        with torch.no_grad():
-            function(*mapped(_on_meta, args), **{name: mapped(_on_meta, value) for name, value in kwargs.items()})
-    except (RuntimeError, NotImplementedError, IndexError) as error:
-        raise_if_from_signal(error)
-        return False
-    return True
+    with interrupts.suppress(RuntimeError, NotImplementedError, IndexError), torch.no_grad():
+        function(*mapped(_on_meta, args), **{name: mapped(_on_meta, value) for name, value in kwargs.items()})
+        return True
+    return False
 
 
 def convolutions_alone(log: CallLog) -> list[Work]:
