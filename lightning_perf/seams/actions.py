@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from inspect import getattr_static
 from typing import Any, NamedTuple
 
 _LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
@@ -50,12 +51,7 @@ def is_overridden(target: Any, hook: str) -> bool:
     if hook in vars(target):
         return True
     base = base_class(type(target), ("Callback", "LightningModule", "LightningDataModule"))
-    return base is None or _defined(type(target), hook) is not _defined(base, hook)
-
-
-def _defined(cls: type, name: str) -> Any:
-    """Return what a class or its bases define under a name, without binding it; None if none does."""
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return base is None or getattr_static(type(target), hook, None) is not getattr_static(base, hook, None)
 
 
 def _callback_of(callbacks: list[Any], key: str) -> Any | None:
@@ -66,7 +62,7 @@ def _callback_of(callbacks: list[Any], key: str) -> Any | None:
     """
     unknown = []
     for callback in callbacks:
-        defined = _defined(type(callback), "state_key")
+        defined = getattr_static(type(callback), "state_key", None)
         if isinstance(defined, property):
             getter = defined.fget
             if not getattr(getter, "__module__", "").startswith((*_LIGHTNING_PACKAGES, "lightning_perf.")):
