@@ -49,7 +49,7 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
         memory_limit_bytes=read_memory_limit_bytes(root),
         shm_bytes=_read_shm_bytes(root),
         local_world_size=local_world_size,
-        cpu_features=read_cpu_features(root) or (),
+        cpu_features=read_cpu_features(root),
         devices=() if device is None or device.type == "cpu" else (read_device(device),),
         versions=read_versions(),
     )
@@ -71,12 +71,9 @@ def _read_processor() -> str | None:
     return None if sys.platform == "linux" else platform.processor() or None  # on Linux, this runs `uname -p` too
 
 
-def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...] | None:
-    """Return those of ``CPU_FEATURES`` that the kernel reports; None if it reports no x86 flags."""
-    flags = _read_cpuinfo(root, "flags")
-    if flags is None:
-        return None
-    present = set(flags.split())
+def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
+    """Return those of ``CPU_FEATURES`` that the kernel reports, which reports x86 flags only."""
+    present = (_read_cpuinfo(root, "flags") or "").split()
     return tuple(feature for feature in CPU_FEATURES if feature in present)
 
 

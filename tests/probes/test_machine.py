@@ -130,7 +130,7 @@ def test_cpu_features_are_read_when_flags_are_listed(tmp_path: Path, flags: str,
 
 def test_machine_degrades_to_none_when_there_is_neither_proc_nor_sys(tmp_path: Path) -> None:
     found = read_machine(local_world_size=4, root=tmp_path)
-    assert read_cpu_features(tmp_path) is None
+    assert read_cpu_features(tmp_path) == ()
     assert (found.cpu_quota_cores, found.memory_limit_bytes, found.shm_bytes) == (None, None, None)
     assert found.local_world_size == 4
     assert found.usable_cores >= 1
