@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -35,9 +34,6 @@ from .validation import Refused, checked, repaired
 
 SCHEMA_VERSION = 1
 SESSION_FILE = "perf_session.json"
-
-# How an older document becomes the next newer one: {from_version: function}. Empty while 1 is the only version.
-_UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 
 class Run(Record, frozen=True, kw_only=True):
@@ -344,9 +340,6 @@ def _from_document(document: Any, source: str) -> Session:
             f"{source} has schema_version {version}, this lightning-perf reads up to {SCHEMA_VERSION}; "
             "upgrade with: pip install -U lightning-perf"
         )
-    while version < SCHEMA_VERSION:
-        document = _UPGRADES[version](document)
-        version += 1
     try:
         return msgspec.convert(checked({**document, "schema_version": SCHEMA_VERSION}, Session), Session)
     except (msgspec.ValidationError, Refused) as error:
