@@ -31,14 +31,7 @@ class Span:
 
     __slots__ = ("action", "hook", "kind", "n", "name", "ns", "phase", "timeline")
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        phase: str,
-        name: str = "",
-        kind: str = "loop",
-        hook: str = "",
-    ) -> None:
+    def __init__(self, timeline: Timeline, phase: str, name: str = "", kind: str = "loop", hook: str = "") -> None:
         self.timeline = timeline
         self.action: str | None = None
         self.phase = OWN if kind == "self" else PHASE_INDEX[phase]
