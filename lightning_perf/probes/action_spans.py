@@ -13,13 +13,9 @@ from .spans import PHASE_INDEX, ListenedSpan, MarkedSpan, NullSpan, PhaseListene
 NULL_SPAN = NullSpan()
 
 _STRATEGY_PHASES = {
-    "batch_to_device": "transfer",
-    "training_step": "forward",
-    "validation_step": "forward",
-    "test_step": "forward",
-    "predict_step": "forward",
-    "backward": "backward",
-}
+    "batch_to_device": "transfer", "training_step": "forward", "validation_step": "forward", "test_step": "forward",
+    "predict_step": "forward", "backward": "backward",
+}  # fmt: skip
 _MODULE_PARTS = {
     "optimizer_step": ("optimizer", "optimizer_step"),
     "optimizer_zero_grad": ("optimizer", "zero_grad"),
@@ -28,16 +24,10 @@ _MODULE_PARTS = {
 }
 _LISTENED = frozenset({"training_step", "zero_grad", "backward", "optimizer_step"})
 _BATCH_HOOKS = frozenset({"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"})
-_STEP_HOOKS = frozenset(
-    {
-        *(
-            f"on_{stage}_batch_{edge}"
-            for stage in ("train", "validation", "test", "predict")
-            for edge in ("start", "end")
-        ),
-        *("on_before_backward", "on_after_backward", "on_before_zero_grad"),
-    }
-)
+_STEP_HOOKS = frozenset({
+    *(f"on_{stage}_batch_{edge}" for stage in ("train", "validation", "test", "predict") for edge in ("start", "end")),
+    "on_before_backward", "on_after_backward", "on_before_zero_grad",
+})  # fmt: skip
 _CHEAP_HOOK_NS = 20_000  # a hook that takes less than the overhead budget of a step is not worth timing
 
 

@@ -28,11 +28,9 @@ MAX_OBJECTS = 200_000
 """Limits the time of a copy to seconds."""
 
 WRAPPERS = {
-    "OptimizedModule": "_orig_mod",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "DeepSpeedEngine": "module",
-}
+    "OptimizedModule": "_orig_mod", "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module", "DeepSpeedEngine": "module",
+}  # fmt: skip
 """Classes that wrap a module, and where it is."""
 
 _LEFT_OUT = {"_trainer": None, "_fabric": None, "_compiled_call_impl": None, "_compiler_ctx": None}

@@ -49,11 +49,8 @@ class _Row:
 
 
 _DIRECTIONS: dict[str, Direction | None] = {
-    "training_step": "forward",
-    "backward": "backward",
-    "zero_grad": None,
-    "optimizer_step": None,
-}
+    "training_step": "forward", "backward": "backward", "zero_grad": None, "optimizer_step": None,
+}  # fmt: skip
 """Direction counted in each part of a step."""
 
 

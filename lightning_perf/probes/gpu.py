@@ -22,16 +22,9 @@ RARELY = 5
 reference, nvmlDeviceGetPcieThroughput)."""
 
 THROTTLE_REASONS = {
-    0x002: "application_clocks",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal",
-    0x040: "hw_thermal",
-    0x080: "hw_power_brake",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
+    0x002: "application_clocks", 0x004: "sw_power_cap", 0x008: "hw_slowdown", 0x010: "sync_boost", 0x020: "sw_thermal",
+    0x040: "hw_thermal", 0x080: "hw_power_brake", 0x200: "board_limit", 0x400: "reliability",
+}  # fmt: skip
 """Bits of nvmlClocksEventReasons*; 0x001 (idle) and 0x100 (follows a display) do not slow work down."""
 
 _Figure = tuple[str, str, tuple[int, ...], float]

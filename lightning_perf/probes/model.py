@@ -21,18 +21,9 @@ from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGr
 from . import module_walk, plain
 
 MATMUL_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.Linear,
-    nn.Bilinear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.RNNBase,
-    nn.RNNCellBase,
-    nn.MultiheadAttention,
-)
+    nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+    nn.ConvTranspose3d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
+)  # fmt: skip
 """Layers that multiply matrices. An embedding is a lookup: its weight counts only if a ``Linear`` shares it."""
 
 MATMUL_CLASS_NAMES = ("Conv1D",)

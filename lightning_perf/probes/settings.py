@@ -35,10 +35,8 @@ LOGGED = ("settings.trainer.prog_bar_metrics", "settings.trainer.sync_dist_on_st
 
 UNSHUFFLED_SAMPLERS = (torch_samplers.SequentialSampler,)
 SHUFFLED_SAMPLERS = (
-    torch_samplers.RandomSampler,
-    torch_samplers.SubsetRandomSampler,
-    torch_samplers.WeightedRandomSampler,
-)
+    torch_samplers.RandomSampler, torch_samplers.SubsetRandomSampler, torch_samplers.WeightedRandomSampler,
+)  # fmt: skip
 SIZED_SAMPLERS = (*UNSHUFFLED_SAMPLERS, *SHUFFLED_SAMPLERS, DistributedSampler)
 """torch's own: their length is arithmetic. A user's sampler may draw random numbers to compute its length."""
 

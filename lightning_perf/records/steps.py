@@ -3,20 +3,9 @@
 from .base import Record
 
 PHASES: tuple[str, ...] = (
-    "data_wait",
-    "transfer",
-    "forward",
-    "backward",
-    "optimizer",
-    "scheduler",
-    "callbacks",
-    "logging",
-    "validation",
-    "checkpoint",
-    "epoch_boundary",
-    "startup",
-    "other",
-)
+    "data_wait", "transfer", "forward", "backward", "optimizer", "scheduler", "callbacks", "logging", "validation",
+    "checkpoint", "epoch_boundary", "startup", "other",
+)  # fmt: skip
 """Exclusive phases: at each moment of a run the host is in exactly one, so they add up to the wall time.
 
 ``data_wait``: the host is blocked in the loader's ``next``. ``transfer``: batch hooks and the copy to the device.

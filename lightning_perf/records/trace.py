@@ -6,15 +6,8 @@ from .finding import Finding, Verdict
 from .trace_device import Communication, Copies, DeviceActivity, Idle, Kernels, Syncs
 
 CATEGORIES: tuple[str, ...] = (
-    "kernel",
-    "communication",
-    "memcpy",
-    "memset",
-    "runtime",
-    "data_loading",
-    "cpu_op",
-    "other",
-)
+    "kernel", "communication", "memcpy", "memset", "runtime", "data_loading", "cpu_op", "other",
+)  # fmt: skip
 """Exclusive categories of a step's time in order of priority: time hidden behind a kernel counts as the kernel's."""
 
 
