@@ -3,8 +3,6 @@
 Names are loaded on first use: ``import lightning_perf`` loads neither torch nor lightning.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

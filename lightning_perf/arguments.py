@@ -1,7 +1,5 @@
 """Check PerfDoctor's arguments; errors say what was received and what was expected."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence

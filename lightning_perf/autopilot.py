@@ -3,8 +3,6 @@
 All ranks switch at the same step: they synchronize at step numbers that all of them know, and rank 0 decides.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The blocks that the autopilot compares, some steps or one epoch: their times, and the time that a treatment lost."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Read the limits of this process: cores by affinity and quota, memory by cgroup."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Run a small training on the CPU, without a performance problem unless a fault is planted in it."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Decide when to diagnose within an epoch, so that a run that dies leaves a recent diagnosis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lightning_perf.probes.base import Probe

@@ -1,7 +1,5 @@
 """PerfDoctor for ``lightning.pytorch``."""
 
-from __future__ import annotations
-
 from lightning.pytorch import Callback
 
 from .hooks import DoctorHooks

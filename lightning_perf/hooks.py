@@ -3,7 +3,7 @@
 It imports neither Lightning namespace: `DoctorHooks` is mixed into the ``Callback`` of either.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # so that ``help(PerfDoctor)`` fits a screen
 
 import logging
 from pathlib import Path

@@ -6,8 +6,6 @@ raise to end a training. Such an error is meant for the training, not for the co
 leave locked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import inspect

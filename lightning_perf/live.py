@@ -1,7 +1,5 @@
 """Treatments that PerfDoctor switches on in a running training, between two epochs or steps, and off again."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Classes are recognized by package and name, so that no library is imported.
 """
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Iterator

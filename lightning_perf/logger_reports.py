@@ -1,7 +1,5 @@
 """Reports of a session in the user's loggers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

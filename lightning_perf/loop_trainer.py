@@ -1,7 +1,5 @@
 """A stand-in for the Trainer, for loops that have none: what probes and reports read of a Trainer."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of PerfDoctor that few people change, and a check of the callback's arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import warnings
@@ -79,7 +77,7 @@ class DoctorOptions:
         arguments.checked_whole("every_n_epochs", self.every_n_epochs, least=1)
         arguments.checked_whole("module_depth", self.module_depth, least=0)
         for field in dataclasses.fields(self):
-            if field.type == "bool":
+            if field.type is bool:
                 arguments.checked_flag(field.name, getattr(self, field.name))
         arguments.checked_number("hang_after_s", self.hang_after_s, "seconds, or None or 0 for no watch")
         for name in ("batch_size_fn", "tokens_fn"):

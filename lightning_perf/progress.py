@@ -1,7 +1,5 @@
 """PerfDoctor's values in Lightning's progress bar."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lightning_perf.records import Verdict

@@ -1,7 +1,5 @@
 """PerfDoctor for the ``pytorch_lightning`` namespace, whose ``Callback`` is another class."""
 
-from __future__ import annotations
-
 from pytorch_lightning import Callback
 
 from .hooks import DoctorHooks

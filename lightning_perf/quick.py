@@ -1,7 +1,5 @@
 """Memory use of a module outside a run, for a notebook."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A model's arithmetic, time and memory outside a run, for a notebook."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Files of a run whose folder is at a URL: written locally, then copied by a background thread."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import tempfile
@@ -45,7 +43,7 @@ class RemoteFolder:
                 thread.start()
                 self._thread = thread
 
-    def finish(self, limit_s: float, spare: SpareThread | None = None) -> None:
+    def finish(self, limit_s: float, spare: "SpareThread | None" = None) -> None:
         """Copy the rest and remove the local folder.
 
         Args:

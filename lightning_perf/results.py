@@ -1,7 +1,5 @@
 """Results of a PerfDoctor in Python: verdict, findings, report, and how notebooks show them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult

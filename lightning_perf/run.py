@@ -1,7 +1,5 @@
 """One run of a PerfDoctor, from ``setup`` to its end: opens the probes, diagnoses, and restores what was patched."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -56,7 +54,7 @@ class DoctorRun:
         history: Earlier runs of this training.
     """
 
-    def __init__(self, doctor: DoctorHooks, trainer: Any, probes: ProbeSet, on_end: Callable[[], None]) -> None:
+    def __init__(self, doctor: "DoctorHooks", trainer: Any, probes: ProbeSet, on_end: Callable[[], None]) -> None:
         self.probes = probes
         self.ranks: RankProbe | None = None
         self.live: LiveTreatments | None = None

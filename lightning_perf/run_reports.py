@@ -1,7 +1,5 @@
 """Make the reports of one run in its folder; a report that fails is switched off."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os
@@ -47,7 +45,7 @@ class RunReports:
         probes: Isolates errors; a report that raises is switched off like a probe.
     """
 
-    def __init__(self, doctor: DoctorHooks, trainer: Any, probes: ProbeSet) -> None:
+    def __init__(self, doctor: "DoctorHooks", trainer: Any, probes: ProbeSet) -> None:
         self.folder = Path()
         self.spent_s = 0.0
         self._doctor, self._trainer, self._probes = doctor, trainer, probes

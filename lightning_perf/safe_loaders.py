@@ -1,7 +1,5 @@
 """Check whether the training loader can get workers during a run: shared state, random numbers drawn."""
 
-from __future__ import annotations
-
 import multiprocessing
 from typing import Any
 

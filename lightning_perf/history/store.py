@@ -4,8 +4,6 @@ Each call opens and closes the file, because a connection must not be inherited 
 for one another at most ``PATIENCE_S``. A saved run stays saved if its process is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -209,7 +207,7 @@ class History:
             raise
         return database
 
-    def _file_of_this_version(self, version: int) -> History:
+    def _file_of_this_version(self, version: int) -> "History":
         """Return a separate file for this version, if the usual one is of a newer version; that does not change."""
         own = History(self.file.with_name(f"{self.file.stem}-v{SCHEMA}{self.file.suffix}"))
         if not own.file.exists():

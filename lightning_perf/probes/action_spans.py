@@ -1,7 +1,5 @@
 """Choose the span of each action that Lightning announces."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

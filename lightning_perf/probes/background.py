@@ -1,7 +1,5 @@
 """A background thread in which a probe measures."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Memory by content: parameters, gradients, optimizer states, buffers, copies, a batch and activations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Watch the calls of modules and compiled functions in one step, to count them later from their shapes."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Measuring runs at full load for up to three seconds, never during a training. A 
 child process after the last step: ``python -m lightning_perf.probes.ceilings DEVICE [THREADS]`` prints the record.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

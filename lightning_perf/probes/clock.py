@@ -1,7 +1,5 @@
 """Clocks of the host and of the device."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Find the line of code that called an operator, its owner, and the loops around it."""
 
-from __future__ import annotations
-
 import linecache
 import os
 import sys

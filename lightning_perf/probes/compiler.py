@@ -4,8 +4,6 @@ Nothing in dynamo is switched on or changed. It keeps counts anyway, and notifie
 version of torch does not report is missing.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

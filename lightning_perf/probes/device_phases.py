@@ -5,8 +5,6 @@ waits for it. A phase lasts from when the device reaches its first event until i
 time in which the device is idle, e.g. because the host launches work too slowly.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -47,7 +45,7 @@ class DevicePhases(Probe):
         self._samples: deque[dict[str, float]] = deque(maxlen=SAMPLES_KEPT)
 
     @classmethod
-    def open(cls, run: RunContext) -> DevicePhases | None:
+    def open(cls, run: RunContext) -> "DevicePhases | None":
         """Time the phases of a fit where the device has a clock; ``steady.device`` says why it has none."""
         clock = run.loop.main.device_clock
         return None if clock is None else cls(run, clock)

@@ -1,7 +1,5 @@
 """Energy of device and CPU, and the cost of a run by the user's rates."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 from pathlib import Path

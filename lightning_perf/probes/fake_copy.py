@@ -4,8 +4,6 @@ Wrappers of ``torch.compile``, DDP, FSDP and DeepSpeed and all hooks but those o
 sharded parameters get their full shape. Containers and plain Python objects are copied, code and large data are shared.
 """
 
-from __future__ import annotations
-
 import random
 import types
 from collections import OrderedDict, defaultdict, deque

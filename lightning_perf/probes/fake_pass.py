@@ -4,8 +4,6 @@ For steps whose operators a dispatch mode does not see or must not touch: those 
 shard a model. The shapes come from a real step (``call_watch``). Nothing is computed.
 """
 
-from __future__ import annotations
-
 import dis
 import random
 import signal

@@ -5,8 +5,6 @@ follows from the sequence number of its autograd node: torch numbers nodes as th
 numbers at which modules were entered and left are recorded. No tensor gets a hook.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -123,7 +121,7 @@ class ArithmeticCounter(StepTracer):
             self.direction = direction
             self.__enter__()
 
-    def __enter__(self) -> ArithmeticCounter:
+    def __enter__(self) -> "ArithmeticCounter":
         if self.is_entered:
             return self
         try:

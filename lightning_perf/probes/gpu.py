@@ -1,7 +1,5 @@
 """Read the device: utilization, memory, power, temperature, clocks, PCIe link, other processes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

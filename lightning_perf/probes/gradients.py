@@ -3,8 +3,6 @@
 No value of a tensor is read, so nothing waits for a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read memory at the same point of each step, and find the objects that grow when it does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

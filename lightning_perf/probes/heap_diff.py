@@ -5,8 +5,6 @@ callbacks. The second finds those that grew with the steps, the tensors they hol
 tens of milliseconds, and is taken only when memory grows.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 import types
@@ -100,7 +98,7 @@ class HeapDiff:
             if added >= n_steps
         ]
 
-    def _grown_containers(self, names: _Names, n_steps: int, begin: float) -> list[tuple[Any, int]]:
+    def _grown_containers(self, names: "_Names", n_steps: int, begin: float) -> list[tuple[Any, int]]:
         """Return containers with the number of elements they gained, largest first."""
         least = max(1.0, MIN_ITEMS_PER_STEP * n_steps)
         fewest = max(least, min(MIN_ITEMS_PER_STEP * (self.step + n_steps), ENOUGH_ITEMS))
@@ -116,7 +114,7 @@ class HeapDiff:
                     grown[id(container)] = (container, len(container) - lengths[place])
         return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
-    def _containers(self, names: _Names, begin: float) -> Iterator[Any]:
+    def _containers(self, names: "_Names", begin: float) -> Iterator[Any]:
         yield from names.containers()  # first, to be included despite the time limit
         if not self._is_wide:
             return

@@ -1,7 +1,5 @@
 """Record torch's history of allocations, write it for torch's viewer, and summarize it."""
 
-from __future__ import annotations
-
 import functools
 import pickle
 from collections.abc import Callable, Mapping, Sequence

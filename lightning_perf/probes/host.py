@@ -1,7 +1,5 @@
 """Sample the host: cores and their queues, disks, memory, quota and clocks of this process and its workers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

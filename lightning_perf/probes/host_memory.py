@@ -3,8 +3,6 @@
 ``/proc/<pid>/statm`` is read if there is one: ten times cheaper than psutil, the fallback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import multiprocessing

@@ -4,8 +4,6 @@ If a second profiler starts inside a first one's session, torch ends that sessio
 process. So no window opens beside another profiler, and a window ends before another profiler starts.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from .one_moment import live_objects
 _ENTRIES = ("_prepare_profiler", "_enable_profiler")
 """Torch's functions through which every profiler starts, in ``torch.autograd.profiler``."""
 
-_open_window: dict[str, SessionGuard] = {}
+_open_window: "dict[str, SessionGuard]" = {}
 """The guard of the window that is open in this process, in whichever thread."""
 
 

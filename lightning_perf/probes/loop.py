@@ -1,7 +1,5 @@
 """Measure one run of the Trainer: put spans on its loops and pass their events to the stage probes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Follow the loss scaler of fp16 training: its scale, and the steps that it skips."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning_perf.records import LossScaler

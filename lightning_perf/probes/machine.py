@@ -1,7 +1,5 @@
 """Read the machine: cores and memory this process may use, CPU features, its accelerator, versions."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

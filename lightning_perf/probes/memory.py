@@ -3,8 +3,6 @@
 Nothing here synchronizes a device or resets a peak; a phase that did not raise the peak has no peak of its own.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial
@@ -93,7 +91,7 @@ class MemoryProbe(Probe):
         self._oom: OutOfMemory | None = None
 
     @classmethod
-    def open(cls, run: RunContext) -> MemoryProbe | None:
+    def open(cls, run: RunContext) -> "MemoryProbe | None":
         if not run.options.memory:
             run.missing["memory"] = "memory=False"
             return None

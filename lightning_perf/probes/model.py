@@ -3,8 +3,6 @@
 No value of a tensor is read, so nothing waits for a device.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import sys

@@ -6,8 +6,6 @@ they add no node to the graph, so views, in-place operations and inputs without 
 with the step's graph.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Walk a model's modules, parameters and buffers without calling methods that the user may have overridden."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator
 from typing import Any
 

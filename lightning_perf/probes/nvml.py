@@ -1,7 +1,5 @@
 """Call NVIDIA's management library (NVML), and find torch's device in it."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 The interpreter lock is not handed over within a call of C functions, unless a callback of the garbage collector runs.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Recognize out-of-memory errors and describe them. Nothing here allocates on the device."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """Records of traced steps: lines that synchronize, loops over tensors, attention written out."""
 
-from __future__ import annotations
-
 import msgspec
 
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop

@@ -5,8 +5,6 @@ torch does without an operator (``tolist``, ``numpy``, ``cpu`` of a tensor that 
 hides its operators) is seen by patching these methods during that step.
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 import threading

@@ -4,8 +4,6 @@ A multiplication and an addition count as two operations. Operators other than m
 attention count none. Formulas missing or wrong in torch's own table are in ``_OWN``. Traffic ignores caches.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from math import prod
@@ -107,7 +105,7 @@ class Operator(NamedTuple):
     """Static properties of an operator."""
 
     name: str
-    formula: Formula | None
+    formula: "Formula | None"
     traffic: Traffic
     is_uncounted: bool
     is_composite: bool

@@ -1,7 +1,5 @@
 """Measure pauses of Python's garbage collector: automatic ones, and those that a line of code requests."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -63,7 +61,7 @@ class GarbagePauses(Probe):
         self._previous_hook = sys.unraisablehook
 
     @classmethod
-    def open(cls, run: RunContext) -> GarbagePauses:
+    def open(cls, run: RunContext) -> "GarbagePauses":
         """Count from the end of the first step on, without PerfDoctor's own hooks and steps that statistics exclude."""
         loop = run.loop
 

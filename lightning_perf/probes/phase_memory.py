@@ -3,8 +3,6 @@
 Reading the allocator's statistics never waits for the device.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ functions read plain torch and numpy data, built-in containers (through methods 
 subclasses) and instance attributes. Everything else is unknown.
 """
 
-from __future__ import annotations
-
 import types
 from collections import UserDict
 from collections.abc import Callable, Iterator

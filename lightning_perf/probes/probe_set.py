@@ -1,7 +1,5 @@
 """The probes of one run: opens and calls them, isolates their errors, schedules observed steps, makes the session."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

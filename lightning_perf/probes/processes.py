@@ -1,7 +1,5 @@
 """Resources used by the processes of a training: its loader workers, and the training thread itself."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

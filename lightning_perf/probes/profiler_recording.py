@@ -1,7 +1,5 @@
 """One profiler window: start, stop and export its recording."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip
@@ -105,7 +103,7 @@ class Recording:
             _cuda_capture(True)
         self.cost_s += time.perf_counter() - started
 
-    def _quietly(self) -> _QuietKineto:
+    def _quietly(self) -> "_QuietKineto":
         quiet = _QuietKineto()
         self._undos.note(quiet.undo)  # for an interrupt at its edges
         return quiet

@@ -1,7 +1,5 @@
 """Read what identifies a training from run to run: shapes, dataset, and the state of its code in git."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -43,7 +41,7 @@ class ProvenanceProbe(Probe):
         self._dataset: str | None = None
 
     @classmethod
-    def open(cls, run: RunContext) -> ProvenanceProbe | None:
+    def open(cls, run: RunContext) -> "ProvenanceProbe | None":
         return cls() if run.trainer.is_global_zero and not run.trainer.fast_dev_run else None
 
     def start(self) -> None:

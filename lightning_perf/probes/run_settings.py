@@ -1,7 +1,5 @@
 """The settings of a run: read once the loops are ready, completed by what only steps can show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Sampled steps are excluded from all statistics. Operations are counted in one ea
 step per kind of tracer, or two if that is cheap; rounds become rarer.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

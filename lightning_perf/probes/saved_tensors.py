@@ -1,7 +1,5 @@
 """Count the tensors that the forward pass of one step saves for its backward pass."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sampled metrics in constant memory: their spread, and their timeline."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Mapping
 
@@ -89,7 +87,7 @@ class _Point:
         self.n = 1
         self._sums = {name: (value, 1) for name, value in values.items()}
 
-    def merge(self, other: _Point) -> None:
+    def merge(self, other: "_Point") -> None:
         self.n += other.n
         for name, (value, n) in other._sums.items():
             mine, n_mine = self._sums.get(name, (0.0, 0))

@@ -3,8 +3,6 @@
 Each field is read separately: a user's object that raises costs only that field, with the reason.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import traceback

@@ -5,8 +5,6 @@ charges the span itself. So times are exclusive and add up to wall time however 
 clock read.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, Protocol

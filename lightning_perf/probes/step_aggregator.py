@@ -1,7 +1,5 @@
 """Add up the steps of a stage in constant memory."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 

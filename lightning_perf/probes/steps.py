@@ -1,7 +1,5 @@
 """Time the steps of a run: the probe of the run, its epochs, steady state and validation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """Count memory by storage: memory that views or tied parameters share counts once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

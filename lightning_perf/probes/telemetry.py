@@ -4,8 +4,6 @@ The thread only samples and waits. A forked worker does not inherit it, and noth
 locks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
@@ -89,7 +87,7 @@ class TelemetryProbe(Probe):
         self._loop: LoopProbe | None = None  # samples its fetches with ``fetch_watch``
 
     @classmethod
-    def open(cls, run: RunContext) -> TelemetryProbe | None:
+    def open(cls, run: RunContext) -> "TelemetryProbe | None":
         if not run.options.device_stats:
             run.missing["telemetry"] = "device_stats=False"
             return None

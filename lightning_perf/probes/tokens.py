@@ -3,8 +3,6 @@
 Shapes are read in each step; values only in a few batches, and never so that the host waits for a device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 

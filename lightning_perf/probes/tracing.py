@@ -3,8 +3,6 @@
 Modes and hooks are also removed if an interrupt came while they were installed or removed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

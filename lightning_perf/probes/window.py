@@ -1,7 +1,5 @@
 """Decide when profiler windows open: by schedule, when needed, or on demand. ``profiler_recording`` records them."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Find attention written out: matrix multiplication, softmax and multiplication, matched by the size of the scores."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Lightning's classes in either namespace, the actions that its loops announce, and the stage of a Trainer."""
 
-from __future__ import annotations
-
 import os
 import re
 from inspect import getattr_static

@@ -1,7 +1,5 @@
 """A plain PyTorch loop that replaces the Trainer's loop of training batches, to measure what Lightning's loop costs."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping

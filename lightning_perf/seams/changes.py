@@ -1,7 +1,5 @@
 """Change a run during its setup or while it trains."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

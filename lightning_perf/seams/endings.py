@@ -1,7 +1,5 @@
 """Detect the end of a Trainer's run, whichever hooks it calls."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Callable

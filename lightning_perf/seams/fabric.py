@@ -1,7 +1,5 @@
 """Read private parts of Fabric, and make the profiler of a loop without a Trainer."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exchange training loaders before Lightning iterates them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary

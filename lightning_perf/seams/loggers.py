@@ -1,7 +1,5 @@
 """Log additional rows and files to the user's loggers, only to those known to accept them; and find a run's folder."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Enter a span for every action that Lightning's loops announce to the profiler."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -44,7 +42,7 @@ class _Replaced(partial):  # type: ignore[type-arg]
     A ``partial``, which is called without a Python frame: this is called for every action.
     """
 
-    def __new__(cls, profiler: Any, name: str, method: Callable[[str], Any]) -> _Replaced:
+    def __new__(cls, profiler: Any, name: str, method: Callable[[str], Any]) -> "_Replaced":
         """Make one that calls ``method``."""
         made = super().__new__(cls, method)
         made.__dict__.update(profiler=profiler, name=name)

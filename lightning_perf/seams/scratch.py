@@ -1,7 +1,5 @@
 """End a training that is only measured early, and keep it from writing to the user's files."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """Read settings and state that Lightning keeps private."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .actions import epoch_loop

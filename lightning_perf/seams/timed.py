@@ -1,7 +1,5 @@
 """Wrap methods in spans, each on its instance, where Lightning announces no action."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident

@@ -7,8 +7,6 @@ An exception can come at any line: Python runs signal handlers between any two i
 - a function that restores a run is called again if an interrupt ended it early (``complete``).
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
@@ -74,7 +72,7 @@ def complete(function: Callable[..., None], *args: Any) -> None:
         raise interrupt
 
 
-_changes: WeakSet[_Change] = WeakSet()
+_changes: "WeakSet[_Change]" = WeakSet()
 
 
 class _Change:

@@ -1,7 +1,5 @@
 """Sessions and traces, read when they are requested and cached until they change; traces in a background thread."""
 
-from __future__ import annotations
-
 import os
 import queue
 import threading
@@ -131,7 +129,7 @@ def read_ranks(paths: Sequence[str]) -> tuple[TraceRecord, ...]:
     return tuple(records)
 
 
-def read_lanes(paths: Sequence[str]) -> tuple[Lane, ...]:
+def read_lanes(paths: Sequence[str]) -> "tuple[Lane, ...]":
     """Return the longest events of one trace by thread and stream."""
     from lightning_perf.traces import read
 

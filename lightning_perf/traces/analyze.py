@@ -1,7 +1,5 @@
 """Analyze one trace."""
 
-from __future__ import annotations
-
 import os
 
 import msgspec

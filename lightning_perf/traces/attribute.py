@@ -1,7 +1,5 @@
 """Host and device time of operators and of the user's functions that called them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Build the columns of a trace, batch by batch."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

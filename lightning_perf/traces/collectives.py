@@ -1,7 +1,5 @@
 """Collectives: their kinds, sizes, ranks, and exposed time, in which nothing is computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

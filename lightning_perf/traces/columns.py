@@ -1,7 +1,5 @@
 """A trace as columns: one array per property, one row per event."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Divide the analyzed span by what it waits for: work of the device, or the host that launches it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lightning_perf.records import CriticalPath, LatePlace

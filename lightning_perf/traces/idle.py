@@ -1,7 +1,5 @@
 """Idle time of the device between pieces of work, by cause."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import numpy as np

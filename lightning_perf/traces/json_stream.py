@@ -1,7 +1,5 @@
 """Read a trace file, plain or gzip, as batches of events, in constant memory."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ The patterns follow the names of cuBLAS, cuDNN, CUTLASS, NCCL, rocBLAS (Tensile)
 PyTorch itself. Other kernels are ``other``.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Final

@@ -1,7 +1,5 @@
 """What the categories and names of profiler events mean."""
 
-from __future__ import annotations
-
 from typing import Final
 
 OPERATOR: Final = 1

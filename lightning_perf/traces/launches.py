@@ -1,7 +1,5 @@
 """Join device work with the host's calls that enqueued it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Events of a profiler that runs in this process, without a file."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Compare the traces of several ranks: match collectives, align clocks, and find late ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Final, NamedTuple

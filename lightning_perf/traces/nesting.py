@@ -1,7 +1,5 @@
 """The call tree of one thread: which event called which, and which was innermost at a moment."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Find operators that have a faster form: matrix multiplications, convolutions and attention, by shape or sequence."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

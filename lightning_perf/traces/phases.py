@@ -1,7 +1,5 @@
 """Find the phases of training on the host, also in traces without annotations."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Analyze the traces of several ranks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any, Final

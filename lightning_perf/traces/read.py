@@ -1,7 +1,5 @@
 """Read a trace file."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Find the user's code that was running, from recorded Python calls."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

@@ -1,7 +1,5 @@
 """The analyzed span of a trace: its steps on host and device, or the whole trace."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

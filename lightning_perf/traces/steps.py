@@ -1,7 +1,5 @@
 """Divide the time of each step into exclusive categories that add up to it exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lightning_perf.records import CATEGORIES, TraceStep

@@ -1,7 +1,5 @@
 """Calls in which the host waits for the device: their places, and the idle time that they cause."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The activity of host and device over time: sets of moments and call trees that every analysis starts from."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Copies between host and device."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Host time that is not spent on launching work: fetches, memory from the driver, one-off startup."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Predict the step time without one of its causes."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from lightning_perf.records import TraceRecord, WhatIf

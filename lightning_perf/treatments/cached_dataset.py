@@ -1,7 +1,5 @@
 """A dataset that keeps its items in memory, as long as loading them again gives the same."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

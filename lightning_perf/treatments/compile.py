@@ -1,7 +1,5 @@
 """Treatments that compile the model."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import AbstractContextManager, ExitStack

@@ -1,7 +1,5 @@
 """Treatments of the training loader."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any, NamedTuple

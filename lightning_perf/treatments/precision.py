@@ -1,7 +1,5 @@
 """Treatments of numeric precision."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, ClassVar
 

@@ -8,8 +8,6 @@ its exit handlers run. If a script catches it, the next use of a Trainer raises 
 after ``UNWINDING_S``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -61,7 +59,7 @@ def enter(module: ModuleType) -> None:
 class TrainerWrapper:
     """Calls the job's mode around the Trainer's methods, and handles its errors."""
 
-    def __init__(self, job: Job, namespace: str, mode: type[TrialMode] | None = None) -> None:
+    def __init__(self, job: Job, namespace: str, mode: "type[TrialMode] | None" = None) -> None:
         self.job = job
         self.namespace = namespace
         self._mode: RunMode | TrialMode | None = mode(job) if mode is not None else None
@@ -69,7 +67,7 @@ class TrainerWrapper:
         self._depth = 0
 
     @property
-    def mode(self) -> RunMode | TrialMode:
+    def mode(self) -> "RunMode | TrialMode":
         if self._mode is None:
             from lightning_perf.trials.modes import MODES
 

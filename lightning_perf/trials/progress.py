@@ -1,7 +1,5 @@
 """Show the progress of a trial: a status line on a terminal, elsewhere one line per run."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ class Progress:
         self._status: Status | None = None
         self._noise = ""
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> "Progress":
         self.console.print(f"The trial is in {self.folder}")
         return self
 

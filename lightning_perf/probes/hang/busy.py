@@ -1,7 +1,5 @@
 """Distinguish a thread that waits for the user, compiles or saves from one that hangs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from lightning_perf.probes.host_lines.calls import OwnCode

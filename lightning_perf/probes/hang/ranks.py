@@ -1,7 +1,5 @@
 """Exchange the ranks' states by small files in the run's folder, since a collective would hang as well."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -4,8 +4,6 @@ The thread reads counters of the training thread a few times per minute. It neve
 interval between two readings counts only up to a limit, so that a stopped process or a suspended machine is no hang.
 """
 
-from __future__ import annotations
-
 import linecache
 import sys
 import threading
@@ -83,7 +81,7 @@ class HangWatch(Probe):
         self._cpu_time_before: tuple[float, float] | None = None  # the clock, and the training thread's CPU time
 
     @classmethod
-    def open(cls, run: RunContext) -> HangWatch | None:
+    def open(cls, run: RunContext) -> "HangWatch | None":
         after_s, trainer, folder = run.options.hang_after_s, run.trainer, run.shared_folder
         reason = why_no_stacks() if after_s else f"hang_after_s={after_s}"
         if reason or not after_s:

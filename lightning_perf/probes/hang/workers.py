@@ -5,8 +5,6 @@ C, needs no interpreter lock and restarts system calls: so even a deadlocked wor
 changes. A signal is only sent during a hang, and only to processes with the handler.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import re

@@ -1,7 +1,5 @@
 """Name the function that a sampled line was calling, and distinguish torch operators from other code."""
 
-from __future__ import annotations
-
 import ast
 import dis
 import itertools

@@ -1,7 +1,5 @@
 """Aggregate samples by stack, and build the record from them."""
 
-from __future__ import annotations
-
 import linecache
 from collections import defaultdict
 from collections.abc import Iterator
@@ -90,7 +88,7 @@ class Line:
         self.operator_ns += ns * is_operator
         self.calls[call] += ns
 
-    def costly(self, least_ns: float) -> Iterator[Line]:
+    def costly(self, least_ns: float) -> "Iterator[Line]":
         """Yield the lines to report: lines of the called function if they hold most of the time, else this one."""
         if self.ns < least_ns:
             return

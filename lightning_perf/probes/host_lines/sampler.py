@@ -9,8 +9,6 @@ A sample is weighted by the mean pause plus its delay: the time of a C call that
 line that called it.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys

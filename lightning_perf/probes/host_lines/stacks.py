@@ -1,7 +1,5 @@
 """Read a thread's stack: the user's lines below Lightning, and what runs below them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Describe the contents of batches, and summarize durations, for the record."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Run a measurement in a forked child process without side effects on its parent."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -1,7 +1,5 @@
 """Find the native code that a loader's parts call by name; unknown native code may share state across processes."""
 
-from __future__ import annotations
-
 import copyreg
 import dis
 import functools

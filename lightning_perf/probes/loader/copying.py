@@ -1,7 +1,5 @@
 """Decide which loaders can be measured on copies in a forked child, and separate the child from its parent."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Measure a loader's throughput by number of workers: alone, and under a compute load like the training's."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shutil

@@ -6,8 +6,6 @@ processes. An audit hook sees the same requests from Python code, and ends the c
 code can take the refusal for an error in its data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

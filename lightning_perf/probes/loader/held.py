@@ -1,7 +1,5 @@
 """Inspect the objects that a loader holds, without running user code."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """Iterate a loader that cannot be copied, and pin batches, in this process."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -4,8 +4,6 @@ This uses pyinstrument's profile function, which runs in the thread that makes t
 wait for the interpreter lock, and attribute short calls to the next call that releases it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import linecache
 import multiprocessing.util

@@ -1,7 +1,5 @@
 """Generate a compute load like the training's next to a loader's workers."""
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 import threading

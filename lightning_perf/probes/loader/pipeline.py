@@ -1,7 +1,5 @@
 """The parts of a loader in the child: sampler, dataset, collate function, and transport from a worker."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools
@@ -223,7 +221,7 @@ class _Forever:
         self._sampler = sampler
         self._now: Iterator[Any] = iter(())
 
-    def __iter__(self) -> _Forever:
+    def __iter__(self) -> "_Forever":
         return self
 
     def __next__(self) -> Any:

@@ -1,7 +1,5 @@
 """Measure a loader in a child process, on copies, within a time limit."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

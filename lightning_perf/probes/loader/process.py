@@ -1,7 +1,5 @@
 """Kernel counters of this process: its own memory, reads, queueing; and the limit of its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Make samples one at a time and measure each; test whether slow ones are slow again."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

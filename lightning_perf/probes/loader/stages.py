@@ -1,7 +1,5 @@
 """Run the stages of a probe in its child process, and report the record after each of them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Decide whether and how to measure the training loader of a run that waits for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measure how long a rank waits for others inside backward, in a few sampled steps."""
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ and waits for late ranks for a limited time. So a rank that died, hangs or measu
 is blocked by one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

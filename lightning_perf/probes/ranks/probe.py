@@ -1,7 +1,5 @@
 """Measure one rank, and share its summary with the other ranks."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Find attention written out as products and a softmax, and replace it with the fused function."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

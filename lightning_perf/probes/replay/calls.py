@@ -3,8 +3,6 @@
 It holds shapes, strides, dtypes and plain arguments, and keeps no tensor alive.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Mapping

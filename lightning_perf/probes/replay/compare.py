@@ -1,7 +1,5 @@
 """Time work without and with a treatment, in turn, until the ratio is known or time is up."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

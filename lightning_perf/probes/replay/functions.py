@@ -4,8 +4,6 @@ Autocast decides by the functions above: on a CPU it knows ``conv2d``, not ``ate
 ``aten::_softmax``; ``scaled_dot_product_attention``, not the kernel chosen for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

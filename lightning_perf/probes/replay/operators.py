@@ -1,7 +1,5 @@
 """Operators of a step, forward and backward, as pieces of work to compare."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext

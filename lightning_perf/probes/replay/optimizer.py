@@ -1,7 +1,5 @@
 """Steps of an optimizer on copies of a sample of its parameters."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answer the hypotheses of rules by replaying operators of the sampled step, in pauses of the training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -65,7 +63,7 @@ class ReplayProbe(Probe):
         self._budget_s = LEAST_S
 
     @classmethod
-    def open(cls, run: RunContext) -> ReplayProbe | None:
+    def open(cls, run: RunContext) -> "ReplayProbe | None":
         """Replay, unless ``replay=False``, or ``arithmetic=False``: no operators are known then."""
         is_wanted = run.options.arithmetic and run.options.replay
         return cls(run) if is_wanted else None

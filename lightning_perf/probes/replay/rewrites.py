@@ -1,7 +1,5 @@
 """Rewrite operators as a change of the model would change them: padded, without a bias, with a larger batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Iterator
 

@@ -1,7 +1,5 @@
 """Keep the training's state unchanged while operators are replayed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any

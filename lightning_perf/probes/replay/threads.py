@@ -5,8 +5,6 @@ OpenMP workers, which inherit them. In a new thread they change without affectin
 ``torch.set_num_threads`` would leave MKL's dynamic mode off for good.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
@@ -100,7 +98,7 @@ class OwnThreads:
         self._undo = ExitStack()
         self._threads: dict[bool, Worker] = {}
 
-    def __enter__(self) -> OwnThreads:
+    def __enter__(self) -> "OwnThreads":
         _require_threads(2 * max(torch.get_num_threads(), len(affine_cores())))
         with ExitStack() as undo:
             for is_treated, scopes in self._scopes.items():
@@ -135,7 +133,7 @@ class Worker:
         )
         self._thread.start()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,7 +1,5 @@
 """Apply treatments to replayed operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
