@@ -141,7 +141,6 @@ class DoctorHooks(UserLoop, Results):
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Open the probes."""
         if self._run is not None:  # a run that ended without teardown
             self._run.restore()
             self._run.reports.close()
@@ -158,7 +157,6 @@ class DoctorHooks(UserLoop, Results):
         self._autopilot = run.autopilot
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """End a run that went well."""
         if self._run is not None:
             self._run.finish("finished")
 
@@ -169,7 +167,6 @@ class DoctorHooks(UserLoop, Results):
             self._run.finish("interrupted" if is_asked else "failed", exception)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Read the settings."""
         if self._run is not None:
             self._run.loops_ready()
 
@@ -206,7 +203,6 @@ class DoctorHooks(UserLoop, Results):
             self._probes.switch_off("steps", error)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """End a step."""
         loop = self._probes.loop
         if loop is not None:
             if loop.is_instrumented_step:
@@ -232,7 +228,6 @@ class DoctorHooks(UserLoop, Results):
             self._probes.notify("after_backward")
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Check gradients."""
         if self._probes.watches_backward:
             self._probes.notify("before_zero_grad", optimizer)
 
@@ -241,7 +236,6 @@ class DoctorHooks(UserLoop, Results):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Begin a batch of validation, testing or prediction."""
         loop = self._probes.loop
         if loop is None:
             return
@@ -255,7 +249,6 @@ class DoctorHooks(UserLoop, Results):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """End a batch of validation, testing or prediction."""
         loop = self._probes.loop
         if loop is None:
             return
@@ -285,7 +278,6 @@ class DoctorHooks(UserLoop, Results):
             self._run.apply_treatments(pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Diagnose and report."""
         if self._run is not None:
             self._run.epoch_ends((trainer.current_epoch + 1) % self.options.every_n_epochs == 0)
 

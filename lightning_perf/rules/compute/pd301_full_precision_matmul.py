@@ -27,7 +27,6 @@ MATRIX_OPERATORS = (
 
 @replay_rule("PD301", "full-precision-matmul")
 def check(session: Session) -> Diagnosis | None:
-    """Report fp32 matrix multiplications unless a replay shows that a 16-bit dtype is not faster."""
     precision = session.settings.trainer.precision
     if precision is not None and precision not in FULL_PRECISION:
         return None

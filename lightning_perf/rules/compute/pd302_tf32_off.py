@@ -14,7 +14,6 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 
 @replay_rule("PD302", "tf32-off")
 def check(session: Session) -> Diagnosis | None:
-    """Report matrix kernels in plain fp32 unless a replay shows that TF32 is not faster."""
     setting = session.settings.torch.float32_matmul_precision
     if setting not in (None, "highest"):
         return None

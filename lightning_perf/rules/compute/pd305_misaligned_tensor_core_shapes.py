@@ -20,7 +20,6 @@ _MULTIPLES = {
 
 @replay_rule("PD305", "misaligned-tensor-core-shapes")
 def check(session: Session) -> Diagnosis | None:
-    """Report misaligned matrix multiplications unless a replay shows that padding is not faster."""
     reading, _ = device_reading_of(session)
     if not reading.trace.has_shapes:
         raise Skip("the profiler window recorded no shapes")

@@ -12,7 +12,6 @@ from lightning_perf.stats.roofline import LOWER_PRECISIONS
 
 @replay_rule("PD306", "not-channels-last")
 def check(session: Session) -> Diagnosis | None:
-    """Report kernels that only convert layouts unless a replay shows that channels_last is not faster."""
     reading, _ = device_reading_of(session)
     kernels = reading.trace.kernels
     share = work_share(reading.trace, "convolution")

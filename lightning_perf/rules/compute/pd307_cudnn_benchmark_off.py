@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD307", "cudnn-benchmark-off")
 def check(session: Session) -> Diagnosis | None:
-    """Report that benchmark mode is off unless a replay shows that it is not faster."""
     reading, device = device_reading_of(session)
     torch = session.settings.torch
     is_on = required(torch.is_cudnn_benchmark_on, "whether cudnn.benchmark is on is not known from a trace")

@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD308", "unfused-optimizer")
 def check(session: Session) -> Diagnosis | None:
-    """Report an optimizer that updates tensors one by one unless a replay shows that a fused one is not faster."""
     steady = steady_of(session)
     model = session.settings.model
     if model is None or not model.optimizers:

@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import percent, place, place_of
 
 @replay_rule("PD309", "materialised-attention", explains=("PD301", "PD302"))
 def check(session: Session) -> Diagnosis | None:
-    """Report written-out attention unless a replay shows that fused attention is not faster."""
     return from_trace_or_steps(session, _from_trace, _from_steps)
 
 

@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import called, duration, percent, place_of
 
 @rule("PD311", "recompiling")
 def check(session: Session) -> Finding | None:
-    """Compare the recompilations after the first steps with the thresholds."""
     watch = required(session.compiler, session.missing.get("compiler", "nothing was compiled"))
     steady = steady_of(session)
     late = [each for each in watch.recompiles if each.n_after_warmup]

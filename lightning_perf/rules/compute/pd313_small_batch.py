@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD313", "small-batch")
 def check(session: Session) -> Diagnosis | None:
-    """Report an underused device unless a replay shows that a larger batch takes as long per sample."""
     reading, device = device_reading_of(session)
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch

@@ -17,7 +17,6 @@ def _from_layers(session: Session) -> Diagnosis | None:
 
 @replay_rule("PD314", "bias-before-batchnorm", preflight=_from_layers)
 def check(session: Session) -> Diagnosis | None:
-    """Report biases without effect unless a replay shows that removing them is not faster."""
     try:
         trace = reading_of(session).trace
     except Skip:

@@ -32,7 +32,6 @@ def _from_dtypes(session: Session) -> Diagnosis | None:
 
 @replay_rule("PD315", "double-precision", preflight=_from_dtypes)
 def check(session: Session) -> Diagnosis | None:
-    """Report float64 parameters unless a replay shows that float32 is not faster."""
     found = _from_dtypes(session)
     if found is not None:
         steady_of(session)

@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD316", "grads-zeroed-not-dropped")
 def check(session: Session) -> Diagnosis | None:
-    """Report gradients kept as zeros unless a replay shows that setting them to None is not faster."""
     steady = steady_of(session)
     model = session.settings.model
     seen = [o.zero_grad_keeps_tensors for o in model.optimizers] if model is not None else []

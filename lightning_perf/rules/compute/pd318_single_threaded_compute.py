@@ -14,7 +14,6 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD318", "single-threaded-compute")
 def check(session: Session) -> Diagnosis | None:
-    """Report unused cores unless a replay shows that more threads are not faster."""
     steady = steady_of(session)
     if not is_cpu_run(session):
         return None

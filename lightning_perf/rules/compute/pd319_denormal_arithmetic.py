@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import percent
 
 @replay_rule("PD319", "denormal-arithmetic")
 def check(session: Session) -> Diagnosis | None:
-    """Report operators on denormal numbers unless a replay shows that flushing them is not faster."""
     if not is_cpu_run(session):
         return None
     operators = counted(session).operators

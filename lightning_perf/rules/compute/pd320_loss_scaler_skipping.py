@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD320", "loss-scaler-skipping")
 def check(session: Session) -> Finding | None:
-    """Compare the fraction of skipped optimizer steps with the threshold, and check the loss scale."""
     scaler = required(session.loss_scaler, session.missing.get("loss_scaler", "this training has no loss scaler"))
     n_skipped = required(scaler.skips, "the loss scaler does not report skipped steps")
     if scaler.n_steps < SCALER_MIN_STEPS:

@@ -9,7 +9,6 @@ from lightning_perf.rules.signals import is_cpu_run, steady_of
 
 @replay_rule("PD321", "deterministic-algorithms")
 def check(session: Session) -> Diagnosis | None:
-    """Report the setting unless a replay shows that other algorithms are not faster."""
     steady_of(session)
     is_on = required(session.settings.torch.is_deterministic, "whether deterministic algorithms are on is not known")
     if not is_on:

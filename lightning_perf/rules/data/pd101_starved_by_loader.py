@@ -16,7 +16,6 @@ from lightning_perf.rules.worker_bounds import CORES
 
 @rule("PD101", "starved-by-loader")
 def check(session: Session) -> Finding | None:
-    """Compare the share of data wait with the threshold, and find the number of workers that would help."""
     predicted = predicted_steps(session)
     try:
         steady = steady_of(session) if predicted is None else predicted

@@ -15,7 +15,6 @@ from lightning_perf.rules.wording import number_of, spent_waiting
 
 @rule("PD102", "oversubscribed-workers")
 def check(session: Session) -> Finding | None:
-    """Report data wait during which the loader queues for cores."""
     steady = steady_of(session)
     share = wait_share(steady)
     if share < WAIT_MIN_SHARE:

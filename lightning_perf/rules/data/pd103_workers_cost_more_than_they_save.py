@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import duration
 
 @rule("PD103", "workers-cost-more-than-they-save")
 def check(session: Session) -> Finding | None:
-    """Compare the cost of a batch with workers to its cost without."""
     if session.steady is None and session.loader_probe is not None:
         return _predicted(session)
     steady = steady_of(session)

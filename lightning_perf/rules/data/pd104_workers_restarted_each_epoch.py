@@ -19,7 +19,6 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the finding from the flags of the loader and the Trainer alone."""
     loader = _restarting_loader(session)
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None
@@ -29,7 +28,6 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD104", "workers-restarted-each-epoch", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Compare the first batch of each epoch with a usual one."""
     steady = steady_of(session)
     loader = _restarting_loader(session)
     if loader is None:

@@ -32,7 +32,6 @@ _FASTER_STORAGE = fix("pack the dataset into large shards, or copy it to a fast 
 
 @rule("PD106", "storage-bound", explains=("PD101",))
 def check(session: Session) -> Finding | None:
-    """Check what the loader does while training waits for it."""
     steady = timed_steps_of(session)
     share = wait_share(steady)
     if share < WAIT_MIN_SHARE:

@@ -24,7 +24,6 @@ from lightning_perf.rules.wording import duration, percent, site_of, spent_waiti
 
 @rule("PD107", "slow-transform", explains=("PD101", "PD102"))
 def check(session: Session) -> Finding | None:
-    """Find a function that takes most of the time to make a sample."""
     probed = probed_loader_of(session)
     probe, plan = probed.probe, probed.plan
     if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:

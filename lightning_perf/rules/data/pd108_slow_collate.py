@@ -20,7 +20,6 @@ from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 @rule("PD108", "slow-collate", explains=("PD101", "PD102", "PD107"))
 def check(session: Session) -> Finding | None:
-    """Compare the time to collate a batch with the time to make it."""
     probed = probed_loader_of(session)
     probe, plan = probed.probe, probed.plan
     if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:

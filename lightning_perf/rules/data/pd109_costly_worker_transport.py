@@ -18,7 +18,6 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD109", "costly-worker-transport", explains=("PD101", "PD102", "PD103"))
 def check(session: Session) -> Finding | None:
-    """Compare the time to move a batch with the time to fetch it."""
     probed = probed_loader_of(session)
     probe, plan, stage = probed.probe, probed.plan, probed.stage
     if plan.n_now == 0 or probed.share < WAIT_MIN_SHARE:

@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import duration, spent_waiting
 
 @rule("PD110", "per-sample-indexing-of-tensors", explains=("PD101",))
 def check(session: Session) -> Finding | None:
-    """Find rows of tensors that are fetched one by one while training waits."""
     probed = probed_loader_of(session)
     probe = probed.probe
     if not indexes_rows(probe) or probed.share < WAIT_MIN_SHARE:

@@ -10,7 +10,6 @@ from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, SHM_SAFETY_FACTOR
 
 @rule("PD112", "shm-too-small")
 def check(session: Session) -> Finding | None:
-    """Compare the size of /dev/shm with the prefetched batches."""
     loader = max(loaders_of(session, "train"), key=lambda each: each.num_workers or 0)
     if not loader.num_workers:
         return None

@@ -27,7 +27,6 @@ RECOMMENDATIONS = (
 
 @rule("PD113", "worker-memory-growth")
 def check(session: Session) -> Finding | None:
-    """Check whether the memory of the workers grows."""
     growth = next((g for g in session.memory.growth if g.where == "workers"), None)
     loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
     if growth is None or not is_leak(growth):

@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 @rule("PD114", "slow-first-batch")
 def check(session: Session) -> Finding | None:
-    """Compare the first batches of epochs with a typical batch."""
     steady = steady_of(session)
     fetch, waits = steady.fetch, start_waits(steady)
     if fetch is None or not waits:

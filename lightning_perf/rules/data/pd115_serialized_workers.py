@@ -17,7 +17,6 @@ from lightning_perf.rules.wording import spent_waiting
 
 @rule("PD115", "serialized-workers", explains=("PD101", "PD102", "PD106"))
 def check(session: Session) -> Finding | None:
-    """Compare the throughput of several workers with that of one process."""
     probed = probed_loader_of(session)
     probe = probed.probe
     if probed.share < WAIT_MIN_SHARE:

@@ -24,7 +24,6 @@ BUCKET = fix(
 
 @replay_rule("PD116", "padding")
 def check(session: Session) -> Diagnosis | None:
-    """Report padding unless a replay on shorter sequences shows no speedup."""
     steady_of(session)
     padding = required(session.padding, session.missing.get("padding", "padding was not counted"))
     n = max(1, padding.n_tokens)

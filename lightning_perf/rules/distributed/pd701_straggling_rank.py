@@ -28,7 +28,6 @@ _CAUSES = {
 
 @rule("PD701", "straggling-rank", explains=("PD702",))
 def check(session: Session) -> Finding | None:
-    """Compare the work of the slowest rank with the median of the others."""
     traced = traced_ranks_of(session)
     if traced is not None:
         ranks, reading = traced

@@ -60,7 +60,6 @@ def _in_bf16(session: Session) -> tuple[Prescription, ...]:
 
 @rule("PD702", "exposed-communication")
 def check(session: Session) -> Finding | None:
-    """Compare the time of exposed communication with the threshold."""
     reading = complete_reading_of(session)
     communication = reading.trace.communication
     if communication is None:

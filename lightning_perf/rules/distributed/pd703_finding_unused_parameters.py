@@ -13,7 +13,6 @@ _RECOMMENDATION = trainer_fix(
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the setting."""
     if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
         return None
     return unsigned_finding(

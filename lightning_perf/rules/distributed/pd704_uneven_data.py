@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD704", "uneven-data")
 def check(session: Session) -> Finding | None:
-    """Compare the number of batches and samples on the ranks."""
     ranks = ranks_of(session)
     batches = {one.rank: one.n_batches for one in ranks.summaries if one.n_batches is not None}
     samples = {one.rank: one.n_samples for one in ranks.summaries if one.n_samples is not None}

@@ -18,7 +18,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD705", "sync-dist-every-step", explains=("PD502",))
 def check(session: Session) -> Finding | None:
-    """Compare the time of reductions in steps with the threshold."""
     check_has_ranks(session)
     reason = session.missing.get("settings.trainer.sync_dist_on_step", "no step logged a metric")
     if not required(session.settings.trainer.sync_dist_on_step, reason):

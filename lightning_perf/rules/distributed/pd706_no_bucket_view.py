@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD706", "no-bucket-view")
 def check(session: Session) -> Finding | None:
-    """Report gradients copied to DDP's buckets if memory is nearly full."""
     check_has_ranks(session)
     is_view = required(session.settings.trainer.gradient_as_bucket_view, "the strategy is not DDP")
     if not session.memory.devices:

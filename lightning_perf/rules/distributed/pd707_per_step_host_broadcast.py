@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 @rule("PD707", "per-step-host-broadcast")
 def check(session: Session) -> Finding | None:
-    """Report reads from the device in every step of a run on several ranks."""
     check_has_ranks(session)
     if session.settings.trainer.accelerator == "cpu":
         raise Skip("on a CPU there is no device to wait for")

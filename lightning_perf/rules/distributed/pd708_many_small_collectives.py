@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD708", "many-small-collectives")
 def check(session: Session) -> Finding | None:
-    """Compare the exposed time of small collectives with the threshold."""
     reading = complete_reading_of(session)
     communication = reading.trace.communication
     if communication is None or not reading.trace.steps:

@@ -25,7 +25,6 @@ PER_ROW, PER_VALUE = "update_train_step_metrics", "log"
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the finding from the Trainer's flag alone."""
     trainer = session.settings.trainer
     interval = required(trainer.log_every_n_steps, "log_every_n_steps is not known")
     if not trainer.loggers or not 0 < interval < LOG_FREQUENT_STEPS:

@@ -11,7 +11,6 @@ from lightning_perf.rules.user_lines import computing_s
 
 
 def preflight(session: Session) -> Finding | None:
-    """Report the setting."""
     is_on = required(session.settings.trainer.is_anomaly_detection_on, "whether anomaly detection is on is not known")
     if not is_on:
         return None

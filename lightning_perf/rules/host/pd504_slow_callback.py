@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import called, duration, percent
 
 @rule("PD504", "slow-callback", needs_phase="callbacks")
 def check(session: Session) -> Finding | None:
-    """Find the callback that takes most of the time."""
     steady = steady_of(session)
     name, times = next(iter(named_by_kind(steady, "callback", "module_hook").items()), ("", []))
     share = share_of(times)

@@ -20,7 +20,6 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD505", "slow-logger", needs_phase="logging")
 def check(session: Session) -> Finding | None:
-    """Find the logger whose slow calls take most of the time."""
     steady = steady_of(session)
     slow = {name: slow_calls(times, session) for name, times in loggers_of(steady).items()}
     name, times = max(slow.items(), key=lambda item: share_of(item[1]), default=("", []))

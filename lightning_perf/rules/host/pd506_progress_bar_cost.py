@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD506", "progress-bar-cost", needs_phase="callbacks")
 def check(session: Session) -> Finding | None:
-    """Compare the progress bar's time with the threshold."""
     steady = steady_of(session)
     name, times = next(iter(named_by_kind(steady, "progress_bar").items()), ("", []))
     share = share_of(times)

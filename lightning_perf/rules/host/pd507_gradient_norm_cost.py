@@ -13,7 +13,6 @@ HOOK = "configure_gradient_clipping"
 
 @rule("PD507", "gradient-norm-cost")
 def check(session: Session) -> Finding | None:
-    """Compare the time of clipping with the threshold."""
     steady = steady_of(session)
     times = named_by_kind(steady, "loop").get("gradient_clipping", [])
     share = share_of(times)

@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import called, duration, number_of, percent, p
 
 @rule("PD508", "garbage-collector-pauses")
 def check(session: Session) -> Finding | None:
-    """Compare the time of collections with the threshold."""
     steady = steady_of(session)
     found = session.collections
     if found is None:

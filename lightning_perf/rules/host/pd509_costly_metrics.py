@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD509", "costly-metrics")
 def check(session: Session) -> Finding | None:
-    """Compare the time of lines that call metrics with the threshold."""
     steady = steady_of(session)
     check_is_sampled(session)
     steps_s = phase_s(steady, *STEP_PHASES)

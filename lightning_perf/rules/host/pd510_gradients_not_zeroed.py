@@ -9,7 +9,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD510", "gradients-not-zeroed")
 def check(session: Session) -> Finding | None:
-    """Check whether each optimizer's gradients were cleared."""
     model = session.settings.model
     watched = [o for o in model.optimizers if o.steps_without_zero_grad is not None] if model else []
     if not watched:

@@ -16,7 +16,6 @@ PHASES = ("transfer", "forward", "backward", "optimizer", "other")
 
 @rule("PD511", "slow-host-code")
 def check(session: Session) -> Finding | None:
-    """Look for the costliest line."""
     steady = steady_of(session)
     check_is_sampled(session)
     least_s = USER_LINE_MIN_SHARE * phase_s(steady, *STEP_PHASES)

@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD512", "slow-scheduler", needs_phase="scheduler")
 def check(session: Session) -> Finding | None:
-    """Compare the scheduler's time with the threshold."""
     steady = steady_of(session)
     seconds = phase_s(steady, "scheduler")
     share = seconds / steady.span_s

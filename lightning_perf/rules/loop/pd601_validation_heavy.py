@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD601", "validation-heavy")
 def check(session: Session) -> Finding | None:
-    """Compare the share of validation with the threshold."""
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has a validation loop, this is {session.run.stage}")

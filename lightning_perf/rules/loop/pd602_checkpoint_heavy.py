@@ -13,7 +13,6 @@ from lightning_perf.rules.wording import duration, number_of, percent
 
 @rule("PD602", "checkpoint-heavy")
 def check(session: Session) -> Finding | None:
-    """Compare the share of the checkpoint phase with the threshold."""
     steady = steady_of(session)
     seconds = phase_s(steady, "checkpoint")
     share = seconds / steady.span_s

@@ -22,7 +22,6 @@ _ADVICE = {
 
 @rule("PD604", "slow-start")
 def check(session: Session) -> Finding | None:
-    """Compare the time to the end of the first step with a minute and with the duration of the fit."""
     run = session.run
     if run.stage != "fit":
         raise Skip(f"the start is measured for fit, this is {run.stage}")

@@ -19,7 +19,6 @@ LOOP = "other"
 
 @rule("PD605", "step-time-regression")
 def check(session: Session) -> Finding | None:
-    """Find a change point in the timeline."""
     steady = steady_of(session)
     blocks = steady.timeline
     if len(blocks) < 2 * MIN_SEGMENT:

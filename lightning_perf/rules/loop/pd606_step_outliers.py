@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import duration, number_of, percent, place_of
 
 @rule("PD606", "step-outliers", yields_its_time=True)
 def check(session: Session) -> Finding | None:
-    """Compare the cost of outliers with the threshold."""
     steady = steady_of(session)
     outliers = required(steady.outliers, "fewer than 20 steps: too few to find outliers")
     if outliers.share < LOW_SHARE or outliers.n == 0:

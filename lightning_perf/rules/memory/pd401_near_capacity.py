@@ -16,7 +16,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD401", "near-capacity")
 def check(session: Session) -> Finding | None:
-    """Compare the peak of reserved memory with the capacity."""
     device = device_memory_of(session)
     fraction = capacity_fraction(device)
     if fraction < NEAR_CAPACITY_FRACTION:

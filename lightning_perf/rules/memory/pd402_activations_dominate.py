@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent, size_text
 
 @rule("PD402", "activations-dominate")
 def check(session: Session) -> Finding | None:
-    """Compare activations with the memory in use."""
     breakdown = breakdown_of(session)
     n_bytes = required(breakdown.activations_bytes, breakdown.activations_basis)
     fraction = fraction_in_use(breakdown, n_bytes)

@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent, size_text
 
 @rule("PD403", "optimizer-states-dominate")
 def check(session: Session) -> Finding | None:
-    """Compare optimizer states with the memory in use."""
     breakdown = breakdown_of(session)
     n_bytes = required(breakdown.optimizer_bytes, breakdown.optimizer_basis)
     fraction = fraction_in_use(breakdown, n_bytes)

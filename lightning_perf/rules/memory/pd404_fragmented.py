@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD404", "fragmented")
 def check(session: Session) -> Finding | None:
-    """Compare reserved with allocated memory."""
     device = device_memory_of(session)
     excess_bytes = device.peak_reserved_bytes - device.peak_allocated_bytes
     split_bytes = device.inactive_split_bytes or 0

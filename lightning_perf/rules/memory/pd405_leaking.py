@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD405", "leaking")
 def check(session: Session) -> Finding | None:
-    """Find growing memory and containers that keep autograd graphs."""
     memory = session.memory
     trends = [g for g in memory.growth if g.where != "workers"]  # PD113 reports growth of workers
     held = [s for s in memory.held_graphs if s.n_with_graph >= HELD_MIN_TENSORS or s.kind == "graph"]

@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD406", "unused-headroom")
 def check(session: Session) -> Finding | None:
-    """Compare the peak of reserved memory with the capacity, and check whether the device is idle."""
     device = device_memory_of(session)
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch

@@ -9,7 +9,6 @@ from lightning_perf.rules.wording import called
 
 @rule("PD407", "allocation-retries")
 def check(session: Session) -> Finding | None:
-    """Check the allocator's count of retries."""
     device = device_memory_of(session)
     n = required(device.alloc_retries, f"the allocator of {device.device} does not count its retries")
     if n == 0:

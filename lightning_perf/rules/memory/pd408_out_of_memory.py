@@ -24,7 +24,6 @@ from lightning_perf.rules.wording import number_of, size_text
 
 @rule("PD408", "out-of-memory")
 def check(session: Session) -> Finding | None:
-    """Report the error that ended the run."""
     oom = session.memory.oom
     if oom is None:
         return None

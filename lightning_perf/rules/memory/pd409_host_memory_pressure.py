@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent, size_text
 
 @rule("PD409", "host-memory-pressure")
 def check(session: Session) -> Finding | None:
-    """Compare host memory in use with its limit, and check for swapped memory."""
     host = required(session.memory.host, session.missing.get("memory", "the host's memory was not read"))
     if not host.limit_bytes:
         raise Skip("neither a memory limit nor the size of the machine's memory is known")

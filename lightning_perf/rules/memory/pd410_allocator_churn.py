@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD410", "allocator-churn")
 def check(session: Session) -> Finding | None:
-    """Compare the idle time of the device during these calls with the threshold."""
     reading, device = device_reading_of(session)
     allocator = required(reading.trace.allocator, "the trace has no memory calls of the driver")
     exposed_s = reading.path_s("allocator")

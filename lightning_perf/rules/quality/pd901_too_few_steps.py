@@ -8,7 +8,6 @@ from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
 @rule("PD901", "too-few-steps", weakens=claims_time)
 def check(session: Session) -> Finding | None:
-    """Compare the number of steady steps with the minimum."""
     if session.steady is None and session.run.n_steps == 0:
         raise Skip(session.missing.get("steady", "no step was run"))
     n_steps = session.steady.n_steps if session.steady is not None else 0

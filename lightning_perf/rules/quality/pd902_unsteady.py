@@ -8,7 +8,6 @@ from lightning_perf.rules.signals import steady_of
 
 @rule("PD902", "unsteady", weakens=claims_time)
 def check(session: Session) -> Finding | None:
-    """Report a run whose halves have different step times."""
     steady = steady_of(session)
     if required(steady.is_steady, "fewer than 20 steps: two halves cannot be compared"):
         return None

@@ -9,7 +9,6 @@ from lightning_perf.rules.wording import duration, percent
 
 @rule("PD903", "own-overhead-above-budget")
 def check(session: Session) -> Finding | None:
-    """Compare the overhead per step with the budget."""
     overhead = required(session.overhead, session.missing.get("overhead", "the overhead was not measured"))
     step_s = session.steady.step_s.p50 if session.steady is not None else 0.0
     is_noticeable = overhead.per_step_us * 1e-6 >= OVERHEAD_MIN_STEP_SHARE * step_s

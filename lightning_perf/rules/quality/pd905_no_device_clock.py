@@ -13,7 +13,6 @@ def _depends_on_device_time(finding: Finding) -> bool:
 
 @rule("PD905", "no-device-clock", weakens=_depends_on_device_time)
 def check(session: Session) -> Finding | None:
-    """Report missing device times."""
     if is_cpu_run(session):
         return None
     if steady_of(session).device is not None:

@@ -7,7 +7,6 @@ from lightning_perf.rules.rule import rule
 
 @rule("PD906", "probe-switched-off")
 def check(session: Session) -> Finding | None:
-    """Report the probes that failed."""
     if not session.probes_off:
         return None
     names = ", ".join(sorted({failure.probe for failure in session.probes_off}))

@@ -7,7 +7,6 @@ from lightning_perf.rules.rule import Skip, rule
 
 @rule("PD907", "window-not-recorded")
 def check(session: Session) -> Finding | None:
-    """Report windows that were not recorded."""
     if not session.windows:
         raise Skip("no profiler window was opened")
     lost = [window for window in session.windows if window.status != "recorded"]

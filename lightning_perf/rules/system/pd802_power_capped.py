@@ -12,7 +12,6 @@ POWER_REASONS = ("sw_power_cap", "hw_power_brake")
 
 @rule("PD802", "power-capped")
 def check(session: Session) -> Finding | None:
-    """Compare the time at the power limit with the threshold."""
     device = device_telemetry_of(session)
     if device.throttle_fractions is None:
         reason = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")

@@ -14,7 +14,6 @@ from lightning_perf.rules.wording import number_of, percent
 
 @replay_rule("PD803", "too-many-threads")
 def check(session: Session) -> Diagnosis | None:
-    """Report more threads than cores unless a replay shows that fewer threads are not faster."""
     host = host_of(session)
     n_threads = session.settings.torch.n_threads or host.n_torch_threads
     if not n_threads:

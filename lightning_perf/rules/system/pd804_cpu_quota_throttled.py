@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD804", "cpu-quota-throttled")
 def check(session: Session) -> Finding | None:
-    """Compare the fraction of throttled periods of the cgroup with the threshold."""
     steady = steady_of(session)
     host = host_of(session)
     if not host.throttle_periods:

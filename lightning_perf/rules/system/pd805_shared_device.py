@@ -9,7 +9,6 @@ from lightning_perf.rules.wording import number_of
 
 @rule("PD805", "shared-device")
 def check(session: Session) -> Finding | None:
-    """Count the other processes on the device."""
     device = device_telemetry_of(session)
     n_others = device.other_processes
     if n_others is None:

@@ -9,7 +9,6 @@ from lightning_perf.rules.signals import phase_s, steady_of
 
 @rule("PD806", "degraded-link")
 def check(session: Session) -> Finding | None:
-    """Compare the fastest link observed under load with the fastest that device and slot support."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     generation, width = device.pcie_generation, device.pcie_width

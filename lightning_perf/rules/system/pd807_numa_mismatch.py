@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD807", "numa-mismatch")
 def check(session: Session) -> Finding | None:
-    """Compare the NUMA node of the device with those of the process."""
     steady = steady_of(session)
     device = device_telemetry_of(session)
     host = host_of(session)

@@ -10,7 +10,6 @@ from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART, WAIT_MIN_SHARE
 
 @rule("PD809", "cpu-clock-held-back")
 def check(session: Session) -> Finding | None:
-    """Compare the clock of the training thread's core with the expected clock."""
     steady = steady_of(session)
     host = host_of(session)
     clock = host.cpu_mhz

@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent, place
 
 @rule("PD201", "pageable-copies")
 def check(session: Session) -> Finding | None:
-    """Compare the exposed time of copies from pageable memory with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = reading.path_s("pageable_copy")

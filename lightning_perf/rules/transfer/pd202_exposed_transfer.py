@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD202", "exposed-transfer")
 def check(session: Session) -> Finding | None:
-    """Compare the exposed time of copies from pinned memory with the threshold."""
     reading, device = device_reading_of(session)
     copies = reading.trace.copies
     if copies is None:

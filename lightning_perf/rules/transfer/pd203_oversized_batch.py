@@ -11,7 +11,6 @@ from lightning_perf.rules.wording import size_text
 
 @rule("PD203", "oversized-batch", explains=("PD101", "PD109"))
 def check(session: Session) -> Finding | None:
-    """Compare the bytes of a batch with the bytes that its values need."""
     probe = probe_of(session)
     n_bytes = required(probe.batch_bytes, probe.missing.get("batch_bytes", "the size of a batch is not known"))
     needed_bytes = _needed_bytes(probe)

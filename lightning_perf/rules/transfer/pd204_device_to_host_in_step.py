@@ -10,7 +10,6 @@ from lightning_perf.rules.wording import percent, place
 
 @rule("PD204", "device-to-host-in-step")
 def check(session: Session) -> Finding | None:
-    """Compare the exposed time of copies to the host with the threshold."""
     reading, _ = device_reading_of(session)
     copies = reading.trace.copies
     exposed_s = reading.path_s("device_to_host")
