@@ -2,12 +2,11 @@
 
 from .analyze import analyze, analyze_trace
 from .columns import Origin, Trace
-from .live import LiveEvent, from_events, live_events
+from .live import from_events, live_events
 from .ranks import analyze_many, in_order, trace_files
 from .read import read
 
 __all__ = [
-    "LiveEvent",
     "Origin",
     "Trace",
     "analyze",

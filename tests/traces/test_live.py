@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lightning_perf.errors import TraceError
-from lightning_perf.traces import LiveEvent, analyze, analyze_trace, from_events, live_events
+from lightning_perf.traces import analyze, analyze_trace, from_events, live_events
 
 from .events import SMALL, document, write
 
 
+def kineto_event(event: dict[str, Any]) -> Any:
+    """The event of a trace file with the methods of a running profiler's."""
+    arguments = event["args"]
+    values = {
+        "name": event["name"], "activity_type": event["cat"],
+        "start_ns": int(event["ts"] * 1000), "duration_ns": int(event["dur"] * 1000),
+        "device_index": arguments.get("device", -1), "device_resource_id": arguments.get("stream", event["tid"]),
+        "correlation_id": arguments.get("correlation", 0), "nbytes": 0,
+        "shapes": arguments.get("Input Dims", []), "dtypes": arguments.get("Input type", []),
+    }  # fmt: skip
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+
+
 def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
     from_file = analyze(write(tmp_path / "t.json", document(SMALL)))
-    events = [
-        LiveEvent(
-            each["cat"], each["name"], int(each["ts"] * 1000), int(each["dur"] * 1000),
-            thread=each["tid"], correlation=each["args"].get("correlation", -1),
-            device=each["args"].get("device", -1), stream=each["args"].get("stream", -1),
-            shapes=each["args"].get("Input Dims"), types=each["args"].get("Input type"),
-        )
-        for each in SMALL
-    ]  # fmt: skip
-    live = analyze_trace(from_events(events))
+    live = analyze_trace(from_events(live_events(map(kineto_event, SMALL))))
     assert live.source == "live"
     for field in ("steps", "idle", "loader", "kernels", "operators", "matrix_shapes", "what_if", "device"):
         assert getattr(live, field) == getattr(from_file, field), field
