@@ -23,15 +23,7 @@ _ROUNDS = 200
 
 
 def run_demo(fault: str, out_dir: Path) -> Session:
-    """Train with a planted fault, and diagnose it.
-
-    Args:
-        fault: A key of ``cli.demo.FAULTS``.
-        out_dir: Folder for logs, checkpoints and the session.
-
-    Returns:
-        The session, with findings and verdict.
-    """
+    """Train with a planted fault, a key of ``cli.demo.FAULTS``; return the diagnosed session."""
     torch.manual_seed(0)
     _use_all_cores()
     doctor = PerfDoctor(out_dir=out_dir, probe_data=True)  # the run is too short for the probe to run by default
@@ -127,11 +119,7 @@ class SmallNet(LightningModule):
 
 
 class Spread(nn.Module):
-    """Gray images times a learned factor per channel: elementwise, unlike a convolution.
-
-    Args:
-        n_channels: Number of output channels.
-    """
+    """Gray images times a learned factor per channel: elementwise, unlike a convolution."""
 
     def __init__(self, n_channels: int) -> None:
         super().__init__()
@@ -152,12 +140,7 @@ def _smoothed(images: torch.Tensor) -> torch.Tensor:
 
 
 class Images(Dataset[Any]):
-    """Random images in memory, fetched one batch per call.
-
-    Args:
-        n_samples: Number of images.
-        decode_s: Seconds of waiting per batch, as for slow storage.
-    """
+    """Random images in memory, fetched one batch per call, which waits ``decode_s`` as for slow storage."""
 
     def __init__(self, n_samples: int, decode_s: float) -> None:
         generator = torch.Generator().manual_seed(1)

@@ -19,12 +19,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class Switch:
-    """One treatment, on or off; it can be switched again and again.
-
-    Args:
-        applier: The treatment.
-        undos: Undo steps of the run, which get one that switches the treatment off.
-    """
+    """One treatment, on or off; it can be switched again and again."""
 
     def __init__(self, applier: Applier, undos: Undos) -> None:
         self.applier, self.is_on = applier, False

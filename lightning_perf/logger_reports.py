@@ -21,10 +21,7 @@ class LoggerReports:
     def write(self, trainer: Any, session: Session, guard: Callable[..., None]) -> None:
         """Report a session to each logger.
 
-        Args:
-            trainer: The Trainer.
-            session: What to report.
-            guard: ``guard(name, function, *arguments)`` calls the function; if it raises, that name is switched off.
+        ``guard(name, function, *arguments)`` calls the function; if it raises, that name is switched off.
         """
         step = seams.logged_step(trainer)
         for logger in trainer.loggers:

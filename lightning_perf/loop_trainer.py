@@ -33,10 +33,7 @@ class _EpochLoop:
 class LoopTrainer:
     """Stand-in for the Trainer of a loop that has none; flags that only a Trainer has are None.
 
-    Args:
-        doctor: The callback.
-        watched: Modules, optimizers and schedulers that the user named.
-        fabric: Fabric, where it set up the model; None without it.
+    ``watched`` has the modules, optimizers and schedulers that the user named.
 
     Attributes:
         is_stand_in: Distinguishes it from a Trainer (`seams.has_trainer`).

@@ -11,10 +11,7 @@ REFRESH_S = 1.0
 class BarFigures:
     """Figures for a progress bar, computed at most once per ``REFRESH_S``.
 
-    Args:
-        wait_share: Returns the share of the last steps' time spent waiting for data; None if unknown.
-        verdict: Returns the latest verdict; None before the first.
-        now_s: The clock.
+    ``wait_share`` returns the share of the last steps' time spent waiting for data; both return None if unknown.
     """
 
     def __init__(

@@ -16,14 +16,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class RemoteFolder:
-    """Local folder whose files are copied to a remote one.
-
-    Args:
-        target: Where the files go.
-
-    Attributes:
-        folder: The local folder.
-    """
+    """Local ``folder`` whose files are copied to the remote ``target``."""
 
     def __init__(self, target: RemotePath) -> None:
         self.target = target

@@ -20,10 +20,7 @@ _FULL_WIDTH = 100
 class Report:
     """The report of a run; prints as on the terminal, and as HTML in notebooks.
 
-    Args:
-        session: The run.
-        place: Path of its session file; None if it was not saved.
-        full: Whether the report is complete instead of brief.
+    ``place`` is the path of its session file, None if it was not saved.
     """
 
     def __init__(self, session: Session, place: str | None, full: bool) -> None:

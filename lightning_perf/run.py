@@ -38,13 +38,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class DoctorRun:
-    """Opens, diagnoses and ends one run.
-
-    Args:
-        doctor: The callback: its arguments, and the session that the run fills.
-        trainer: The Trainer, in its ``setup``.
-        probes: An empty set.
-        on_end: Called when the run is over, to drop all references to the Trainer.
+    """Opens, diagnoses and ends one run; ``on_end`` is called afterwards, to drop all references to the Trainer.
 
     Attributes:
         ranks: Collects the figures of all ranks; None with one rank.

@@ -37,13 +37,7 @@ _INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; of a preempted on
 
 
 class RunReports:
-    """Writes and prints the reports of one run.
-
-    Args:
-        doctor: The callback: which reports it makes.
-        trainer: The Trainer, in its ``setup``.
-        probes: Isolates errors; a report that raises is switched off like a probe.
-    """
+    """Writes and prints the reports of one run."""
 
     def __init__(self, doctor: "DoctorHooks", trainer: Any, probes: ProbeSet) -> None:
         self.folder = Path()
@@ -154,12 +148,7 @@ class RunReports:
         return report
 
     def run(self, session: Session, diagnose: Callable[[Session], Session]) -> None:
-        """Report a run that is over.
-
-        Args:
-            session: Its last session.
-            diagnose: Adds failures of reports, and what follows from them, to a session.
-        """
+        """Report a finished run; ``diagnose`` adds failures of reports, and what follows from them, to a session."""
         begin_s = time.monotonic()
         session = self._make_all(self._with_post_mortem(session, diagnose), diagnose)
         if session.run.status == "interrupted":

@@ -40,13 +40,7 @@ _log = logging.getLogger("lightning_perf")
 
 
 class LoopRun:
-    """One run of a loop without a Trainer.
-
-    Args:
-        doctor: The callback.
-        trainer: The stand-in for the Trainer.
-        code: The function that loops.
-    """
+    """One run of a loop without a Trainer."""
 
     def __init__(self, doctor: Any, trainer: LoopTrainer, code: CodeType) -> None:
         self._doctor, self._trainer, self._module = doctor, trainer, trainer.module

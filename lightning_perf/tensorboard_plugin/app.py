@@ -56,11 +56,7 @@ class Refused(Exception):
 
 
 class App:
-    """The tab's WSGI application.
-
-    Args:
-        context: TensorBoard's plugin context.
-    """
+    """The tab's WSGI application."""
 
     def __init__(self, context: Any) -> None:
         flags = context.flags

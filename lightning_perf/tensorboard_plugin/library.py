@@ -147,11 +147,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 class Library:
-    """Reads sessions and traces, and caches them.
-
-    Args:
-        read_summary: Reads the session of an event file.
-    """
+    """Reads sessions and traces, and caches them; ``read_summary`` reads the session of an event file."""
 
     def __init__(self, read_summary: Callable[[Entry], Session]) -> None:
         self.traces = Traces()

@@ -96,14 +96,8 @@ def open_round(
 ) -> Round | None:
     """Return the first incomplete round of a stage; None if all arms are settled or ran often enough.
 
-    Args:
-        done: The finished runs of all stages.
-        stage: The stage.
-        references: Arms that run in every round.
-        arms: Arms that run until they are settled.
-        plan: The plan of the trial.
-        compared: Returns the comparison of an arm and the noise band, by the stage's runs so far.
-        against: References that arms are compared with; empty for all.
+    ``compared`` returns the comparison of an arm and the noise band, by the runs of the stage so far. Arms are compared
+    with ``against``; if it is empty, with all references.
     """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}
