@@ -1,20 +1,15 @@
 """The longest events of each thread and stream over time, for machines without Perfetto."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lightning_perf.reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Theme
-from lightning_perf.reports.figures.parts import figure, label, rows_axis, seconds_scale
+from lightning_perf.reports.figures.parts import Figure, figure, label, rows_axis, seconds_scale
 from lightning_perf.reports.wording import count, seconds
 from lightning_perf.traces import Trace
 from lightning_perf.traces.kinds import ANNOTATION, DEVICE_ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MAX_EVENTS = 300
 """Events per lane; bars of further events would be thinner than a pixel and slow down the page."""
@@ -73,7 +68,7 @@ def lanes_of(trace: Trace) -> tuple[Lane, ...]:
     return tuple(lane for lane in found if lane.events)
 
 
-def draw(lanes: Sequence[Lane], theme: Theme = "light") -> go.Figure | None:
+def draw(lanes: Sequence[Lane], theme: Theme = "light") -> Figure | None:
     """Return the lanes over a common time axis; None without lanes."""
     if not lanes:
         return None

@@ -3,20 +3,15 @@
 Needs neither torch nor lightning; plotly is imported with the first figure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_perf.records import Session
 
 from . import findings, model, ranks, steps, trace
 from .palette import Theme, template
-from .parts import plain
+from .parts import Figure, plain
 from .tables import bars_of
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 __all__ = ["FIGURES", "SHOWN_AS_TABLES", "NamedFigure", "Theme", "figure_json", "template", "why_absent"]
 
@@ -30,7 +25,7 @@ class NamedFigure(NamedTuple):
     """
 
     title: str
-    draw: Callable[..., go.Figure | None]
+    draw: Callable[..., Figure | None]
 
 
 FIGURES: dict[str, NamedFigure] = {
@@ -92,7 +87,7 @@ def why_absent(name: str, session: Session) -> str:
     return session.missing.get(key, session.missing.get(key.partition(".")[0], usual))
 
 
-def figure_json(figure: go.Figure) -> dict[str, Any]:
+def figure_json(figure: Figure) -> dict[str, Any]:
     """Return the figure as JSON types: ``{"data": […], "layout": {…}}``; numbers that are not finite become None."""
     document: dict[str, Any] = plain(figure.to_plotly_json())
     return document

@@ -1,29 +1,22 @@
 """Expected speedups of findings, and measured speedups of trials."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning_perf.records import Gain, Interval, Session
+from lightning_perf.records import Gain, Interval, Rung, Session
 from lightning_perf.reports import wording
 from lightning_perf.reports.sections.findings import ordered_findings
 
 from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLORS, Theme
-from .parts import figure, label, rows_axis, rows_height, vertical_line
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from lightning_perf.records import Rung
+from .parts import Figure, figure, label, rows_axis, rows_height, vertical_line
 
 MAX_FINDINGS = 24
 _WIDEST_GAIN = 100.0  # bars are cut at this speedup
 _KEPT = {"improved": GREEN, "regressed": RED}
 
 
-def findings(session: Session, theme: Theme = "light") -> go.Figure | None:
+def findings(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the expected speedup of each finding, the verdict's first."""
     known = ((one, one.gain) for one in ordered_findings(session) if one.gain is not None and wording.gain(one.gain))
     shown = list(islice(known, MAX_FINDINGS))
@@ -60,7 +53,7 @@ def _ranges(rows: Sequence[tuple[int, Gain]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def trials(session: Session, theme: Theme = "light") -> go.Figure | None:
+def trials(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the ladder of each trial: measured speedups with their 95 % CI, and predicted ones."""
     rungs = [(trial, rung) for trial in session.trials for rung in trial.ladder if rung.added and rung.speedup]
     if not rungs:

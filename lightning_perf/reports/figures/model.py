@@ -1,10 +1,8 @@
 """The roofline: compute cost of modules and operators, and the limits of the device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lightning_perf.records import Ceilings, Session
 from lightning_perf.reports.sections.model import bound_name, flops_in
@@ -12,10 +10,7 @@ from lightning_perf.reports.wording import line, number, seconds, share
 from lightning_perf.stats.roofline import intensity, module_s, work_of
 
 from .palette import BLUE, GREY, ORANGE, SERIES, Theme
-from .parts import figure, label
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from .parts import Figure, figure, label
 
 _SMALLEST_PX, _LARGEST_PX = 8, 26
 
@@ -31,7 +26,7 @@ class _Work(NamedTuple):
     bound: str
 
 
-def roofline(session: Session, theme: Theme = "light") -> go.Figure | None:
+def roofline(session: Session, theme: Theme = "light") -> Figure | None:
     """Return modules and operators by FLOP/byte and FLOP/s, with the peaks measured on the device.
 
     Williams, Waterman, Patterson (2009), https://doi.org/10.1145/1498765.1498785. Bytes are counted without caches, so

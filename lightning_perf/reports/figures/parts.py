@@ -1,18 +1,16 @@
 """Shared parts of figures: escaped labels, units of axes, layout."""
 
-from __future__ import annotations
-
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from lightning_perf.reports.wording import line
 
 from .palette import GREY, Theme, template
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+Figure: TypeAlias = Any
+"""A ``plotly.graph_objects.Figure``, which has no types and is imported with the first figure."""
 
 ROW_PX = 30
 """Height of one horizontal bar with its label."""
@@ -64,7 +62,7 @@ def vertical_line(at: float) -> dict[str, Any]:
 
 def figure(
     data: Sequence[Mapping[str, Any]], theme: Theme, *, height: int, has_legend: bool = False, **layout: Any
-) -> go.Figure:
+) -> Figure:
     """Return a figure of the given traces (plotly's JSON), as wide as its container.
 
     ``height`` is in pixels, without the legend; ``layout`` are other arguments of plotly's layout.
@@ -89,7 +87,7 @@ def figure(
 
 def stacked(
     data: Sequence[Mapping[str, Any]], theme: Theme, xaxis: Mapping[str, Any], title: str, **layout: Any
-) -> go.Figure:
+) -> Figure:
     """Return a figure of times stacked over ``xaxis``, its vertical axis with this title and from zero."""
     axes = {"xaxis": {"showgrid": False, **xaxis}, "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}
     return figure(data, theme, height=320, has_legend=True, **axes, **layout)

@@ -1,20 +1,15 @@
 """The ranks side by side, readable for eight and for a thousand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning_perf.records import PARTS, RankSummary, Session
 from lightning_perf.reports.wording import seconds
 
 from .palette import LESS_TO_MORE, Theme
-from .parts import figure, label, rows_axis, rows_height, seconds_scale
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from .parts import Figure, figure, label, rows_axis, rows_height, seconds_scale
 
 MAX_COLUMNS = 64
 """Up to this many ranks are columns with all their parts. More become a grid with one cell per rank, because a narrow
@@ -32,7 +27,7 @@ LEAST_DIFFERENCE = 0.05
 _NO_LINES = {"showgrid": False, "zeroline": False}
 
 
-def ranks(session: Session, theme: Theme = "light") -> go.Figure | None:
+def ranks(session: Session, theme: Theme = "light") -> Figure | None:
     """Return how each rank differs from the median, by part of its work; for many ranks, a grid of their own work."""
     together = session.ranks
     if together is None or len(together.summaries) < 2:
@@ -42,7 +37,7 @@ def ranks(session: Session, theme: Theme = "light") -> go.Figure | None:
     return _grid(together.summaries, theme)
 
 
-def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
+def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
     rows: list[tuple[str, list[float | None]]] = [("own work", [one.own_s for one in summaries])]
     rows += [(f"… {part}", [one.parts_s.get(part) for one in summaries]) for part in PARTS]
     rows.append(("waits for others", [one.waiting_s for one in summaries]))
@@ -71,7 +66,7 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
     return figure([cells], theme, height=height, xaxis=xaxis, yaxis=rows_axis([name for name, _ in rows]))
 
 
-def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> go.Figure:
+def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
     by_rank = {one.rank: one for one in summaries}
     n = max(by_rank) + 1
     columns = 2 ** math.ceil(math.log2(math.sqrt(n)))

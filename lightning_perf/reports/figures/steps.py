@@ -1,29 +1,22 @@
 """Time and memory over the run: steps, epochs, earlier runs, and memory until it ran out."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning_perf.records import PHASES, STEP_PHASES, Session
+from lightning_perf.records import PHASES, STEP_PHASES, Epoch, Session
 from lightning_perf.reports.sections.earlier import changes_text
 from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
 from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
-from .parts import bytes_scale, figure, label, seconds_scale, stacked, vertical_line
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from lightning_perf.records import Epoch
+from .parts import Figure, bytes_scale, figure, label, seconds_scale, stacked, vertical_line
 
 MAX_EPOCH_BARS = 200
 """Above this number, each bar is the mean of neighboring epochs: bars stay about four pixels wide."""
 
 
-def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
+def epochs(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the wall time of each epoch by phase; means of neighbors if there are many epochs."""
     if not session.epochs:
         return None
@@ -40,7 +33,7 @@ def epochs(session: Session, theme: Theme = "light") -> go.Figure | None:
     return stacked(data, theme, axis, f"wall time of an epoch ({unit})", barmode="stack")
 
 
-def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
+def timeline(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the step time over the run by phase, with the slowest steps and the profiler windows."""
     blocks = session.steady.timeline if session.steady is not None else ()
     if not blocks or session.steady is None:
@@ -84,7 +77,7 @@ def timeline(session: Session, theme: Theme = "light") -> go.Figure | None:
     return stacked(data, theme, axis, f"mean {word} ({unit})", shapes=shapes, annotations=notes)
 
 
-def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
+def earlier_runs(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the runs of this training, oldest first; None without earlier ones."""
     if session.earlier is None:
         return None
@@ -104,7 +97,7 @@ def earlier_runs(session: Session, theme: Theme = "light") -> go.Figure | None:
     return stacked(data, theme, ticks, title, barmode="stack", shapes=marks, annotations=notes)
 
 
-def memory_before_oom(session: Session, theme: Theme = "light") -> go.Figure | None:
+def memory_before_oom(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the course of memory up to where it ran out."""
     oom = session.memory.oom
     if oom is None or len(oom.timeline) < 2:

@@ -1,9 +1,6 @@
 """Bar charts of tables: reports show the same rows as tables with bars."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lightning_perf.records import Session
 from lightning_perf.reports.cells import text_of
@@ -11,18 +8,15 @@ from lightning_perf.reports.document import Table
 from lightning_perf.reports.session_document import session_document
 
 from .palette import BLUE, Theme
-from .parts import figure, label, rows_axis, rows_height
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from .parts import Figure, figure, label, rows_axis, rows_height
 
 MAX_ROWS = 24
 
 
-def bars_of(*keys: str) -> Callable[..., go.Figure | None]:
+def bars_of(*keys: str) -> Callable[..., Figure | None]:
     """Return a function that draws the first of these tables that a session's document has; the latest of a key."""
 
-    def draw(session: Session, theme: Theme = "light") -> go.Figure | None:
+    def draw(session: Session, theme: Theme = "light") -> Figure | None:
         parts = [part for each in session_document(session).sections for part in each.parts]
         tables = {part.key: part for part in parts if isinstance(part, Table) and part.bars}
         shown = next((tables[key] for key in keys if key in tables), None)
@@ -31,7 +25,7 @@ def bars_of(*keys: str) -> Callable[..., go.Figure | None]:
     return draw
 
 
-def _bars(table: Table, theme: Theme) -> go.Figure:
+def _bars(table: Table, theme: Theme) -> Figure:
     rows, by = table.rows[:MAX_ROWS], table.heads.index(table.bar_head)
     lines_of = [[f"{head}: {label(text_of(cell), 100)}" for head, cell in zip(table.heads, row, strict=True)]
             for row in rows]  # fmt: skip

@@ -1,17 +1,10 @@
 """The steps of the last profiler window."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from lightning_perf.records import CATEGORIES, Session, TraceRecord
 from lightning_perf.reports.wording import seconds, share
 
 from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
-from .parts import label, seconds_scale, stacked
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from .parts import Figure, label, seconds_scale, stacked
 
 _CATEGORY_COLORS = {
     "kernel": BLUE,
@@ -31,7 +24,7 @@ def trace_of(session: Session) -> TraceRecord | None:
     return next((trace for trace in recorded if trace is not None), None)
 
 
-def trace_steps(session: Session, theme: Theme = "light") -> go.Figure | None:
+def trace_steps(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the time of each step by category; time hidden behind a kernel counts for the kernel."""
     trace = trace_of(session)
     if trace is None:
