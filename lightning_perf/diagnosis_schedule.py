@@ -33,22 +33,17 @@ class DiagnosisSchedule(Probe):
     """
 
     name = "diagnosis_schedule"
+    next_step = 0
 
     def __init__(self, loop: LoopProbe, now_ns: Callable[[], int]) -> None:
         self.is_due = False
         self._loop, self._now_ns = loop, now_ns
-        self._next_step = 0
         self._start_ns: int | None = None
         self._checked_ns, self._checked_step = 0, 0
         self._diagnosed_s: float | None = None  # since the start, as of the last diagnosis
         self._took_ns = 0
         self._median_ns: float | None = None
         self._level = LevelWatch(CHANGE)
-
-    @property
-    def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
-        return self._next_step
 
     def step_ends(self) -> None:
         """Decide whether a diagnosis is due."""
@@ -58,11 +53,11 @@ class DiagnosisSchedule(Probe):
             self._checked_step = n_steps
         passed_s = (now_ns - self._checked_ns) / 1e9
         steps_per_s = (n_steps - self._checked_step) / passed_s if passed_s > 0 else 1.0
-        self._next_step = n_steps - 1 + max(1, min(MAX_CHECK_EVERY, int(CHECK_S * steps_per_s)))
+        self.next_step = n_steps - 1 + max(1, min(MAX_CHECK_EVERY, int(CHECK_S * steps_per_s)))
         if passed_s < CHECK_S:
             return
         if self._loop.is_profiling or self._loop.on_record_end is not None:
-            self._next_step = n_steps  # the step is in a profiler window or sampled: neither may contain a diagnosis
+            self.next_step = n_steps  # the step is in a profiler window or sampled: neither may contain a diagnosis
             return
         self._checked_ns, self._checked_step = now_ns, n_steps
         self._median_ns = self._loop.main.recent_median_ns()

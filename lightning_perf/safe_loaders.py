@@ -38,16 +38,11 @@ class RandomWatch(Probe):
     """
 
     name = "random_watch"
+    next_step = 0
 
     def __init__(self) -> None:
         self.draws: bool | None = None
-        self._next_step = 0
         self._after_step: Any = None
-
-    @property
-    def next_step(self) -> int:
-        """Index of the next step that this probe must observe."""
-        return self._next_step
 
     def step_begins(self, batch: Any) -> None:
         """Compare the states with those at the end of the last step."""
@@ -57,8 +52,8 @@ class RandomWatch(Probe):
     def step_ends(self) -> None:
         """Remember the states."""
         self._after_step = random_states()
-        self._next_step = NEVER if self.draws or self._next_step >= WATCHED_STEPS else self._next_step + 1
-        if self._next_step == NEVER:
+        self.next_step = NEVER if self.draws or self.next_step >= WATCHED_STEPS else self.next_step + 1
+        if self.next_step == NEVER:
             self._after_step = None
 
     def epoch_ends(self) -> None:

@@ -32,11 +32,11 @@ class DevicePhases(Probe):
     name = "device_phases"
     stages = ("fit",)
     after = ("sampled_steps",)  # both listen to the parts of a step, which only one probe at a time can
+    next_step = FIRST_SAMPLED_STEP
 
     def __init__(self, run: RunContext, clock: DeviceClock) -> None:
         self._loop, self._clock, self._now_ns = run.loop, clock, run.now_ns
         self._on_fail = partial(run.probes.switch_off, self.name)
-        self._next = FIRST_SAMPLED_STEP
         self._n_sampled = 0
         self._is_off = self._is_sampling = self._is_captured = self._is_pending = False
         self._phases: list[str] = []  # those under way, innermost last
@@ -49,10 +49,6 @@ class DevicePhases(Probe):
         """Time the phases of a fit where the device has a clock; ``steady.device`` says why it has none."""
         clock = run.loop.main.device_clock
         return None if clock is None else cls(run, clock)
-
-    @property
-    def next_step(self) -> int:
-        return self._next
 
     def step_begins(self, batch: Any) -> None:
         """Begin a sample, unless another probe observes this step or the device is far behind."""
@@ -75,7 +71,7 @@ class DevicePhases(Probe):
             return
         self.close()
         self._n_sampled += 1
-        self._next = next_sampled_step(self._loop.main.n_steps, self._n_sampled)
+        self.next_step = next_sampled_step(self._loop.main.n_steps, self._n_sampled)
         self._is_pending = bool(self._begun) and not (self._is_captured or self._loop.main.is_left_out)
 
     def abandon(self) -> None:
@@ -98,7 +94,7 @@ class DevicePhases(Probe):
             return
         self._resolve()
         if self._is_pending:
-            self._next = loop.main.n_steps + FEW_STEPS
+            self.next_step = loop.main.n_steps + FEW_STEPS
             return
         self._phases.clear()
         self._begun.clear()

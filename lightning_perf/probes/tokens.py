@@ -206,10 +206,11 @@ class TokensProbe(Probe):
     name = "tokens"
     field, reason = "padding", "no batch was counted"
     after = ("steps", "settings")
+    next_step = 0
 
     def __init__(self, run: RunContext) -> None:
         self._loop, self._units = run.loop, run.loop.units
-        self._every, self._next_step = 1, 0
+        self._every = 1
         self._n_missed = 0  # batches without tokens or padding, one after the other
         self._pending: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
         self._known: list[tuple[int, int, NDArray[np.int64]]] = []
@@ -223,14 +224,10 @@ class TokensProbe(Probe):
         padding = {index for one in embeddings if type(index := plain.stored(one, "padding_idx")) is int}
         self._units.ids = Ids(bool(embeddings), padding.pop() if len(padding) == 1 else None)
 
-    @property
-    def next_step(self) -> int:
-        return self._next_step
-
     def step_begins(self, batch: Any) -> None:
         """Count the tokens of each sequence of a batch, on its device."""
         step = self._loop.main.n_steps
-        self._next_step = step + self._every
+        self.next_step = step + self._every
         if self._loop.is_profiling:
             return
         layout = layout_of(batch, self._units.ids)
@@ -238,7 +235,7 @@ class TokensProbe(Probe):
         self.missing["padding"] = layout.basis
         if counted is None:  # as in most trainings: check ever more rarely
             self._n_missed += 1
-            self._next_step = step + 2 ** max(0, self._n_missed - _MISSES)
+            self.next_step = step + 2 ** max(0, self._n_missed - _MISSES)
             return
         self._n_missed = 0
         self._basis = layout.basis
@@ -248,7 +245,7 @@ class TokensProbe(Probe):
             self._every *= 2
             self._pending = [one for one in self._pending if one[0] % self._every == 0]
             self._known = [one for one in self._known if one[0] % self._every == 0]
-            self._next_step = -(-(step + 1) // self._every) * self._every
+            self.next_step = -(-(step + 1) // self._every) * self._every
 
     def epoch_ends(self) -> None:
         """Read what was counted, which may wait for the device: only between epochs."""
