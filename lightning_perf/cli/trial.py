@@ -57,18 +57,18 @@ def trial(
     folder = default_folder("trial") if out is None else out
     try:
         with Progress(folder) as progress:
-            outcome = run_trial(options, folder.resolve(), progress)
+            made = run_trial(options, folder.resolve(), progress)
     except KeyboardInterrupt:
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        write_stdout(json_text(outcome.trial))
+        write_stdout(json_text(made))
     else:
         from lightning_perf.reports.console import emit, trial_document
 
-        emit(trial_document(outcome.trial))
-    _write_hparams(folder, outcome.trial)
-    if outcome.trial.status == "interrupted":
+        emit(trial_document(made))
+    _write_hparams(folder, made)
+    if made.status == "interrupted":
         print(f"Interrupted; to go on: the same command with --out {folder}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED)
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -90,21 +90,13 @@ class Watcher(Protocol):
         """Handle the end of a run, with the updated trial."""
 
 
-class Outcome(NamedTuple):
-    """Result of a trial."""
-
-    trial: Trial
-    session: Session
-    folder: Path
-
-
-def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callable[..., Ended] | None = None) -> Outcome:
+def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callable[..., Ended] | None = None) -> Trial:
     """Run a trial, or resume the interrupted one with the same options in this folder.
 
     ``execute`` runs a job in place of ``run_supervised``.
 
     Returns:
-        The outcome; after Ctrl-C with the runs made until then, and the status ``interrupted``.
+        The trial; after Ctrl-C with the runs made until then, and the status ``interrupted``.
 
     Raises:
         TrialError: There is nothing to measure or to try, or the folder holds something else.
@@ -132,9 +124,8 @@ def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callabl
     except KeyboardInterrupt:
         status = "interrupted"
     state = _updated(state, folder, status=status)
-    session = msgspec.structs.replace(session, trials=(state.trial,))
-    session.save(folder / SESSION_FILE)
-    return Outcome(state.trial, session, folder)
+    msgspec.structs.replace(session, trials=(state.trial,)).save(folder / SESSION_FILE)
+    return state.trial
 
 
 # -- the baseline, diagnosed ------------------------------------------------------------

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from lightning_perf.errors import TrialError
-from lightning_perf.records import load
+from lightning_perf.records import Trial, load
 from lightning_perf.trials import trial as trials
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result
 from lightning_perf.trials.rounds import PlannedRun
@@ -109,16 +109,15 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Callable[..., trials.Outcome]:
-    def run(*tries: str, **options: Any) -> trials.Outcome:
+def go(tmp_path: Path) -> Callable[..., Trial]:
+    def run(*tries: str, **options: Any) -> Trial:
         return run_trial(Options(command=COMMAND, tries=tries, **options), tmp_path / "out", Silent())
 
     return run
 
 
 def test_ladder_keeps_improvements_and_prints_code_to_paste(machine: Machine, go: Any, tmp_path: Path) -> None:
-    outcome = go("log-every-n=7", "loader-workers=4", "log-every-n=8")
-    trial = outcome.trial
+    trial = go("log-every-n=7", "loader-workers=4", "log-every-n=8")
     verdicts = {arm.id: arm.verdict for arm in trial.arms}
     assert trial.status == "finished"
     assert verdicts["loader-workers=4"] == "improved"
@@ -133,13 +132,13 @@ def test_ladder_keeps_improvements_and_prints_code_to_paste(machine: Machine, go
 
 def test_compiling_is_left_out_when_the_training_is_too_short_for_it(machine: Machine, go: Any) -> None:
     machine.pilot = {"planned_steps": 20}  # of 0.05 s each
-    trial = go("compile=default").trial
+    trial = go("compile=default")
     assert (trial.planned_steps, trial.best) == (20, "baseline")
     assert "compiling takes 3.0 s: 0.29x over the 20 planned steps" in trial.ladder[-1].reason
 
 
 def test_every_run_has_the_same_steps_and_seed_and_no_perf_doctor(machine: Machine, go: Any) -> None:
-    trial = go("loader-workers=4").trial
+    trial = go("loader-workers=4")
     pilot, *runs = machine.made
     assert pilot.with_doctor
     assert pilot.steps is None
@@ -158,7 +157,7 @@ def test_checkpoints_and_logs_of_the_runs_are_not_kept(machine: Machine, go: Any
 
 def test_failed_arm_is_reported_with_its_reason_and_the_others_finish(machine: Machine, go: Any) -> None:
     machine.failing = {"log-every-n=7": "RuntimeError: no such kernel"}
-    trial = go("log-every-n=7", "loader-workers=4").trial
+    trial = go("log-every-n=7", "loader-workers=4")
     failed = next(arm for arm in trial.arms if arm.id == "log-every-n=7")
     assert failed.verdict == "failed"
     assert "no such kernel" in failed.reason
@@ -167,13 +166,13 @@ def test_failed_arm_is_reported_with_its_reason_and_the_others_finish(machine: M
 
 def test_interrupted_trial_reports_and_goes_on_where_it_stopped(machine: Machine, go: Any, tmp_path: Path) -> None:
     machine.stops_at = 4
-    first = go("loader-workers=4", "log-every-n=7").trial
+    first = go("loader-workers=4", "log-every-n=7")
     assert first.status == "interrupted"
     assert len(first.runs) == 3
     assert load(tmp_path / "out").trials == (first,)
 
     machine.stops_at = None
-    second = go("loader-workers=4", "log-every-n=7").trial
+    second = go("loader-workers=4", "log-every-n=7")
     assert second.status == "finished"
     assert second.id == first.id
     assert second.runs[:3] == first.runs
@@ -195,7 +194,7 @@ def test_trial_killed_between_two_runs_goes_on(machine: Machine, go: Any, monkey
     monkeypatch.setattr(trials, "run_supervised", dies)
     with pytest.raises(Killed):
         go("loader-workers=4")
-    assert go("loader-workers=4").trial.status == "finished"
+    assert go("loader-workers=4").status == "finished"
     assert sum(job.with_doctor for job in machine.made) == 1
 
 
@@ -209,13 +208,13 @@ def test_folder_of_another_or_a_finished_trial_is_refused(machine: Machine, go: 
 
 def test_whole_epochs_are_measured_when_a_treatment_acts_between_them(machine: Machine, go: Any) -> None:
     trial = go("async-checkpoint", repeats=1)
-    assert trial.trial.basis == "wall"
-    assert trial.trial.runs[0].block_means_s[0] > 0.09
+    assert trial.basis == "wall"
+    assert trial.runs[0].block_means_s[0] > 0.09
 
 
 def test_treatment_between_epochs_is_not_tried_when_runs_hold_too_few(machine: Machine, go: Any) -> None:
     machine.pilot = {"epochs": 0}
-    trial = go("async-checkpoint", "log-every-n=7").trial
+    trial = go("async-checkpoint", "log-every-n=7")
     assert "--steps" in trial.not_tried["async-checkpoint"]
     assert trial.basis == "steps"
 
@@ -226,7 +225,7 @@ def test_diagnosis_may_take_twice_what_a_run_may(machine: Machine, go: Any) -> N
 
 
 def test_nothing_runs_when_there_is_nothing_to_try(machine: Machine, go: Any) -> None:
-    trial = go().trial
+    trial = go()
     assert [job.with_doctor for job in machine.made] == [True]  # the diagnosis alone
     assert (trial.status, trial.runs, trial.arms, trial.ladder, trial.best) == ("finished", (), (), (), "baseline")
     assert (trial.trainer_flags, trial.loader_args, trial.code, trial.yaml) == ({}, {}, "", "")
@@ -272,4 +271,4 @@ def test_folder_of_others_is_refused_and_left_as_it_is(machine: Machine, go: Any
 
 def test_folder_of_a_diagnosis_that_broke_off_is_used_again(machine: Machine, go: Any, tmp_path: Path) -> None:
     (tmp_path / "out" / "diagnosis").mkdir(parents=True)
-    assert go("loader-workers=4").trial.status == "finished"
+    assert go("loader-workers=4").status == "finished"
