@@ -56,35 +56,22 @@ SHOWN_AS_TABLES = ("breakdown", "findings", "startup", "operators", "kernels", "
 """Figures for notebooks: reports show the same values as tables with bars."""
 
 _WHY: dict[str, tuple[str, str]] = {
-    "breakdown": ("steady", "no step was measured in the steady state"),
-    "findings": ("", "no finding has an expected speedup"),
     "epochs": ("", "no training epoch ended"),
     "timeline": ("steady", "no step was measured in the steady state"),
     "earlier_runs": ("", "no earlier run of this training is recorded"),
-    "startup": ("", "the run ended before its first step did"),
     "trace_steps": ("windows", "no profiler window was recorded"),
-    "operators": ("windows", "no profiler window was recorded, and no operator timed in a step"),
-    "kernels": ("windows", "no kernels were recorded: there was no profiler window or no GPU"),
-    "memory_peak": ("memory.breakdown", "memory by component was not measured"),
-    "memory_phases": ("memory.phases", "memory was not sampled within steps"),
-    "memory_modules": ("memory.breakdown", "memory by component was not measured"),
-    "memory_growth": ("memory.growth", "too few memory readings for a trend"),
     "memory_before_oom": ("", "memory did not run out"),
-    "modules": ("model_profile", "no step was sampled to count FLOPs"),
     "roofline": ("model_profile", "no module or operator has both FLOPs and a time"),
     "ranks": ("ranks", "the run had one rank, or only one reported"),
-    "loader_curve": ("loader_probe", "the DataLoader was not measured by itself"),
     "trials": ("", "no treatment was tried on this training, or none could be measured"),
 }
-"""Key in `Session.missing` that holds the reason, and the reason to give without one."""
+"""Key in `Session.missing` that holds the reason, and the reason to give without one; of figures not in tables."""
 
 
 def why_absent(name: str, session: Session) -> str:
-    """Return why this session does not have the figure."""
+    """Return why this session does not have a figure that is not among ``SHOWN_AS_TABLES``."""
     key, usual = _WHY[name]
-    if not key:
-        return usual
-    return session.missing.get(key, session.missing.get(key.partition(".")[0], usual))
+    return session.missing.get(key, usual)
 
 
 def figure_json(figure: Figure) -> dict[str, Any]:
