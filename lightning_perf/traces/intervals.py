@@ -53,18 +53,6 @@ class Intervals:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Intervals)
-            and np.array_equal(self.starts, other.starts)
-            and np.array_equal(self.ends, other.ends)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Intervals({list(zip(self.starts.tolist(), self.ends.tolist(), strict=True))})"
-
     @property
     def total_ns(self) -> int:
         """The length of the set."""
