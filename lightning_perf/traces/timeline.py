@@ -234,19 +234,10 @@ class Timeline:
         return innermost_at(self.threads, threads, moments)
 
     @cached_property
-    def operator_of_runtime(self) -> Rows:
-        """For each runtime row (in order) the operator that made the call; -1 for none."""
-        rows = self.trace.rows(RUNTIME)
-        return self.operators_at(self.trace.thread_ids[rows], self.trace.starts[rows])
-
-    @cached_property
     def operator_of_work(self) -> Rows:
         """For each piece of device work (in order) the operator that launched it; -1 for none."""
-        calls = self.launches.runtime_rows
-        index = np.searchsorted(self.trace.rows(RUNTIME), np.maximum(calls, 0))
-        if not len(self.trace.rows(RUNTIME)):
-            return np.full(len(calls), -1, dtype=np.int64)
-        return np.where(calls >= 0, self.operator_of_runtime[np.minimum(index, len(self.operator_of_runtime) - 1)], -1)
+        calls, trace = self.launches.runtime_rows, self.trace
+        return np.where(calls >= 0, self.operators_at(trace.thread_ids[calls], trace.starts[calls]), -1)
 
     @cached_property
     def has_stacks(self) -> bool:
