@@ -39,25 +39,15 @@ def trial(
 
     The script does not change, nor do its checkpoints and logs: the trial writes to a separate folder.
     """
-    from lightning_perf.trials.plan import checked_specs
-    from lightning_perf.trials.progress import Progress
-    from lightning_perf.trials.trial import Options, run_trial
+    from lightning_perf.trials.python import trial as run_trial
 
     check_folder(out)
-    options = Options(
-        command=tuple(command),
-        tries=checked_specs(try_, are_combined=False),
-        steps=steps,
-        repeats=repeats,
-        semantics=semantics,
-        time_limit_s=time_limit,
-        memory_limit_bytes=None if memory_limit is None else _checked_bytes(memory_limit),
-        seed=seed,
-    )
     folder = default_folder("trial") if out is None else out
     try:
-        with Progress(folder) as progress:
-            made = run_trial(options, folder.resolve(), progress)
+        made = run_trial(
+            command, try_, steps=steps, repeats=repeats, semantics=semantics, seed=seed, time_limit_s=time_limit,
+            memory_limit_bytes=None if memory_limit is None else _checked_bytes(memory_limit), out_dir=folder,
+        )  # fmt: skip
     except KeyboardInterrupt:
         print("Interrupted before the training was diagnosed: nothing to report", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
