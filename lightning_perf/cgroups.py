@@ -35,13 +35,9 @@ def read_cpu_quota_cores(root: Path = Path("/")) -> float | None:
 
 def read_memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Return the tightest memory limit of the cgroups around this process; None without one."""
-    limits: list[int] = []
-    for folder in cgroup_folders(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = read_text(folder / name) or ""
-            if text.isdecimal() and int(text) < UNLIMITED_BYTES:
-                limits.append(int(text))
-    return min(limits, default=None)
+    names = ("memory.max", "memory.limit_in_bytes")
+    limits = [read_number(folder / name) for folder in cgroup_folders(root, "memory") for name in names]
+    return min((each for each in limits if each is not None and each < UNLIMITED_BYTES), default=None)
 
 
 def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
@@ -54,11 +50,11 @@ def read_memory_within_limit(root: Path = Path("/")) -> tuple[int, int] | None:
              ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))  # fmt: skip
     for folder in cgroup_folders(root, "memory"):
         for limit_name, used_name, cache_name in names:
-            limit, used = read_text(folder / limit_name) or "", read_text(folder / used_name) or ""
-            if not (limit.isdecimal() and used.isdecimal() and 0 < int(limit) < UNLIMITED_BYTES):
+            limit, used = read_number(folder / limit_name), read_number(folder / used_name)
+            if limit is None or used is None or not 0 < limit < UNLIMITED_BYTES:
                 continue
             statistics = dict(line.split(maxsplit=1) for line in (read_text(folder / "memory.stat") or "").splitlines())
-            found.append((max(0, int(used) - int(statistics.get(cache_name, 0))), int(limit)))
+            found.append((max(0, used - int(statistics.get(cache_name, 0))), limit))
     return max(found, key=lambda pair: pair[0] / pair[1], default=None)
 
 
