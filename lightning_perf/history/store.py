@@ -117,13 +117,13 @@ class History:
                 "offset ?)", (MAX_RUNS - 1,)
             )  # fmt: skip
 
-    def same_training(self, session: Session, n: int, *, branch: str = "", least_steps: int = 1) -> list[Session]:
-        """Return the last ``n`` runs of the same training before this one, with ``least_steps`` steady steps each.
+    def same_training(self, session: Session, n: int, *, branch: str = "") -> list[Session]:
+        """Return the last ``n`` runs of the same training before this one that have steady steps, in order of time.
 
-        They are in order of time. ``branch`` selects a branch, or commits with this prefix; empty for all.
+        ``branch`` selects a branch, or commits with this prefix; empty for all.
         """
-        where = "key = ? and id != ? and started_at <= ? and n_steps >= ?"
-        values: list[Any] = [key_of(session), session.run.id, session.run.started_at, least_steps]
+        where = "key = ? and id != ? and started_at <= ? and n_steps >= 1"
+        values: list[Any] = [key_of(session), session.run.id, session.run.started_at]
         if branch:
             where += " and (branch = ? or substr(commit_id, 1, ?) = ?)"
             values += [branch, len(branch), branch]
