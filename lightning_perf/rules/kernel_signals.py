@@ -68,17 +68,14 @@ def kind_s(trace: TraceRecord, *kinds: str) -> float:
     """Return the seconds in kernels of these kinds."""
     if trace.kernels is None:
         return 0.0
-    if trace.kernels.kinds:
-        return sum(time.total_s for kind, time in trace.kernels.kinds.items() if kind in kinds)
-    return sum(kernel.total_s for kernel in trace.kernels.top if kernel.kind in kinds)
+    return sum(time.total_s for kind, time in trace.kernels.kinds.items() if kind in kinds)
 
 
 def work_s(trace: TraceRecord) -> float:
     """Return the seconds in all kernels except collectives."""
     if trace.kernels is None:
         return 0.0
-    kinds = trace.kernels.kinds or {kernel.kind for kernel in trace.kernels.top}
-    return kind_s(trace, *(kind for kind in kinds if kind != "communication"))
+    return kind_s(trace, *(kind for kind in trace.kernels.kinds if kind != "communication"))
 
 
 def work_share(trace: TraceRecord, *kinds: str) -> float:
