@@ -167,10 +167,11 @@ VIEWS: dict[str, View] = {
     "overview": View("Overview", _FIRST, _overview, "Nothing was measured.", ""),
     "operators": View("Operators", (), _operators, "No profiler window was recorded.", _WINDOW, "windows"),
     "kernels": View("Kernels", (), _kernels, "Kernels are recorded on a GPU, in a profiler window.", _WINDOW),
-    "memory": View("Memory", ("memory",), _memory, "Memory was not measured.", "PerfDoctor(memory=True)", "memory"),
+    "memory": View("Memory", ("memory",), _memory, "Memory was not measured.",
+                   "PerfDoctor(options=DoctorOptions(memory=True))", "memory"),
     "modules": View(
         "Modules", ("model",), _modules, "The compute cost of the modules was not measured.",
-        "PerfDoctor(arithmetic=True)", "model_profile",
+        "PerfDoctor(options=DoctorOptions(arithmetic=True))", "model_profile",
     ),
     "data": View("Data and host", ("loader", "host"), _data, "The DataLoader was not measured by itself.",
                  "PerfDoctor(probe_data=True)"),
