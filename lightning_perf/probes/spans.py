@@ -29,7 +29,7 @@ class Span:
 
     __slots__ = ("action", "hook", "kind", "n", "name", "ns", "phase", "timeline")
 
-    def __init__(self, timeline: Timeline, phase: str, name: str = "", kind: str = "loop", hook: str = "") -> None:
+    def __init__(self, timeline: "Timeline", phase: str, name: str = "", kind: str = "loop", hook: str = "") -> None:
         self.timeline = timeline
         self.action: str | None = None
         self.phase = OWN if kind == "self" else PHASE_INDEX[phase]
@@ -112,7 +112,7 @@ class FetchSpan(Span):
 
     __slots__ = ("after", "before", "wants_end")
 
-    def __init__(self, timeline: Timeline, before: Callable[[], bool], after: Callable[[], None]) -> None:
+    def __init__(self, timeline: "Timeline", before: Callable[[], bool], after: Callable[[], None]) -> None:
         super().__init__(timeline, "data_wait", "train_dataloader", "loop", "next")
         self.before = before
         self.after = after

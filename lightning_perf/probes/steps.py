@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def open_loop(
-    trainer: Any, pl_module: Any, owner: Any, stage: str, probes: ProbeSet, wants_device: bool
+    trainer: Any, pl_module: Any, owner: Any, stage: str, probes: "ProbeSet", wants_device: bool
 ) -> tuple[LoopProbe, dict[str, str]]:
     """Return the probe that times all steps, and why it does not time the device, by path in the session.
 

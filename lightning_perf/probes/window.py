@@ -74,7 +74,7 @@ class WindowProbe(Probe):
         self._planned_at = self._next_check
 
     @classmethod
-    def open(cls, run: RunContext) -> WindowProbe | None:
+    def open(cls, run: RunContext) -> "WindowProbe | None":
         options, folder, rank = run.window_options, run.folder, run.trainer.global_rank
         if options is None or folder is None or run.stage not in options.stages:
             return None

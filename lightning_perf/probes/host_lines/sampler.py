@@ -85,7 +85,7 @@ class LineSampler(Probe):
         self._n_bursts_outside = 0
 
     @classmethod
-    def open(cls, run: RunContext) -> LineSampler | None:
+    def open(cls, run: RunContext) -> "LineSampler | None":
         if not run.options.host_lines:
             run.missing["host_profile"] = "host_lines=False"
             return None
