@@ -153,7 +153,7 @@ class StageProbe:
             return
         self.is_in_batch = False
         if self._samples < 0 and batch is not None:
-            self._read_size(batch)
+            self._read_units(batch)
         self.n_steps += 1
         if len(self._rows) >= self._aggregate_at:
             with self._own:
@@ -359,38 +359,28 @@ class StageProbe:
             del self.epochs[:-_MAX_EPOCHS]
             self._epoch = EpochAggregator()
 
-    def _read_size(self, batch: Any) -> None:
-        """Read the size of a batch, which mostly has the structure of the one before."""
-        try:
-            if type(batch) is self._batch_type:
-                self._samples = self._size_of(batch)
-                self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
-                return
-        except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
-            raise_if_from_signal(error)
-            self._readers.pop(type(batch), None)
-        self._read_units(batch)
-
     def _read_units(self, batch: Any) -> None:
         """Read the size of a batch whose structure may be new; -1 if unknown."""
         self._samples = self._tokens = -1
         if batch is None:
             return
-        try:
-            # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
-            kind = type(batch)
-            if kind not in self._readers:
-                if len(self._readers) >= _MAX_BATCH_TYPES:
-                    self._readers.clear()
-                self._readers[kind] = self._units.sizes(batch), self._units.tokens(batch)
-            self._size_of, self._tokens_of = self._readers[kind]
-            self._batch_type = kind
-            self._samples = self._size_of(batch)
-            self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
-        except Exception as error:  # noqa: BLE001 - the user's object: its size is unknown
-            raise_if_from_signal(error)
-            self._readers.pop(type(batch), None)
-            self._batch_type = None
+        # Several loaders can yield batches of several kinds; indexing a tensor as a tuple would read a slice.
+        kind = type(batch)
+        for is_known in (True, False) if kind in self._readers else (False,):
+            try:
+                if not is_known:
+                    if len(self._readers) >= _MAX_BATCH_TYPES:
+                        self._readers.clear()
+                    self._readers[kind] = self._units.sizes(batch), self._units.tokens(batch)
+                self._size_of, self._tokens_of = self._readers[kind]
+                self._batch_type = kind
+                self._samples = self._size_of(batch)
+                self._tokens = -1 if self._tokens_of is None else self._tokens_of(batch)
+                return
+            except Exception as error:  # noqa: BLE001 - the user's object, perhaps of another structure than before
+                raise_if_from_signal(error)
+                self._readers.pop(kind, None)
+        self._batch_type = None
 
 
 _ZEROS = [0] * N_COLUMNS
