@@ -28,7 +28,7 @@ _MAX_DEPTH = 6
 _SCALARS = (float, int, bool, str, bytes, type(None))
 
 MAX_VISITED = 1000
-"""Most objects looked at in a search of a batch or an output, which may hold millions of Python numbers."""
+"""Most objects visited in a search of a batch or an output, which may hold millions of Python numbers."""
 
 
 without_overrides: Callable[[], Any] = torch._C.DisableTorchFunction
@@ -154,7 +154,7 @@ def item_at(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def visits(most: int = MAX_VISITED) -> Iterator[int]:
-    """Return an iterator that ends after ``most`` objects: a search takes one number for each object it looks at."""
+    """Return an iterator that ends after ``most`` objects: a search takes one number for each object that it visits."""
     return iter(range(most))
 
 

@@ -310,7 +310,7 @@ def test_samples_are_unknown_when_a_batch_is_of_no_known_kind() -> None:
 
 @pytest.fixture
 def visited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One entry for each object that a search of a batch looked at."""
+    """One entry for each object that a search of a batch visited."""
     seen: list[int] = []
 
     def visits(most: int = plain.MAX_VISITED) -> Iterator[int]:
