@@ -141,7 +141,6 @@ class StageProbe:
                 return
         except Exception as error:  # noqa: BLE001 - a batch of another structure: read again
             raise_if_from_signal(error)
-            self._readers.pop(type(batch), None)
         self._read_units(batch)
 
     def batch_ends(self, batch: Any = None) -> None:

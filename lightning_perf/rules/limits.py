@@ -1,4 +1,4 @@
-"""Limits of the certain part of a gain: what else would be waited for if the saved work were gone."""
+"""Limits of the certain part of a gain: without the saved work, the host would wait for the device or the loader."""
 
 import msgspec
 
@@ -28,6 +28,8 @@ def within_limits(finding: Finding, session: Session) -> Finding:
         limits.append(_idle_s(session, steady))
     if "data_wait" not in finding.claims and (period_s := _batch_period_s(session, steady)) is not None:
         limits.append(steady.n_steps * max(0.0, steady.step_s.mean - period_s))
+    if not limits:
+        return finding
     in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES) / claimed_s
     span_s = promised_span_s(steady)
     low_s = (1 - 1 / gain.low) * span_s

@@ -137,7 +137,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     low_s, high_s = (steady.n_steps * each for each in saved)
     if high_s < LOW_SHARE * steady.span_s:
         return None
-    part = high_s / sum(phases.values())
+    saved_part = high_s / sum(phases.values())
     phases |= _also_faster(session, diagnosis)
     is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
@@ -149,7 +149,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
             fact("measured speedup of these operators", speedup.value, "ratio", n=result.n_rounds),
         ),
         prescriptions=diagnosis.prescription,
-        claims={name: part * seconds for name, seconds in phases.items()},
+        claims={name: saved_part * seconds for name, seconds in phases.items()},
         low_s=low_s,
         basis=f"measured on {number_of(result.n_operators, 'operator')} of this step",
         confidence="low" if is_wide else "high",
