@@ -12,7 +12,8 @@ INTRODUCTION = """\
 # Thresholds
 
 Each numeric constant that a [rule](../rules/index.md) uses. *Published*: the linked document names the value.
-*Heuristic*: a choice, for the reason given. A share is a fraction of the training time unless the unit says otherwise.
+*Measured*: the linked benchmark shows it. *Heuristic*: a choice, for the reason given. A share is a fraction of the
+training time unless the unit says otherwise.
 
 | name | value | unit | status | why | used by |
 |:--|--:|:--|:--|:--|:--|
@@ -29,7 +30,8 @@ def page() -> str:
 
 
 def _status(row: thresholds.Threshold) -> str:
-    return f"[{row.status}]({row.source})" if row.source else row.status
+    link = row.source if row.source.startswith("http") else f"../{row.source}"
+    return f"[{row.status}]({link})" if row.source else row.status
 
 
 def _users() -> dict[str, list[str]]:
