@@ -73,12 +73,15 @@ def _is_on_host(event: Any) -> bool:
 def _category(event: Any) -> str:
     """Return the category of an event if torch does not provide it."""
     name = _name(event)
+    is_annotation = getattr(event, "is_user_annotation", bool)()  # a device has those of the host, around its work
     if _is_on_host(event):
         if getattr(event, "is_python_function", bool)():
             return "python_function"
         if name.startswith(("cuda", "hip", "cu")) and "::" not in name:
             return "cuda_runtime"
-        return "user_annotation" if getattr(event, "is_user_annotation", bool)() else "cpu_op"
+        return "user_annotation" if is_annotation else "cpu_op"
+    if is_annotation:
+        return "gpu_user_annotation"
     if name.startswith("Memcpy"):
         return "gpu_memcpy"
     return "gpu_memset" if name.startswith("Memset") else "kernel"

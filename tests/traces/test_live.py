@@ -35,6 +35,19 @@ def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
         assert getattr(live, field) == getattr(from_file, field), field
 
 
+def test_annotations_on_a_device_are_no_kernels_when_torch_gives_no_categories() -> None:
+    """As torch up to 2.11 does."""
+    names = {"kernel": "ampere_sgemm", "annotation": "Optimizer.step#SGD.step", "copy": "Memcpy HtoD (Pageable -> Device)"}
+    events = []
+    for i, (kind, name) in enumerate(names.items()):
+        arguments = {"device": 0, "stream": 7}
+        event = kineto_event({"name": name, "cat": "", "ts": 100 * i, "dur": 90, "tid": 7, "args": arguments})
+        del event.activity_type
+        event.device_type, event.is_user_annotation = lambda: "DeviceType.CUDA", lambda it=kind: it == "annotation"
+        events.append(event)
+    assert [event.cat for event in live_events(events)] == ["kernel", "gpu_user_annotation", "gpu_memcpy"]
+
+
 def test_no_events_are_refused() -> None:
     with pytest.raises(TraceError, match="live has 0 entries"):
         from_events([])
