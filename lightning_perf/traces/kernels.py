@@ -55,7 +55,7 @@ _KINDS: Final = tuple(
             r"(?i)conv(?!ert)|winograd|wgrad|dgrad|fprop|implicit_gemm|scudnn|hcudnn|cudnn.*(gemm|Kernel2?<)"
             r"|im2col|col2im|igemm_(fwd|bwd|wrw)|^miopen.*conv|computeOffsetsKernel|naive_conv",
         ),
-        ("matmul", r"(?i)(?<!fb)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|mfma.*gemm|cublas|dot_kernel"),
+        ("matmul", r"(?i)(?<!fb)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|nvjet|mfma.*gemm|cublas|dot_kernel"),
         ("memset", r"(?i)fillfunctor|^memset|__amd_rocclr_fillbuffer"),
         ("copy", r"(?i)direct_copy|copy_kernel|CatArray|_copy_|copybuffer|float16_copy|transpose|permute"),
         ("reduction", r"(?i)reduce_kernel|reduce|DeviceScan|radix|sort|topk|argmax|argmin|cumsum|norm_"),
@@ -81,10 +81,10 @@ _NO_TENSOR_CORE: Final = _Pattern(r"(?i)simt|sm(50|60|61)_|ffma|^(volta|ampere|t
 _PRECISIONS: Final = tuple(
     (precision, _Pattern(pattern))
     for precision, pattern in (
-        ("fp8", r"(?i)e4m3|e5m2|_f8|fp8"),
-        ("bf16", r"(?i)bf16|bfloat16|_BBS_|_B16"),
-        ("tf32", r"(?i)tf32|s1688gemm(?!_(fp16|bf16))|_xf32|_X_|1688_nn_|tensorop_s1688"),
-        ("fp16", r"(?i)f16|fp16|half|hgemm|h884|hcudnn|_HHS_|_HSS_|c10::Half|s884|s16816"),
+        ("fp8", r"(?i)e4m3|e5m2|_f8|fp8|^nvjet_(sm\d+_)?[qo]"),
+        ("bf16", r"(?i)bf16|bfloat16|_BBS_|_B16|^nvjet_(sm\d+_)?t"),
+        ("tf32", r"(?i)tf32|s1688gemm(?!_(fp16|bf16))|_xf32|_X_|1688_nn_|tensorop_s1688|^nvjet_(sm\d+_)?s(?!m)"),
+        ("fp16", r"(?i)f16|fp16|half|hgemm|h884|hcudnn|_HHS_|_HSS_|c10::Half|s884|s16816|^nvjet_(sm\d+_)?h"),
         ("int8", r"(?i)int8|i8816|i16832|_i8_|igemm_int8|imma"),
         ("fp64", r"(?i)dgemm|f64|double|d884|_DB_"),
         ("fp32", r"(?i)sgemm|scudnn|f32|float|_SB_|ffma|winograd|gemmSN|simt|fp32"),

@@ -19,6 +19,8 @@ MATRICES = [
     ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_tn_align4>(...)", "matmul", "tf32", True),
     ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1>(...)", "matmul", "fp32", False),
     (BF16_GEMM, "matmul", "bf16", True),
+    ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT", "matmul", "bf16", True),  # cuBLAS 13 on an H100
+    ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NTN", "matmul", "fp16", True),
     ("sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16", "convolution", "tf32", True),
     ("Cijk_Ailk_Bljk_BBS_BH_MT256x128x64_MI16x16x16x1_SN_LDSB0", "matmul", "bf16", True),
     ("Cijk_Alik_Bljk_SB_MT64x64x8_SN_1LDSB0", "matmul", "fp32", False),
