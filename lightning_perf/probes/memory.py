@@ -56,6 +56,7 @@ class MemoryProbe(Probe):
             self._allocator, reason = allocator_of(self._device)
         if self._allocator is None:
             self.missing["memory.devices"] = reason
+        self._before = None if self._allocator is None else self._allocator.read()  # it counts since the process began
         self._history: Any = None  # `torch.cuda.memory` while it records
         if run.options.memory_snapshot:
             self._history, reason = history_of(self._device)
@@ -270,7 +271,8 @@ class MemoryProbe(Probe):
         )
 
     def _device_memory(self) -> DeviceMemory | None:
-        if self._allocator is None:
+        before = self._before
+        if self._allocator is None or before is None:
             return None
         reading = self._allocator.read()
         return DeviceMemory(
@@ -278,11 +280,11 @@ class MemoryProbe(Probe):
             peak_allocated_bytes=reading.peak_allocated,
             peak_reserved_bytes=reading.peak_reserved,
             total_bytes=self._allocator.total_bytes,
-            alloc_retries=reading.n_retries,
+            alloc_retries=_count_since(before.n_retries, reading.n_retries),
             allocated_bytes=reading.allocated,
             reserved_bytes=reading.reserved,
             inactive_split_bytes=reading.peak_inactive_split,
-            ooms=reading.n_ooms,
+            ooms=_count_since(before.n_ooms, reading.n_ooms),
             phases=self._phases.device_phases(),
             peak_phase=self._phases.peak_phase,
         )
@@ -346,3 +348,7 @@ _WORKERS_BASIS = "containers of the dataset in this process; workers fill their 
 def _rank_of(trainer: Any) -> str:
     """Return the part of a file name that distinguishes ranks, which all write to one folder."""
     return f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
+
+
+def _count_since(before: int | None, now: int | None) -> int | None:
+    return None if now is None else now - (before or 0)

@@ -51,6 +51,7 @@ class Training:
     ) -> None:
         self.module = nn.Linear(8, 8)
         self.device = FakeAllocator(total_bytes=total_bytes)
+        self.device.n_retries = self.device.n_ooms = 3  # of an earlier training in this process
         self.loop = Loop()
         self.errors: list[Exception] = []
         trainer = SimpleNamespace(
@@ -101,6 +102,7 @@ def test_phases_hold_what_was_allocated_after_each_when_steps_are_sampled() -> N
     }  # fmt: skip
     assert {p.n for p in device.phases} == {3}  # steps 1, 2 and 52
     assert device.peak_allocated_bytes == 3 * GIB
+    assert (device.alloc_retries, device.ooms) == (0, 0)
 
 
 def test_peak_is_laid_at_the_phase_that_raised_it_and_never_reset() -> None:
