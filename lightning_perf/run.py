@@ -226,12 +226,11 @@ class DoctorRun:
 
     def training_ends(self) -> None:
         """Measure what needs a pause, while all ranks still run."""
-        # The time of the loader probe is not training time.
-        self._reporting(True)
+        self._reporting(True)  # the time of the loader probe is not training time
         self.probes.notify("before_report", True)
         if not self._trainer.fast_dev_run:
             self.probes.call("replay", self._replay)
-        self._reporting(False)
+        # Time stays left out from here on: what follows happens once per run, such as moving the module to the host.
         self.probes.notify("training_ends")
         self._share(is_last=True)
 

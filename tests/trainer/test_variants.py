@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_perf import PerfDoctor, load
@@ -207,6 +208,22 @@ def test_last_batch_is_a_step_like_any_other_when_testing(make_trainer: Make) ->
     assert session.run.n_steps == 8
     assert session.steady.step_s.p99 < 0.25
     assert session.steady.phases["epoch_boundary"].total_s + session.steady.phases["callbacks"].total_s >= 0.3
+
+
+def test_end_of_the_run_belongs_to_no_epoch_when_it_takes_long(make_trainer: Make) -> None:
+    class SlowToTearDown(SingleDeviceStrategy):
+        """As one that moves a large module from a device to the host."""
+
+        def teardown(self) -> None:
+            super().teardown()
+            time.sleep(0.5)
+
+    doctor = PerfDoctor()
+    make_trainer(doctor, strategy=SlowToTearDown("cpu")).fit(Tiny(), loader(8))
+    session = doctor.session
+    assert session is not None
+    assert session.steady.phases["epoch_boundary"].total_s < 0.5
+    assert session.run.wall_s >= 0.5
 
 
 def test_session_is_written_when_barebones(make_trainer: Make, tmp_path: Path) -> None:
