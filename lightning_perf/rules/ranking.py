@@ -8,7 +8,7 @@ from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, Rule
 
 from .findings import AT_STAKE, certain_speedup, possible_share, severity_of_gain
 from .rule import Rule
-from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MINUTES_WEIGHT
+from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MEDIUM_SHARE, MINUTES_WEIGHT
 from .verdict import QUALITY
 
 _CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
@@ -138,7 +138,14 @@ def _share(finding: Finding, session: Session) -> float:
     return min(1.0, sum(finding.claims.values()) / trace.span_s) if trace is not None and trace.span_s > 0 else 0.0
 
 
-def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, bool, float, float, int, str]:
+def _unknown(finding: Finding, share: float) -> int:
+    """Return how little is known about a gain: 0 for one that is certain or can be large, 3 for none at all."""
+    if finding.gain is None:
+        return 1 if _at_stake(finding) else 3
+    return 2 if share < MEDIUM_SHARE and not _is_certain(finding) else 0
+
+
+def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, int, float, float, int, str]:
     """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort.
 
     Among findings of low severity, those come first that explain much of the time, though not how much of it the fix
@@ -149,7 +156,7 @@ def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, bool, 
         SEVERITIES.index(finding.severity),
         finding.category == QUALITY,
         not (finding.severity == "low" and share >= HIGH_SHARE),
-        gain is None,
+        _unknown(finding, share),
         -(certain_speedup(gain) - 1.0 if gain is not None else 0.0) / _effort_of(finding),
         -(share if gain is not None or share else _at_stake(finding)) / _effort_of(finding),
         _CONFIDENCES.index(finding.confidence),

@@ -199,6 +199,14 @@ def test_cause_precedes_its_symptom_when_neither_was_measured(use_rules, share, 
     assert [finding.code for finding in diagnose(build_session()).findings] == order
 
 
+@pytest.mark.parametrize(("high", "order"), [(1.05, ["PD301", "PD201"]), (1.5, ["PD201", "PD301"])])
+def test_small_gain_that_is_not_certain_comes_after_an_unmeasured_one(use_rules, high, order):
+    unmeasured = _finding("PD301", evidence=(fact(AT_STAKE, 0.2, "fraction"),))
+    small = _finding("PD201", gain=Gain(low=1.0, high=high, basis=""), severity=unmeasured.severity)
+    use_rules(_rule("PD301", lambda _: unmeasured), _rule("PD201", lambda _: small))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
 def test_unmeasured_findings_are_ordered_by_the_time_they_act_on_when_nothing_else_differs(use_rules):
     shares = {"PD301": 0.2, "PD305": 0.5, "PD306": 0.3}
     found = {code: _finding(code, evidence=(fact(AT_STAKE, share, "fraction"),)) for code, share in shares.items()}
