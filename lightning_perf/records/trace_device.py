@@ -132,7 +132,7 @@ class Syncs(Record, frozen=True, kw_only=True):
         wait_s: Host seconds blocked in the ``n`` calls.
         sites: Costliest first, at most 32; blocking copies and, on a CPU, ``aten::item`` are among them.
         idle_after_s: Seconds in which the device was idle after all sites; None in a trace without device work.
-        blocking_copy_n: Copies whose call returned only after the copy, so that the host waited for the device.
+        blocking_copy_n: Copies to the host whose call returned only after the copy: the host waited for the device.
         blocking_copy_wait_s: Host seconds blocked in these copies.
     """
 

@@ -54,9 +54,10 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
     causes |= {name: moments.total_ns for name, moments in waits.items()}
     for moments in waits.values():
         idle = idle - moments
-    late, sync_ns, places = _late(timeline, stacks, gaps, idle & span, waits["blocked"])
+    late, places = _late(timeline, stacks, gaps, idle & span, waits["blocked"])
+    causes["pageable_copy"] += late.pop("pageable_copy")
     return CriticalPath(
-        causes={name: ns / SECOND for name, ns in (causes | late | {"sync": sync_ns}).items() if ns},
+        causes={name: ns / SECOND for name, ns in (causes | late).items() if ns},
         kinds=kinds,
         late=places,
     )
@@ -148,10 +149,12 @@ def _kinds(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, floa
 
 def _late(
     timeline: Timeline, stacks: Stacks, gaps: LateGaps, free: Intervals, blocked: Intervals
-) -> tuple[dict[str, float], int, tuple[LatePlace, ...]]:
+) -> tuple[dict[str, float], tuple[LatePlace, ...]]:
     """Divide the rest of the late gaps: after a wait, inside operators and calls of the runtime, and between them."""
     net = free.covered(gaps.starts, gaps.ends)
-    _, after_waits = lost_to_waits(timeline, timeline.wait_rows, net, gaps.launched)
+    calls = timeline.wait_rows
+    costs, after_waits = lost_to_waits(timeline, calls, net, gaps.launched)
+    is_upload = np.isin(calls, timeline.blocking_upload_rows)
     rest = net - after_waits
     inside = ((timeline.operators | timeline.runtime) & free).covered(gaps.starts, gaps.ends)
     launch = rest * (inside / np.maximum(net, 1))
@@ -167,7 +170,8 @@ def _late(
         for (site, function), own in found.items()
     ]  # fmt: skip
     causes = {"launch": float(launch.sum()), "between": float((rest - launch).sum())}
-    return causes, int(after_waits.sum()), tuple(sorted(places, key=lambda one: -one.total_s)[:N_PLACES])
+    causes |= {"pageable_copy": int(costs[is_upload].sum()), "sync": int(costs[~is_upload].sum())}
+    return causes, tuple(sorted(places, key=lambda one: -one.total_s)[:N_PLACES])
 
 
 def _places(timeline: Timeline, stacks: Stacks, calls: Rows) -> list[tuple[str, str]]:

@@ -18,15 +18,17 @@ N_SITES: Final = 32
 
 
 def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
-    """Describe the synchronizations of the analyzed span."""
+    """Describe the synchronizations of the analyzed span, without copies from pageable memory to the device."""
     trace, steps = timeline.trace, timeline.steps
-    calls = steps.on_host(trace, timeline.wait_rows)
+    every = steps.on_host(trace, timeline.wait_rows)
+    is_upload = np.isin(every, timeline.blocking_upload_rows)
+    calls = every[~is_upload]
     explicit = trace.rows_named(calls, SYNC_NAME.match)
-    copies = steps.on_host(trace, timeline.blocking_copy_rows)
+    copies = steps.on_host(trace, timeline.blocking_download_rows)
     items = steps.on_host(trace, trace.rows_named(trace.rows(OPERATOR), lambda name: name == ITEM))
     costs: Times | None = None
     if timeline.has_device_work:
-        costs = _costs(timeline, calls)
+        costs = _costs(timeline, every)[~is_upload]
     elif not len(calls):
         calls = items
     sites = _sites(timeline, stacks, calls, costs)

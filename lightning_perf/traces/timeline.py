@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final
 
@@ -186,23 +187,35 @@ class Timeline:
     def wait_rows(self) -> Rows:
         """Calls that return only when the device is done with something, blocking copies among them."""
         calls = self.trace.rows_named(self.trace.rows(RUNTIME), WAIT_NAME.match)
-        return np.sort(np.concatenate((calls, self.blocking_copy_rows)))
+        return np.sort(np.concatenate((calls, self.blocking_download_rows, self.blocking_upload_rows)))
 
     @cached_property
-    def blocking_copy_rows(self) -> Rows:
-        """Copying calls that returned only after the copy, and so synchronized.
+    def blocking_download_rows(self) -> Rows:
+        """Calls that copied to the host and returned only after the copy, and so synchronized.
 
-        A copy from the device to ordinary memory is one even where it is called asynchronous.
+        A copy to ordinary memory is one even where it is called asynchronous.
         """
-        trace, launches = self.trace, self.launches
-        copies = (trace.kinds[launches.device_rows] == MEMCPY) & (launches.runtime_rows >= 0)
-        work, calls = launches.device_rows[copies], launches.runtime_rows[copies]
-        waited = trace.ends[work] <= trace.ends[calls] + ROUNDING_NS
-        crosses = np.zeros(len(trace.names), dtype=np.bool_)
-        for name_id in np.flatnonzero(np.bincount(trace.name_ids[work])).tolist():
-            name = trace.names[name_id]
-            crosses[name_id] = "DtoH" in name or "Pageable" in name
-        return np.sort(calls[waited & crosses[trace.name_ids[work]]])
+        calls, copies = self._copies(lambda name: "DtoH" in name)
+        return np.sort(calls[self.trace.ends[copies] <= self.trace.ends[calls] + ROUNDING_NS])
+
+    @cached_property
+    def blocking_upload_rows(self) -> Rows:
+        """Calls that copied from ordinary memory to the device and took most of the copy's time.
+
+        Such a call returns once its last part is staged, some microseconds before the device is done with that part.
+        """
+        trace = self.trace
+        calls, copies = self._copies(lambda name: "Pageable" in name and "DtoH" not in name)
+        middle = trace.starts[copies] + trace.durations[copies] // 2
+        return np.sort(calls[middle <= trace.ends[calls] + ROUNDING_NS])
+
+    def _copies(self, is_wanted: Callable[[str], bool]) -> tuple[Rows, Rows]:
+        """Return the calls that started copies of the wanted names, and the copies."""
+        launches = self.launches
+        is_copy = (self.trace.kinds[launches.device_rows] == MEMCPY) & (launches.runtime_rows >= 0)
+        copies, calls = launches.device_rows[is_copy], launches.runtime_rows[is_copy]
+        named = np.isin(copies, self.trace.rows_named(copies, is_wanted))
+        return calls[named], copies[named]
 
     @cached_property
     def threads(self) -> dict[int, HostThread]:

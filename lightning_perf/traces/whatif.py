@@ -7,7 +7,7 @@ from lightning_perf.records import TraceRecord, WhatIf
 _MEANING: Final = {
     "loader": "waiting for data while the device was idle",
     "sync": "the device idle because the host had waited for it",
-    "pageable_copy": "copies from pageable memory while no kernel ran",
+    "pageable_copy": "copies from pageable memory while no kernel ran, and the device idle after them",
     "transfer": "copies to the device while no kernel ran",
     "device_to_host": "copies from the device while no kernel ran",
     "allocator": "requesting memory from the driver while the device was idle",

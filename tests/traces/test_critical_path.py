@@ -59,6 +59,29 @@ def test_kernels_before_a_wait_stay_on_the_path_when_the_host_is_late_after_it(t
     assert _us(path) == {"compute": 600, "sync": 100, "launch": 5, "between": 5}
 
 
+def test_copies_from_ordinary_memory_count_when_the_call_returns_just_before_their_end(tmp_path):
+    """The call stages the data itself: an H100 ends the copy some microseconds after the call."""
+    upload = [
+        event("cuda_runtime", "cudaMemcpyAsync", 10, 600, correlation=1),
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 50, 567, tid=7, correlation=1, device=0, stream=7),
+    ]
+    events = [*launched(MATMUL, 0, 0, 10, 9), *upload, *launched(MATMUL, 900, 900, 100, 2)]
+    # The device is idle after the copy because the host copied until then.
+    assert _us(_path(tmp_path, events)) == {"compute": 110, "pageable_copy": 560 + 283, "hidden": 7, "queue": 40}
+    syncs = analyze(tmp_path / "trace.json").syncs
+    assert syncs is not None
+    assert (syncs.sites, syncs.idle_after_s, syncs.blocking_copy_n) == ((), 0.0, 0)
+
+
+def test_copies_from_ordinary_memory_do_not_block_when_the_call_returns_before_their_middle(tmp_path):
+    upload = [
+        event("cuda_runtime", "cudaMemcpyAsync", 10, 50, correlation=1),
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 50, 567, tid=7, correlation=1, device=0, stream=7),
+    ]
+    events = [*launched(MATMUL, 0, 0, 10, 9), *upload, *launched(MATMUL, 900, 900, 100, 2)]
+    assert _us(_path(tmp_path, events))["hidden"] > 500
+
+
 def test_device_is_idle_for_another_cause_when_the_host_sits_in_a_call_that_waits_for_it(tmp_path):
     events = [*launched(MATMUL, 0, 0, 100, 1), _waiting(200, 800), *launched(MATMUL, 850, 850, 150, 2)]
     path = _path(tmp_path, events)
