@@ -5,7 +5,7 @@ It holds shapes, strides, dtypes and plain arguments, and keeps no tensor alive.
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -57,18 +57,20 @@ class Call:
         n: Calls in the step.
         ns: Nanoseconds of these calls.
         backward_ns: Nanoseconds of the operators of their backward pass.
+        n_out: Elements of the results of one call.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         feeders: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
     """
 
     __slots__ = (
-        "args", "backward_ns", "feeders", "func", "gradient_denormal", "index", "kwargs", "n", "ns", "out_dtypes",
-        "weights",
+        "args", "backward_ns", "feeders", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns",
+        "out_dtypes", "weights",
     )  # fmt: skip
 
-    def __init__(self, index: int, func: Any, args: Any, kwargs: Any, out_dtypes: tuple[torch.dtype, ...]) -> None:
-        self.index, self.func, self.args, self.kwargs, self.out_dtypes = index, func, args, kwargs, out_dtypes
+    def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
+        self.index, self.func, self.args, self.kwargs = index, func, args, kwargs
+        self.out_dtypes, self.n_out = tuple(out.dtype for out in outs), sum(out.numel() for out in outs)
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
         self.feeders: set[int] = set()
@@ -151,7 +153,7 @@ class CallLog:
         if call is None:
             if len(self.calls) >= MAX_CALLS:
                 return
-            call = Call(len(self.calls), func, spec[0], dict(spec[1]), tuple(t.dtype for t in tensors))
+            call = Call(len(self.calls), func, spec[0], dict(spec[1]), tensors)
             self._known[key] = call
             self.calls.append(call)
         call.n += 1

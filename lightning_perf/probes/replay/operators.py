@@ -23,6 +23,7 @@ MAX_SHARED_USES = 8
 """Calls with the same parameter replayed within one autocast context, which casts the parameter once."""
 
 _DISTINCT = 2**18  # random numbers, which are repeated to fill an arena
+_HALF_BYTES = 2
 _ALIGNMENT = 16  # elements: 64 bytes of float32
 _DENORMAL_BITS = 713_624  # 1e-39 as float32
 
@@ -162,21 +163,22 @@ def _size(work: Work, is_timed: bool) -> float:
     return work.seconds if is_timed else float(work.n_elements)
 
 
-def elements_for(operators: Sequence[tuple[list[TensorSpec], int]], free_bytes: int) -> int:
-    """Return the elements of an arena for operators, each given by its tensors and its calls per step.
+def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int) -> int:
+    """Return the elements of an arena for operators: the tensors, elements of results and calls per step of each.
 
-    As many as the tensors of all calls, at most ``CACHED`` and what fits. The block counts in up to three dtypes, and
-    again for results and gradients of the largest operator.
+    As many as the tensors of all calls, at most ``CACHED`` and what fits. The block counts in each dtype, and in half
+    precision for a treatment. Beside it must be room for the results, casts and gradients of the largest operator.
 
     Raises:
         MemoryError: The largest operator does not fit.
     """
-    sizes = [sum(map(_aligned, specs)) for specs, _ in operators]
-    in_all = sum(n * size for (_, n), size in zip(operators, sizes, strict=True))
-    levels = {spec.denormal for specs, _ in operators for spec in specs}
-    largest = 2 * max(sizes, default=0) + 1024
-    bytes_each = 4 + 2 + 8 + 4 * len(levels - {0.0})
-    fits = (free_bytes - 8 * 2 * largest) // bytes_each
+    sizes = [sum(map(_aligned, specs)) for specs, _, _ in operators]
+    in_all = sum(n * size for (_, _, n), size in zip(operators, sizes, strict=True))
+    blocks = {(spec.dtype, spec.denormal) for specs, _, _ in operators for spec in specs} | {(torch.float32, 0.0)}
+    item_bytes = [dtype.itemsize for dtype, _ in blocks]
+    largest = max((size + n_out for size, (_, n_out, _) in zip(sizes, operators, strict=True)), default=0) + 1024
+    bytes_each = sum(item_bytes) + _HALF_BYTES
+    fits = (free_bytes - 2 * max(item_bytes) * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
     return int(min(fits, max(largest, min(in_all, CACHED))))

@@ -204,8 +204,8 @@ class ReplayProbe(Probe):
             if self._now_ns() > until_ns:
                 raise TimeoutError("there was no time to run each operator once with the treatment")
             if not arena:
-                largest = max((call.specs for call in log.calls), key=lambda specs: sum(spec.extent for spec in specs))
-                arena.append(Arena(self._device, elements_for([(largest, 1)], self._room.free_bytes())))
+                operators = [(call.specs, call.n_out, 0) for call in log.calls]
+                arena.append(Arena(self._device, elements_for(operators, self._room.free_bytes())))
             return arena[0].filled(value)
 
         return filled
@@ -221,7 +221,11 @@ class ReplayProbe(Probe):
             raise TimeoutError(f"replaying one operator takes at least {needed_s:.1f} s, and {left_s:.1f} s are left")
         if not works:
             return None, []
-        operators = [(specs_in(bound), work.n) for work in works for bound in (*work.as_is, *work.treated)]
+        operators = [
+            (specs_in(bound), max(call.n_out for call in work.calls), work.n)
+            for work in works
+            for bound in (*work.as_is, *work.treated)
+        ]
         arena = Arena(self._device, elements_for(operators, self._room.free_bytes()))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 

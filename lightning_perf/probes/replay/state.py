@@ -12,6 +12,9 @@ from lightning_perf.probes.tracing import current_mode
 MEMORY_PART = 0.25
 """Share of free memory that replays may use."""
 
+WORKSPACE_BYTES = 64 * 2**20
+"""What libraries may allocate for themselves: cuBLAS takes 32 MiB on Hopper (torch's CUBLAS_WORKSPACE_CONFIG)."""
+
 
 class Room:
     """Part of the host's free memory."""
@@ -36,7 +39,7 @@ class CudaRoom(Room):
         """Return a quarter of the device's free memory, limited so that the peak of allocated memory stays."""
         free, _ = self._cuda.mem_get_info(self._device)
         below_peak = self._cuda.max_memory_allocated(self._device) - self._cuda.memory_allocated(self._device)
-        return int(max(0, min(MEMORY_PART * free, below_peak)))
+        return int(max(0, min(MEMORY_PART * free, below_peak - WORKSPACE_BYTES)))
 
     @contextmanager
     def scope(self) -> Iterator[None]:

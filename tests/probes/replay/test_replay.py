@@ -18,10 +18,10 @@ from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
 from lightning_perf.probes.replay.rewrites import specs_in
-from lightning_perf.probes.replay.state import CudaRoom
+from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaRoom
 from lightning_perf.probes.replay.treatments import treated_by
 from lightning_perf.records import Interval
 from tests.fakes import FakeClock, FakeDevice
@@ -383,6 +383,17 @@ def test_replay_reports_missing_memory_when_memory_is_short():
     assert "not enough for the largest operator" in probe.record().results[0].reason
 
 
+def test_arena_fits_when_there_is_room_for_it_and_for_results_casts_and_gradients():
+    log = logged(nn.Linear(512, 512, bias=False), torch.rand(256, 512))
+    call = call_of(log, "aten::mm")
+    n = 256 * 512 + 512 * 512 + 256 * 512  # of arguments and results
+    assert call.n_out == 256 * 512
+    needed_bytes = (n + 1024) * (4 + 2 + 2 * 4)  # in float32 and half precision; results and gradients, with casts
+    assert elements_for([(call.specs, call.n_out, 1)], needed_bytes) == n + 1024
+    with pytest.raises(MemoryError):
+        elements_for([(call.specs, call.n_out, 1)], needed_bytes - 100)
+
+
 def test_replay_does_not_ask_again_when_a_treatment_was_answered():
     model = layers()
     probe = probe_of(model)
@@ -470,7 +481,7 @@ class FakeCuda:
 
 def test_room_on_a_device_stays_below_the_peak_when_little_is_free():
     cuda = FakeCuda()
-    cuda.peak = 900
+    cuda.peak = 900 + WORKSPACE_BYTES
     room = CudaRoom(CPU, cuda)
     assert room.free_bytes() == 200
     with room.scope():
