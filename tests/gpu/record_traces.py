@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
-from lightning_perf import PerfDoctor
+from lightning_perf import DoctorOptions, PerfDoctor
 from lightning_perf.records import Session
 from tests.gpu.trainings import N_STEPS, SCHEDULE, TRAININGS, Training, loader_of
 
@@ -32,7 +32,8 @@ def train(training: Training, folder: Path, with_stack: bool = False) -> Session
         The findings of PerfDoctor.
     """
     seed_everything(1, verbose=False)
-    doctor = PerfDoctor(schedule=SCHEDULE, profiler={"with_stack": with_stack}, out_dir=folder, reports=("json",))
+    options = DoctorOptions(profiler={"with_stack": with_stack})
+    doctor = PerfDoctor(schedule=SCHEDULE, options=options, out_dir=folder, reports=("json",))
     trainer = Trainer(
         accelerator="cuda",
         devices=1,

@@ -27,12 +27,15 @@ def test_figures_agree_with_nvidia_smi_when_the_device_works() -> None:
     reader, reason = open_gpu(device, lambda: {os.getpid()}, torch)
     assert reader is not None, reason
     matrix = torch.randn(4096, 4096, device=device)
-    until = time.monotonic() + 3
+    next_reading = time.monotonic() + 2  # readings take milliseconds, in which the device must not become idle
+    until = next_reading + 2
     while time.monotonic() < until:
-        matrix = (matrix @ matrix).clamp(-1, 1)
+        for _ in range(20):
+            matrix = (matrix @ matrix).clamp(-1, 1)
+        if time.monotonic() > next_reading:
+            next_reading += 0.2
+            reader.add(reader.read(), 0.2)
         torch.cuda.synchronize()
-        if time.monotonic() > until - 1:
-            reader.add(reader.read(), 0.1)
     record = reader.record()
     told = subprocess.run(
         ["nvidia-smi", f"--id={record.uuid}", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"],
