@@ -313,40 +313,40 @@ def test_partial_run_is_saved_when_its_cap_has_no_results() -> None:
 
 
 @pytest.fixture
-def saved_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in the place of the docs."""
-    monkeypatch.setattr(page, "RESULTS", tmp_path / "clinic.json")
-    monkeypatch.setattr(page, "PAGE", tmp_path / "clinic.md")
-    return tmp_path
+def pages(tmp_path: Path) -> page.Pages:
+    """Pages in a temporary folder."""
+    return page.CLINIC._replace(page=tmp_path / "clinic.md", results=tmp_path / "clinic.json")
 
 
-def test_page_keeps_the_other_caps_when_one_is_saved(saved_to: Path) -> None:
+def test_page_keeps_the_other_caps_when_one_is_saved(pages: page.Pages) -> None:
     names = {"a", "b"}
-    assert page.save({"none": section(outcome(said(), case="a"), outcome(said(), case="b"))}, names) == []
-    assert page.save({"avx2": section(outcome(said("PD301"), case="a"), cap="avx2", is_whole=False)}, names) == []
-    text = (saved_to / "clinic.md").read_text(encoding="utf-8")
+    assert page.save({"none": section(outcome(said(), case="a"), outcome(said(), case="b"))}, names, pages) == []
+    assert (
+        page.save({"avx2": section(outcome(said("PD301"), case="a"), cap="avx2", is_whole=False)}, names, pages) == []
+    )
+    text = pages.page.read_text(encoding="utf-8")
     assert text.count("\n## Cases\n") == 1
     assert "## What went wrong under the cap avx2" in text
-    before = (saved_to / "clinic.json").read_bytes()
-    refusals = page.save({"none": section(outcome(said(), case="a"), is_whole=False)}, names)
+    before = pages.results.read_bytes()
+    refusals = page.save({"none": section(outcome(said(), case="a"), is_whole=False)}, names, pages)
     assert len(refusals) == 1
-    assert (saved_to / "clinic.json").read_bytes() == before
+    assert pages.results.read_bytes() == before
 
 
-def test_refused_section_stays_when_another_is_saved(saved_to: Path) -> None:
+def test_refused_section_stays_when_another_is_saved(pages: page.Pages) -> None:
     names = {"a", "b"}
     whole = section(outcome(case="a"), outcome(case="b"))
-    page.save({"none": whole}, names)
+    page.save({"none": whole}, names, pages)
     part = section(outcome(case="a"), is_whole=False)
     under = section(outcome(case="a"), cap="avx2", is_whole=False)
-    assert len(page.save({"none": part, "avx2": under}, names)) == 1
-    assert results.read(saved_to / "clinic.json") == {"none": whole, "avx2": under}
+    assert len(page.save({"none": part, "avx2": under}, names, pages)) == 1
+    assert results.read(pages.results) == {"none": whole, "avx2": under}
 
 
-def test_no_page_is_written_when_only_a_cap_was_run(saved_to: Path) -> None:
-    assert page.save({"avx2": section(outcome(), cap="avx2", is_whole=False)}, {"a"}) == []
-    assert (saved_to / "clinic.json").exists()
-    assert not (saved_to / "clinic.md").exists()
+def test_no_page_is_written_when_only_a_cap_was_run(pages: page.Pages) -> None:
+    assert page.save({"avx2": section(outcome(), cap="avx2", is_whole=False)}, {"a"}, pages) == []
+    assert pages.results.exists()
+    assert not pages.page.exists()
 
 
 def test_page_shows_under_a_cap_only_what_went_wrong() -> None:

@@ -28,7 +28,8 @@ from typing import Literal, NamedTuple
 import yaml
 
 HERE = Path(__file__).parent
-FOLDERS = {"fault": HERE / "cases", "double": HERE / "double", "healthy": HERE / "healthy"}
+FOLDERS = {"fault": "cases", "double": "double", "healthy": "healthy"}
+ON_DEVICE = HERE / "device"  # the same folders, with trainings that need a CUDA device
 KEYS = {"expect", "also", "second", "half", "fix", "with", "own_process", "cores", "fast", "needs"}
 
 MARK = "# costs time"
@@ -137,9 +138,9 @@ def read(path: Path, kind: Kind) -> Case:
     )
 
 
-def read_all() -> list[Case]:
-    """Return every case, by kind and name."""
-    return [read(path, kind) for kind, folder in FOLDERS.items() for path in sorted(folder.glob("*.py"))]
+def read_all(root: Path = HERE) -> list[Case]:
+    """Return every case in the folders of ``root``, by kind and name."""
+    return [read(path, kind) for kind, folder in FOLDERS.items() for path in sorted((root / folder).glob("*.py"))]
 
 
 def _costly_lines(source: str, tree: ast.Module) -> tuple[CostlyLine, ...]:

@@ -6,8 +6,10 @@ import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import sessions
+import torch
 import traceml
 from caps import CAPS
 from recorded_traces import Recorded
@@ -20,12 +22,42 @@ from lightning_perf.probes.machine import read_machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "docs" / "benchmarks"
-PAGE, RESULTS, BESIDE = FOLDER / "clinic.md", FOLDER / "clinic.json", FOLDER / "clinic-traceml.md"
+BESIDE = FOLDER / "clinic-traceml.md"
+
+
+class Pages(NamedTuple):
+    """Where results are saved.
+
+    Attributes:
+        title: Title of the page.
+        command: The command without the arguments of a run.
+        page: The page.
+        results: The results that it is made of.
+    """
+
+    title: str
+    command: str
+    page: Path
+    results: Path
+
+
+CLINIC = Pages(
+    "The clinic: does PerfDoctor name the true cause?",
+    "benchmarks/clinic/run.py",
+    FOLDER / "clinic.md",
+    FOLDER / "clinic.json",
+)
+ON_DEVICE = Pages(
+    "The clinic on a GPU",
+    "benchmarks/clinic/run.py --device",
+    FOLDER / "clinic-device.md",
+    FOLDER / "clinic-device.json",
+)
 
 _PAGE = """\
-# The clinic: does PerfDoctor name the true cause?
+# {title}
 
-Made by `benchmarks/clinic/run.py`. Each case is a small training with one known fault, two, or none. Thresholds were
+Made by `{command}`. Each case is a small training with one known fault, two, or none. Thresholds were
 tuned on the half *tune* only.
 
 - *Named*: the place of the first finding above `info` that names the true cause.
@@ -39,7 +71,7 @@ tuned on the half *tune* only.
   them.
 
 Each run is a first run, with nothing in its cache. *Cap* says which abilities of the CPU were switched off. Shares are
-given with Wilson's 95 % interval. All results are in [clinic.json](clinic.json).
+given with Wilson's 95 % interval. All results are in [{results}]({results}).
 
 {scores}
 
@@ -69,14 +101,18 @@ PerfDoctor's results on the same cases, by cause rather than category, are on [t
 """
 
 
-def text_of(sections: Sections) -> str:
+def text_of(sections: Sections, pages: Pages = CLINIC) -> str:
     """Return the page.
 
     Args:
         sections: Results by cap.
+        pages: Where they are saved.
     """
     reference = sections.get(REFERENCE)
     return _PAGE.format(
+        title=pages.title,
+        command=pages.command,
+        results=pages.results.name,
         scores=scores_of(sections),
         runs=_runs(sections.values()),
         cases="".join(_cases(section) for section in sections.values()),
@@ -85,17 +121,18 @@ def text_of(sections: Sections) -> str:
     )
 
 
-def save(new: Sections, names: set[str]) -> list[str]:
+def save(new: Sections, names: set[str], pages: Pages = CLINIC) -> list[str]:
     """Save new sections, and the page made of all that are saved.
 
     Args:
         new: Results by cap.
         names: Names of all cases that exist.
+        pages: Where to save them.
 
     Returns:
         Why some sections were not saved.
     """
-    saved, refusals = read(RESULTS), []
+    saved, refusals = read(pages.results), []
     for cap, section in new.items():
         reason = why_not_saved(saved, section, names)
         if reason:
@@ -104,9 +141,9 @@ def save(new: Sections, names: set[str]) -> list[str]:
             saved[cap] = section
     if len(refusals) < len(new):
         saved = {cap: saved[cap] for cap in CAPS if cap in saved}
-        RESULTS.write_bytes(encoded(saved))
+        pages.results.write_bytes(encoded(saved))
         if REFERENCE in saved:
-            PAGE.write_text(text_of(saved), encoding="utf-8")
+            pages.page.write_text(text_of(saved, pages), encoding="utf-8")
     return refusals
 
 
@@ -238,12 +275,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def machine_text() -> str:
-    """Return the CPU with its features, the usable cores and the system."""
+def machine_text(has_device: bool = False) -> str:
+    """Return the CPU with its features, the usable cores, the system, and the CUDA device if wanted."""
     machine = read_machine()
     features = " ".join(machine.cpu_features or ()) or "no known features"
     model = machine.cpu_model or "an unknown CPU"
-    return f"{model} ({features}), {machine.usable_cores:g} usable cores, {platform.system()}"
+    device = f"{torch.cuda.get_device_name()}, " if has_device else ""
+    return f"{device}{model} ({features}), {machine.usable_cores:g} usable cores, {platform.system()}"
 
 
 def versions_text() -> str:

@@ -7,6 +7,7 @@
     python benchmarks/clinic/run.py --caps none,avx2,avx512_core,one-thread --write
     python benchmarks/clinic/run.py --healthy-only --caps avx2
     python benchmarks/clinic/run.py --fabric            ten cases with a Trainer and as Fabric loops
+    python benchmarks/clinic/run.py --device            cases that need a CUDA device, on a page of their own
     python benchmarks/clinic/run.py --timed FILE        diagnose again, with the speedups that FILE holds
     python benchmarks/clinic/run.py --half score --traceml --write      TraceML's results, on a separate page
 
@@ -37,7 +38,7 @@ import recorded_traces
 import results
 import sessions
 import traceml
-from case import Case, read_all
+from case import HERE, ON_DEVICE, Case, read_all
 from results import Section, Sections
 from runs import Ended, Order, end_with_parent, preload, run_all
 from score import Outcome, outcome_of, score
@@ -55,6 +56,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--half", choices=("tune", "score"), help="only this half of the cases")
     parser.add_argument("--fast", action="store_true", help="only the subset of the tests, without measuring speedups")
     parser.add_argument("--healthy-only", action="store_true", help="only healthy cases")
+    parser.add_argument("--device", action="store_true", help="the cases that need a CUDA device, on all cores")
     parser.add_argument("--cases", default="", metavar="NAME,…", help="only these")
     parser.add_argument("--caps", default="none", metavar="NAME,…", help=f"of {', '.join(caps.CAPS)} (default: none)")
     parser.add_argument(
@@ -82,7 +84,9 @@ def parsed_arguments() -> argparse.Namespace:
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
     """Return the requested cases."""
-    cases = read_all()
+    cases = read_all(ON_DEVICE if arguments.device else HERE)
+    if arguments.device:
+        cases = [case._replace(n_cores=arguments.cores) for case in cases]
     names = [name for name in arguments.cases.split(",") if name]
     unknown = set(names) - {case.name for case in cases}
     if unknown:
@@ -147,12 +151,12 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
         )
         outcomes = with_measured(outcomes_of(cases, diagnosed, timed, fixed), known)
     is_part = bool(arguments.cases or arguments.fast or arguments.half or arguments.healthy_only)
-    has_others = not is_part and cap == results.REFERENCE
+    has_others = not is_part and not arguments.device and cap == results.REFERENCE
     section = Section(
         cap=cap,
         command=command_of(arguments),
         minutes=(time.monotonic() - started_s) / 60,
-        machine=page.machine_text(),
+        machine=page.machine_text(arguments.device),
         versions=page.versions_text(),
         is_whole=is_measured and not is_part,
         outcomes=tuple(outcomes),
@@ -285,10 +289,12 @@ def main() -> int:
         return 0 if is_complete else 1
     chosen(arguments)  # refuses unknown names before any process starts
     sections, is_complete = run_caps(arguments)
-    print(page.text_of(sections))
+    pages = page.ON_DEVICE if arguments.device else page.CLINIC
+    print(page.text_of(sections, pages))
     if arguments.json:
         arguments.json.write_bytes(results.encoded(sections))
-    refusals = page.save(sections, {case.name for case in read_all()}) if arguments.write else []
+    names = {case.name for case in read_all(ON_DEVICE if arguments.device else HERE)}
+    refusals = page.save(sections, names, pages) if arguments.write else []
     for refusal in refusals:
         print(f"not saved: {refusal}", file=sys.stderr)
     return 0 if is_complete and not refusals else 1
