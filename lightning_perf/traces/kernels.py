@@ -55,7 +55,10 @@ _KINDS: Final = tuple(
             r"(?i)conv(?!ert)|winograd|wgrad|dgrad|fprop|implicit_gemm|scudnn|hcudnn|cudnn.*(gemm|Kernel2?<)"
             r"|im2col|col2im|igemm_(fwd|bwd|wrw)|^miopen.*conv|computeOffsetsKernel|naive_conv",
         ),
-        ("matmul", r"(?i)(?<!fb)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|nvjet|mfma.*gemm|cublas|dot_kernel"),
+        (
+            "matmul",
+            r"(?i)(?<!fb)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|nvjet|mfma.*gemm|cublas|dot_kernel",
+        ),
         ("memset", r"(?i)fillfunctor|^memset|__amd_rocclr_fillbuffer"),
         ("copy", r"(?i)direct_copy|copy_kernel|CatArray|_copy_|copybuffer|float16_copy|transpose|permute"),
         ("reduction", r"(?i)reduce_kernel|reduce|DeviceScan|radix|sort|topk|argmax|argmin|cumsum|norm_"),

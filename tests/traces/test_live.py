@@ -37,7 +37,11 @@ def test_record_from_events_equals_record_from_file(tmp_path: Path) -> None:
 
 def test_annotations_on_a_device_are_no_kernels_when_torch_gives_no_categories() -> None:
     """As torch up to 2.11 does."""
-    names = {"kernel": "ampere_sgemm", "annotation": "Optimizer.step#SGD.step", "copy": "Memcpy HtoD (Pageable -> Device)"}
+    names = {
+        "kernel": "ampere_sgemm",
+        "annotation": "Optimizer.step#SGD.step",
+        "copy": "Memcpy HtoD (Pageable -> Device)",
+    }
     events = []
     for i, (kind, name) in enumerate(names.items()):
         arguments = {"device": 0, "stream": 7}

@@ -72,7 +72,7 @@ def test_the_events_key_is_found_when_the_header_only_talks_about_it(tmp_path: P
         (b"PK\x03\x04xxxx", "zip archive"),
         (b"\x28\xb5\x2f\xfdxxxx", "zstandard"),
         (b"\x1f\x8b" + b"\x07" * 50, "cannot be decompressed"),
-        (gzip.compress(document(SMALL))[:-20], "cut in the middle"),
+        (gzip.compress(document(SMALL), mtime=0)[:-20], "cut in the middle"),  # part of the test's name
         (document(SMALL)[:-40], "cut in the middle"),
         (document(SMALL)[:20], "cut in the middle"),
         (document(SMALL)[:-30] + b"%%%", "not valid JSON"),

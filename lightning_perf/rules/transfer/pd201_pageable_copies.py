@@ -23,7 +23,9 @@ def check(session: Session) -> Finding | None:
             f"The trace has {copies.h2d_pageable_n} of them{_where(copies)}."
         ),
         evidence=(
-            reading.evidence("copies from pageable memory while no kernel ran, and idle after them", exposed_s, PAGEABLE_MIN_SHARE),
+            reading.evidence(
+                "copies from pageable memory while no kernel ran, and idle after them", exposed_s, PAGEABLE_MIN_SHARE
+            ),
             fact("copies from pageable memory", copies.h2d_pageable_n, "count"),
             fact("time of these copies", copies.h2d_pageable_s, "s", n=copies.h2d_pageable_n),
         ),
