@@ -55,7 +55,7 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
     for moments in waits.values():
         idle = idle - moments
     late, places = _late(timeline, stacks, gaps, idle & span, waits["blocked"])
-    causes["pageable_copy"] += late.pop("pageable_copy")
+    late["pageable_copy"] += causes["pageable_copy"]
     return CriticalPath(
         causes={name: ns / SECOND for name, ns in (causes | late).items() if ns},
         kinds=kinds,
