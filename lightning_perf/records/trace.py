@@ -245,9 +245,9 @@ class CriticalPath(Record, frozen=True, kw_only=True):
 
     Attributes:
         causes: Seconds by cause, which add up to ``span_s``. The device limits: ``compute``, ``communication``
-            (without a kernel at the same time), ``pageable_copy`` (and the device idle after it), ``transfer`` (pinned),
-            ``device_to_host``, ``device_copy``. The device is idle: ``loader``, ``startup``, ``allocator``, ``sync``
-            (the host waited for the device and then launches late), ``blocked`` (the host is in a call that waits for
+            (without a kernel at the same time), ``pageable_copy`` (and idle time after it),
+            ``transfer`` (from pinned memory), ``device_to_host``, ``device_copy``. The device is idle: ``loader``,
+            ``startup``, ``allocator``, ``sync`` (the host waited for the device and then launches late), ``blocked`` (the host is in a call that waits for
             the device), ``launch`` (it is in operators and other runtime calls), ``between`` (it is in neither),
             ``queue`` (the work was launched in time), ``edges`` (in a trace without steps: before the first and after
             the last device event). ``sync_communication``: only collectives run, and the host waits for them instead of
