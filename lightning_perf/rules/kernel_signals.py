@@ -54,8 +54,8 @@ def path_s(trace: TraceRecord, *causes: str) -> float:
 
 
 def launching_s(trace: TraceRecord) -> float:
-    """Return the seconds in which the device is idle because the host launches late without waiting itself."""
-    return path_s(trace, "launch", "between")
+    """Return the seconds in which the device is idle because each launch takes the host long, without other work."""
+    return path_s(trace, "launch", "between") - path_of(trace).long_gaps_s
 
 
 def on_path_s(trace: TraceRecord, seconds: float) -> float:

@@ -9,7 +9,6 @@ from lightning_perf.records import CodeSite, Session, TensorLoop, TraceRecord
 from .kernel_signals import launching_s, path_of
 from .step_signals import is_computing
 from .thresholds import (
-    LATE_MAX_PER_KERNEL_S,
     LATE_MIN_SHARE,
     LOOP_MIN_REPEATS,
     SHORT_KERNEL_S,
@@ -43,12 +42,11 @@ class TinyOperators(NamedTuple):
 
 
 def is_launch_bound(reading: Reading, late_s: float) -> bool:
-    """Return whether late launches of this many seconds limit the step, and are caused by launch overhead."""
+    """Return whether late launches of this many seconds limit the step, and kernels are short."""
     trace = reading.trace
     median_s = trace.kernels.median_s if trace.kernels is not None else None
     is_short = median_s is not None and median_s < SHORT_KERNEL_S
-    is_much = late_s >= LATE_MIN_SHARE * trace.span_s
-    return is_short and is_much and late_s <= LATE_MAX_PER_KERNEL_S * max(1, trace.n_kernels)
+    return is_short and late_s >= LATE_MIN_SHARE * trace.span_s
 
 
 def late_place(trace: TraceRecord) -> str:

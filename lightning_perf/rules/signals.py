@@ -38,6 +38,15 @@ def mean_phase_s(stage: StageTimes, name: str) -> float | None:
     return sum(block.phases.get(name, 0.0) * block.n_steps for block in stage.timeline) / n_steps if n_steps else None
 
 
+def queued_s(stage: StageTimes) -> float:
+    """Return the seconds of the device's work that the host left behind in steps, to wait for it between them.
+
+    The host runs ahead of a device until its queue is full. 0 without a device's clock.
+    """
+    device = stage.device
+    return stage.n_steps * max(0.0, device.step_s.mean - stage.step_s.mean) if device is not None and device.n else 0.0
+
+
 def check_has_ranks(session: Session) -> None:
     """Raise Skip if the run has one rank."""
     if session.run.world_size < 2:

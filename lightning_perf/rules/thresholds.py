@@ -131,7 +131,6 @@ RECOMPILES_AT_LIMIT = _published(
 LATE_MIN_SHARE = _published(
     0.30, "share", "TraceML rates a utilization of 70 % or less as unhealthy.", f"{_TRACEML}system/policy.py"
 )
-LATE_MAX_PER_KERNEL_S = _heuristic(1e-3, "s", "A launch takes about ten microseconds; longer gaps have another cause.")
 SHORT_KERNEL_S = _heuristic(20e-6, "s", "Shorter than the host's time for an operator and its launch.")
 TINY_MIN_OPERATORS = _heuristic(1_000, "per step", "With fewer tiny operators, their overhead is small.")
 TINY_MAX_S = _heuristic(10e-6, "s", "Operators with a smaller mean time consist mostly of dispatch.")
@@ -234,6 +233,9 @@ NOTICED_START_S = _heuristic(5.0, "s", "A shorter start is acceptable, however s
 TRY_OUT_START_S = _heuristic(10.0, "s", "A longer start slows down debugging, as each run repeats it.")
 START_MIN_REST_SHARE = _heuristic(0.05, "of the start", "A smaller unattributed part is not shown.")
 GROWTH_MIN = _heuristic(0.10, "ratio - 1", "Halves of a run that differ by less count as the same state.")
+EVEN_PART = _heuristic(
+    0.25, "of a change", "A tenth of the steps that differ by the change make a standard deviation of 0.3 of it."
+)
 GROWTH_MIN_WEIGHT = _heuristic(0.05, "of the step", "Smaller phases are ignored when checking whether all phases grew.")
 GROWTH_ALIKE_PART = _heuristic(
     0.5, "of the step's growth", "Phases that grew by more than half as much as the step count as growing alike."

@@ -200,6 +200,15 @@ def complete_reading_of(session: Session) -> Reading:
     return reading
 
 
+def computing_share(session: Session) -> float:
+    """Return the share of the time in which kernels limit the step; 0 without a window that shows a device's work."""
+    try:
+        reading, _ = device_reading_of(session)
+    except Skip:
+        return 0.0
+    return reading.share(reading.path_s("compute"))
+
+
 def lacks_device_events(trace: TraceRecord) -> bool:
     """Return whether the trace has a device but no device events."""
     return trace.device is None and (trace.device_name is not None or trace.allocator is not None)

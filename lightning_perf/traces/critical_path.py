@@ -17,6 +17,11 @@ from .waits import ALLOCATION, startup_rows
 
 N_PLACES = 8
 
+LONG_GAP_NS = 1_000_000
+"""A launch takes about ten microseconds, with the profiler and Python around it some hundred.
+
+Time in the device's runtime does not count as long: some launches load code."""
+
 
 def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Collectives) -> CriticalPath | None:
     """Divide the analyzed span into exclusive causes whose seconds add up to it.
@@ -54,12 +59,13 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
     causes |= {name: moments.total_ns for name, moments in waits.items()}
     for moments in waits.values():
         idle = idle - moments
-    late, places = _late(timeline, stacks, gaps, idle & span, waits["blocked"])
+    late, places, long_ns = _late(timeline, stacks, gaps, idle & span, waits["blocked"])
     late["pageable_copy"] += causes["pageable_copy"]
     return CriticalPath(
         causes={name: ns / SECOND for name, ns in (causes | late).items() if ns},
         kinds=kinds,
         late=places,
+        long_gaps_s=long_ns / SECOND,
     )
 
 
@@ -149,8 +155,12 @@ def _kinds(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, floa
 
 def _late(
     timeline: Timeline, stacks: Stacks, gaps: LateGaps, free: Intervals, blocked: Intervals
-) -> tuple[dict[str, float], tuple[LatePlace, ...]]:
-    """Divide the rest of the late gaps: after a wait, inside operators and calls of the runtime, and between them."""
+) -> tuple[dict[str, float], tuple[LatePlace, ...], int]:
+    """Divide the rest of the late gaps: after a wait, inside operators and calls of the runtime, and between them.
+
+    Returns:
+        Nanoseconds by cause, the places, and the nanoseconds in long gaps that no wait explains.
+    """
     net = free.covered(gaps.starts, gaps.ends)
     calls = timeline.wait_rows
     costs, after_waits = lost_to_waits(timeline, calls, net, gaps.launched)
@@ -171,7 +181,9 @@ def _late(
     ]  # fmt: skip
     causes = {"launch": float(launch.sum()), "between": float((rest - launch).sum())}
     causes |= {"pageable_copy": int(costs[is_upload].sum()), "sync": int(costs[~is_upload].sum())}
-    return causes, tuple(sorted(places, key=lambda one: -one.total_s)[:N_PLACES])
+    outside = rest * (1 - (timeline.runtime & free).covered(gaps.starts, gaps.ends) / np.maximum(net, 1))
+    long_ns = int(rest[outside > LONG_GAP_NS].sum())
+    return causes, tuple(sorted(places, key=lambda one: -one.total_s)[:N_PLACES]), long_ns
 
 
 def _places(timeline: Timeline, stacks: Stacks, calls: Rows) -> list[tuple[str, str]]:

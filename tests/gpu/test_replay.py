@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ class Trained(NamedTuple):
 
 def trained(name: str, folder: Path, with_doctor: bool) -> Trained:
     training = TRAININGS[name]
+    gc.collect()  # batches of the training before
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     seed_everything(1, verbose=False)

@@ -44,6 +44,23 @@ def test_kernels_are_hidden_when_each_is_launched_after_the_one_before_has_ended
     assert (path.late[0].site, path.late[0].n) == ("cudaLaunchKernel", 10)
 
 
+@pytest.mark.parametrize(("call_us", "long_us"), [(10, 2990), (2500, 0)])
+def test_gap_is_long_when_the_host_does_more_than_launch(tmp_path, call_us, long_us):
+    """A launch itself may take long: the first of a kernel loads its code."""
+    late = [
+        event("cuda_runtime", "cudaLaunchKernel", 3100 - call_us, call_us, correlation=2),
+        event("kernel", MATMUL, 3100, 400, tid=7, correlation=2, device=0, stream=7),
+    ]
+    record = analyze(
+        write(
+            tmp_path / "trace.json",
+            document([event("user_annotation", "ProfilerStep#1", 0, 3500), *launched(MATMUL, 0, 10, 100, 1), *late]),
+        )
+    )
+    assert record.critical_path is not None
+    assert record.critical_path.long_gaps_s == pytest.approx(long_us * 1e-6)
+
+
 def test_kernels_are_on_the_path_when_the_host_runs_ahead(tmp_path):
     kernels = [launched(MATMUL, 10 * i, 10 + 100 * i, 100, i + 1) for i in range(10)]
     path = _path(tmp_path, _flat(kernels), (0, 1010))

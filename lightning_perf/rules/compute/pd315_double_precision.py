@@ -6,6 +6,7 @@ from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import DOUBLE_MIN_FRACTION
+from lightning_perf.rules.trace_reading import computing_share
 from lightning_perf.rules.wording import percent
 
 
@@ -33,9 +34,10 @@ def _from_dtypes(session: Session) -> Diagnosis | None:
 @replay_rule("PD315", "double-precision", preflight=_from_dtypes)
 def check(session: Session) -> Diagnosis | None:
     found = _from_dtypes(session)
-    if found is not None:
-        steady_of(session)
-    return found
+    if found is None:
+        return None
+    steady_of(session)
+    return found._replace(at_stake=computing_share(session))
 
 
 def _prescription(session: Session) -> Prescription:

@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fi
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_s
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.signals import phase_s, steady_of
+from lightning_perf.rules.signals import phase_s, queued_s, steady_of
 from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
 from lightning_perf.rules.user_lines import collecting_s, lines_of
 from lightning_perf.rules.wording import duration, percent
@@ -15,12 +15,12 @@ HOOK = "train_dataloader"
 
 @rule("PD603", "epoch-boundary-heavy")
 def check(session: Session) -> Finding | None:
-    """Compare the time between epochs, without the garbage collector's, with the threshold."""
+    """Compare the time between epochs, without the garbage collector and waiting for the device, with the threshold."""
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
     loading_s = max(first_waits_s(session, steady), start_s(session, steady))  # reported by PD104 and PD114
-    seconds = phase_s(steady, "epoch_boundary") - loading_s - collecting_s(session, "epoch_boundary")
+    seconds = phase_s(steady, "epoch_boundary") - loading_s - collecting_s(session, "epoch_boundary") - queued_s(steady)
     share = seconds / steady.span_s
     if share < LOOP_MIN_SHARE:
         return None

@@ -10,7 +10,13 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.machine_signals import changes_at, has_lost_cores
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, is_cpu_run, steady_of
-from lightning_perf.rules.thresholds import GROWTH_ALIKE_PART, GROWTH_MIN, GROWTH_MIN_OWN, GROWTH_MIN_WEIGHT
+from lightning_perf.rules.thresholds import (
+    EVEN_PART,
+    GROWTH_ALIKE_PART,
+    GROWTH_MIN,
+    GROWTH_MIN_OWN,
+    GROWTH_MIN_WEIGHT,
+)
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 
@@ -26,6 +32,9 @@ def check(session: Session) -> Finding | None:
     change = find_change([block.step_s for block in blocks])
     if change is None or change.after < (1 + GROWTH_MIN) * change.before:
         return None
+    device = steady.device
+    if device is not None and device.step_s.std < EVEN_PART * (change.after - change.before):
+        raise Skip("the device's own steps did not change as much: at first, the host ran ahead of it")
     before, after = blocks[: change.index], blocks[change.index :]
     names = sorted({name for block in blocks for name in block.phases})
     growth = {name: _median(after, name) - _median(before, name) for name in names}

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.machine_signals import sampled_host
-from lightning_perf.rules.rule import required, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import COMMON_LINE_MIN_SHARE, LOW_SHARE, MANY, OUTLIER_MIN_OWN_PART
 from lightning_perf.rules.user_lines import RARER_COLLECTIONS, slow_lines_of
@@ -16,6 +16,8 @@ def check(session: Session) -> Finding | None:
     outliers = required(steady.outliers, "fewer than 20 steps: too few to find outliers")
     if outliers.share < LOW_SHARE or outliers.n == 0:
         return None
+    if steady.device is not None and outliers.threshold_s < steady.device.step_s.p50:
+        raise Skip("slow steps of the host take no longer than the device's: at first, the host ran ahead of it")
     phase = max(sorted(outliers.excess_by_phase_s), key=lambda p: outliers.excess_by_phase_s[p], default="other")
     worst = outliers.worst[0] if outliers.worst else None
     queueing = _queueing_share(session)
