@@ -7,7 +7,9 @@ from lightning_perf.records import SEVERITIES, STEP_PHASES, Finding, Session, St
 from .findings import promised_span_s, severity_of_gain
 from .rule import Skip
 from .signals import is_cpu_run, phase_s
+from .thresholds import WAITING_PART
 from .trace_reading import device_reading_of
+from .wording import percent
 
 _ABOUT_HOST = ("PD502", "PD504", "PD505", "PD506", "PD508", "PD509", "PD511", "PD512", "PD608")
 """Findings about time of the host between launches, which on a device may be a wait for it, or overlap with it."""
@@ -23,9 +25,8 @@ def within_limits(finding: Finding, session: Session) -> Finding:
     claimed_s = sum(finding.claims.values())
     if gain is None or steady is None or claimed_s <= 0 or not finding.prescriptions:
         return finding
-    limits = []
-    if finding.code in _ABOUT_HOST and not is_cpu_run(session):
-        limits.append(_idle_s(session, steady))
+    idle_s = _idle_s(session, steady) if finding.code in _ABOUT_HOST and not is_cpu_run(session) else None
+    limits = [] if idle_s is None else [idle_s]
     if "data_wait" not in finding.claims and (period_s := _batch_period_s(session, steady)) is not None:
         limits.append(steady.n_steps * max(0.0, steady.step_s.mean - period_s))
     if not limits:
@@ -36,6 +37,11 @@ def within_limits(finding: Finding, session: Session) -> Finding:
     most_s = min([in_steps * low_s, *limits]) + (1 - in_steps) * low_s
     if most_s >= low_s:
         return finding
+    if idle_s is not None and idle_s < WAITING_PART * in_steps * low_s:
+        waiting = (
+            f" At least {percent(1 - idle_s / (in_steps * low_s))} of it may be a wait for the device, which remains."
+        )
+        finding = msgspec.structs.replace(finding, summary=finding.summary + waiting)
     gain = msgspec.structs.replace(gain, low=1 / (1 - most_s / span_s))
     severity = max(severity_of_gain(gain), finding.severity, key=SEVERITIES.index)
     return msgspec.structs.replace(finding, gain=gain, severity=severity)

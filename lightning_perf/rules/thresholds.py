@@ -70,6 +70,7 @@ NARROW_RATIO = _heuristic(
 )
 WIDE_RATIO = _heuristic(1.5, "ratio", "Above this ratio of its ends, a measured speedup is shown as an interval.")
 MAX_RECOVERABLE_SHARE = _heuristic(0.98, "share", "Limits the expected speedup to 50x.")
+WAITING_PART = _heuristic(0.5, "fraction", "With less idle time of the device, host time is mostly a wait for it.")
 EXPLAINED_PART = _heuristic(0.5, "fraction", "A cause explains a symptom if it claims most of the symptom's time.")
 SAME_WORK_FRACTION = _heuristic(
     0.5, "fraction", "If fast steps take less than this part of the mean, they do not do the same work as others."

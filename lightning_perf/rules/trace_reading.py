@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from lightning_perf.records import (
@@ -20,6 +21,7 @@ from lightning_perf.records import (
     TraceRecord,
     WhatIf,
 )
+from lightning_perf.traces.whatif import predict
 
 from .findings import Advice, Shown, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
@@ -27,6 +29,9 @@ from .rule import Skip, required
 from .signals import CODE_PHASES, claims_within, phase_s
 from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
 from .wording import duration, number_of
+
+_OF_THE_HOST = ("loader", "allocator", "sync", "blocked", "launch", "between")
+"""Causes of idle time that grow when the host is slower."""
 
 _PHASE_OF_TRACE = {"data_loading": "data_wait", "forward": "forward", "backward": "backward", "optimizer": "optimizer"}
 
@@ -130,6 +135,9 @@ class Reading(NamedTuple):
         The least is limited by the time that the host needs. The arguments are seconds of device work.
         """
         needed_s = sum(step.host_needed_s or 0.0 for step in self.trace.windows)
+        if self.is_timed:  # the fastest steps, in which the host did not wait for the device, without the profiler
+            fastest_s = sum(self.span.phases[name].p10_s or 0.0 for name in STEP_PHASES if name in self.span.phases)
+            needed_s = min(needed_s, self.n_steps * fastest_s) if fastest_s else needed_s
         slack_s = max(0.0, self.trace.span_s - needed_s)
         return min(on_path_s(self.trace, low_s), slack_s), on_path_s(self.trace, high_s)
 
@@ -220,7 +228,31 @@ def _reading(session: Session, trace: TraceRecord) -> Reading:
     window = number_of(n_steps, "profiled step") if n_steps else "the whole trace, without steps"
     if steady is None or steady.n_steps < MIN_STEPS or steady.span_s < MIN_SPAN_S:
         return Reading(trace, _span_of(trace), window, False)
+    timed = steady.device.step_s if steady.device is not None else steady.step_s
+    trace = _at_timed_speed(trace, timed.mean)
     return Reading(trace, steady, f"shares of {window}, applied to {steady.n_steps} timed steps", True)
+
+
+def _at_timed_speed(trace: TraceRecord, step_s: float) -> TraceRecord:
+    """Return the trace with as much idle time of the device as in timed steps: the profiler slows only the host.
+
+    Device work that was hidden by the host's additional time is on the critical path again.
+    """
+    path, device, kernels = trace.critical_path, trace.device, trace.kernels
+    excess_s = trace.span_s - len(trace.steps) * step_s
+    if path is None or device is None or not trace.steps or excess_s <= 0:
+        return trace
+    idle_s = sum(path.causes.get(cause, 0.0) for cause in _OF_THE_HOST)
+    left = max(0.0, 1 - excess_s / idle_s) if idle_s > 0 else 1.0
+    causes = {cause: s * (left if cause in (*_OF_THE_HOST, "hidden") else 1.0) for cause, s in path.causes.items()}
+    shown_s = path.causes.get("hidden", 0.0) - causes.get("hidden", 0.0)
+    causes["compute"] = causes.get("compute", 0.0) + shown_s
+    all_s = sum(time.total_s for time in kernels.kinds.values()) if kernels is not None else 0.0
+    shown = {kind: shown_s * time.total_s / all_s for kind, time in kernels.kinds.items()} if kernels and all_s else {}
+    kinds = {kind: path.kinds.get(kind, 0.0) + shown.get(kind, 0.0) for kind in {*path.kinds, *shown}}
+    path = msgspec.structs.replace(path, causes=causes, kinds=kinds, long_gaps_s=left * path.long_gaps_s)
+    corrected = msgspec.structs.replace(trace, critical_path=path, span_s=sum(causes.values()))
+    return msgspec.structs.replace(corrected, what_if=predict(corrected))
 
 
 def _span_of(trace: TraceRecord) -> StageTimes:

@@ -47,7 +47,7 @@ def trained(name: str, folder: Path, with_doctor: bool) -> Trained:
     losses = Losses()
     doctor = PerfDoctor(out_dir=folder, reports=("json",))
     trainer = Trainer(
-        accelerator="cuda", devices=1, max_epochs=2, logger=False, enable_checkpointing=False,
+        accelerator="cuda", devices=1, max_epochs=2, limit_train_batches=30, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
         callbacks=[losses, *([doctor] if with_doctor else [])], **training.trainer,
     )  # fmt: skip
@@ -61,7 +61,7 @@ def trained(name: str, folder: Path, with_doctor: bool) -> Trained:
     )
 
 
-@pytest.mark.parametrize("name", ["fp32-matmul", "synchronizing"])
+@pytest.mark.parametrize("name", ["fp32-matmul", "launch-bound"])
 def test_training_is_the_same_bit_for_bit_when_operators_were_replayed(name: str, tmp_path: Path) -> None:
     without = trained(name, tmp_path, with_doctor=False)
     beside = trained(name, tmp_path, with_doctor=True)
@@ -71,9 +71,10 @@ def test_training_is_the_same_bit_for_bit_when_operators_were_replayed(name: str
     assert without.precision == beside.precision
     session = beside.session
     assert session is not None
-    assert session.replay is not None
     assert not session.probes_off
-    assert any(result.speedup is not None for result in session.replay.results), session.replay
+    if name == "fp32-matmul":
+        assert session.replay is not None
+        assert any(result.speedup is not None for result in session.replay.results), session.replay
 
 
 def test_lower_precision_is_promised_as_measured_when_products_are_full_precision(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class LargeProducts(_Trained):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(6)))
+        self.layers = nn.Sequential(*(nn.Linear(self.width, self.width) for _ in range(24)))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         return self.layers(batch).square().mean()
@@ -94,8 +94,8 @@ class Synchronizing(_Trained):
 
 TRAININGS = {
     "launch-bound": Training(ManySmallKernels, 32, 8, ("PD303",), {"precision": "32-true"}),
-    "compute-bound": Training(LargeProducts, 4096, 16384, ("PD317", "PD310"), {"precision": "bf16-mixed"}),
-    "fp32-matmul": Training(LargeProducts, 4096, 4096, ("PD301",), {"precision": "32-true"}),
+    "compute-bound": Training(LargeProducts, 4096, 8192, ("PD317", "PD310"), {"precision": "bf16-mixed"}),
+    "fp32-matmul": Training(LargeProducts, 4096, 2048, ("PD301",), {"precision": "32-true"}),
     "pageable-copy": Training(LargeBatches, 2_000_000, 8, ("PD201",), {"precision": "32-true"}, device="cpu"),
     "synchronizing": Training(Synchronizing, 4096, 4096, ("PD501",), {"precision": "32-true"}),
 }

@@ -48,6 +48,7 @@ def test_device_must_be_idle_between_steps_for_host_time_to_be_certain(busy_ms: 
     finding = slow_callback({"device": device}, settings=ON_DEVICE)
     in_steps = 1000 * 0.02 / build_session({"shares": {"callbacks": 0.3}}).steady.span_s  # type: ignore[union-attr]
     assert saved(finding) == pytest.approx(min(0.9 * 0.9 * 0.27, idle_part * in_steps), abs=1e-3)
+    assert ("may be a wait for the device" in finding.summary) == (idle_part < 0.2)
 
 
 def test_window_shows_how_long_the_device_is_idle_without_its_clock() -> None:

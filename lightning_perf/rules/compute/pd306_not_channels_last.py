@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.kernel_signals import on_path_s, work_share
+from lightning_perf.rules.kernel_signals import on_path_s, work_s, work_share
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.thresholds import CONVOLUTION_MIN_SHARE, HALF_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
@@ -14,8 +14,10 @@ from lightning_perf.stats.roofline import LOWER_PRECISIONS
 def check(session: Session) -> Diagnosis | None:
     reading, _ = device_reading_of(session)
     kernels = reading.trace.kernels
-    share = work_share(reading.trace, "convolution")
-    if kernels is None or share < CONVOLUTION_MIN_SHARE:
+    if kernels is None or work_s(reading.trace) <= 0:
+        return None
+    share = work_share(reading.trace, "convolution") + kernels.layout_s / work_s(reading.trace)
+    if share < CONVOLUTION_MIN_SHARE:
         return None
     spent_s = on_path_s(reading.trace, kernels.layout_s)
     if reading.share(spent_s) < LOW_SHARE:
@@ -28,7 +30,13 @@ def check(session: Session) -> Diagnosis | None:
         "kernels)",
         (
             reading.evidence("layout conversions on the critical path", spent_s, LOW_SHARE),
-            fact("convolutions ÷ kernel time", share, "fraction", CONVOLUTION_MIN_SHARE, reading.trace.n_kernels),
+            fact(
+                "convolutions and layout conversions ÷ kernel time",
+                share,
+                "fraction",
+                CONVOLUTION_MIN_SHARE,
+                reading.trace.n_kernels,
+            ),
         ),
         fix(
             "convert model and images to channels_last once",

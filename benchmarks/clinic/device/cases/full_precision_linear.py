@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader
 class Net(LightningModule):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1)
-        )
+        wide = [layer for _ in range(12) for layer in (nn.Linear(4096, 4096), nn.ReLU())]
+        self.layers = nn.Sequential(nn.Linear(64, 4096), nn.ReLU(), *wide, nn.Linear(4096, 1))
 
     def training_step(self, batch, batch_idx):
         return self.layers(batch).square().mean()
@@ -27,7 +26,7 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-4, fused=True)
 
 
-batches = [torch.rand(16384, 64) for _ in range(8)] * 10
+batches = [torch.rand(2048, 64) for _ in range(10)] * 6
 loader = DataLoader(batches, batch_size=None, shuffle=True, pin_memory=True)
 
 trainer = Trainer(

@@ -1,4 +1,4 @@
-"""The peak of a frozen encoder's features is read on the host before 60 small blocks are launched.
+"""The peak of a frozen encoder's features is read on the host before 16 small blocks are launched.
 ---
 expect: PD501
 half: score
@@ -24,9 +24,9 @@ class Block(nn.Module):
 class Net(LightningModule):
     def __init__(self):
         super().__init__()
-        wide = [layer for _ in range(7) for layer in (nn.Linear(4096, 4096), nn.ReLU())]
+        wide = [layer for _ in range(24) for layer in (nn.Linear(4096, 4096), nn.ReLU())]
         self.encoder = nn.Sequential(nn.Linear(32, 4096), nn.ReLU(), *wide).requires_grad_(False)
-        self.head = nn.Sequential(nn.Linear(4096, 256), *(Block() for _ in range(60)), nn.Linear(256, 1))
+        self.head = nn.Sequential(nn.Linear(4096, 256), *(Block() for _ in range(16)), nn.Linear(256, 1))
 
     def training_step(self, batch, batch_idx):
         features = self.encoder(batch).view(64, -1, 4096).mean(1)
@@ -38,7 +38,7 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.head.parameters(), lr=1e-4, fused=True)
 
 
-batches = [torch.rand(16384, 32) for _ in range(13)] * 10
+batches = [torch.rand(16384, 32) for _ in range(10)] * 8
 loader = DataLoader(batches, batch_size=None, shuffle=True, pin_memory=True)
 
 trainer = Trainer(
