@@ -7,8 +7,9 @@ from lightning_perf.rules.findings import fact, fix, optional_fact
 from lightning_perf.rules.machine_signals import host_of, sampled
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank
+from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank, is_cpu_run
 from lightning_perf.rules.thresholds import MIN_SWITCHES_PER_S, THREAD_QUEUEING_MIN
+from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import number_of, percent
 
 
@@ -53,7 +54,13 @@ def check(session: Session) -> Diagnosis | None:
         f"{fewer} run{'' if n_fitting > 1 else 's'} its operators",
         replayed_as=f"threads={n_fitting}",
         phases=COMPUTE_PHASES,
+        at_stake=_computing_share(session) if is_cpu_run(session) else 0.0,
     )
+
+
+def _computing_share(session: Session) -> float:
+    steady = session.steady
+    return computing_s(session, steady, *COMPUTE_PHASES) / steady.span_s if steady is not None else 0.0
 
 
 def _compete_for_cores(host: HostTelemetry) -> bool:
