@@ -57,6 +57,17 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
     return _lines(session, lambda name, _: not phases or name in phases)
 
 
+def sampler_lines(session: Session) -> list[LineTime]:
+    """Return the lines that draw the indices of samples in the training process, costliest first.
+
+    They are those of an iterator, if neither the dataset nor the loader has one of the user's.
+    """
+    loaders = [one for one in session.settings.loaders if one.stage == "train"]
+    if not loaders or any(one.is_iterable or not one.is_plain for one in loaders):
+        return []
+    return _lines(session, lambda name, line: name == "data_wait" and line.entry == "__iter__")
+
+
 def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
     """Return the time of selected lines including the operators that they run, costliest first."""
     return _lines(session, lambda name, line: name in phases and is_wanted(line), with_operators=True)

@@ -17,6 +17,9 @@ def check(session: Session) -> Finding | None:
         return None
     if is_waiting(probe) or is_transport_costly(probed):
         return None  # PD106 or PD109 applies.
+    claimed_s = probed.stage.n_steps * probed.wait_s
+    if claimed_s < WAIT_MIN_SHARE * probed.stage.span_s:
+        return None  # PD511 applies: the sampler takes the time.
     batch_size, batch_s = probe.batch_size or 1, probed.plan.batch_s
     return timed_finding(
         probed.stage,
@@ -37,7 +40,7 @@ def check(session: Session) -> Finding | None:
                 "DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)"
             ),
         ),
-        claims={"data_wait": probed.stage.n_steps * probed.wait_s},
+        claims={"data_wait": claimed_s},
         basis="at most the data wait, if indexing a whole batch took no time",
         confidence="high" if probed.plan.n_now == 0 else "medium",
         method="modeled",
