@@ -222,7 +222,7 @@ def first_waits_s(session: Session, stage: StageTimes) -> float:
 
 def iterator_s(session: Session, stage: StageTimes) -> float:
     """Return the seconds in which iterators of later epochs were made, without the user's lines in them."""
-    timed_s = sum(time.total_s for time in stage.named if (time.phase, time.hook) == ("epoch_boundary", "iter"))
+    timed_s = sum(time.total_s for time in stage.named if (time.name, time.hook) == ("train_dataloader", "iter"))
     lines_s = sum(time.seconds for time in lines_of(session, "epoch_boundary"))
     return max(0.0, min(timed_s, phase_s(stage, "epoch_boundary")) - lines_s)
 
@@ -232,6 +232,17 @@ def start_s(session: Session, stage: StageTimes) -> float:
     if restarting_loader(session) is None:
         return 0.0
     return min(first_waits_s(session, stage) + iterator_s(session, stage), phase_s(stage, "epoch_boundary"))
+
+
+def validation_start_s(session: Session, stage: StageTimes) -> tuple[float, int]:
+    """Return the seconds of the span in which iterators of validation started workers again, and their number."""
+    loaders = [one for one in session.settings.loaders if one.stage == "val" and one.num_workers]
+    is_created_again = bool(session.settings.trainer.reload_dataloaders_every_n_epochs)
+    if not loaders or is_created_again or any(one.persistent_workers is not False for one in loaders):
+        return 0.0, 0
+    found = [time for time in stage.named if (time.name, time.hook) == ("val_dataloader", "iter")]
+    seconds = sum(time.share for time in found) * stage.span_s
+    return min(seconds, phase_s(stage, "validation")), sum(time.n_calls for time in found)
 
 
 def n_boundaries(session: Session) -> int:
