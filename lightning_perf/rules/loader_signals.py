@@ -14,7 +14,7 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .findings import fact, fix
+from .findings import SPREAD, fact, fix
 from .loader_curve import ProbedLoader
 from .signals import loaders_of, phase_s
 from .thresholds import (
@@ -34,8 +34,10 @@ from .thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from .user_lines import lines_of
+from .user_lines import left_with_raised_thresholds, lines_of
 from .wording import percent, place, site_of
+
+AT_LEAST_COLLECTIONS = "; at least garbage collections that it starts"
 
 
 def is_waiting(probe: LoaderProbe) -> bool:
@@ -190,6 +192,18 @@ def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], 
         line = max(probe.lines, key=lambda each: each.share)
         shown.append(fact(f"function time in line {line.line}: {line.text.strip()}", line.share, "fraction"))
     return tuple(shown)
+
+
+def collecting_low_s(session: Session, probed: ProbedLoader, share: float = 1.0) -> float:
+    """Return the seconds of garbage collection that are certain to go if this share of a batch's work makes no objects.
+
+    A loader without workers starts the collections that run while training waits for data.
+    """
+    found = session.collections
+    if found is None or probed.plan.n_now or probed.is_predicted or not found.automatic_by_phase_s:
+        return 0.0
+    part = found.automatic_by_phase_s.get("data_wait", 0.0) * (1 - left_with_raised_thresholds(found))
+    return (1 - SPREAD) * share * part * probed.stage.span_s / found.span_s if found.span_s > 0 else 0.0
 
 
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:

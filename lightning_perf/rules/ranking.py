@@ -65,11 +65,14 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
     the symptom's fix changes what is trained or validated.
     """
     explains = {rule.code: rule.explains for rule in rules if rule.explains}
+    yields_to = {rule.code: rule.yields_to for rule in rules if rule.yields_to}
     ordered = list(findings)
     for cause in findings:
         place = ordered.index(cause)
         for i, symptom in enumerate(ordered[:place]):
-            if symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom):
+            if (symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom)) or (
+                cause.code in yields_to.get(symptom.code, ()) and _claims_more(cause, symptom)
+            ):
                 ordered.insert(i, ordered.pop(place))
                 break
     return _alternatives_last(ordered, explains)
@@ -107,6 +110,14 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
     if not explained_s and not claimed_s:  # neither was measured
         explained_s, claimed_s = _at_stake(cause), _at_stake(symptom)
     return is_as_severe and is_as_sure and explained_s >= EXPLAINED_PART * claimed_s
+
+
+def _claims_more(cause: Finding, symptom: Finding) -> bool:
+    """Return whether a cause above ``info`` claims most of a symptom's time, and half as much in addition."""
+    claimed_s = sum(symptom.claims.values())
+    shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
+    others_s = sum(cause.claims.values()) - shared_s
+    return cause.severity != "info" and min(shared_s, others_s) >= EXPLAINED_PART * claimed_s
 
 
 def _safety(finding: Finding) -> Safety | None:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
+from lightning_perf.records import Collections, HostLine, HostPhase, Session, StageTimes
 
 from .rule import required
 from .signals import COMPUTE_PHASES, own_summary, phase_s
-from .thresholds import LINE_MIN_SAMPLES, NORMAL_Z95
+from .thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LINE_MIN_SAMPLES, NORMAL_Z95
 from .wording import place_of
 
 COLLECT = "gc.collect"
@@ -150,6 +150,21 @@ def collecting_s(session: Session, phase: str) -> float:
         return 0.0
     asked_s = sum(each.total_s for each in found.asked if each.phase == phase)
     return (found.automatic_by_phase_s.get(phase, 0.0) + asked_s) * steady.span_s / found.span_s
+
+
+def left_with_raised_thresholds(found: Collections) -> float:
+    """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
+
+    ``n`` full collections at regular intervals show a span of at least ``n - 1`` intervals, so a single one in a short
+    run shows nothing.
+    """
+    total_s = sum(found.automatic_by_phase_s.values())
+    full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)
+    _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
+    if not (middle and oldest):
+        return 1.0  # not a collector of three generations
+    rarer = middle * oldest / (GC_RAISED_YOUNG * GC_RAISED_MIDDLE * GC_RAISED_FULL)
+    return 1.0 - min(full_s, total_s) * max(0.0, 1.0 - rarer) / total_s
 
 
 def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool) -> LineTime:

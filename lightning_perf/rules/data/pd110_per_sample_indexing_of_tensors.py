@@ -3,7 +3,14 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
-from lightning_perf.rules.loader_signals import indexes_rows, is_transport_costly, is_waiting, wait_evidence
+from lightning_perf.rules.loader_signals import (
+    AT_LEAST_COLLECTIONS,
+    collecting_low_s,
+    indexes_rows,
+    is_transport_costly,
+    is_waiting,
+    wait_evidence,
+)
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, spent_waiting
@@ -41,7 +48,8 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         claims={"data_wait": claimed_s},
-        basis="at most the data wait, if indexing a whole batch took no time",
+        low_s=(low_s := collecting_low_s(session, probed)),
+        basis="at most the data wait, if indexing a whole batch took no time" + (AT_LEAST_COLLECTIONS if low_s else ""),
         confidence="high" if probed.plan.n_now == 0 else "medium",
-        method="modeled",
+        method="timed" if low_s else "modeled",
     )
