@@ -158,7 +158,7 @@ class CompilerProbe(Probe):
             compile_after_warmup_s=self._after_warmup_ns / 1e9 or late_s,
             n_functions=len({_function(m) for _, m in compiled}),
             recompiles=_recompiles(compiled),
-            recompile_limit=_recompile_limit(),
+            recompile_limit=getattr(dynamo("config"), "recompile_limit", None),  # older versions name it otherwise
             graph_breaks=self._graph_breaks(),
             missing=missing,
         )
@@ -193,12 +193,6 @@ class CompilerProbe(Probe):
 def _all_metrics(utils: Any) -> list[Any]:
     get = getattr(utils, "get_compilation_metrics", None)
     return list(get()) if get is not None else []
-
-
-def _recompile_limit() -> int | None:
-    config = dynamo("config")
-    limit = getattr(config, "recompile_limit", getattr(config, "cache_size_limit", None))  # the older name
-    return limit if isinstance(limit, int) else None
 
 
 def _is_a_frame(metrics: Any) -> bool:
