@@ -25,6 +25,9 @@ def check(session: Session) -> Diagnosis | None:
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     queueing = host.process_queueing_fraction or 0.0
+    steady, at_stake = session.steady, 0.0
+    if steady is not None and is_cpu_run(session):
+        at_stake = computing_s(session, steady, *COMPUTE_PHASES) / steady.span_s
     fewer = number_of(n_fitting, "thread")
     return Diagnosis(
         f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads share {usable:g} usable "
@@ -54,13 +57,8 @@ def check(session: Session) -> Diagnosis | None:
         f"{fewer} run{'' if n_fitting > 1 else 's'} its operators",
         replayed_as=f"threads={n_fitting}",
         phases=COMPUTE_PHASES,
-        at_stake=_computing_share(session) if is_cpu_run(session) else 0.0,
+        at_stake=at_stake,
     )
-
-
-def _computing_share(session: Session) -> float:
-    steady = session.steady
-    return computing_s(session, steady, *COMPUTE_PHASES) / steady.span_s if steady is not None else 0.0
 
 
 def _compete_for_cores(host: HostTelemetry) -> bool:
