@@ -251,6 +251,15 @@ def test_timed_runs_take_turns() -> None:
     assert [order.is_fixed for order in wanted] == [False, True, True, False]
 
 
+def test_own_fix_is_timed_with_the_value_that_the_finding_recommends() -> None:
+    case = CASE._replace(expect=("PD601",), fix={}, treatments=("val-less-often=4", "anomaly-off"))
+    end = diagnosed(case, finding("PD308", treatment="anomaly-off"), finding("PD601", treatment="val-less-often=7"))
+    assert {order.treatments for order in orders.timings([case], 1, [end])} == {("val-less-often=7", "anomaly-off")}
+    (before, _) = orders.timings([case], 1)
+    assert before.treatments == case.treatments
+    assert before.acts_between_steps  # so that both runs have whole periods of validation
+
+
 def test_fixes_are_timed_once_when_several_runs_recommend_the_same() -> None:
     findings = (finding("PD301", treatment="precision-bf16"), finding("PD504"), finding("PD502", severity="low",
                 treatment="log-every-n=50"), finding("PD318", treatment="threads=2"))  # fmt: skip

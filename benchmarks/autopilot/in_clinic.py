@@ -117,7 +117,7 @@ def timed(case: Case, treatment: str = "") -> Ended:
     treatments = (treatment,) if treatment and case.name not in BY_FIX else ()
     with tempfile.TemporaryDirectory() as folder:
         long_case = longer(case, OFFLINE_TIMES, Path(folder))
-        return run(Order(long_case, "trial", is_fixed=bool(treatment), treatments=treatments))
+        return run(Order(long_case, "trial", bool(treatment), treatment if treatments else "", treatments))
 
 
 def piloted(case: Case, n_times: float, treatment: str = "") -> dict[str, Any]:

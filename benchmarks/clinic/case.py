@@ -9,7 +9,7 @@ A case is a Lightning script that takes no arguments. Its docstring holds a desc
                              smaller of two faults, if the expected one is among the first three
     half: tune               thresholds may be tuned on it; ``score``: they may not
     fix: {OLD: NEW}          replacements in the script that remove the fault (with two faults: the larger one)
-    with: [ID]               or treatments that remove it
+    with: [ID]               or treatments that remove it, timed with the values that the expected finding recommends
     own_process: true        started as a command of its own (it starts further processes)
     needs: fast-bf16         what the CPU must have for the fault to cost time; it counts as a fault only where its fix
                              gains time, and as healthy elsewhere

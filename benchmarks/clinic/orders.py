@@ -22,14 +22,26 @@ def diagnoses(cases: Iterable[Case], healthy_rounds: int) -> list[Order]:
     ]
 
 
-def timings(cases: Iterable[Case], rounds: int) -> list[Order]:
+def timings(cases: Iterable[Case], rounds: int, diagnosed: Sequence[Ended] = ()) -> list[Order]:
     """Return timed runs of each case with its fault and without it, in turns: A B, then B A, and so on."""
     return [
-        Order(case, "trial", is_fixed)
+        Order(case, "trial", is_fixed, treatments=own_treatments(case, diagnosed))
         for case in cases
         for number in range(rounds)
         for is_fixed in ((False, True) if number % 2 == 0 else (True, False))
     ]
+
+
+def own_treatments(case: Case, diagnosed: Sequence[Ended]) -> tuple[str, ...]:
+    """Return the treatments that remove a case's fault, with the values that the expected findings recommend."""
+    recommended = {
+        text.partition("=")[0]: text
+        for end in of_case(case, diagnosed)
+        for finding in (end.session.findings if end.session is not None else ())
+        if finding.code in case.expect
+        for text in fix_of(finding, end.session)
+    }
+    return tuple(recommended.get(text.partition("=")[0], text) for text in case.treatments)
 
 
 def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:

@@ -135,7 +135,7 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
     known = results.read(arguments.timed)[cap].outcomes if arguments.timed else ()
     names = {one.case for one in known if one.measured is not None}
     unknown = [case for case in cases if is_timed(case, arguments) and case.name not in names]
-    timed = run("runs timed", orders.timings(unknown, arguments.rounds), 1)
+    timed = run("runs timed", orders.timings(unknown, arguments.rounds, diagnosed), 1)
     outcomes = with_measured(outcomes_of(cases, diagnosed, timed, []), known)
     is_measured = not arguments.fast and arguments.gains != "none"
     accused = {

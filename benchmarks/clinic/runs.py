@@ -65,9 +65,9 @@ class Order(NamedTuple):
     Attributes:
         case: The case.
         mode: ``run``: with PerfDoctor. ``trial``: timed, without it.
-        is_fixed: Whether the fault is removed, or ``treatments`` are applied where there are any.
-        code: The finding whose fix is timed; empty where the case's own fix is.
-        treatments: That fix; the script stays as it is. Empty for the case's own fix.
+        is_fixed: Whether the fault is removed, or the fix of the finding ``code`` is applied.
+        code: The finding whose fix is timed, in the script as it is; empty where the case's own fix is.
+        treatments: Those of the fix.
         with_fabric: Whether a Fabric loop trains in place of the Trainer.
         doctor: Further arguments of PerfDoctor.
     """
@@ -157,7 +157,7 @@ class _Running:
         self._started_s = time.monotonic()
         self._code: int | None = None
         script = self._home / order.case.script.name
-        is_changed = order.is_fixed and not order.treatments
+        is_changed = order.is_fixed and not order.code
         text = order.case.fixed_script() if is_changed else order.case.script.read_text(encoding="utf-8")
         script.write_text(with_more_epochs(text) if order.acts_between_steps else text)
         job = _job(order, self._home / "job")
@@ -216,7 +216,7 @@ def with_more_epochs(script: str) -> str:
 
 
 def _job(order: Order, folder: Path) -> Job:
-    specs = (order.treatments or order.case.treatments) if order.is_fixed else ()
+    specs = order.treatments if order.is_fixed else ()
     if order.mode == "run":
         doctor: dict[str, Any] = {**DOCTOR, **order.doctor, "out_dir": str(folder.parent / "out")}
         return Job(mode="run", folder=str(folder), specs=specs, doctor=doctor)

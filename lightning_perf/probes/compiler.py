@@ -158,6 +158,7 @@ class CompilerProbe(Probe):
             compile_after_warmup_s=self._after_warmup_ns / 1e9 or late_s,
             n_functions=len({_function(m) for _, m in compiled}),
             recompiles=_recompiles(compiled),
+            recompile_limit=getattr(dynamo("config"), "recompile_limit", None),  # older versions name it otherwise
             graph_breaks=self._graph_breaks(),
             missing=missing,
         )

@@ -93,6 +93,9 @@ class LoopProbe(ActionSpans):
         if self.stage == "fit":
             is_tapped = seams.tap_validation(self.trainer, ValidationSpan(self), self._undos)
             self._note_missing(is_tapped, "validation", "the validation loop of this Lightning was not found")
+            seams.tap_validation_iteration(
+                self.trainer, self._span("epoch_boundary", "val_dataloader", "loop", "iter"), self._undos
+            )
             iterating = self._span("epoch_boundary", "train_dataloader", "loop", "iter")
             is_tapped = seams.tap_epoch_iteration(self.trainer, iterating, self._undos)
             self._note_missing(is_tapped, "steady.named.iter", "the start of an epoch's iteration was not found")

@@ -156,6 +156,7 @@ class CompilerWatch(Record, frozen=True, kw_only=True):
         n_compiled_steps: Steps with a compilation, which are excluded from statistics.
         n_after_warmup: Compilations after the run's first steps.
         recompiles: Most frequent first; at most 16.
+        recompile_limit: Compilations of a function after which torch runs it uncompiled; None if unknown.
         graph_breaks: Most frequent first; at most 16.
         missing: Why a value is missing.
     """
@@ -167,6 +168,7 @@ class CompilerWatch(Record, frozen=True, kw_only=True):
     compile_after_warmup_s: float = 0.0
     n_functions: int = 0
     recompiles: tuple[Recompile, ...] = ()
+    recompile_limit: int | None = None
     graph_breaks: tuple[GraphBreak, ...] = ()
     missing: dict[str, str] = {}
 

@@ -17,7 +17,8 @@ _PHASES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110", "PD115"), _LOADING),
     **dict.fromkeys(("PD303", "PD304"), CODE_PHASES),
     **dict.fromkeys(
-        ("PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"), _CLAIMED
+        ("PD111", "PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"),
+        _CLAIMED,
     ),
 }
 """Findings about host time → the phases whose costliest line is reported; ``_CLAIMED`` for the phases they claim."""
@@ -48,6 +49,8 @@ def with_line(finding: Finding, session: Session) -> Finding:
         lines = whole_lines_of(session, tuple(finding.claims), lambda line: line.entry in hooks) or lines
         others = [line for line in lines if line.line.entry.startswith("on_") and line.line.entry not in hooks]
         lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
+    if finding.code == "PD111":
+        lines = [line for line in lines if not line.line.entry.startswith(("on_", "validation_step"))]
     line = next(iter(lines), None)
     if line is None or line.seconds < LINE_MIN_PART * claimed_s or line.where in finding.summary:
         return finding

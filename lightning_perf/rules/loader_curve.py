@@ -36,6 +36,7 @@ from .thresholds import (
     TRANSPORT_LOW_S,
     WORKERS_SLACK,
 )
+from .user_lines import sampler_lines
 from .wording import number_of
 from .worker_bounds import CORES, WorkerStep, batch_cost, most_workers, step_bounds
 
@@ -101,7 +102,7 @@ class ProbedLoader(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stage: The timed steps, or else the steps that the probe predicts.
         share: Data wait as a share of the time.
-        wait_s: Seconds of data wait per step.
+        wait_s: Seconds of data wait per step, without the lines of a sampler.
         is_predicted: Whether no step was timed.
     """
 
@@ -249,7 +250,7 @@ def probed_loader_of(session: Session) -> ProbedLoader:
         loader=loader,
         stage=stage,
         share=share,
-        wait_s=wait_s,
+        wait_s=max(0.0, wait_s - sum(line.seconds for line in sampler_lines(session)) / max(1, stage.n_steps)),
         plan=plan_workers(session, loader, stage, wait_s),
         is_predicted=session.steady is None,
     )

@@ -14,7 +14,7 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .findings import fact, fix
+from .findings import SPREAD, fact, fix
 from .loader_curve import ProbedLoader
 from .signals import loaders_of, phase_s
 from .thresholds import (
@@ -34,8 +34,10 @@ from .thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from .user_lines import lines_of
+from .user_lines import left_with_raised_thresholds, lines_of
 from .wording import percent, place, site_of
+
+AT_LEAST_COLLECTIONS = "; at least garbage collections that it starts"
 
 
 def is_waiting(probe: LoaderProbe) -> bool:
@@ -192,6 +194,18 @@ def function_evidence(probe: LoaderProbe, where: Literal["getitem", "collate"], 
     return tuple(shown)
 
 
+def collecting_low_s(session: Session, probed: ProbedLoader, share: float = 1.0) -> float:
+    """Return the seconds of garbage collection that are certain to go if this share of a batch's work makes no objects.
+
+    A loader without workers starts the collections that run while training waits for data.
+    """
+    found = session.collections
+    if found is None or probed.plan.n_now or probed.is_predicted or not found.automatic_by_phase_s:
+        return 0.0
+    part = found.automatic_by_phase_s.get("data_wait", 0.0) * (1 - left_with_raised_thresholds(found))
+    return (1 - SPREAD) * share * part * probed.stage.span_s / found.span_s if found.span_s > 0 else 0.0
+
+
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:
     """Return the seconds to make a batch without workers and how they were measured, or None and the reason."""
     fetch, probe = stage.fetch, session.loader_probe
@@ -222,7 +236,7 @@ def first_waits_s(session: Session, stage: StageTimes) -> float:
 
 def iterator_s(session: Session, stage: StageTimes) -> float:
     """Return the seconds in which iterators of later epochs were made, without the user's lines in them."""
-    timed_s = sum(time.total_s for time in stage.named if (time.phase, time.hook) == ("epoch_boundary", "iter"))
+    timed_s = sum(time.total_s for time in stage.named if (time.name, time.hook) == ("train_dataloader", "iter"))
     lines_s = sum(time.seconds for time in lines_of(session, "epoch_boundary"))
     return max(0.0, min(timed_s, phase_s(stage, "epoch_boundary")) - lines_s)
 
@@ -232,6 +246,17 @@ def start_s(session: Session, stage: StageTimes) -> float:
     if restarting_loader(session) is None:
         return 0.0
     return min(first_waits_s(session, stage) + iterator_s(session, stage), phase_s(stage, "epoch_boundary"))
+
+
+def validation_start_s(session: Session, stage: StageTimes) -> tuple[float, int]:
+    """Return the seconds of the span in which iterators of validation started workers again, and their number."""
+    loaders = [one for one in session.settings.loaders if one.stage == "val" and one.num_workers]
+    is_created_again = bool(session.settings.trainer.reload_dataloaders_every_n_epochs)
+    if not loaders or is_created_again or any(one.persistent_workers is not False for one in loaders):
+        return 0.0, 0
+    found = [time for time in stage.named if (time.name, time.hook) == ("val_dataloader", "iter")]
+    seconds = sum(time.share for time in found) * stage.span_s
+    return min(seconds, phase_s(stage, "validation")), sum(time.n_calls for time in found)
 
 
 def n_boundaries(session: Session) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Session
+from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Safety, Session
 
 from .findings import AT_STAKE, certain_speedup, possible_share, severity_of_gain
 from .rule import Rule
@@ -61,14 +61,18 @@ def _claimants(finding: Finding, causes: Sequence[Finding]) -> list[Finding]:
 def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding]:
     """Return the findings with each cause moved up to the first symptom that it explains, and its alternatives last.
 
-    A cause that is less certain than the symptom, or whose fix gains less for certain, stays where it is.
+    A cause that is less certain than the symptom, or whose fix gains less for certain, stays where it is, unless only
+    the symptom's fix changes what is trained or validated.
     """
     explains = {rule.code: rule.explains for rule in rules if rule.explains}
+    yields_to = {rule.code: rule.yields_to for rule in rules if rule.yields_to}
     ordered = list(findings)
     for cause in findings:
         place = ordered.index(cause)
         for i, symptom in enumerate(ordered[:place]):
-            if symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom):
+            if (symptom.code in explains.get(cause.code, ()) and _explains_most(cause, symptom)) or (
+                cause.code in yields_to.get(symptom.code, ()) and _claims_more(cause, symptom)
+            ):
                 ordered.insert(i, ordered.pop(place))
                 break
     return _alternatives_last(ordered, explains)
@@ -100,9 +104,24 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
     claimed_s = sum(symptom.claims.values())
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
     explained_s = sum(cause.claims.values())
+    if cause.severity != "info" and _safety(cause) == "exact" and _safety(symptom) == "semantics":
+        is_as_severe = True
+        explained_s = sum(cause.claims.get(name, 0.0) for name in symptom.claims)
     if not explained_s and not claimed_s:  # neither was measured
         explained_s, claimed_s = _at_stake(cause), _at_stake(symptom)
     return is_as_severe and is_as_sure and explained_s >= EXPLAINED_PART * claimed_s
+
+
+def _claims_more(cause: Finding, symptom: Finding) -> bool:
+    """Return whether a cause above ``info`` claims most of a symptom's time, and half as much in addition."""
+    claimed_s = sum(symptom.claims.values())
+    shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
+    others_s = sum(cause.claims.values()) - shared_s
+    return cause.severity != "info" and min(shared_s, others_s) >= EXPLAINED_PART * claimed_s
+
+
+def _safety(finding: Finding) -> Safety | None:
+    return finding.prescriptions[0].safety if finding.prescriptions else None
 
 
 def _at_stake(finding: Finding) -> float:

@@ -43,6 +43,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             least half of its time.
         explains: Codes of findings that the finding of this rule causes. It is ranked right before them if it claims
             about as much time.
+        yields_to: Codes of findings that cause this one, however certain its own gain is: it is ranked behind those
+            that claim its time, and at least half as much in addition.
         weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
     """
 
@@ -58,6 +60,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     only_unexplained: bool = False
     yields_its_time: bool = False
     explains: tuple[str, ...] = ()
+    yields_to: tuple[str, ...] = ()
 
     @property
     def docs(self) -> str:

@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from lightning_perf.records import HostLine, HostPhase, Session, StageTimes
+from lightning_perf.records import Collections, HostLine, HostPhase, Session, StageTimes
 
 from .rule import required
 from .signals import COMPUTE_PHASES, own_summary, phase_s
-from .thresholds import LINE_MIN_SAMPLES, NORMAL_Z95
+from .thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LINE_MIN_SAMPLES, NORMAL_Z95
 from .wording import place_of
 
 COLLECT = "gc.collect"
@@ -55,6 +55,17 @@ def check_is_sampled(session: Session) -> None:
 def lines_of(session: Session, *phases: str) -> list[LineTime]:
     """Return the lines that take time in these phases (none for all), costliest first; empty without stack samples."""
     return _lines(session, lambda name, _: not phases or name in phases)
+
+
+def sampler_lines(session: Session) -> list[LineTime]:
+    """Return the lines that draw the indices of samples in the training process, costliest first.
+
+    They are those of an iterator, if neither the dataset nor the loader has one of the user's.
+    """
+    loaders = [one for one in session.settings.loaders if one.stage == "train"]
+    if not loaders or any(one.is_iterable or not one.is_plain for one in loaders):
+        return []
+    return _lines(session, lambda name, line: name == "data_wait" and line.entry == "__iter__")
 
 
 def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[[HostLine], bool]) -> list[LineTime]:
@@ -139,6 +150,21 @@ def collecting_s(session: Session, phase: str) -> float:
         return 0.0
     asked_s = sum(each.total_s for each in found.asked if each.phase == phase)
     return (found.automatic_by_phase_s.get(phase, 0.0) + asked_s) * steady.span_s / found.span_s
+
+
+def left_with_raised_thresholds(found: Collections) -> float:
+    """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
+
+    ``n`` full collections at regular intervals show a span of at least ``n - 1`` intervals, so a single one in a short
+    run shows nothing.
+    """
+    total_s = sum(found.automatic_by_phase_s.values())
+    full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)
+    _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
+    if not (middle and oldest):
+        return 1.0  # not a collector of three generations
+    rarer = middle * oldest / (GC_RAISED_YOUNG * GC_RAISED_MIDDLE * GC_RAISED_FULL)
+    return 1.0 - min(full_s, total_s) * max(0.0, 1.0 - rarer) / total_s
 
 
 def _line_time(line: HostLine, name: str, phase: HostPhase, seconds: float, with_operators: bool) -> LineTime:

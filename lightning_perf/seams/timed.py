@@ -151,6 +151,11 @@ def tap_epoch_iteration(trainer: Any, around: AbstractContextManager[Any], undos
     return _tap_method(epoch_loop(trainer), "on_run_start", around, undos)
 
 
+def tap_validation_iteration(trainer: Any, around: AbstractContextManager[Any], undos: Undos) -> bool:
+    """Enclose the creation of the iterators of each validation inside fit."""
+    return _tap_method(getattr(epoch_loop(trainer), "val_loop", None), "reset", around, undos)
+
+
 def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
     """Enclose ``strategy.backward``, which manual optimization calls without announcing an action."""
     return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)

@@ -47,7 +47,10 @@ class ValidationLoop:
         self.body: Any = None
 
     def run(self) -> None:
+        self.reset()
         self.body()
+
+    def reset(self) -> None: ...
 
 
 class Strategy:
@@ -247,6 +250,19 @@ def test_making_an_iterator_is_named_in_the_epoch_boundary_when_an_epoch_begins(
     assert (named.name, named.phase, named.total_s, named.n_calls) == ("train_dataloader", "epoch_boundary", 3, 1)
     bench.loop.uninstall()
     assert bench.trainer.fit_loop.epoch_loop.on_run_start == bench.make_iterator
+
+
+def test_making_an_iterator_is_named_when_a_validation_begins() -> None:
+    bench = Bench()
+    bench.validation.reset = lambda: bench.clock.advance(4)
+    bench.loop.uninstall()
+    bench.loop.install()
+    bench.validation.body = lambda: bench.clock.advance(1)
+    bench.step()
+    bench.validation.run()
+    bench.step()
+    (named,) = [time for time in bench.loop.named() if time.hook == "iter"]
+    assert (named.name, named.total_s, named.n_calls) == ("val_dataloader", 4, 1)
 
 
 def test_validation_is_one_phase_of_training_and_a_stage_of_its_own() -> None:

@@ -121,9 +121,12 @@ def test_outcomes_are_within_bounds_when_a_session_is_arbitrary(description):
 
 def _check_order(findings: Sequence[Finding]) -> None:
     """Check that findings are ordered by severity, except for causes right before symptoms that they explain."""
-    explains = {rule.code: rule.explains for rule in all_rules()}
+    rules = {rule.code: rule for rule in all_rules()}
     for finding, later in itertools.pairwise(findings):
-        is_cause = any(other.code in explains[finding.code] for other in findings)
+        is_cause = any(
+            other.code in rules[finding.code].explains or finding.code in rules[other.code].yields_to
+            for other in findings
+        )
         is_more_severe = SEVERITIES.index(later.severity) < SEVERITIES.index(finding.severity)
         assert is_cause or not is_more_severe, f"{finding.code} ({finding.severity}) before {later.code}"
 

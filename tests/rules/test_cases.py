@@ -48,6 +48,8 @@ def test_rule_result_matches_the_case_when_checked(code, case):
     prescription = finding.prescriptions[0] if finding.prescriptions else None
     for key in ("severity", "confidence"):
         assert getattr(finding, key) == case.get(key, getattr(finding, key))
+    codes = [each.code for each in session.findings]
+    assert all(codes.index(code) < codes.index(later) for later in case.get("before", []))
     if "code" in case:
         assert case["code"] in prescription.code
         assert case["code"] or not prescription.code

@@ -191,6 +191,44 @@ def test_cause_precedes_its_symptom_when_it_explains_most_of_it(use_rules, sever
     assert [finding.code for finding in diagnose(build_session()).findings] == order
 
 
+@pytest.mark.parametrize(
+    ("safety", "phase", "severity", "order"),
+    [
+        ("semantics", "validation", "low", ["PD111", "PD601"]),
+        ("semantics", "data_wait", "low", ["PD601", "PD111"]),
+        ("semantics", "validation", "info", ["PD601", "PD111"]),
+        ("exact", "validation", "low", ["PD601", "PD111"]),
+    ],
+)
+def test_less_certain_cause_precedes_its_symptom_when_only_that_fix_changes_results(
+    use_rules, safety, phase, severity, order
+):
+    less = Prescription(summary="less often", treatment="", effort="one line", safety=safety)
+    workers = Prescription(summary="workers", treatment="", effort="one line", safety="exact")
+    symptom = _finding("PD601", severity="high", claims={"validation": 10.0}, prescriptions=(less,))
+    cause = _finding("PD111", severity=severity, claims={phase: 6.0}, prescriptions=(workers,))
+    use_rules(_rule("PD601", lambda _: symptom), _rule("PD111", lambda _: cause, explains=("PD601",)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
+@pytest.mark.parametrize(
+    ("claims", "severity", "order"),
+    [
+        ({"data_wait": 15.0}, "low", ["PD110", "PD508"]),
+        ({"data_wait": 14.9}, "low", ["PD508", "PD110"]),  # little more than the symptom itself
+        ({"forward": 50.0}, "low", ["PD508", "PD110"]),
+        ({"data_wait": 15.0}, "info", ["PD508", "PD110"]),
+    ],
+)
+def test_symptom_yields_to_a_less_certain_cause_when_that_claims_more_than_the_symptom(
+    use_rules, claims, severity, order
+):
+    symptom = _finding("PD508", severity="high", claims={"data_wait": 10.0})
+    cause = _finding("PD110", severity=severity, claims=claims)
+    use_rules(_rule("PD110", lambda _: cause), _rule("PD508", lambda _: symptom, yields_to=("PD110",)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
+
+
 @pytest.mark.parametrize(("share", "order"), [(0.4, ["PD309", "PD301"]), (0.2, ["PD301", "PD309"])])
 def test_cause_precedes_its_symptom_when_neither_was_measured(use_rules, share, order):
     symptom = _finding("PD301", confidence="low", evidence=(fact(AT_STAKE, 0.6, "fraction"),))

@@ -198,6 +198,7 @@ def test_steps_that_compile_count_in_no_statistic_when_compiling_is_slow(make_tr
     session = fitted(make_trainer, model, is_ragged=True)
     watch = watch_of(session)
     assert watch.n_compiled_steps == watch.n_compiles >= 4
+    assert watch.recompile_limit == getattr(torch._dynamo.config, "recompile_limit", None)
     assert watch.compile_s >= 0.2 * watch.n_compiles
     assert 0 < watch.compile_after_warmup_s < watch.compile_s
     assert session.steady is not None

@@ -1,23 +1,25 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
-from lightning_perf.records import Finding, Prescription, Recompile, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, unsigned_finding
+from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
+from lightning_perf.rules.findings import fact, fix, gain_from, promised_span_s, severity_of_gain, unsigned_finding
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
 from lightning_perf.rules.wording import called, duration, percent, place_of
 
 
-@rule("PD311", "recompiling")
+@rule("PD311", "recompiling", explains=("PD405",))  # compiled code takes memory
 def check(session: Session) -> Finding | None:
     watch = required(session.compiler, session.missing.get("compiler", "nothing was compiled"))
     steady = steady_of(session)
     late = [each for each in watch.recompiles if each.n_after_warmup]
     n = sum(each.n_after_warmup for each in late)
     spent_s = min(watch.compile_after_warmup_s, sum(each.compile_s or 0.0 for each in late) or float("inf"))
-    all_s = steady.span_s + spent_s
-    share = spent_s / all_s
-    at_limit = [each for each in watch.recompiles if each.n >= RECOMPILES_AT_LIMIT]
+    span_s = promised_span_s(steady)
+    share = spent_s / (span_s + spent_s)
+    rest_s = max(steady.n_steps * steady.step_s.mean, steady.span_s - steady.own_s)  # all of its own time left out
+    most = RECOMPILES_AT_LIMIT if watch.recompile_limit is None else watch.recompile_limit - 1
+    at_limit = [each for each in watch.recompiles if each.n >= most]
     if not at_limit and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):
         return None
     worst = max(at_limit or late, key=lambda each: each.n)
@@ -25,8 +27,8 @@ def check(session: Session) -> Finding | None:
     # remains, for sizes that may change. A function at the limit is not compiled again, so no gain is certain.
     gain = gain_from(
         steady,
-        0.0 if at_limit else share * (1 - 1 / n) * steady.span_s,
-        share * steady.span_s,
+        0.0 if at_limit else share * (1 - 1 / n) * span_s,
+        max(share, spent_s / (rest_s + spent_s)) * span_s,
         "at most the time spent recompiling" if at_limit else "all but one of these recompilations",
         "timed",
     )
@@ -35,15 +37,15 @@ def check(session: Session) -> Finding | None:
         severity="low" if at_limit and share < LOW_SHARE else severity_of_gain(gain),
         summary=(
             f"{place_of(worst)} was recompiled {called(worst.n)}; "
-            f"recompiling takes {percent(share)} of the time after the first steps.{_AT_LIMIT if at_limit else ''}"
-            f"{f' Reason: {worst.reason}.' if worst.reason else ''}"
+            f"recompiling takes {percent(share)} of the time after the first steps."
+            f"{_at_limit(watch) if at_limit else ''}{f' Reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
             fact("recompilations after the first steps", n, "count", MIN_RECOMPILES),
             fact("share of the time recompiling", share, "fraction", LOW_SHARE),
             fact("total compile time", duration(watch.compile_s)),
             *(
-                fact(f"{place_of(r)} recompiled", r.n, "count", RECOMPILES_AT_LIMIT if at_limit else None)
+                fact(f"{place_of(r)} recompiled", r.n, "count", most if at_limit else None)
                 for r in (at_limit or late)[:3]
             ),
         ),
@@ -53,7 +55,9 @@ def check(session: Session) -> Finding | None:
     )
 
 
-_AT_LIMIT = " After so many recompilations torch runs the function uncompiled, unless the limit was raised."
+def _at_limit(watch: CompilerWatch) -> str:
+    unless = ", unless the limit was raised" if watch.recompile_limit is None else ""
+    return f" After so many recompilations torch runs the function uncompiled{unless}."
 
 
 _DYNAMIC = fix(

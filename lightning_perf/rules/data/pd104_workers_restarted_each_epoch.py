@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
-from lightning_perf.rules.findings import SPREAD, fact, least_mean, loader_fix, timed_finding, unsigned_finding
+from lightning_perf.rules.findings import SPREAD, fact, fix, least_mean, loader_fix, timed_finding, unsigned_finding
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     iterator_s,
@@ -11,6 +11,7 @@ from lightning_perf.rules.loader_signals import (
     restarting_loader,
     start_s,
     start_waits,
+    validation_start_s,
 )
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
@@ -26,37 +27,43 @@ def preflight(session: Session) -> Finding | None:
     return unsigned_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
 
 
-@rule("PD104", "workers-restarted-each-epoch", preflight=preflight)
+@rule("PD104", "workers-restarted-each-epoch", preflight=preflight, explains=("PD601",))
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     loader = _restarting_loader(session)
-    if loader is None:
+    val_s, n_validations = validation_start_s(session, steady)
+    if loader is None and not val_s:
         return None
     waits, n = start_waits(steady), n_boundaries(session)
     if not waits or n == 0:
         raise Skip("no epoch has been followed by another one yet")
     spent_s, created_s = start_s(session, steady), iterator_s(session, steady)
-    share, each_s = spent_s / steady.span_s, spent_s / n
+    share, each_s = (spent_s + val_s) / steady.span_s, spent_s / n
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None
     made_s, _ = in_process_of(session, steady)
     first_low_s = 0.0 if made_s is None else max(0.0, n * (least_mean(waits) - made_s))
+    low_s = min(first_low_s + (1 - SPREAD) * created_s, spent_s) if loader is not None else (1 - SPREAD) * val_s
+    parts = [f"{duration(each_s)} per epoch until its first batch"] if loader is not None else []
+    parts += [f"{duration(val_s / n_validations)} per validation"] if val_s else []
+    n_workers = (loader or loaders_of(session, "val")[0]).num_workers or 0
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of training time is spent starting {number_of(loader.num_workers or 0, 'worker')} "
-            f"again in every epoch: {duration(each_s)} per epoch until its first batch."
+            f"{percent(share)} of training time is spent starting {number_of(n_workers, 'worker')} again in every "
+            f"epoch: {' and '.join(parts)}."
         ),
         evidence=(
             fact("share of the time starting workers", share, "fraction", LOW_SHARE, n),
-            fact("starting workers, per epoch", each_s, "s", RESTART_MIN_S, n),
-            fact("first batch beyond a usual one", fmean(waits), "s", n=len(waits)),
+            fact("starting workers, per epoch", each_s, "s", RESTART_MIN_S, n) if loader is not None else None,
+            fact("starting workers, per validation", val_s / n_validations, "s", n=n_validations) if val_s else None,
+            fact("first batch beyond a usual one", fmean(waits), "s", n=len(waits)) if loader is not None else None,
             fact("persistent_workers", False),
         ),
-        prescriptions=_prescription(loader),
-        claims={"epoch_boundary": spent_s},  # the wait for each first batch is in this phase
-        low_s=min(first_low_s + (1 - SPREAD) * created_s, spent_s),
-        basis=f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains",
+        prescriptions=(_prescription(loader) if loader is not None else None, _VALIDATION if val_s else None),
+        claims={"epoch_boundary": spent_s, "validation": val_s},  # the wait for each first batch is in the former
+        low_s=low_s,
+        basis=f"{number_of(len(waits) if loader is not None else n_validations, 'start')} timed; one batch remains",
     )
 
 
@@ -74,3 +81,10 @@ def _prescription(loader: LoaderSettings) -> Prescription:
     code = f"num_workers={loader.num_workers}, persistent_workers=True"
     summary = "set persistent_workers=True on the training loader"
     return loader_fix(loader, summary, "loader-persistent", code, persistent_workers=True)
+
+
+_VALIDATION = fix(
+    "set persistent_workers=True on the validation loader",
+    "one line",
+    code="DataLoader(..., persistent_workers=True)  # in val_dataloader",
+)

@@ -2,7 +2,8 @@
 
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.loader_curve import probed_loader_of
+from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.loader_curve import probe_of, probed_loader_of
 from lightning_perf.rules.loader_signals import (
     costliest,
     costly_line,
@@ -16,14 +17,20 @@ from lightning_perf.rules.loader_signals import (
     items_in_memory,
     sample_share,
     wait_evidence,
+    wait_fact,
 )
+from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, WAIT_MIN_SHARE
+from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, HOST_LINE_MIN_STEP_S, WAIT_MIN_SHARE
+from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
 
 
 @rule("PD107", "slow-transform", explains=("PD101", "PD102"))
 def check(session: Session) -> Finding | None:
+    if session.steady is not None and session.loader_probe is not None and session.loader_probe.getitem is None:
+        return _from_stack_samples(session)
     probed = probed_loader_of(session)
     probe, plan = probed.probe, probed.plan
     if probed.share < WAIT_MIN_SHARE or plan.is_too_cheap or plan.cost_more:
@@ -51,12 +58,38 @@ def check(session: Session) -> Finding | None:
             fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("profiled by", function.basis),
         ),
-        prescriptions=(_prescription(function, line), items_in_memory(session)),
+        prescriptions=(_prescription(_short(function, line), function.kind == "python"), items_in_memory(session)),
         claims={"data_wait": probed.saved_s(of_batch)},
         basis="at most the function's time, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",
         method="modeled",
     )
+
+
+def _from_stack_samples(session: Session) -> Finding | None:
+    """Find the dataset's costliest line in the training process, if the probe could not copy the loader."""
+    steady, loader = steady_of(session), loaders_of(session)[0]
+    wait_s = wait_share(steady) * steady.span_s
+    entries = ("__iter__", "__next__") if loader.is_iterable else ("__getitem__", "__getitems__")
+    found = [line for line in lines_of(session, "data_wait") if line.line.entry in entries]
+    if loader.num_workers != 0 or not found:
+        probe_of(session)  # raises Skip with the reason
+    elif wait_s >= WAIT_MIN_SHARE * steady.span_s and found[0].seconds >= FUNCTION_MIN_SHARE * wait_s:
+        worst, call = found[0], found[0].line.call
+        return timed_finding(
+            steady,
+            summary=(
+                f"{spent_waiting(wait_s / steady.span_s)}; {worst.where} takes {percent(worst.seconds / wait_s)} of it"
+                f"{worst.doing}: {duration(worst.seconds / steady.n_steps)} per batch."
+            ),
+            evidence=(wait_fact(wait_s / steady.span_s, steady.n_steps), evidence_of(worst, steady)),
+            prescriptions=_prescription(call or f"line {worst.line.line} of {worst.line.function}", is_python=not call),
+            claims={"data_wait": worst.high_s},
+            basis=f"at most the time of this line, from {worst.n} stack samples",
+            confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
+            method="modeled",
+        )
+    return None
 
 
 def _most_of_it(function: HotFunction, line: HotLine | None) -> str:
@@ -65,14 +98,16 @@ def _most_of_it(function: HotFunction, line: HotLine | None) -> str:
     return f", {percent(line.share)} of it in {site_of(function.file, line.line)}: {line.text.strip()}"
 
 
-def _prescription(function: HotFunction, line: HotLine | None) -> Prescription:
+def _short(function: HotFunction, line: HotLine | None) -> str:
     short = function.name.rsplit(".", 1)[-1]
-    if line is not None:
-        short = f"line {line.line} of {short}"
-    if function.kind == "python":
-        summary = f"vectorize {short}: operate on whole arrays instead of looping in Python"
+    return short if line is None else f"line {line.line} of {short}"
+
+
+def _prescription(what: str, is_python: bool) -> Prescription:
+    if is_python:
+        summary = f"vectorize {what}: operate on whole arrays instead of looping in Python"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"
     else:
-        summary = f"speed up {short}: use a faster library or smaller inputs, run it on the device"
+        summary = f"speed up {what}: use a faster library or smaller inputs, run it on the device"
         code = "def on_after_batch_transfer(self, batch, dataloader_idx):\n    ...  # the same for the whole batch"
     return fix(summary, "hours", code=code)

@@ -4,6 +4,8 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
 from lightning_perf.rules.loader_signals import (
+    AT_LEAST_COLLECTIONS,
+    collecting_low_s,
     costliest,
     function_evidence,
     function_place,
@@ -59,7 +61,8 @@ def check(session: Session) -> Finding | None:
         ),
         # The fix replaces this function: the default one alone, a user's with the functions that it calls.
         claims={"data_wait": probed.saved_s(share * part)},
-        basis=f"at most the time of {who}, with the workers in use",
+        low_s=(low_s := collecting_low_s(session, probed, share * part)),
+        basis=f"at most the time of {who}, with the workers in use" + (AT_LEAST_COLLECTIONS if low_s else ""),
         confidence="medium" if probed.is_predicted else "high",
-        method="modeled",
+        method="timed" if low_s else "modeled",
     )

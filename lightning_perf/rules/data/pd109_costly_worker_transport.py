@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, time
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, saved_by, step_spread
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.signals import is_cpu_run, phase_s
 from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_BYTES,
     TRANSPORT_MIN_OBJECTS,
@@ -13,37 +13,45 @@ from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.user_lines import lines_of
+from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 
 @rule("PD109", "costly-worker-transport", explains=("PD101", "PD102", "PD103"))
 def check(session: Session) -> Finding | None:
     probed = probed_loader_of(session)
     probe, plan, stage = probed.probe, probed.plan, probed.stage
-    if plan.n_now == 0 or probed.share < WAIT_MIN_SHARE:
+    n_tensors, n_objects = probe.n_tensors or 0, probe.n_objects or 0
+    is_in_pieces = n_tensors >= TRANSPORT_MIN_TENSORS or n_objects >= TRANSPORT_MIN_OBJECTS
+    own_s = sum(line.seconds for line in lines_of(session, "transfer"))
+    searched_s = max(0.0, phase_s(stage, "transfer") - own_s) if is_in_pieces else 0.0
+    is_searching = searched_s > stage.n_steps * probed.wait_s
+    if plan.n_now == 0 or probed.share + is_searching * searched_s / stage.span_s < WAIT_MIN_SHARE:
         return None
     transport = required(probe.transport, probe.missing.get("transport", "moving a batch was not timed"))
     share = transport_share(probed)
     if share < TRANSPORT_MIN_SHARE:
         return None
     moved_s = transport.p50_s
-    what = _what(probe.n_tensors or 0, probe.n_objects or 0, probe.batch_bytes or 0)
-    is_in_pieces = (probe.n_tensors or 0) >= TRANSPORT_MIN_TENSORS or (probe.n_objects or 0) >= TRANSPORT_MIN_OBJECTS
-    transfer_s = phase_s(stage, "transfer") if is_in_pieces else 0.0
+    what = _what(n_tensors, n_objects, probe.batch_bytes or 0)
+    certain_s = 0.0
+    if is_searching and is_cpu_run(session):  # nothing is copied: the time goes into the search, piece by piece
+        certain_s = (1 - SPREAD) * (1 - TRANSPORT_MIN_TENSORS / max(n_tensors, n_objects)) * searched_s
     low_s, high_s = _packed_s(probed), min(probed.wait_s, moved_s)
     prescriptions: tuple[Prescription, ...] = (_PACK,)
     alone = plan.chosen if plan.chosen is not None and plan.chosen.num_workers == 0 else None
     if alone is not None and alone.step_s < stage.step_s.mean:
         prescriptions = (_PACK, _alone(probed))
-        if alone.is_measured:
+        if alone.is_measured and not is_searching:
             prescriptions = (_alone(probed), _PACK)
             low_s, alone_s = saved_by(stage.step_s.mean, plan.now, alone, step_spread(session, alone.step_s))
             high_s = max(high_s, alone_s)
     return timed_finding(
         stage,
         summary=(
-            f"{percent(probed.share)} of training time is spent waiting for data; moving a batch of {what} from a "
-            f"worker to the training process takes {duration(moved_s)}, {percent(share)} of the fetch time."
+            f"{spent_waiting(probed.share)}; moving a batch of {what} from a worker to the training process takes "
+            f"{duration(moved_s)}, {percent(share)} of the fetch time."
+            + (f" Searching it for tensors takes {percent(searched_s / stage.span_s)}." if is_searching else "")
         ),
         evidence=(
             wait_evidence(probed),
@@ -54,8 +62,8 @@ def check(session: Session) -> Finding | None:
             optional_fact("bytes per batch", probe.batch_bytes, "bytes", TRANSPORT_MIN_BYTES),
         ),
         prescriptions=prescriptions,
-        claims={"data_wait": stage.n_steps * high_s, "transfer": transfer_s},
-        low_s=stage.n_steps * min(probed.wait_s, low_s),
+        claims={"data_wait": stage.n_steps * high_s, "transfer": searched_s},
+        low_s=stage.n_steps * min(probed.wait_s, low_s) + certain_s,
         method="probed",
         basis="time to move a batch, measured by the loader probe",
         confidence="medium",

@@ -3,7 +3,14 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of
-from lightning_perf.rules.loader_signals import indexes_rows, is_transport_costly, is_waiting, wait_evidence
+from lightning_perf.rules.loader_signals import (
+    AT_LEAST_COLLECTIONS,
+    collecting_low_s,
+    indexes_rows,
+    is_transport_costly,
+    is_waiting,
+    wait_evidence,
+)
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import WAIT_MIN_SHARE
 from lightning_perf.rules.wording import duration, spent_waiting
@@ -17,6 +24,9 @@ def check(session: Session) -> Finding | None:
         return None
     if is_waiting(probe) or is_transport_costly(probed):
         return None  # PD106 or PD109 applies.
+    claimed_s = probed.stage.n_steps * probed.wait_s
+    if claimed_s < WAIT_MIN_SHARE * probed.stage.span_s:
+        return None  # PD511 applies: the sampler takes the time.
     batch_size, batch_s = probe.batch_size or 1, probed.plan.batch_s
     return timed_finding(
         probed.stage,
@@ -37,8 +47,9 @@ def check(session: Session) -> Finding | None:
                 "DataLoader(dataset, sampler=sampler, batch_size=None, num_workers=0)"
             ),
         ),
-        claims={"data_wait": probed.stage.n_steps * probed.wait_s},
-        basis="at most the data wait, if indexing a whole batch took no time",
+        claims={"data_wait": claimed_s},
+        low_s=(low_s := collecting_low_s(session, probed)),
+        basis="at most the data wait, if indexing a whole batch took no time" + (AT_LEAST_COLLECTIONS if low_s else ""),
         confidence="high" if probed.plan.n_now == 0 else "medium",
-        method="modeled",
+        method="timed" if low_s else "modeled",
     )

@@ -5,11 +5,12 @@ from lightning_perf.rules.findings import fact, fix, optional_fact, removal_find
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LOW_SHARE
-from lightning_perf.rules.user_lines import RARER_COLLECTIONS
+from lightning_perf.rules.user_lines import RARER_COLLECTIONS, left_with_raised_thresholds
 from lightning_perf.rules.wording import called, duration, number_of, percent, place_of
 
 
-@rule("PD508", "garbage-collector-pauses")
+# A loader without workers makes objects while training waits for data, which starts most collections then.
+@rule("PD508", "garbage-collector-pauses", yields_to=("PD107", "PD108", "PD110"))
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     found = session.collections
@@ -45,7 +46,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=_prescription(found, asked[0] if is_asked else None),
         timed=timed,
-        left=_left_without_calls(found, asked) if is_asked else _left_with_raised_thresholds(found),
+        left=_left_without_calls(found, asked) if is_asked else left_with_raised_thresholds(found),
         left_least=0.0,
     )
 
@@ -74,21 +75,6 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
         collection_s(0, youngest) + collection_s(1, youngest * middle) / middle + full_s / (middle * oldest)
     )
     return min(1.0, left_s / asked_s)
-
-
-def _left_with_raised_thresholds(found: Collections) -> float:
-    """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
-
-    ``n`` full collections at regular intervals show a span of at least ``n - 1`` intervals, so a single one in a short
-    run shows nothing.
-    """
-    total_s = sum(found.automatic_by_phase_s.values())
-    full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)
-    _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
-    if not (middle and oldest):
-        return 1.0  # not a collector of three generations
-    rarer = middle * oldest / (GC_RAISED_YOUNG * GC_RAISED_MIDDLE * GC_RAISED_FULL)
-    return 1.0 - min(full_s, total_s) * max(0.0, 1.0 - rarer) / total_s
 
 
 def _cause(found: Collections, asked: list[AskedCollection]) -> str:

@@ -7,10 +7,18 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.step_signals import loops_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
-from lightning_perf.rules.user_lines import LineTime, check_is_sampled, is_collecting, is_logging, is_metric, lines_of
+from lightning_perf.rules.user_lines import (
+    LineTime,
+    check_is_sampled,
+    is_collecting,
+    is_logging,
+    is_metric,
+    lines_of,
+    sampler_lines,
+)
 from lightning_perf.rules.wording import duration, percent
 
-# Callbacks, loggers, schedulers and loaders have rules of their own, which name the line too.
+# Callbacks, loggers, schedulers and datasets have rules of their own, which name the line too.
 PHASES = ("transfer", "forward", "backward", "optimizer", "other")
 
 
@@ -20,21 +28,27 @@ def check(session: Session) -> Finding | None:
     check_is_sampled(session)
     least_s = USER_LINE_MIN_SHARE * phase_s(steady, *STEP_PHASES)
     found = [
-        time for time in lines_of(session, *PHASES) if time.seconds >= least_s and not _has_own_rule(session, time)
+        time
+        for time in (*lines_of(session, *PHASES), *sampler_lines(session))
+        if time.seconds >= least_s and not _has_own_rule(session, time)
     ]
+    found.sort(key=lambda time: -time.seconds)
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
         return None
     worst = found[0]
     each_s = worst.seconds / steady.n_steps
+    work = worst.line.call or "the work of this line"
     return timed_finding(
         steady,
         summary=(
             f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of step time{worst.doing}: "
-            f"{duration(each_s)} per step outside torch operators, in {worst.phase}{_called_by(worst)}."
+            f"{duration(each_s)} per step{_where(worst)}."
         ),
         evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=fix(
-            f"move {worst.line.call or 'the work of this line'} out of the step, or do it less often",
+            f"call {work} once per epoch instead of once per index"
+            if worst.phase == "data_wait"
+            else f"move {work} out of the step, or do it less often",
             "minutes",
             code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),
@@ -45,9 +59,12 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _called_by(time: LineTime) -> str:
-    """Return the function that Lightning called, if it is not the line's own."""
-    return f", called by {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
+def _where(time: LineTime) -> str:
+    """Return the phase, with the function that Lightning called if it is not the line's own."""
+    if time.phase == "data_wait":
+        return ", drawing the indices of samples"
+    called_by = f", called by {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
+    return f" outside torch operators, in {time.phase}{called_by}"
 
 
 def _has_own_rule(session: Session, time: LineTime) -> bool:

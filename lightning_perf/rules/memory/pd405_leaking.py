@@ -4,7 +4,7 @@ from lightning_perf.records import Finding, Growth, Prescription, Session, Suspe
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.rule import Skip, rule
-from lightning_perf.rules.thresholds import HELD_MIN_TENSORS
+from lightning_perf.rules.thresholds import HELD_MIN_TENSORS, MIN_RECOMPILES
 from lightning_perf.rules.wording import size_text
 
 
@@ -22,12 +22,15 @@ def check(session: Session) -> Finding | None:
     is_hidden = worst is not None and worst.where == "heap" and not any(g.where == "host" for g in leaks)
     is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
+    n_compiles = session.compiler.n_after_warmup if session.compiler is not None else 0
+    is_unknown = worst is not None and not suspects and n_compiles < MIN_RECOMPILES  # compiled code takes memory too
     return unsigned_finding(
         # Running out of memory is worse than a slow run, but only high if the cause is known.
-        severity="high" if worst is not None and suspects else "medium" if worst is not None else "low",
+        severity="high" if worst is not None and suspects else "medium" if is_unknown else "low",
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
+            fact("compilations meanwhile", n_compiles, "count", MIN_RECOMPILES) if n_compiles else None,
             *(fact(f"growth of {s.name} per step", s.items_per_step, _unit(s), n=s.n_items) for s in suspects[:3]),
         ),
         prescriptions=_prescription(suspects),
