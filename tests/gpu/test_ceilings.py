@@ -21,7 +21,8 @@ def test_ceilings_are_those_of_torchs_own_benchmark() -> None:
     assert found.took_s <= ceilings.BUDGET_S * 1.5
     a = torch.rand(8192, 8192, device=device, dtype=torch.bfloat16)
     product = Timer("a @ a", globals={"a": a}).blocked_autorange(min_run_time=0.5)
-    assert found.matmul_flops_per_s["bf16"] == pytest.approx(2 * 8192**3 / product.median, rel=0.1)
+    # The fastest: after some tenths of a second, an H100 is slowed by its power limit.
+    assert found.matmul_flops_per_s["bf16"] == pytest.approx(2 * 8192**3 / min(product.times), rel=0.1)
     source = torch.ones(2**30, dtype=torch.uint8, device=device)
     copy = Timer("b.copy_(a)", globals={"a": source, "b": torch.empty_like(source)}).blocked_autorange(min_run_time=0.5)
     assert found.copy_bytes_per_s == pytest.approx(2 * 2**30 / copy.median, rel=0.1)

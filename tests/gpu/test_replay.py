@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lightning_perf import PerfDoctor
+from lightning_perf.probes.replay import probe as replay_probe
 from lightning_perf.records import Session
 
 from .trainings import TRAININGS, loader_of
@@ -36,6 +37,12 @@ class Trained(NamedTuple):
     stream: torch.Tensor
     precision: str
     session: Session | None
+
+
+@pytest.fixture(autouse=True)
+def _time_to_load_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run of a kernel loads its code, for which short trainings have no time."""
+    monkeypatch.setattr(replay_probe, "LEAST_S", 5.0)
 
 
 def trained(name: str, folder: Path, with_doctor: bool) -> Trained:
