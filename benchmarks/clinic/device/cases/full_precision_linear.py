@@ -1,7 +1,7 @@
 """Wide layers in float32 on a device that multiplies matrices ten times as fast in bfloat16.
 ---
 expect: PD301
-also: {PD302: "TF32 makes the same matrix products faster, by less"}
+also: {PD302: "TF32 makes the same matrix multiplications faster, by less"}
 half: score
 with:
 - precision-bf16

@@ -1,7 +1,7 @@
 """A causal transformer with fused attention, in float32.
 ---
 expect: PD301
-also: {PD302: "TF32 makes the same matrix products faster, by less"}
+also: {PD302: "TF32 makes the same matrix multiplications faster, by less"}
 half: score
 with:
 - precision-bf16
