@@ -8,7 +8,7 @@ from .findings import promised_span_s, severity_of_gain
 from .rule import Skip
 from .signals import is_cpu_run, phase_s
 from .thresholds import WAITING_PART
-from .trace_reading import device_reading_of
+from .trace_reading import device_reading_of, shows_device
 from .wording import percent
 
 _ABOUT_HOST = ("PD502", "PD504", "PD505", "PD506", "PD508", "PD509", "PD511", "PD512", "PD608")
@@ -31,16 +31,14 @@ def within_limits(finding: Finding, session: Session) -> Finding:
         limits.append(steady.n_steps * max(0.0, steady.step_s.mean - period_s))
     if not limits:
         return finding
-    in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES) / claimed_s
+    in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES if name != "data_wait") / claimed_s
     span_s = promised_span_s(steady)
     low_s = (1 - 1 / gain.low) * span_s
     most_s = min([in_steps * low_s, *limits]) + (1 - in_steps) * low_s
     if most_s >= low_s:
         return finding
-    if idle_s is not None and idle_s < WAITING_PART * in_steps * low_s:
-        waiting = (
-            f" At least {percent(1 - idle_s / (in_steps * low_s))} of it may be a wait for the device, which remains."
-        )
+    if idle_s is not None and shows_device(session) and idle_s < WAITING_PART * in_steps * low_s:
+        waiting = f" The device is idle for only {percent(idle_s / span_s)} of the time; the rest may be a wait for it."
         finding = msgspec.structs.replace(finding, summary=finding.summary + waiting)
     gain = msgspec.structs.replace(gain, low=1 / (1 - most_s / span_s))
     severity = max(severity_of_gain(gain), finding.severity, key=SEVERITIES.index)
@@ -57,10 +55,9 @@ def _idle_s(session: Session, steady: StageTimes) -> float:
         idle_s = steady.n_steps * (steady.step_s.mean - (device.busy_s + device.starved_s) / device.n)
     try:
         reading, _ = device_reading_of(session)
+        traced_s = reading.idle_limit_s - reading.path_s("loader")
     except Skip:
         return max(0.0, idle_s)
-    loader = reading.trace.loader
-    traced_s = reading.idle_limit_s - (loader.exposed_s if loader is not None else 0.0)
     return max(0.0, idle_s, reading.share(traced_s) * phase_s(steady, *STEP_PHASES))
 
 

@@ -26,7 +26,7 @@ from lightning_perf.records import (
 from .findings import fact
 from .machine_signals import wait_share
 from .rule import required
-from .signals import COMPUTE_PHASES, loaders_of, steady_of
+from .signals import COMPUTE_PHASES, loaders_of, phase_s, steady_of
 from .thresholds import (
     COMPUTES_MIN_FRACTION,
     DEFAULT_PREFETCH,
@@ -250,10 +250,16 @@ def probed_loader_of(session: Session) -> ProbedLoader:
         loader=loader,
         stage=stage,
         share=share,
-        wait_s=max(0.0, wait_s - sum(line.seconds for line in sampler_lines(session)) / max(1, stage.n_steps)),
+        wait_s=wait_s * (1 - _sampling_part(session, stage)),
         plan=plan_workers(session, loader, stage, wait_s),
         is_predicted=session.steady is None,
     )
+
+
+def _sampling_part(session: Session, stage: StageTimes) -> float:
+    """Return the part of the host's data wait in lines of samplers, which the dataset does not cause."""
+    host_s = phase_s(stage, "data_wait")
+    return min(1.0, sum(line.seconds for line in sampler_lines(session)) / host_s) if host_s > 0 else 0.0
 
 
 def _step(session: Session, probe: LoaderProbe, point: WorkerPoint, compute_s: float) -> WorkerStep:

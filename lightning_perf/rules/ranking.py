@@ -113,11 +113,12 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
 
 
 def _claims_more(cause: Finding, symptom: Finding) -> bool:
-    """Return whether a cause above ``info`` claims most of a symptom's time, and half as much in addition."""
+    """Return whether a cause as severe as a symptom claims most of its time, and half as much in addition."""
     claimed_s = sum(symptom.claims.values())
     shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
     others_s = sum(cause.claims.values()) - shared_s
-    return cause.severity != "info" and min(shared_s, others_s) >= EXPLAINED_PART * claimed_s
+    is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
+    return is_as_severe and min(shared_s, others_s) >= EXPLAINED_PART * claimed_s
 
 
 def _safety(finding: Finding) -> Safety | None:

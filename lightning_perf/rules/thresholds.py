@@ -139,7 +139,6 @@ TINY_MAX_WITH_STACKS_S = _heuristic(40e-6, "s", "Recording stacks makes each tin
 LOOP_MIN_REPEATS = _published(10, "count", "torch's pattern matcher reports loops over 10 or more indices.", _PATTERNS)
 SYNC_MIN_PER_STEP = _heuristic(0.5, "per step", "Lines that wait in fewer than every other step are exceptions.")
 SYNC_MIN_SHARE = _heuristic(0.10, "share", "Idle time after a wait is only an upper bound, as another wait may follow.")
-CAPPED_PART = _heuristic(0.5, "fraction", "If less of a cost remains without the profiler, confidence is lower.")
 
 # Batch size and memory
 SMALL_BATCH_MAX_BUSY = _heuristic(

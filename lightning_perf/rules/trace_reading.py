@@ -26,7 +26,7 @@ from lightning_perf.traces.whatif import predict
 from .findings import Advice, Shown, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
 from .rule import Skip, required
-from .signals import CODE_PHASES, claims_within, phase_s
+from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s
 from .thresholds import LOW_SHARE, MIN_SPAN_S, MIN_STEPS
 from .wording import duration, number_of
 
@@ -135,9 +135,15 @@ class Reading(NamedTuple):
         The least is limited by the time that the host needs. The arguments are seconds of device work.
         """
         needed_s = sum(step.host_needed_s or 0.0 for step in self.trace.windows)
-        if self.is_timed:  # the fastest steps, in which the host did not wait for the device, without the profiler
-            fastest_s = sum(self.span.phases[name].p10_s or 0.0 for name in STEP_PHASES if name in self.span.phases)
-            needed_s = min(needed_s, self.n_steps * fastest_s) if fastest_s else needed_s
+        phases = self.span.phases
+        if self.is_timed and all(phases[name].p10_s is not None for name in CODE_PHASES if name in phases):
+            # Without the profiler, and in the fastest steps without a wait for the device, which is in these phases.
+            fastest_s = sum(
+                (phases[name].p10_s or 0.0) if name in COMPUTE_PHASES else phases[name].total_s / self.span.n_steps
+                for name in STEP_PHASES
+                if name in phases
+            )
+            needed_s = min(needed_s, self.n_steps * fastest_s)
         slack_s = max(0.0, self.trace.span_s - needed_s)
         return min(on_path_s(self.trace, low_s), slack_s), on_path_s(self.trace, high_s)
 
@@ -155,14 +161,9 @@ class Reading(NamedTuple):
 
     @property
     def idle_limit_s(self) -> float:
-        """Upper limit of the seconds of the trace in which the device is idle, without profiler overhead."""
-        trace = self.trace
-        busy_s = sum(step.device_busy_s or 0.0 for step in trace.windows)
-        idle_s = max(0.0, trace.span_s - busy_s)
-        if not self.is_timed or not trace.steps or self.span.step_s.mean <= 0:
-            return idle_s
-        timed = max(0.0, 1.0 - busy_s / len(trace.steps) / self.span.step_s.mean)
-        return min(idle_s, timed * trace.span_s)
+        """Seconds of the trace in which the device is idle."""
+        busy_s = sum(step.device_busy_s or 0.0 for step in self.trace.windows)
+        return max(0.0, self.trace.span_s - busy_s)
 
     def per_step(self, n: int, what: str = "", plural: str = "") -> str:
         """Return a count per step: ``"12 copies per step"``; for the whole trace if it has no steps."""
@@ -208,13 +209,18 @@ def complete_reading_of(session: Session) -> Reading:
     return reading
 
 
+def shows_device(session: Session) -> bool:
+    """Return whether a profiler window shows what the device did."""
+    return any(window.trace is not None and window.trace.device is not None for window in session.windows)
+
+
 def computing_share(session: Session) -> float:
     """Return the share of the time in which kernels limit the step; 0 without a window that shows a device's work."""
     try:
         reading, _ = device_reading_of(session)
+        return reading.share(reading.path_s("compute"))
     except Skip:
         return 0.0
-    return reading.share(reading.path_s("compute"))
 
 
 def lacks_device_events(trace: TraceRecord) -> bool:

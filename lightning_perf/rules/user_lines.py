@@ -161,8 +161,8 @@ def left_with_raised_thresholds(found: Collections) -> float:
     total_s = sum(found.automatic_by_phase_s.values())
     full_s = sum(each.automatic_s * (each.n - 1) / each.n for each in found.generations if each.generation == 2)
     _, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
-    if not (middle and oldest):
-        return 1.0  # not a collector of three generations
+    if not (middle and oldest and total_s > 0):
+        return 1.0  # not a collector of three generations, or it did not run
     rarer = middle * oldest / (GC_RAISED_YOUNG * GC_RAISED_MIDDLE * GC_RAISED_FULL)
     return 1.0 - min(full_s, total_s) * max(0.0, 1.0 - rarer) / total_s
 

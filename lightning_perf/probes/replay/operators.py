@@ -99,7 +99,7 @@ class OperatorItem:
     def __init__(self, work: Work, arena: Arena, treated: Treated) -> None:
         self.work = work
         self._arena, self._treated = arena, treated
-        self._n_uses = _uses_in_a_run(work, treated)
+        self._n_uses = uses_in_a_run(work, treated)
         self.weight = work.n / self._n_uses
         self.treated_weight = self.weight * work.part / treated.samples
         self._gradient_denormal = max(call.gradient_denormal for call in work.calls)
@@ -145,7 +145,7 @@ def chosen(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[W
     for work in found:
         if covered >= COVERED * total or len(kept) == MAX_OPERATORS:
             break
-        once_s = work.seconds / work.n * _uses_in_a_run(work, treated) if is_timed else 0.0
+        once_s = work.seconds / work.n * uses_in_a_run(work, treated) if is_timed else 0.0
         if taken_s + once_s > most_s:
             total -= _size(work, is_timed)
             continue
@@ -155,7 +155,8 @@ def chosen(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[W
     return kept
 
 
-def _uses_in_a_run(work: Work, treated: Treated) -> int:
+def uses_in_a_run(work: Work, treated: Treated) -> int:
+    """Return how often an operator is called within one timed run; the results exist at the same time."""
     return min(work.calls[0].n_uses, MAX_SHARED_USES) if treated.are_uses_shared else 1
 
 

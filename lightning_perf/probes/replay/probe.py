@@ -14,7 +14,7 @@ from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog
 from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widened
-from .operators import Arena, OperatorItem, chosen, elements_for
+from .operators import Arena, OperatorItem, chosen, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
 from .state import CudaRoom, Room, refusal, unchanged
@@ -222,7 +222,7 @@ class ReplayProbe(Probe):
         if not works:
             return None, []
         operators = [
-            (specs_in(bound), max(call.n_out for call in work.calls), work.n)
+            (specs_in(bound), sum(call.n_out for call in work.calls) * uses_in_a_run(work, treated), work.n)
             for work in works
             for bound in (*work.as_is, *work.treated)
         ]

@@ -7,7 +7,7 @@ from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tin
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
 from lightning_perf.rules.step_signals import bound_of, counted, from_trace_or_steps
-from lightning_perf.rules.thresholds import CAPPED_PART, LATE_MIN_SHARE, SHORT_KERNEL_S
+from lightning_perf.rules.thresholds import LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
 from lightning_perf.stats.roofline import lower_bounds_of_step
@@ -61,26 +61,25 @@ def _from_trace(session: Session) -> Finding | None:
     late_s = launching_s(trace) - (tiny.saved_s if tiny is not None else 0.0)  # reported by PD304
     if kernels is None or kernels.median_s is None or not is_launch_bound(reading, late_s):
         return None
-    capped_s = min(late_s, reading.idle_limit_s)
-    is_capped = capped_s < CAPPED_PART * late_s
+    late_s = min(late_s, reading.idle_limit_s)
     site = late_place(trace)
-    idle = "device idle because of late launches" + (", with the profiler active" if trace.steps else "")
+    with_profiler = ", with the profiler active" if trace.steps and not reading.is_timed else ""
     return reading.finding(
         summary=(
-            f"The device waits {percent(reading.share(capped_s))} of the time for the host to launch kernels: "
+            f"The device waits {percent(reading.share(late_s))} of the time for the host to launch kernels: "
             f"{kernels.n_per_step:.0f} kernels {'per step' if trace.steps else 'in the trace'}, median "
             f"{duration(kernels.median_s)}{f'; the longest waits are at {site}' if site else ''}."
         ),
         evidence=(
-            reading.evidence(idle, late_s, LATE_MIN_SHARE),
+            reading.evidence(f"device idle because of late launches{with_profiler}", late_s, LATE_MIN_SHARE),
             fact("median kernel time", kernels.median_s, "s", SHORT_KERNEL_S, trace.n_kernels),
             fact("kernels " + ("per step" if trace.steps else "in the trace"), kernels.n_per_step),
             reading.evidence("device busy", device.busy_s),
         ),
         prescriptions=_prescriptions(session),
-        high_s=capped_s,
+        high_s=late_s,
         basis="at most the time that the device waits for launches",
-        confidence="medium" if trace.has_stacks or is_capped else "high",
+        confidence="medium" if trace.has_stacks else "high",
     )
 
 

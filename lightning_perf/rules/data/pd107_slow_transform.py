@@ -21,7 +21,7 @@ from lightning_perf.rules.loader_signals import (
 )
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import loaders_of, steady_of
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, HOST_LINE_MIN_STEP_S, WAIT_MIN_SHARE
 from lightning_perf.rules.user_lines import lines_of
 from lightning_perf.rules.wording import duration, percent, site_of, spent_waiting
@@ -69,22 +69,22 @@ def check(session: Session) -> Finding | None:
 def _from_stack_samples(session: Session) -> Finding | None:
     """Find the dataset's costliest line in the training process, if the probe could not copy the loader."""
     steady, loader = steady_of(session), loaders_of(session)[0]
-    wait_s = wait_share(steady) * steady.span_s
+    wait_s, host_s = wait_share(steady) * steady.span_s, phase_s(steady, "data_wait")
     entries = ("__iter__", "__next__") if loader.is_iterable else ("__getitem__", "__getitems__")
     found = [line for line in lines_of(session, "data_wait") if line.line.entry in entries]
     if loader.num_workers != 0 or not found:
         probe_of(session)  # raises Skip with the reason
-    elif wait_s >= WAIT_MIN_SHARE * steady.span_s and found[0].seconds >= FUNCTION_MIN_SHARE * wait_s:
+    elif wait_s >= WAIT_MIN_SHARE * steady.span_s and found[0].seconds >= FUNCTION_MIN_SHARE * host_s:
         worst, call = found[0], found[0].line.call
         return timed_finding(
             steady,
             summary=(
-                f"{spent_waiting(wait_s / steady.span_s)}; {worst.where} takes {percent(worst.seconds / wait_s)} of it"
+                f"{spent_waiting(wait_s / steady.span_s)}; {worst.where} takes {percent(worst.seconds / host_s)} of it"
                 f"{worst.doing}: {duration(worst.seconds / steady.n_steps)} per batch."
             ),
             evidence=(wait_fact(wait_s / steady.span_s, steady.n_steps), evidence_of(worst, steady)),
             prescriptions=_prescription(call or f"line {worst.line.line} of {worst.line.function}", is_python=not call),
-            claims={"data_wait": worst.high_s},
+            claims={"data_wait": min(1.0, worst.high_s / host_s) * wait_s},  # on a device, part of it is hidden
             basis=f"at most the time of this line, from {worst.n} stack samples",
             confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
             method="modeled",

@@ -37,6 +37,9 @@ def check(session: Session) -> Finding | None:
     part = 1.0
     if function is not None:
         part = function.share if function.is_users else function_share(function)
+    # Objects that start collections are made by a function of the user's, not by stacking tensors.
+    makes_objects = function is not None and function.is_users
+    low_s = collecting_low_s(session, probed, share * part) if makes_objects else 0.0
     is_own = function.is_users if function is not None else probed.loader.collate != "default_collate"
     return timed_finding(
         probed.stage,
@@ -61,7 +64,7 @@ def check(session: Session) -> Finding | None:
         ),
         # The fix replaces this function: the default one alone, a user's with the functions that it calls.
         claims={"data_wait": probed.saved_s(share * part)},
-        low_s=(low_s := collecting_low_s(session, probed, share * part)),
+        low_s=low_s,
         basis=f"at most the time of {who}, with the workers in use" + (AT_LEAST_COLLECTIONS if low_s else ""),
         confidence="medium" if probed.is_predicted else "high",
         method="timed" if low_s else "modeled",

@@ -1,6 +1,6 @@
 """PD109: moving a batch from a worker to the training process takes much of the fetch time."""
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, saved_by, step_spread
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
@@ -13,7 +13,7 @@ from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from lightning_perf.rules.user_lines import lines_of
+from lightning_perf.rules.user_lines import collecting_s, whole_lines_of
 from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 
@@ -23,8 +23,7 @@ def check(session: Session) -> Finding | None:
     probe, plan, stage = probed.probe, probed.plan, probed.stage
     n_tensors, n_objects = probe.n_tensors or 0, probe.n_objects or 0
     is_in_pieces = n_tensors >= TRANSPORT_MIN_TENSORS or n_objects >= TRANSPORT_MIN_OBJECTS
-    own_s = sum(line.seconds for line in lines_of(session, "transfer"))
-    searched_s = max(0.0, phase_s(stage, "transfer") - own_s) if is_in_pieces else 0.0
+    searched_s = _searched_s(session, stage) if is_in_pieces else 0.0
     is_searching = searched_s > stage.n_steps * probed.wait_s
     if plan.n_now == 0 or probed.share + is_searching * searched_s / stage.span_s < WAIT_MIN_SHARE:
         return None
@@ -35,7 +34,7 @@ def check(session: Session) -> Finding | None:
     moved_s = transport.p50_s
     what = _what(n_tensors, n_objects, probe.batch_bytes or 0)
     certain_s = 0.0
-    if is_searching and is_cpu_run(session):  # nothing is copied: the time goes into the search, piece by piece
+    if is_searching:  # piece by piece
         certain_s = (1 - SPREAD) * (1 - TRANSPORT_MIN_TENSORS / max(n_tensors, n_objects)) * searched_s
     low_s, high_s = _packed_s(probed), min(probed.wait_s, moved_s)
     prescriptions: tuple[Prescription, ...] = (_PACK,)
@@ -68,6 +67,17 @@ def check(session: Session) -> Finding | None:
         basis="time to move a batch, measured by the loader probe",
         confidence="medium",
     )
+
+
+def _searched_s(session: Session, stage: StageTimes) -> float:
+    """Return the seconds in which Lightning searches batches for tensors; 0 if other work in that phase is not known.
+
+    On a CPU nothing is copied. The user's own lines, with their operators, and the garbage collector are left out.
+    """
+    if not is_cpu_run(session) or session.host_profile is None:
+        return 0.0
+    own_s = sum(line.seconds for line in whole_lines_of(session, ("transfer",), lambda _: True))
+    return max(0.0, phase_s(stage, "transfer") - own_s - collecting_s(session, "transfer"))
 
 
 def _packed_s(probed: ProbedLoader) -> float:

@@ -19,7 +19,7 @@ def check(session: Session) -> Finding | None:
     n_steps = len(reading.trace.steps)
     if syncs is None or n_steps == 0:
         raise Skip("the trace has no steps")
-    share = reading.share(syncs.wait_s)
+    share = min(1.0, reading.share(syncs.wait_s))
     if syncs.item_n < MIN_ITEMS_PER_STEP * n_steps or share < LOW_SHARE:
         return None
     return unsigned_finding(

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, unsigned_finding
-from lightning_perf.rules.kernel_signals import launching_s
+from lightning_perf.rules.kernel_signals import launching_s, path_of
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, share_of, steady_of
@@ -51,6 +51,8 @@ def _in_a_trace(session: Session) -> Finding | None:
     trace = reading.trace
     is_explained = trace.device is not None and is_launch_bound(reading, launching_s(trace))
     parts = {words: reading.path_s(cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
+    if is_explained:
+        parts[_MEANING["between"]] = path_of(trace).long_gaps_s
     tiny = tiny_operators(session, reading)
     unexplained_s = sum(parts.values()) - (tiny.saved_s if tiny is not None else 0.0)
     if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:

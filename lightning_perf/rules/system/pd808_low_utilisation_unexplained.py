@@ -6,6 +6,7 @@ from lightning_perf.rules.machine_signals import device_telemetry_of
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import UTILIZATION_LOW_P95, UTILIZATION_UNEVEN_P5
+from lightning_perf.rules.trace_reading import shows_device
 from lightning_perf.rules.wording import percent
 
 
@@ -13,7 +14,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     """Compare the device's utilization with the thresholds; the engine drops this finding if another explains it."""
     steady_of(session)
-    if any(window.trace is not None and window.trace.device is not None for window in session.windows):
+    if shows_device(session):
         raise Skip("a profiler window shows when the device is idle")
     device = device_telemetry_of(session)
     reason = session.missing.get(f"telemetry.devices.{device.device}.utilisation_fraction")
