@@ -220,10 +220,8 @@ def test_less_certain_cause_precedes_its_symptom_when_only_that_fix_changes_resu
         ({"data_wait": 15.0}, "medium", ["PD508", "PD110"]),
     ],
 )
-def test_symptom_yields_to_a_cause_as_severe_when_that_claims_more_than_the_symptom(
-    use_rules, claims, severity, order
-):
-    gains = {code: Gain(low=low, high=2.0, basis="") for code, low in (("PD508", 1.9), ("PD110", 1.2))}
+def test_symptom_yields_to_a_cause_as_severe_when_that_claims_more_than_the_symptom(use_rules, claims, severity, order):
+    gains = {code: Gain(low=low, high=2.0, basis="", method="timed") for code, low in (("PD508", 1.9), ("PD110", 1.2))}
     symptom = _finding("PD508", severity="high", claims={"data_wait": 10.0}, gain=gains["PD508"])
     cause = _finding("PD110", severity=severity, claims=claims, gain=gains["PD110"])
     use_rules(_rule("PD110", lambda _: cause), _rule("PD508", lambda _: symptom, yields_to=("PD110",)))
