@@ -43,8 +43,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             least half of its time.
         explains: Codes of findings that the finding of this rule causes. It is ranked right before them if it claims
             about as much time.
-        yields_to: Codes of findings that cause this one, however certain its own gain is: it is ranked behind those
-            that claim its time, and at least half as much in addition.
+        yields_to: Codes of findings that cause this one: it is ranked behind those as severe that claim its time, and
+            at least half as much in addition, even if its own gain is larger.
         weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
     """
 
