@@ -1,7 +1,7 @@
 """Adam updates the 244 small tensors of a deep network one by one.
 ---
 expect: PD308
-half: score
+half: tune
 fix:
   foreach=False: fused=True
 """

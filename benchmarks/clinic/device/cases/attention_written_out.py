@@ -1,7 +1,7 @@
 """Attention over 2048 positions as softmax(q k) v, with the matrix of scores in memory.
 ---
 expect: PD309
-half: score
+half: tune
 fix:
   self.attend(query, key, value): nn.functional.scaled_dot_product_attention(query, key, value)
 """

@@ -1,7 +1,7 @@
 """A residual network in bfloat16 whose images and weights are stored channels first.
 ---
 expect: PD306
-half: score
+half: tune
 with:
 - channels-last
 """

@@ -1,7 +1,7 @@
 """A deep network of narrow layers in float64.
 ---
 expect: PD315
-half: score
+half: tune
 fix:
   Net().double(): Net()
 """

@@ -2,7 +2,7 @@
 ---
 expect: PD301
 also: {PD302: "TF32 makes the same matrix multiplications faster, by less"}
-half: score
+half: tune
 with:
 - precision-bf16
 """

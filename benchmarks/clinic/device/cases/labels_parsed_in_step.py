@@ -1,7 +1,7 @@
 """training_step parses the labels from JSON each time.
 ---
 expect: PD511
-half: score
+half: tune
 fix:
   self.labels = TEXT: self.labels = json.loads(TEXT)
   json.loads(self.labels): self.labels

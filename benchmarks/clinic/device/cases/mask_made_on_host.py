@@ -1,7 +1,7 @@
 """Each step builds the attention bias of 2048 x 2048 positions on the CPU and copies it to the device.
 ---
 expect: [PD201, PD511]
-half: score
+half: tune
 fix:
   make_mask().to(self.device): self.mask
   self.head = nn.Linear(WIDTH, 512): |-

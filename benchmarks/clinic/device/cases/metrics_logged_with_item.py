@@ -1,7 +1,7 @@
 """Twenty metrics are read as floats and written to a file at each step.
 ---
 expect: [PD501, PD502, PD506]
-half: score
+half: tune
 fix:
   errors[index].item(): errors[index]
   log_every_n_steps=1,: log_every_n_steps=50,

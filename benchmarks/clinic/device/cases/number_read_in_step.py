@@ -1,7 +1,7 @@
 """The peak of a frozen encoder's features is read on the host before 16 small blocks are launched.
 ---
 expect: PD501
-half: score
+half: tune
 fix:
   8 / peak if peak.item() > 8 else 1.0: torch.where(peak > 8, 8 / peak, 1.0)
 """

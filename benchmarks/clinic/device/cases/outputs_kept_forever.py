@@ -1,7 +1,7 @@
 """A callback keeps every step's activations on the device, 64 MiB each.
 ---
 expect: PD405
-half: score
+half: tune
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Batches of 64 MiB are copied to the device from pageable memory.
 ---
 expect: PD201
-half: score
+half: tune
 with:
 - loader-pin-memory
 """

@@ -1,7 +1,7 @@
 """Each recording is compressed value by value in a Python loop, in the process that trains.
 ---
 expect: [PD107, PD101]
-half: score
+half: tune
 fix:
   self.compress(self.recordings[index]): compress(self.recordings[index])
 """

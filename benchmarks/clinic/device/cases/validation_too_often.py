@@ -1,7 +1,7 @@
 """Four rounds of validation per epoch, each on 75 batches after 25 batches of training.
 ---
 expect: PD601
-half: score
+half: tune
 with:
 - val-less-often=1.0
 """

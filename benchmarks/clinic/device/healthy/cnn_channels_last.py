@@ -1,6 +1,6 @@
 """A residual network in bfloat16, stored channels last, with cuDNN's benchmark of algorithms.
 ---
-half: score
+half: tune
 """
 
 import torch

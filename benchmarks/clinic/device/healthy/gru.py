@@ -1,6 +1,6 @@
 """A GRU by cuDNN over 192 tokens, too narrow to gain from lower precision.
 ---
-half: score
+half: tune
 """
 
 import torch

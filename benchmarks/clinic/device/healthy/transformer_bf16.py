@@ -1,6 +1,6 @@
 """A causal transformer in bfloat16 with fused attention, fused AdamW and two workers.
 ---
-half: score
+half: tune
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Wide layers and large batches in bfloat16.
 ---
-half: score
+half: tune
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Progress bar with the loss, a logger every 50 steps, a short validation per epoch and a checkpoint at the end.
 ---
-half: score
+half: tune
 """
 
 import tempfile
