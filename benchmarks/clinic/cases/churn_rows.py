@@ -6,7 +6,7 @@ expect:
 - PD107
 also:
   PD101: samples are cheap to fetch by index
-half: score
+half: tune
 fix:
   'DataLoader, Dataset': 'BatchSampler, DataLoader, Dataset, RandomSampler'
   'batch_size=2048, shuffle=True': 'batch_size=None, sampler=BatchSampler(RandomSampler(table), 2048, False)'

@@ -1,7 +1,7 @@
 """Records travel as dictionaries of numbers and become a tensor, number by number, in collate_fn.
 ---
 expect: PD108
-half: score
+half: tune
 fix:
   collate_fn=to_tensor: collate_fn=to_tensor_at_once
 """

@@ -5,7 +5,7 @@ expect:
 also:
   PD101: the line of the sampler
   PD107: the line of the sampler
-half: score
+half: tune
 fix:
   'for _ in range(self.n_draws):': 'for index in self.rng.choice(len(self.weights), self.n_draws, p=self.weights):'
   'yield int(self.rng.choice(len(self.weights), p=self.weights))  # costs time': 'yield int(index)'

@@ -3,7 +3,7 @@
 expect:
 - PD104
 - PD103
-half: score
+half: tune
 cores: 2
 own_process: true
 fix:

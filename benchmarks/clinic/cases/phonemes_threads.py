@@ -2,7 +2,7 @@
 ---
 expect:
 - PD803
-half: score
+half: tune
 cores: 2
 fix:
   'os.environ.get("SLURM_CPUS_PER_TASK", 4)': 'os.environ.get("SLURM_CPUS_PER_TASK", 1)'

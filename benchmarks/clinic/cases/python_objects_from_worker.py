@@ -1,7 +1,7 @@
 """A worker sends each batch as lists of tens of thousands of Python numbers.
 ---
 expect: PD109
-half: score
+half: tune
 cores: 2
 fix:
   collate_fn=as_they_are: collate_fn=as_tensor

@@ -1,7 +1,7 @@
 """A compiled function meets a new length in most steps, and is compiled again for each.
 ---
 expect: PD311
-half: score
+half: tune
 fix:
   dynamic=False: dynamic=True
 """

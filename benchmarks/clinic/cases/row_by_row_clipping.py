@@ -1,7 +1,7 @@
 """Adaptive gradient clipping by hand: the norm of each row of each weight in a Python loop.
 ---
 expect: PD507
-half: score
+half: tune
 fix:
   'for gradient, weight in zip(parameter.grad, parameter.detach(), strict=True):  # costs time': |-
     for gradient, weight in [(parameter.grad, parameter.detach())]:

@@ -1,7 +1,7 @@
 """A stream of samples with a shuffle buffer that is shuffled as a whole before each sample it returns.
 ---
 expect: PD107
-half: score
+half: tune
 fix:
   'self.random.shuffle(buffer)  # costs time': 'buffer.append(buffer.pop(self.random.randrange(len(buffer))))'
 """

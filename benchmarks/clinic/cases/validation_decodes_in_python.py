@@ -3,7 +3,7 @@
 expect: PD111
 also:
   PD601: certain, whereas what a faster validation loader leaves is not known
-half: score
+half: tune
 fix:
   range(8000): range(8)
 """

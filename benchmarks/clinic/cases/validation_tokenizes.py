@@ -1,7 +1,7 @@
 """Training texts are token ids already; validation splits its texts by a regular expression in each epoch.
 ---
 expect: PD111
-half: score
+half: tune
 fix:
   'self.texts = texts': 'self.rows = [encode(text) for text in texts]'
   'encode(self.texts[index])  # costs time': 'self.rows[index]'
