@@ -37,7 +37,7 @@ from .thresholds import (
 from .user_lines import left_with_raised_thresholds, lines_of, whole_lines_of
 from .wording import percent, place, site_of
 
-AT_LEAST_COLLECTIONS = "; at least garbage collections that it starts"
+AT_LEAST_COLLECTIONS = "; the garbage collections that it causes are certain"
 
 
 def is_waiting(probe: LoaderProbe) -> bool:

@@ -28,7 +28,8 @@ class Diagnosis(NamedTuple):
         replayed_as: Treatment to replay, as in ``Hypothesis.treatment``; empty for that of the recommendation.
         phases: Phases in which the replayed operators run.
         also: Phases of a CPU run whose operators become as much faster at most; they were not replayed.
-        at_stake: Share of a trace's critical path that the treatment affects and no other finding claims.
+        at_stake: Share of the time that the treatment affects and no other finding claims; on a device, of the critical
+            path of a trace.
         most_s: Seconds of the steady span that the treatment affects at most, if it also affects the host; None if it
             affects only the operators.
         seen_s: Seconds of the steady span that the replayed operators took in the training; None for the time in the

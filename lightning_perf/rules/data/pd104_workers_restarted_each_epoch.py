@@ -63,7 +63,11 @@ def check(session: Session) -> Finding | None:
         prescriptions=(_prescription(loader) if loader is not None else None, _VALIDATION if val_s else None),
         claims={"epoch_boundary": spent_s, "validation": val_s},  # the wait for each first batch is in the former
         low_s=low_s,
-        basis=f"{number_of(len(waits) if loader is not None else n_validations, 'start')} timed; one batch remains",
+        basis=(
+            f"{number_of(len(waits), 'first batch', 'first batches')} timed; making one batch remains"
+            if loader is not None
+            else f"{number_of(n_validations, 'start')} timed"
+        ),
     )
 
 

@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
         prescriptions=fix(
-            f"call {work} once per epoch instead of once per index"
+            f"draw all indices of an epoch in one call instead of calling {work} for each"
             if worst.phase == "data_wait"
             else f"move {work} out of the step, or do it less often",
             "minutes",

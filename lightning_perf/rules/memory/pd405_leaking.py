@@ -23,10 +23,12 @@ def check(session: Session) -> Finding | None:
     is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     n_compiles = session.compiler.n_after_warmup if session.compiler is not None else 0
-    is_unknown = worst is not None and not suspects and n_compiles < MIN_RECOMPILES  # compiled code takes memory too
+    is_unexplained = (
+        worst is not None and not suspects and n_compiles < MIN_RECOMPILES
+    )  # compiled code takes memory too
     return unsigned_finding(
         # Running out of memory is worse than a slow run, but only high if the cause is known.
-        severity="high" if worst is not None and suspects else "medium" if is_unknown else "low",
+        severity="high" if worst is not None and suspects else "medium" if is_unexplained else "low",
         summary=_summary(worst, suspects, is_hidden),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
