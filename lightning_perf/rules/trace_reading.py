@@ -242,7 +242,7 @@ def _reading(session: Session, trace: TraceRecord) -> Reading:
 def _at_timed_speed(trace: TraceRecord, step_s: float) -> TraceRecord:
     """Return the trace with as much idle time of the device as in timed steps: the profiler slows only the host.
 
-    Device work that was hidden by the host's additional time is on the critical path again.
+    Kernels that were hidden by the host's additional time are on the critical path again.
     """
     path, device, kernels = trace.critical_path, trace.device, trace.kernels
     excess_s = trace.span_s - len(trace.steps) * step_s
@@ -250,8 +250,11 @@ def _at_timed_speed(trace: TraceRecord, step_s: float) -> TraceRecord:
         return trace
     idle_s = sum(path.causes.get(cause, 0.0) for cause in _OF_THE_HOST)
     left = max(0.0, 1 - excess_s / idle_s) if idle_s > 0 else 1.0
-    causes = {cause: s * (left if cause in (*_OF_THE_HOST, "hidden") else 1.0) for cause, s in path.causes.items()}
-    shown_s = path.causes.get("hidden", 0.0) - causes.get("hidden", 0.0)
+    causes = {cause: s * (left if cause in _OF_THE_HOST else 1.0) for cause, s in path.causes.items()}
+    # Hidden copies stay hidden: which kind they are is not known.
+    computing = min(1.0, device.compute_s / device.busy_s) if device.busy_s > 0 else 0.0
+    shown_s = computing * (1 - left) * path.causes.get("hidden", 0.0)
+    causes["hidden"] = path.causes.get("hidden", 0.0) - shown_s
     causes["compute"] = causes.get("compute", 0.0) + shown_s
     all_s = sum(time.total_s for time in kernels.kinds.values()) if kernels is not None else 0.0
     shown = {kind: shown_s * time.total_s / all_s for kind, time in kernels.kinds.items()} if kernels and all_s else {}

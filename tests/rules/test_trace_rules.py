@@ -9,6 +9,7 @@ import pytest
 
 from lightning_perf.records import Finding, TraceRecord
 from lightning_perf.rules.engine import diagnose, diagnose_trace
+from lightning_perf.rules.trace_reading import reading_of
 from tests.traces.shared import index_rows, needs_shared_traces, record
 
 from .session_builder import build_session, build_trace
@@ -242,3 +243,17 @@ def test_shares_apply_to_timed_steps_when_a_session_has_both():
     assert "applied to 1000 timed steps" in finding.gain.basis
     # At most the 0.06 s of 0.3 s in which the device was idle, in the 48 % of the span that are steps.
     assert finding.gain.high == pytest.approx(1 / (1 - 0.2 * 0.48), rel=1e-6)
+
+
+def test_kernels_hidden_by_the_profiler_are_on_the_path_at_the_speed_of_timed_steps():
+    """Of 300 ms, 60 are idle under the profiler; timed steps of 90 ms leave 30. A quarter of the work is copies."""
+    causes = {"compute": 0.0, "hidden": 0.24, "launch": 0.06}
+    trace = {"critical_path": {"causes": causes, "long_gaps_s": 0.02}, "device": {"compute_s": 0.18, "busy_s": 0.24}}
+    reading = reading_of(build_session({"step_ms": 90.0, "trace": trace}))
+    assert reading.path_s("launch") == pytest.approx(0.03)
+    assert reading.path_s("compute") == pytest.approx(0.75 * 0.5 * 0.24)
+    assert reading.path_s("hidden") == pytest.approx(0.24 - 0.75 * 0.5 * 0.24)
+    assert reading.trace.critical_path.long_gaps_s == pytest.approx(0.01)
+    assert reading.trace.span_s == pytest.approx(0.27)
+    as_slow = reading_of(build_session({"step_ms": 100.0, "trace": trace}))
+    assert as_slow.trace.critical_path.causes == causes

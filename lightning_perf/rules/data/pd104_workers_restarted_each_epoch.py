@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
     low_s = min(first_low_s + (1 - SPREAD) * created_s, spent_s) if loader is not None else (1 - SPREAD) * val_s
     parts = [f"{duration(each_s)} per epoch until its first batch"] if loader is not None else []
     parts += [f"{duration(val_s / n_validations)} per validation"] if val_s else []
-    n_workers = (loader or loaders_of(session, "val")[0]).num_workers or 0
+    n_workers = max(one.num_workers or 0 for one in ([loader] if loader is not None else loaders_of(session, "val")))
     return timed_finding(
         steady,
         summary=(
