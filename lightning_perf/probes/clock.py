@@ -47,14 +47,19 @@ class DeviceClock:
 
     A pair of events encloses each fetch. If the host runs ahead of the device, both are adjacent in the queue and are
     passed at once; if the device finished before the batch came, the time between them is its idle time. Events are
-    resolved some steps later, once ``query`` says they were reached, and reused.
+    resolved some steps later, once ``query`` says they were reached, and reused. After the first fetches, only some in
+    a row are measured, then some are left out: on a device, events are most of the clock's cost per step.
 
     ``make_event`` makes an event that measures time. ``on_fail`` gets the first error; nothing is marked from then on.
     ``is_capturing`` returns whether work goes into a CUDA graph now: events must then be neither recorded nor queried.
     """
 
-    MAX_PENDING = 1024
+    MAX_PENDING = 256
     """With this many pending steps the device is too far behind: new fetches are not measured."""
+
+    N_FIRST, PERIOD, N_OF_PERIOD = 320, 61, 8
+    """Fetches of which all are measured, over the steps of the first aggregation; then, of each ``PERIOD`` fetches, the
+    number measured. A prime period falls on each worker's turn and on each accumulated batch alike."""
 
     def __init__(
         self,
@@ -73,23 +78,31 @@ class DeviceClock:
         self._open: DeviceEvent | None = None
         self._last_after: DeviceEvent | None = None
         self._has_gap = False  # fetches were left out since the last pair
+        self._n_fetches = 0
         self.resolved: list[tuple[int, int]] = []
         """(step_ns, starved_ns) of the resolved fetches, since the owner last emptied the list."""
 
-    def before_fetch(self) -> None:
-        """Mark the start of the data wait."""
+    def before_fetch(self) -> bool:
+        """Mark the start of the data wait; return whether this fetch is measured, so that its end must be marked."""
+        n = self._n_fetches
+        self._n_fetches += 1
+        if n >= self.N_FIRST and n % self.PERIOD >= self.N_OF_PERIOD:
+            self._has_gap = True
+            return False
         if self._has_failed:
-            return
+            return False
         try:
             if len(self._pending) >= self.MAX_PENDING:
                 self._resolve()
             if len(self._pending) >= self.MAX_PENDING:
                 self._has_gap = True
-                return
+                return False
             self._open = self._event()
             self._open.record()
         except Exception as error:  # noqa: BLE001 - reported; the host's clock goes on
             self._fail(error)
+            return False
+        return True
 
     def after_fetch(self, is_counted: bool) -> None:
         """Mark the arrival of the batch. ``is_counted`` is False for the first fetch of an epoch."""

@@ -115,10 +115,7 @@ class StageProbe:
         elif not (self._is_record_fresh and self._is_first_of_epoch):
             self.close_record()
             self._is_record_fresh = True
-        if self.device_clock is None:
-            return False
-        self.device_clock.before_fetch()
-        return True
+        return self.device_clock is not None and self.device_clock.before_fetch()
 
     def fetch_ends(self) -> None:
         """Handle the end of a fetch, with a batch or an exhausted loader."""

@@ -178,12 +178,12 @@ class Epoch(Record, frozen=True, kw_only=True):
 
 
 class DeviceTimes(Record, frozen=True, kw_only=True):
-    """Times of the steady steps by the device's own clock (pooled events, resolved later).
+    """Times of steady steps by the device's own clock (pooled events, resolved later): of the first ones, then of some.
 
     Attributes:
-        starved_s: Total seconds in which the device was idle while the host waited for data.
+        starved_s: Total seconds of these steps in which the device was idle while the host waited for data.
         starved_share: ``starved_s`` ÷ the wall time of the steps resolved.
-        busy_s: Total seconds from the first to the last device event of each step, without ``starved_s``.
+        busy_s: Their total seconds from the first to the last device event of each step, without ``starved_s``.
         step_s: Device seconds from the start of one step's work to the start of the next.
         backend: ``"cuda"``, ``"mps"`` or ``"xpu"``.
         phases: Median device seconds per step from the begin of a phase to its end, idle time included, by phase:

@@ -74,6 +74,18 @@ def test_events_are_pooled_when_the_run_is_long() -> None:
     assert len(made) < 10
 
 
+def test_only_some_later_steps_are_measured_when_the_run_is_long() -> None:
+    run = Run()
+    periods = 10
+    for _ in range(DeviceClock.N_FIRST + periods * DeviceClock.PERIOD):
+        run.step(fetch_s=0.01, host_s=0.01, device_s=0.005)
+    resolved = run.drain()
+    # Of each period's fetches, all but the first end a step whose start was marked.
+    assert len(resolved) <= DeviceClock.N_FIRST + periods * DeviceClock.N_OF_PERIOD
+    assert len(resolved) >= DeviceClock.N_FIRST - 1 + (periods - 1) * (DeviceClock.N_OF_PERIOD - 1)
+    assert [step for step, _ in resolved] == [pytest.approx(0.02)] * len(resolved)
+
+
 def test_pending_events_stay_bounded_when_the_device_never_answers() -> None:
     run = Run()
     run.device.launch(1e6)
@@ -90,10 +102,10 @@ def test_measuring_goes_on_when_a_device_that_was_far_behind_has_caught_up() -> 
         run.step(0.001, 0.001, 0.001)
     run.drain()
     run.clock.resolved.clear()
-    for _ in range(20):
+    for _ in range(14):
         run.step(0.01, 0.01, 0.015)
     # The first follows the fetches that are left out, so it is no step.
-    assert [step for step, _ in run.drain()] == [pytest.approx(0.025), *[pytest.approx(0.02)] * 18]
+    assert [step for step, _ in run.drain()] == [pytest.approx(0.025), *[pytest.approx(0.02)] * 12]
 
 
 def test_full_queue_is_resolved_by_the_next_fetch_when_the_device_has_caught_up() -> None:
