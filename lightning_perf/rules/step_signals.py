@@ -8,6 +8,7 @@ from lightning_perf.records import (
     Bound,
     Evidence,
     Finding,
+    HostLine,
     ModelProfile,
     Session,
     StageTimes,
@@ -62,6 +63,12 @@ def loops_of(calls: SyncCalls) -> list[TensorLoop]:
     """Return the loops over tensors in forward, backward and optimizer that are worth reporting, costliest first."""
     return [loop for loop in calls.loops
             if is_computing(loop) and loop.repeats >= LOOP_MIN_REPEATS and loop.share >= LOW_SHARE]  # fmt: skip
+
+
+def is_within(loop: TensorLoop, line: SyncCall | HostLine) -> bool:
+    """Return whether a line of code is one of a loop."""
+    file = line.file.replace("\\", "/")
+    return (loop.file.endswith(file) or file.endswith(loop.file)) and loop.first_line <= line.line <= loop.last_line
 
 
 def is_computing(loop: TensorLoop) -> bool:

@@ -206,7 +206,6 @@ LOGGER_ROWS_PER_EPOCH = _heuristic(
 )
 PROGRESS_LEFT_S = _heuristic(10e-6, "s", "Per step: hooks of the bar that count steps, at any refresh rate.")
 PROGRESS_MAX_STEPS = _heuristic(100, "steps", "A bar that moves less often looks stuck.")
-ANOMALY_LOW_FRACTION = _heuristic(0.05, "of forward and backward", "Anomaly detection adds little to large operators.")
 ANOMALY_HIGH_FRACTION = _heuristic(
     0.95, "of forward and backward", "Recording a stack takes longer than a small operator."
 )

@@ -98,6 +98,12 @@ def is_logging(line: HostLine) -> bool:
     return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))
 
 
+def records_stacks(session: Session, line: HostLine) -> bool:
+    """Return whether a line calls operators while anomaly detection records the stack of each."""
+    is_on = session.settings.trainer.is_anomaly_detection_on
+    return line.call == "torch.format_stack" or bool(is_on and line.operator_fraction > 0)
+
+
 def host_s(session: Session, phase: str) -> float:
     """Return the seconds of a phase in the user's lines and the garbage collector, outside torch operators."""
     lines_s = sum(time.seconds for time in lines_of(session, phase) if not is_collecting(session, time.line))

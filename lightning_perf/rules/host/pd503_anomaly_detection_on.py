@@ -1,13 +1,12 @@
 """PD503: autograd's anomaly detection is on."""
 
-import msgspec
-
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, gain_from, trainer_fix, unsigned_finding
+from lightning_perf.rules.findings import SPREAD, fact, timed_finding, trainer_fix, unsigned_finding
+from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import CODE_PHASES, steady_of
-from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, ANOMALY_LOW_FRACTION
-from lightning_perf.rules.user_lines import computing_s
+from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION, LINES_SHOWN
+from lightning_perf.rules.user_lines import computing_s, lines_of, records_stacks
 
 
 def preflight(session: Session) -> Finding | None:
@@ -29,22 +28,22 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD503", "anomaly-detection-on", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Report the setting; the gain is an assumed fraction of forward and backward."""
+    """Report the setting; at least the stacks that it records in forward are saved, as far as samples show them."""
     finding = preflight(session)
     steady = steady_of(session)
     if finding is None:
         return None
-    phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
-    seconds = sum(phases.values())
-    return msgspec.structs.replace(
-        finding,
+    recording = [time for time in lines_of(session, *CODE_PHASES) if records_stacks(session, time.line)]
+    recording_s = {name: sum(time.seconds for time in recording if time.phase == name) for name in CODE_PHASES}
+    phases = {name: computing_s(session, steady, name) + recording_s[name] for name in CODE_PHASES}
+    from_samples = "from the stacks recorded in forward, by stack samples, to" if recording else "at most"
+    return timed_finding(
+        steady,
         summary="Anomaly detection is on and slows down forward and backward.",
-        gain=gain_from(
-            steady,
-            ANOMALY_LOW_FRACTION * seconds,
-            ANOMALY_HIGH_FRACTION * seconds,
-            "assumed: 5 % (large operators) to 95 % (small ones) of forward and backward",
-        ),
-        confidence="medium",
+        evidence=(*finding.evidence, *(evidence_of(time, steady) for time in recording[:LINES_SHOWN])),
+        prescriptions=finding.prescriptions,
         claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
+        low_s=(1 - SPREAD) * sum(time.low_s for time in recording),
+        basis=f"{from_samples} 95 % of forward and backward, as with small operators",
+        confidence="medium",
     )

@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import SPREAD, fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
-from lightning_perf.rules.step_signals import loops_of
+from lightning_perf.rules.step_signals import is_within, loops_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, LINES_SHOWN, LOW_SHARE, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import (
     LineTime,
@@ -14,6 +14,7 @@ from lightning_perf.rules.user_lines import (
     is_logging,
     is_metric,
     lines_of,
+    records_stacks,
     sampler_lines,
 )
 from lightning_perf.rules.wording import duration, percent
@@ -74,6 +75,7 @@ def _has_own_rule(session: Session, time: LineTime) -> bool:
     """
     line = time.line
     loops = loops_of(session.sync_calls) if session.sync_calls is not None else []
-    in_loop = any(loop.file.endswith(line.file) and loop.first_line <= line.line <= loop.last_line for loop in loops)
-    is_anomaly_detection = line.call == "torch.format_stack"  # it records the stack of each operator
-    return in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line) or is_anomaly_detection
+    in_loop = any(is_within(loop, line) for loop in loops)
+    return (
+        in_loop or is_collecting(session, line) or is_metric(line) or is_logging(line) or records_stacks(session, line)
+    )
