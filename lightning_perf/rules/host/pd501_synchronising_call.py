@@ -6,7 +6,14 @@ from lightning_perf.records import Finding, HostLine, Prescription, Session, Syn
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within
-from lightning_perf.rules.step_signals import from_trace_or_steps, sampled_steps_of, steps_s, user_sync_calls
+from lightning_perf.rules.step_signals import (
+    from_trace_or_steps,
+    is_within,
+    loops_of,
+    sampled_steps_of,
+    steps_s,
+    user_sync_calls,
+)
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.user_lines import whole_lines_of
@@ -21,7 +28,8 @@ def check(session: Session) -> Finding | None:
 
 def _from_steps(session: Session) -> Finding | None:
     calls, steady = sampled_steps_of(session)
-    waits = user_sync_calls(calls)
+    loops = loops_of(calls)  # they are reported with all that they call
+    waits = [call for call in user_sync_calls(calls) if not any(is_within(loop, call) for loop in loops)]
     if not waits:
         return None
     is_host = calls.device == "cpu"
