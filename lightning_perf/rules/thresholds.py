@@ -108,6 +108,9 @@ HALF_MIN_FRACTION = _heuristic(
     0.5, "fraction", "Of matrix kernels: memory layouts matter if most of them use 16-bit dtypes."
 )
 OPTIMIZER_MIN_SHARE = _heuristic(0.08, "share", "With less, even an optimizer that takes no time would save little.")
+ROWS_LOOKED_UP_MAX_FRACTION = _heuristic(
+    0.10, "of the rows of embeddings", "A sparse update takes several times as long for each row as a dense one."
+)
 ELEMENTWISE_MIN_SHARE = _heuristic(
     0.40, "share of kernel time", "Below it, memory-bound kernels do not limit the step."
 )

@@ -1,7 +1,7 @@
 """configure_gradient_clipping adds up the squares of all gradients, number by number.
 ---
 expect: [PD507, PD504, PD511]
-half: score
+half: tune
 fix:
   "squares = self.added_up()": "squares = sum(float(each.grad.square().sum()) for each in self.parameters())"
 """

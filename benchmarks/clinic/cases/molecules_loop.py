@@ -3,7 +3,7 @@
 expect:
 - PD304
 - PD511
-half: score
+half: tune
 fix:
   'means = [x[sources[targets == node]].mean(dim=0) for node in range(len(x))]  # costs time':
     'sums = torch.zeros_like(x).index_add(0, targets, x[sources])'

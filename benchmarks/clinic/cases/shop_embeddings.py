@@ -1,8 +1,8 @@
 """The large embedding tables of a recommender get dense gradients, though a batch looks up few of their rows.
 ---
 expect:
-- PD308
-half: score
+- PD322
+half: tune
 fix:
   'nn.Embedding(N_USERS, DIM)': 'nn.Embedding(N_USERS, DIM, sparse=True)'
   'nn.Embedding(N_ITEMS, DIM)': 'nn.Embedding(N_ITEMS, DIM, sparse=True)'
