@@ -259,8 +259,11 @@ def _at_timed_speed(trace: TraceRecord, step_s: float) -> TraceRecord:
     all_s = sum(time.total_s for time in kernels.kinds.values()) if kernels is not None else 0.0
     shown = {kind: shown_s * time.total_s / all_s for kind, time in kernels.kinds.items()} if kernels and all_s else {}
     kinds = {kind: path.kinds.get(kind, 0.0) + shown.get(kind, 0.0) for kind in {*path.kinds, *shown}}
+    span_s = sum(causes.values())
+    if span_s <= 0:
+        return trace
     path = msgspec.structs.replace(path, causes=causes, kinds=kinds, long_gaps_s=left * path.long_gaps_s)
-    corrected = msgspec.structs.replace(trace, critical_path=path, span_s=sum(causes.values()))
+    corrected = msgspec.structs.replace(trace, critical_path=path, span_s=span_s)
     return msgspec.structs.replace(corrected, what_if=predict(corrected))
 
 

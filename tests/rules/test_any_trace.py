@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lightning_perf.records import Session
@@ -124,7 +124,12 @@ def test_outcomes_are_within_bounds_when_a_trace_is_arbitrary(description, is_cp
     _check_bounds(said.findings, trace.span_s)
 
 
+_STEP = {"name": "s", "duration_s": 0.0, "device_busy_s": None, "busy_fraction": None, "categories": {}}
+_WITHOUT_CAUSES = {"whole": None, "what_if": [], "critical_path": {}, "steps": [{**_STEP, "host_needed_s": None}]}
+
+
 @PROFILED
+@example(_WITHOUT_CAUSES, False)
 @given(TRACE, st.booleans())
 def test_trace_rules_do_not_fail_when_a_session_has_any_window(description, is_cpu):
     session: Session = build_session({"cpu_trace" if is_cpu else "trace": _of(description, is_cpu)})
