@@ -33,6 +33,8 @@ class _GradientState:
         self.keeps_tensors: bool | None = None
         self.n_steps = 0
         self.n_zero_grads = 0
+        self.n_clearings = 0
+        self.n_dropping = 0
         self.n_judged = 0
         self.n_uncleared = 0
 
@@ -52,6 +54,8 @@ class _GradientState:
         now = _identity(self.parameter)
         if now == self.seen:
             return
+        self.n_clearings += 1
+        self.n_dropping += self.state == "dirty"  # added since the step, and never used
         self.state = "cleared"
         self.keeps_tensors = now is not None
 
@@ -67,7 +71,8 @@ class ZeroGradWatch(Probe):
     It compares identity and version counter of one gradient per optimizer. Gradients used by a step are stale; a
     backward pass that adds to them makes them dirty; a change before a backward pass means that they were cleared. An
     optimizer that steps on dirty gradients did not clear them. Adding to stale gradients alone is correct: in
-    adversarial training one network's pass adds to the other's gradients, which are cleared later. Steps between which
+    adversarial training one network's pass adds to the other's gradients, which are cleared later; these are dropped
+    gradients. Steps between which
     no backward pass was reported are not judged.
     """
 
@@ -139,6 +144,8 @@ class ZeroGradWatch(Probe):
             "zero_grad_keeps_tensors": watched.keeps_tensors,
             "steps_without_zero_grad": watched.n_uncleared if watched.n_judged else None,
             "n_steps_watched": watched.n_judged,
+            "n_clearings": watched.n_clearings,
+            "n_clearings_dropping": watched.n_dropping,
         }
 
     def _entry(self, optimizer: Any) -> tuple[Any, _GradientState]:

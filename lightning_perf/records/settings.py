@@ -135,6 +135,8 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
         steps_without_zero_grad: Observed steps whose gradients had not been cleared since the previous step; None if
             not observed (automatic optimization clears them itself).
         n_steps_watched: Observed steps.
+        n_clearings: Observed clearings of gradients between two backward passes.
+        n_clearings_dropping: Those that cleared gradients which a backward pass had added since the optimizer's step.
     """
 
     class_name: str
@@ -145,6 +147,8 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     zero_grad_keeps_tensors: bool | None = None
     steps_without_zero_grad: int | None = None
     n_steps_watched: int = 0
+    n_clearings: int = 0
+    n_clearings_dropping: int = 0
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ _LOADING = ("data_wait",)
 _PHASES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("PD101", "PD102", "PD103", "PD105", "PD106", "PD107", "PD108", "PD110", "PD115"), _LOADING),
     **dict.fromkeys(("PD303", "PD304"), CODE_PHASES),
+    "PD323": ("backward",),
     **dict.fromkeys(
         ("PD111", "PD502", "PD503", "PD504", "PD505", "PD506", "PD512", "PD601", "PD602", "PD603", "PD605", "PD607"),
         _CLAIMED,

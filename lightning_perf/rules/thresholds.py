@@ -111,6 +111,9 @@ OPTIMIZER_MIN_SHARE = _heuristic(0.08, "share", "With less, even an optimizer th
 ROWS_LOOKED_UP_MAX_FRACTION = _heuristic(
     0.10, "of the rows of embeddings", "A sparse update takes several times as long for each row as a dense one."
 )
+DROPPED_MIN_FRACTION = _heuristic(
+    0.5, "of clearings of gradients", "Gradients dropped now and then may be meant, such as those of an unstable step."
+)
 ELEMENTWISE_MIN_SHARE = _heuristic(
     0.40, "share of kernel time", "Below it, memory-bound kernels do not limit the step."
 )

@@ -188,6 +188,16 @@ def make(optimizer_class: type = torch.optim.SGD, **arguments: object) -> tuple[
     return module, optimizer_class(module.parameters(), lr=0.01, **arguments)
 
 
+def dropping(loop: Loop, optimizer: torch.optim.Optimizer) -> tuple[object, object]:
+    found = loop.watch.summary(optimizer)
+    return found["n_clearings_dropping"], found["n_clearings"]
+
+
+def seen(loop: Loop, optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    found = loop.watch.summary(optimizer)
+    return {name: found[name] for name in summary(None, None, 0)}
+
+
 def summary(keeps: bool | None, uncleared: int | None, n: int) -> dict[str, object]:
     return {"zero_grad_keeps_tensors": keeps, "steps_without_zero_grad": uncleared, "n_steps_watched": n}
 
@@ -204,7 +214,7 @@ def test_watch_finds_every_step_cleared_when_zero_grad_is_called(
         optimizer.zero_grad(set_to_none=set_to_none)
         loop.backward(module(loop.x).sum())
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(not set_to_none, 0, 4)
+    assert seen(loop, optimizer) == summary(not set_to_none, 0, 4)
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
@@ -215,7 +225,7 @@ def test_watch_counts_steps_when_zero_grad_is_forgotten(optimizer_class: type) -
         loop.backward(module(loop.x).sum())
         nn.utils.clip_grad_norm_(module.parameters(), 0.1)
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(None, 4, 4)
+    assert seen(loop, optimizer) == summary(None, 4, 4)
 
 
 def test_watch_counts_only_the_faulty_steps_when_some_are_cleared() -> None:
@@ -226,7 +236,7 @@ def test_watch_counts_only_the_faulty_steps_when_some_are_cleared() -> None:
             optimizer.zero_grad()
         loop.backward(module(loop.x).sum())
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(False, 6, 8)
+    assert seen(loop, optimizer) == summary(False, 6, 8)
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])
@@ -238,7 +248,7 @@ def test_watch_finds_no_fault_when_gradients_are_accumulated(set_to_none: bool) 
         for _ in range(3):
             loop.backward(module(loop.x).sum())
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(not set_to_none, 0, 3)
+    assert seen(loop, optimizer) == summary(not set_to_none, 0, 3)
 
 
 def test_watch_counts_steps_when_accumulation_never_clears() -> None:
@@ -248,7 +258,7 @@ def test_watch_counts_steps_when_accumulation_never_clears() -> None:
         for _ in range(3):
             loop.backward(module(loop.x).sum())
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(None, 3, 3)
+    assert seen(loop, optimizer) == summary(None, 3, 3)
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])
@@ -264,8 +274,27 @@ def test_watch_finds_no_fault_when_one_networks_pass_adds_to_the_other_before_it
         optimizer_g.zero_grad(set_to_none=set_to_none)
         loop.backward(critic(generator(loop.x)).sum())  # reaches the critic's parameters too
         loop.step(optimizer_g)
-    assert loop.watch.summary(optimizer_c) == summary(not set_to_none, 0, 3)
-    assert loop.watch.summary(optimizer_g) == summary(not set_to_none, 0, 3)
+    assert seen(loop, optimizer_c) == summary(not set_to_none, 0, 3)
+    assert seen(loop, optimizer_g) == summary(not set_to_none, 0, 3)
+    assert dropping(loop, optimizer_c) == (3, 3)
+    assert dropping(loop, optimizer_g) == (0, 3)
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+def test_watch_counts_dropped_gradients_when_a_pass_reaches_another_optimizers_parameters(set_to_none: bool) -> None:
+    loop = Loop()
+    generator, optimizer_g = make()
+    critic, optimizer_c = make(torch.optim.Adam)
+    for _ in range(5):
+        fake = generator(loop.x)
+        optimizer_c.zero_grad(set_to_none=set_to_none)
+        loop.backward(critic(fake).sum() + critic(loop.x).sum())
+        loop.step(optimizer_c)
+        optimizer_g.zero_grad(set_to_none=set_to_none)
+        loop.backward(generator(loop.x).sum())
+        loop.step(optimizer_g)
+    assert dropping(loop, optimizer_g) == (4, 4)
+    assert dropping(loop, optimizer_c) == (0, 4)
 
 
 def test_watch_blames_the_right_optimizer_when_only_one_is_never_cleared() -> None:
@@ -278,8 +307,8 @@ def test_watch_blames_the_right_optimizer_when_only_one_is_never_cleared() -> No
         loop.step(optimizer_one)
         loop.backward(two(loop.x).sum())
         loop.step(optimizer_two)
-    assert loop.watch.summary(optimizer_one) == summary(False, 0, 3)
-    assert loop.watch.summary(optimizer_two) == summary(None, 3, 3)
+    assert seen(loop, optimizer_one) == summary(False, 0, 3)
+    assert seen(loop, optimizer_two) == summary(None, 3, 3)
 
 
 def test_watch_judges_nothing_when_backward_passes_are_not_announced() -> None:
@@ -288,7 +317,7 @@ def test_watch_judges_nothing_when_backward_passes_are_not_announced() -> None:
     for _ in range(4):
         module(loop.x).sum().backward()
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(None, None, 0)
+    assert seen(loop, optimizer) == summary(None, None, 0)
 
 
 @pytest.mark.parametrize("set_to_none", [False, True])
@@ -304,8 +333,8 @@ def test_watch_reports_how_gradients_are_cleared_when_lightning_announces_zero_g
         optimizer.zero_grad(set_to_none=set_to_none)
         loop.backward(loss)
         loop.step(optimizer) if is_step_announced else optimizer.step()
-    assert loop.watch.summary(optimizer)["zero_grad_keeps_tensors"] is (not set_to_none)
-    assert loop.watch.summary(optimizer)["steps_without_zero_grad"] == (0 if is_step_announced else None)
+    assert seen(loop, optimizer)["zero_grad_keeps_tensors"] is (not set_to_none)
+    assert seen(loop, optimizer)["steps_without_zero_grad"] == (0 if is_step_announced else None)
 
 
 def test_watch_ends_by_itself_when_it_has_seen_enough() -> None:
@@ -317,7 +346,7 @@ def test_watch_ends_by_itself_when_it_has_seen_enough() -> None:
         optimizer.zero_grad()
         loop.backward(module(loop.x).sum())
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(False, 0, N_WATCHED_STEPS - 1)
+    assert seen(loop, optimizer) == summary(False, 0, N_WATCHED_STEPS - 1)
 
 
 def test_watch_ignores_parameters_when_they_have_no_gradient() -> None:
@@ -329,7 +358,7 @@ def test_watch_ignores_parameters_when_they_have_no_gradient() -> None:
         optimizer.zero_grad()
         loop.backward(module(loop.x).sum())
         loop.step(optimizer)
-    assert loop.watch.summary(optimizer) == summary(False, 0, 2)
+    assert seen(loop, optimizer) == summary(False, 0, 2)
 
 
 def test_watch_keeps_no_gradient_alive_when_it_was_dropped() -> None:

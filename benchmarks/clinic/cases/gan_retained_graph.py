@@ -1,8 +1,8 @@
 """The step of a GAN's discriminator goes back through the generator, too, whose gradients it then throws away.
 ---
 expect:
-- PD511
-half: score
+- PD323
+half: tune
 fix:
   'fake_score = self.discriminator(fake)': 'fake_score = self.discriminator(fake.detach())'
   'self.manual_backward(d_loss, retain_graph=True)  # costs time': 'self.manual_backward(d_loss)'
