@@ -18,10 +18,12 @@ def check(session: Session) -> Finding | None:
     share = share_of(times)
     if share < LOW_SHARE:
         return None
-    rate = session.settings.trainer.progress_bar_refresh_rate or 1
+    known_rate = session.settings.trainer.progress_bar_refresh_rate  # None where a bar refreshes by time
+    rate = known_rate or 1
     wanted = min(PROGRESS_MAX_STEPS, 10 * math.ceil(rate * share / LOG_TARGET_SHARE / 10))
-    can_refresh_less = wanted > rate and session.settings.trainer.progress_bar_refresh_rate is not None
+    can_refresh_less = wanted > rate and known_rate is not None
     counted = PROGRESS_LEFT_S * steady.n_steps / (share * steady.span_s)
+    does = "refreshes" if known_rate is not None else "is updated"
     often = f"every {rate} steps" if rate > 1 else "in every step"
     if can_refresh_less:
         advice = fix(
@@ -32,13 +34,14 @@ def check(session: Session) -> Finding | None:
             value=wanted,
         )
     else:
-        advice = trainer_fix("set enable_progress_bar=False", enable_progress_bar=False)
+        other = f", or use TQDMProgressBar(refresh_rate={wanted})" if known_rate is None else ""
+        advice = trainer_fix(f"set enable_progress_bar=False{other}", enable_progress_bar=False)
     return removal_finding(
         steady,
-        summary=f"{percent(share)} of training time is spent in the progress bar: {name} refreshes {often}.",
+        summary=f"{percent(share)} of training time is spent in the progress bar: {name} {does} {often}.",
         evidence=(
             fact(f"share of the time in {name}", share, "fraction", LOW_SHARE, sum(time.n_calls for time in times)),
-            fact("steps between refreshes", rate, "count"),
+            fact("steps between refreshes", rate, "count") if known_rate is not None else None,
             *(fact(f"time per call of {name}.{time.hook}", call_s(time), "s", n=time.n_calls) for time in times[:2]),
         ),
         prescriptions=advice,
