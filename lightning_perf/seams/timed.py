@@ -12,47 +12,33 @@ from .undo import Undos, change_attribute, remove_hook
 class _Timed:
     """A method inside a span, in this thread only. It copies and pickles as the plain method, so that its owner can."""
 
-    def __init__(self, owner: Any, name: str, span: AbstractContextManager[Any]) -> None:
+    def __init__(self, owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]]) -> None:
         self._owner, self._name, self._thread = owner, name, get_ident()
         self.__wrapped__ = getattr(owner, name)
         self.__name__ = name
         self.__doc__ = getattr(self.__wrapped__, "__doc__", None)
-        self.span: AbstractContextManager[Any] | None = span
+        self.span_of: Callable[[], AbstractContextManager[Any]] | None = span_of  # None once undone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.span is None or get_ident() != self._thread:
+        if self.span_of is None or get_ident() != self._thread:
             return self.__wrapped__(*args, **kwargs)
-        with self.span:
+        with self.span_of():
             return self.__wrapped__(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         return getattr, (self._owner, self._name)
 
 
-class _TimedEach(_Timed):
-    """A method inside a span that is chosen for each call."""
-
-    def __init__(self, owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]]) -> None:
-        super().__init__(owner, name, nullcontext())
-        self._span_of = span_of
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.span is None or get_ident() != self._thread:
-            return self.__wrapped__(*args, **kwargs)
-        with self._span_of():
-            return self.__wrapped__(*args, **kwargs)
-
-
 class _MoreBarMetrics(_Timed):
     """``progress_bar.get_metrics`` with PerfDoctor's figures in front, where a bar of 80 columns does not cut them."""
 
     def __init__(self, owner: Any, more: Callable[[], dict[str, str]]) -> None:
-        super().__init__(owner, "get_metrics", nullcontext())
+        super().__init__(owner, "get_metrics", nullcontext)
         self._more = more
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         metrics = self.__wrapped__(*args, **kwargs)
-        if self.span is None or get_ident() != self._thread or not isinstance(metrics, dict):
+        if self.span_of is None or get_ident() != self._thread or not isinstance(metrics, dict):
             return metrics
         return {**{name: text for name, text in self._more().items() if name not in metrics}, **metrics}
 
@@ -61,7 +47,7 @@ def _put(timed: _Timed, undos: Undos) -> None:
     """Set a timed method on its instance. The undo also stops its timing, in case other code kept a reference."""
 
     def stop_timing() -> None:
-        timed.span = None
+        timed.span_of = None
 
     undos.note(stop_timing)
     change_attribute(timed._owner, timed._name, timed, undos)
@@ -101,7 +87,7 @@ def tap_logging(
         try:
             while untimed:
                 method = untimed.pop()
-                _put(_Timed(connector, method, collecting(method)), undos)
+                _tap_method(connector, method, collecting(method), undos)
         except Exception as error:  # noqa: BLE001 - reported; it would end the user's ``self.log``
             untimed.clear()
             on_fail(error)
@@ -114,13 +100,13 @@ def tap_logging(
             return logging
 
         for one in results:
-            _put(_TimedEach(one, "log", collecting_begins), undos)
+            _put(_Timed(one, "log", collecting_begins), undos)
     else:
         time_collection()
     for logger in trainer.loggers:
         if hasattr(logger, "__dict__"):  # methods of other objects cannot be replaced
             for method in ("log_metrics", "save"):
-                _put(_Timed(logger, method, logger_span(type(logger).__name__, method)), undos)
+                _tap_method(logger, method, logger_span(type(logger).__name__, method), undos)
     return True
 
 
@@ -164,7 +150,7 @@ def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) 
 def tap_call(owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]], undos: Undos) -> None:
     """Enclose a function of a module, or a method, in the span that ``span_of`` returns for each call, if it exists."""
     if callable(getattr(owner, name, None)):
-        _put(_TimedEach(owner, name, span_of), undos)
+        _put(_Timed(owner, name, span_of), undos)
 
 
 def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
@@ -180,7 +166,7 @@ def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[Any], undos
 def _tap_method(owner: Any, name: str, span: AbstractContextManager[Any], undos: Undos) -> bool:
     if not callable(getattr(owner, name, None)):
         return False
-    _put(_Timed(owner, name, span), undos)
+    _put(_Timed(owner, name, lambda: span), undos)
     return True
 
 

@@ -6,14 +6,13 @@ is blocked by one.
 """
 
 import itertools
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from lightning_perf.records import MissingRank, Ranks, RankSummary, StageTimes, together
+from lightning_perf.records import MissingRank, Ranks, RankSummary, together
 
 _decode = msgspec.json.Decoder(RankSummary | None).decode  # built once: building it in two threads at once crashes
 
@@ -115,26 +114,3 @@ def open_exchange(trainer: Any) -> Exchange | None:
         return None
     store = dist.PrefixStore(f"lightning_perf/{number}", get_store())  # type: ignore[attr-defined]
     return Exchange(store, trainer.global_rank, trainer.world_size)
-
-
-def gather_ranks(steady: StageTimes | None, device: Any) -> Ranks | None:
-    """Reduce a few figures over the ranks if there is no store. A collective: every rank must call it.
-
-    A rank without steady steps takes part without counting. ``device`` is where exchanged tensors must be. Return the
-    same record on every rank; None if no rank has measured anything.
-    """
-    from torchmetrics import MaxMetric, MeanMetric
-
-    step_s = steady.step_s.mean if steady else math.nan
-    wait = steady.phases.get("data_wait") if steady else None
-    wait_share = wait.share if wait else (0.0 if steady else math.nan)
-    values = []
-    for value in (step_s, wait_share):
-        for metric in (MeanMetric(nan_strategy="ignore"), MaxMetric(nan_strategy="ignore")):
-            metric.to(device).update(value)
-            values.append(float(metric.compute()))
-    if not math.isfinite(values[1]):
-        return None
-    return Ranks(
-        step_mean_s=values[0], step_max_s=values[1], data_wait_share_mean=values[2], data_wait_share_max=values[3]
-    )

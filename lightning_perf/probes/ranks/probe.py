@@ -25,7 +25,7 @@ from lightning_perf.records import (
 )
 
 from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
-from .exchange import gather_ranks, open_exchange
+from .exchange import open_exchange
 
 EPOCH_LIMIT_S = 2.0
 """Seconds that rank 0 waits for late ranks at the end of an epoch: with synchronized batches, only a rank with a
@@ -129,9 +129,8 @@ class RankProbe(Probe):
             failure = error
         if self._exchange is not None:
             self.ranks = self._exchange.share(summary, RUN_LIMIT_S if is_last else EPOCH_LIMIT_S)
-        else:
-            steady = loop.main.stage_times() if loop is not None and failure is None else None
-            self.ranks = gather_ranks(steady, self._trainer.strategy.root_device)
+        elif summary is not None:
+            self.ranks = together((summary,), self._trainer.world_size)
         if failure is not None:
             raise failure
 
