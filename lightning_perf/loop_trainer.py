@@ -55,7 +55,8 @@ class LoopTrainer:
         model = modules[0] if modules else nn.Module()
         self.watched = watched
         self.module = seams.user_module(model) if len(modules) < 2 else nn.ModuleList(map(seams.user_module, modules))
-        self.model = next((each for one in modules for each in one.modules() if _is_ddp(each)), model)
+        inner = (each for one in modules for each in one.modules())
+        self.model = next((each for each in inner if isinstance(each, nn.parallel.DistributedDataParallel)), model)
         self.strategy = _strategy(fabric, model)
         n_ranks = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
         self.world_size = int(getattr(self.strategy, "world_size", n_ranks))
@@ -103,10 +104,6 @@ def missing_without_trainer(trainer: LoopTrainer) -> dict[str, str]:
     if trainer.world_size > 1:
         reasons["ranks"] = f"{NO_TRAINER}: only rank 0 is measured"
     return reasons
-
-
-def _is_ddp(module: nn.Module) -> bool:
-    return isinstance(module, nn.parallel.DistributedDataParallel)
 
 
 def _strategy(fabric: Any, model: Any) -> Any:

@@ -38,7 +38,9 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
         os=_read_os(),
         python=platform.python_version(),
         hostname=socket.gethostname(),
-        cpu_model=_read_cpuinfo(root, "model name") or _read_cpuinfo(root, "Hardware") or _read_processor(),
+        cpu_model=_read_cpuinfo(root, "model name")
+        or _read_cpuinfo(root, "Hardware")
+        or (None if sys.platform == "linux" else platform.processor() or None),  # on Linux, this runs `uname -p` too
         n_logical_cores=psutil.cpu_count(logical=True),
         n_physical_cores=psutil.cpu_count(logical=False),
         usable_cores=read_usable_cores(root),
@@ -63,10 +65,6 @@ def _read_os() -> str:
         return platform.platform()
     name = os.uname()
     return f"{name.sysname}-{name.release}-{name.machine}-with-{''.join(platform.libc_ver())}"
-
-
-def _read_processor() -> str | None:
-    return None if sys.platform == "linux" else platform.processor() or None  # on Linux, this runs `uname -p` too
 
 
 def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...]:

@@ -96,14 +96,6 @@ def shape_of(value: Any) -> tuple[int, ...] | None:
     return None
 
 
-def bytes_of(value: Any) -> int | None:
-    """Return the bytes of the elements of a plain tensor or numpy array; None for anything else."""
-    if type(value) in _PLAIN_TENSORS:
-        with without_overrides():
-            return int(value.element_size() * value.numel())
-    return int(value.nbytes) if type(value) is np.ndarray else None
-
-
 def items_of(value: Any, most: int | None = None) -> list[tuple[Any, Any]] | None:
     """Return the items of a list, tuple, dict, ``UserDict`` or dataclass with their keys; None for anything else.
 

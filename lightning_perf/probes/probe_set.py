@@ -67,7 +67,6 @@ class ProbeSet:
         self.watches_backward = False
         self._probes: dict[str, Probe] = {}  # including those that are off, which report what they had measured
         self._observers: dict[str, Probe] = {}
-        self._at_end: dict[str, Callable[[], None]] = {}
         self._handlers: dict[str, dict[str, Callable[..., None]]] = {}  # by event and probe
         self._begun: dict[str, None] = {}  # ordered names of the probes that observe the step under way
         self._is_step_requested = False
@@ -100,8 +99,6 @@ class ProbeSet:
         self._probes[name] = probe
         if _overrides(kind, "next_step"):
             self._observers[name] = probe
-        if _overrides(kind, "step_ends"):
-            self._at_end[name] = probe.step_ends
         for event in _EVENTS:
             if _overrides(kind, event):
                 self._handlers[event] = {**self._handlers.get(event, {}), name: getattr(probe, event)}
@@ -144,9 +141,9 @@ class ProbeSet:
         """End such a step and schedule the next one."""
         loop.is_instrumented_step = False
         for name in self._begun:
-            at_end = self._at_end.get(name)
-            if at_end is not None:
-                self.call(name, at_end)
+            probe = self._observers.get(name)
+            if probe is not None:
+                self.call(name, probe.step_ends)
         self._begun.clear()
         self.call("steps", loop.batch_ends, batch)
         loop.next_instrumented_step = min((probe.next_step for probe in self._observers.values()), default=NEVER)
@@ -183,7 +180,6 @@ class ProbeSet:
     def _silence(self, name: str) -> None:
         """Stop calling a probe's handlers of steps and events."""
         self._observers.pop(name, None)
-        self._at_end.pop(name, None)
         for event in _EVENTS:
             self._forget_handler(event, name)
         self._note_backward()

@@ -9,7 +9,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -141,7 +141,8 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        self._batch_bytes = sum(_tensor_bytes(batch, plain.visits())) or None
+        tensors = plain.tensors_in(batch, 4, in_objects=False, left=plain.visits())
+        self._batch_bytes = sum(plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in tensors) or None
 
     def loops_ready(self, run: RunContext) -> None:
         """Find the disk of the training dataset."""
@@ -254,17 +255,6 @@ def with_cost(session: Session, rates: Rates, wall_s: float) -> Telemetry | None
     epoch_s = sum(epoch.wall_s for epoch in epochs) / len(epochs) if epochs else None
     cost = cost_of(telemetry.energy if telemetry is not None else None, rates, wall_s, epoch_s)
     return telemetry if cost is None else msgspec.structs.replace(telemetry or Telemetry(hz=0.0), cost=cost)
-
-
-def _tensor_bytes(batch: Any, left: Iterator[int], depth: int = 4) -> Iterator[int]:
-    if next(left, None) is None:
-        return
-    n_bytes = plain.bytes_of(batch)
-    if n_bytes is not None:
-        yield n_bytes
-    elif depth:
-        for _, value in plain.items_of(batch, plain.MAX_VISITED) or ():
-            yield from _tensor_bytes(value, left, depth - 1)
 
 
 # Names under which datasets usually keep their folder or their files.

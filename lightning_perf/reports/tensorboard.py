@@ -1,7 +1,7 @@
 """Scalars of a session for any logger; its text, and the session itself, for TensorBoard."""
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -17,14 +17,6 @@ EVENT_BYTES = 8 * 2**20
 """Sessions are written at every report up to this size of an event file, then less and less often."""
 
 _GIB = 1024**3
-
-
-class Writer(Protocol):
-    """The methods of TensorBoard's ``SummaryWriter`` used here."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = ...) -> Any: ...
-
-    def add_text(self, tag: str, text_string: str, global_step: int | None = ...) -> Any: ...
 
 
 def scalars(session: Session) -> dict[str, float]:
@@ -53,13 +45,13 @@ def scalars(session: Session) -> dict[str, float]:
     return {tag: float(value) for tag, value in figures.items() if value is not None and math.isfinite(value)}
 
 
-def write_scalars(writer: Writer, session: Session, step: int) -> None:
-    """Write ``scalars(session)`` at ``step``."""
+def write_scalars(writer: Any, session: Session, step: int) -> None:
+    """Write ``scalars(session)`` at ``step``; ``writer`` is TensorBoard's ``SummaryWriter`` here and below."""
     for tag, value in scalars(session).items():
         writer.add_scalar(tag, value, step)
 
 
-def write_text(writer: Writer, session: Session, step: int) -> None:
+def write_text(writer: Any, session: Session, step: int) -> None:
     """Write the diagnosis as Markdown at ``step``, under ``perf/diagnosis``."""
     writer.add_text(TEXT_TAG, to_markdown(session), step)
 
@@ -103,15 +95,7 @@ class SessionWriter:
         return True
 
 
-class HparamsWriter(Protocol):
-    """The method of TensorBoard's ``SummaryWriter`` that fills its HPARAMS tab."""
-
-    def add_hparams(
-        self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], *, run_name: str | None = ...
-    ) -> Any: ...
-
-
-def write_trial(writer: HparamsWriter, trial: Trial) -> int:
+def write_trial(writer: Any, trial: Trial) -> int:
     """Write each measured arm as a row of TensorBoard's HPARAMS tab; return the number of arms.
 
     Each treatment is a column with its value, ``on`` if it has none, or ``off``. Figures are ``perf/step_ms``,
