@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from lightning_perf.records import LoaderSettings, Machine, Run, Session, Settings, TrainerSettings
-from lightning_perf.treatments import Treatment, all_treatments, parse, prescription, with_default
+from lightning_perf.treatments.prescription import prescription
+from lightning_perf.treatments.specs import all_treatments, parse, with_default
+from lightning_perf.treatments.treatment import Treatment
 
 # A training for the examples: 4 cores per rank, batches of 32, 4 batches per optimizer step.
 EXAMPLE = Session(

@@ -38,7 +38,7 @@ from lightning_perf.reports.sections.memory import growth_text, headroom_fact
 from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
-from lightning_perf.treatments import all_treatments
+from lightning_perf.treatments.specs import all_treatments
 from lightning_perf.trials.progress import Progress
 from lightning_perf.trials.rounds import PlannedRun
 from reports.comparisons import alike

@@ -17,7 +17,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_perf.errors import ConfigError, TreatmentError
-from lightning_perf.treatments import Applier, all_treatments, environment, find, parse, parse_all
+from lightning_perf.treatments.applier import Applier, environment
+from lightning_perf.treatments.specs import all_treatments, find, parse, parse_all
 from tests.forkserver import Forkserver
 
 from .trainings import Items, Net, Treat, loader, train
@@ -254,8 +255,9 @@ def test_applier_refuses_when_treatments_exclude_one_another() -> None:
 
 def test_naming_treatments_loads_neither_torch_nor_lightning() -> None:
     code = (
-        "import sys; from lightning_perf import treatments as t; "
-        "t.prescription(t.parse_all('loader-workers,compile')); t.all_treatments(); "
+        "import sys; from lightning_perf.treatments.prescription import prescription; "
+        "from lightning_perf.treatments.specs import all_treatments, parse_all; "
+        "prescription(parse_all('loader-workers,compile')); all_treatments(); "
         "assert not {'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
@@ -273,7 +275,8 @@ LEGACY = """
 import torch, warnings, logging
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, TensorDataset
-from lightning_perf.treatments import Applier, parse_all
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.specs import parse_all
 warnings.simplefilter("ignore")
 class Model(pl.LightningModule):
     def __init__(self):

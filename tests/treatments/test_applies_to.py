@@ -21,7 +21,7 @@ from lightning_perf.records import (
     TorchSettings,
     TrainerSettings,
 )
-from lightning_perf.treatments import all_treatments, find
+from lightning_perf.treatments.specs import all_treatments, find
 
 from .test_specs import SESSION
 

@@ -12,7 +12,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.treatments import Applier, parse
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.specs import parse
 
 from .trainings import N_FEATURES, Net, Treat, loader, train
 

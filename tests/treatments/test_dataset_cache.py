@@ -17,7 +17,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.treatments import cached_dataset, parse, prescription, rebuilt
+from lightning_perf.treatments import cached_dataset
+from lightning_perf.treatments.prescription import prescription
+from lightning_perf.treatments.rebuild import rebuilt
+from lightning_perf.treatments.specs import parse
 from lightning_perf.trials.inside import describe
 
 from .test_applies_to import session

@@ -23,8 +23,9 @@ from torch import nn
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.seams import Undos
-from lightning_perf.treatments import Applier, find, parse, parse_all
+from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.blocks import repeated_blocks
+from lightning_perf.treatments.specs import find, parse, parse_all
 
 from .trainings import N_FEATURES, Block, Config, Net, PreTrainedModel, Treat, loader, train
 

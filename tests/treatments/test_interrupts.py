@@ -14,7 +14,8 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
-from lightning_perf.treatments import Applier, all_treatments, parse, parse_all
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.specs import all_treatments, parse, parse_all
 from tests.fuzzing import IS_TORTURE
 from tests.trainer.interrupts import Interrupted, Line, LineTrace
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.seams import logged_metadata
-from lightning_perf.treatments import Applier, all_treatments, parse, parse_all
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.specs import all_treatments, parse, parse_all
 
 from .test_applier import left_behind, process_state
 from .trainings import Items, Net, Watch, loader

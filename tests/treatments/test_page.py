@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_perf.treatments import all_treatments
+from lightning_perf.treatments.specs import all_treatments
 
 DOCS = Path(__file__).parents[2] / "docs"
 

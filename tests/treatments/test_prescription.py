@@ -11,7 +11,8 @@ import yaml
 
 from lightning_perf.records import LoaderSettings, Settings, TrainerSettings
 from lightning_perf.rules.engine import diagnose
-from lightning_perf.treatments import all_treatments, parse, parse_all, prescription, with_default
+from lightning_perf.treatments.prescription import prescription
+from lightning_perf.treatments.specs import all_treatments, parse, parse_all, with_default
 from tests.rules.session_builder import build_session
 
 from .test_specs import SESSION

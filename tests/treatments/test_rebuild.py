@@ -31,7 +31,9 @@ from torch.utils.data import (
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
-from lightning_perf.treatments import Applier, parse_all, rebuilt
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.rebuild import rebuilt
+from lightning_perf.treatments.specs import parse_all
 
 from .trainings import Items, Net, Treat, loader, train
 

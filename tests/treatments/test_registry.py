@@ -9,7 +9,8 @@ import pytest
 
 import lightning_perf.rules
 from lightning_perf.records import Prescription
-from lightning_perf.treatments import Treatment, all_treatments, find
+from lightning_perf.treatments.specs import all_treatments, find
+from lightning_perf.treatments.treatment import Treatment
 
 RULES = Path(lightning_perf.rules.__file__).parent
 

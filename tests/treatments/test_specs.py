@@ -7,7 +7,7 @@ import pytest
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Machine, Run, Session, Settings, TrainerSettings
-from lightning_perf.treatments import all_treatments, check_together, parse, parse_all, with_default
+from lightning_perf.treatments.specs import all_treatments, check_together, parse, parse_all, with_default
 
 SESSION = Session(
     run=Run(id="a", stage="fit", status="finished", started_at="", wall_s=1.0), machine=Machine(os="", python="")

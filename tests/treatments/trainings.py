@@ -10,7 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_perf.treatments import Applier, parse_all
+from lightning_perf.treatments.applier import Applier
+from lightning_perf.treatments.specs import parse_all
 
 N_FEATURES = 8
 
