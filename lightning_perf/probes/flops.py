@@ -88,7 +88,6 @@ class ArithmeticCounter(StepTracer):
         self._mode = _Mode(self)
         self.is_entered = False
         self._watch = ModuleWatch(self._modules, self._entering, self._leaving)
-        self._running: list[str] = []
         self._thread = threading.get_ident()
         self._sequences: list[int] = []
         self._paths: list[str] = []
@@ -126,7 +125,7 @@ class ArithmeticCounter(StepTracer):
             return self
         try:
             # In manual optimization this is entered inside a module; no listed module is running then.
-            self._running.clear()
+            self._watch.running.clear()
             if not self.failure:
                 self.failure = _refusal(self._below)
             if self.failure:
@@ -151,12 +150,9 @@ class ArithmeticCounter(StepTracer):
 
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
         self.calls[path] = self.calls.get(path, 0) + 1
-        self._running.append(path)
         self._mark()
 
     def _leaving(self, path: str, output: Any) -> None:
-        if self._running:
-            self._running.pop()
         self._mark()
 
     def _mark(self) -> None:
@@ -167,11 +163,11 @@ class ArithmeticCounter(StepTracer):
             except Exception as error:  # noqa: BLE001 - a private function, asked within the user's forward: reported
                 self.failure = error_text(error)
                 return
-            self._paths.append(self._running[-1] if self._running else "")
+            self._paths.append(self._watch.innermost)
 
     def _path_of(self, node: Any) -> str:
-        if self._running:
-            return self._running[-1]
+        if self._watch.running:
+            return self._watch.innermost
         variable = getattr(node, "variable", None)  # of AccumulateGrad, which has no number of its own
         if variable is not None:
             return self._owners.get(id(variable), "")
@@ -219,7 +215,7 @@ class ArithmeticCounter(StepTracer):
             return
         node = torch._C._current_autograd_node()
         direction: Direction = "forward" if node is None and self.direction == "forward" else "backward"
-        path = (self._running[-1] if self._running else "") if node is None else self._path_of(node)
+        path = self._watch.innermost if node is None else self._path_of(node)
         dtype = dtype_of(args)
         key = (direction, path, known.name, str(dtype).removeprefix("torch.") if dtype is not None else "")
         row = self._rows.get(key)

@@ -50,9 +50,8 @@ class SavedTensors(StepTracer):
         self.failure = ""
         self.cost_ns = 0
         self._count = count
-        self._watch = ModuleWatch(modules, self._entering, self._leaving)
+        self._watch = ModuleWatch(modules)
         self._now_ns = now_ns
-        self._running: list[str] = []
         self._kept: dict[Key, tuple[str, int]] = {}
         self._hooks: tuple[Any, Any] | None = None
         self._thread = threading.get_ident()
@@ -118,13 +117,6 @@ class SavedTensors(StepTracer):
             self.failure = reason
             self._remove()
 
-    def _entering(self, name: str, args: Any, kwargs: Any) -> None:
-        self._running.append(name)
-
-    def _leaving(self, name: str, output: Any) -> None:
-        if self._running:
-            self._running.pop()
-
     def _gathered(self, module: nn.Module, args: Any, output: Any) -> None:
         """Subtract saved parameters that did not exist when parameters were counted."""
         for parameter in module_walk.own_parameters(module):
@@ -143,7 +135,7 @@ class SavedTensors(StepTracer):
         added = self._count.add((tensor,))
         self.n_tensors += 1
         self.n_bytes += added
-        name = self._running[-1] if self._running else ""
+        name = self._watch.innermost
         self.by_module[name] = self.by_module.get(name, 0) + added
         if added:
             self._kept.update((storage.key, (name, storage.n_bytes)) for storage in storages_of(tensor))

@@ -129,18 +129,24 @@ class ModuleWatch:
     It uses torch's hooks on all modules, which do not change the modules themselves: copies and pickles take no hook
     along, and modules that behave differently with hooks, such as ``nn.TransformerEncoderLayer`` in evaluation, do not
     change. ``enters`` gets a module's path, positional and keyword arguments, ``leaves`` its path and output; neither
-    may raise.
+    may raise. ``running`` holds the paths of the modules under way, outermost first.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        enters: Callable[[str, Any, Any], None],
-        leaves: Callable[[str, Any], None],
+        enters: Callable[[str, Any, Any], None] = lambda *_: None,
+        leaves: Callable[[str, Any], None] = lambda *_: None,
     ) -> None:
+        self.running: list[str] = []
         self._paths = {id(module): path for path, module in modules.items() if can_have_hooks(module)}
         self._enters, self._leaves = enters, leaves
         self._hooks = (self._entering, self._leaving)  # these objects: `remove_hook` compares by identity
+
+    @property
+    def innermost(self) -> str:
+        """Path of the innermost module under way; empty without one."""
+        return self.running[-1] if self.running else ""
 
     def install(self) -> None:
         """Start watching."""
@@ -156,12 +162,15 @@ class ModuleWatch:
     def _entering(self, module: nn.Module, args: Any) -> None:
         path = self._paths.get(id(module))
         if path is not None:
+            self.running.append(path)
             # Hooks on all modules are not given keyword arguments: they are a variable of torch's calling function.
             self._enters(path, args, sys._getframe(1).f_locals.get("kwargs"))
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
         path = self._paths.get(id(module))
         if path is not None:
+            if self.running:
+                self.running.pop()
             self._leaves(path, output)
 
 
