@@ -91,7 +91,7 @@ def _apply_everything(training: Training, applier: Applier) -> None:
     training.trainer.strategy.process_dataloader(training.loader)
     applier.configured(training.trainer, training.module)
     if "backward" in vars(training.trainer.strategy):
-        with training.trainer.strategy.backward.span:
+        with training.trainer.strategy.backward.span_of():
             pass
 
 
