@@ -152,7 +152,10 @@ def any_path(path: str | os.PathLike[str] | RemotePath) -> AnyPath:
         return Path(rest if slashes == "//" else f"/{rest}")
     if slashes != "/":
         return RemotePath(text)
-    return RemotePath(f"{scheme}://{rest}") if _is_known(scheme) else Path(path)
+    import fsspec
+
+    is_known = scheme.rpartition("::")[2] in fsspec.available_protocols()
+    return RemotePath(f"{scheme}://{rest}") if is_known else Path(path)
 
 
 def is_dir(path: AnyPath) -> bool:
@@ -190,12 +193,6 @@ def _with_parents(storage: Any, path: str, write: Callable[[], None]) -> None:
             raise
         storage.makedirs(path.rpartition("/")[0], exist_ok=True)
         write()
-
-
-def _is_known(scheme: str) -> bool:
-    import fsspec
-
-    return scheme.rpartition("::")[2] in fsspec.available_protocols()
 
 
 @contextlib.contextmanager

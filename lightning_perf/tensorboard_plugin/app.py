@@ -212,7 +212,8 @@ class App:
     def _entries(self, request: Request, timeout_s: float) -> dict[str, Entry]:
         found = self._catalogue.entries(timeout_s if not self._catalogue.is_complete else 0.0)
         on_disk = {entry.head.run.id for entry in found.values() if entry.head is not None}
-        return {**found, **{one.id: one for one in self._summaries(request) if _run_id(one) not in on_disk}}
+        summaries = self._summaries(request)
+        return {**found, **{one.id: one for one in summaries if one.where[1].rpartition("/")[2] not in on_disk}}
 
     def _summaries(self, request: Request) -> Iterator[Entry]:
         """Yield sessions in event files; tags are run ids, so that sessions also on disk are listed once."""
@@ -271,10 +272,6 @@ class App:
         threading.Thread(
             target=lambda: [importlib.import_module(name) for name in names], name="perfdoctor-warm-up", daemon=True
         ).start()
-
-
-def _run_id(summary: Entry) -> str:
-    return summary.where[1].rpartition("/")[2]
 
 
 def _warn_about_torch_tb_profiler() -> None:

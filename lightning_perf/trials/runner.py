@@ -111,7 +111,8 @@ def run_supervised(
         raise TrialError(f"cannot run the command: {error}") from error
     for name in LEFT_BEHIND:  # of an earlier run in the same folder
         (folder / name).unlink(missing_ok=True)
-    variables = environment_for(job, job.write(), {**os.environ, **_remote_off(), **(environment or {})})
+    remote_off = {name: to for name, to in REMOTE_OFF.items() if os.environ.get(name) not in _OFF_ALREADY.get(name, ())}
+    variables = environment_for(job, job.write(), {**os.environ, **remote_off, **(environment or {})})
     variables.setdefault("WANDB_DIR", str(folder))
     spec = {
         "command": list(command),
@@ -156,10 +157,6 @@ def run_supervised(
     return Ended(
         **ended, result=read_result(folder), events=frozenset(read_events(folder)), log=read_tail(folder / "log.txt")
     )
-
-
-def _remote_off() -> dict[str, str]:
-    return {name: to for name, to in REMOTE_OFF.items() if os.environ.get(name) not in _OFF_ALREADY.get(name, ())}
 
 
 def _end(supervisor: subprocess.Popen[bytes]) -> None:

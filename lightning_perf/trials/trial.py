@@ -216,7 +216,8 @@ def _session(pilot: Path, ended: Ended) -> Session:
 
 def _run_arm(planned: PlannedRun, state: State, folder: Path, execute: Callable[..., Ended]) -> ArmRun:
     sizes = state.sizes
-    name = f"{planned.position:03d}-{_file_name(planned.arm)}"
+    arm = "".join(c if c.isalnum() or c in "-+=._" else "_" for c in planned.arm)[:80]
+    name = f"{planned.position:03d}-{arm}"
     job = Job(
         mode="trial",
         folder=str(folder / "runs" / name),
@@ -254,10 +255,6 @@ def as_run(planned: PlannedRun, ended: Ended, log: str, basis: str) -> ArmRun:
     fields["block_means_s"] = blocks
     fields["reason"] = "" if blocks else result.missing.get("block_means_s", "no whole epochs were seen")
     return ArmRun(**fields)
-
-
-def _file_name(arm: str) -> str:
-    return "".join(c if c.isalnum() or c in "-+=._" else "_" for c in arm)[:80]
 
 
 # -- on disk ------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Time and memory over the run: steps, epochs, earlier runs, and memory until it ran out."""
 
 import math
+from statistics import fmean
 from typing import Any
 
-from lightning_perf.records import PHASES, STEP_PHASES, Epoch, Session
+from lightning_perf.records import PHASES, STEP_PHASES, Session
 from lightning_perf.reports.sections.earlier import changes_text
 from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
@@ -25,7 +26,7 @@ def epochs(session: Session, theme: Theme = "light") -> Figure | None:
     unit, factor = seconds_scale(epoch.wall_s for epoch in session.epochs)
     names = [f"epoch {g[0].index}" if len(g) == 1 else f"epochs {g[0].index}–{g[-1].index}, mean" for g in groups]
     width = 0.8 if size == 1 else size
-    means_of = {phase: [_mean(group, phase) for group in groups] for phase in PHASES}
+    means_of = {phase: [fmean(epoch.phases.get(phase, 0.0) for epoch in group) for group in groups] for phase in PHASES}
     xs = [(group[0].index + group[-1].index) / 2 for group in groups]
     data = stacked_bars(means_of, xs, names, factor, width)
     ticks = {"dtick": 1} if len(session.epochs) <= 20 else {}
@@ -147,7 +148,3 @@ def _folded(series: dict[str, list[float]]) -> list[tuple[str, str, list[float]]
     if n_folded:
         kept.append(("other", "other" if n_folded == 1 and any(series.get("other", ())) else "other and smaller", rest))
     return kept
-
-
-def _mean(group: tuple[Epoch, ...], phase: str) -> float:
-    return sum(epoch.phases.get(phase, 0.0) for epoch in group) / len(group)

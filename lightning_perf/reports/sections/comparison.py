@@ -42,11 +42,13 @@ def comparison_document(comparison: Comparison) -> Document:
         Verdict(headline(comparison), comparison.times[0].change if comparison.times else "", ""),
         tuple(compared_facts(comparison)),
         (
-            section("notes", "Notes", _notes(comparison), is_short=True),
+            section("notes", "Notes", [listing((*comparison.cautions, *no_interval(comparison)))], is_short=True),
             section("times", "Time", _times(comparison), is_short=True),
             section("findings", "Findings that appeared (+), disappeared (−) or changed", _findings(comparison),
                     is_short=True),
-            section("figures", "Memory and throughput", _figures(comparison)),
+            section("figures", "Memory and throughput",
+                    [table(("", "base", "new", "change"), [_figure(one) for one in comparison.figures],
+                           key="figures")]),
             *(section(key, f"{title} ({len(each)})",
                       [table(("setting", "base", "new"), difference_rows(each), key=key)])
               for key, title, each in differences),
@@ -56,17 +58,9 @@ def comparison_document(comparison: Comparison) -> Document:
     )  # fmt: skip
 
 
-def _notes(comparison: Comparison) -> Iterator[AnyPart]:
-    yield listing((*comparison.cautions, *no_interval(comparison)))
-
-
 def _times(comparison: Comparison) -> Iterator[AnyPart]:
     heads: Heads = ("", "base", "new", "change", "95 % CI", "verdict")
     yield table(heads, time_rows(comparison), about=_BASIS, key="times", bars="new", bars_min_width=PAGE)
-
-
-def _figures(comparison: Comparison) -> Iterator[AnyPart]:
-    yield table(("", "base", "new", "change"), [_figure(one) for one in comparison.figures], key="figures")
 
 
 def _findings(comparison: Comparison) -> Iterator[AnyPart]:

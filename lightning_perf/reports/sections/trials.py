@@ -68,7 +68,7 @@ def ladder_rows(trial: Trial) -> list[tuple[Cell, ...]]:
         if not rung.added:
             name, _, *rest = _cells("baseline", rung, rung.step_gain)
             rows.append((name, Value("1.00x", 1.0), *rest[:-1], ""))
-        elif rung.is_kept or _was_on_top(rung):
+        elif rung.is_kept or "+" in rung.arm or rung.step_gain is not None:  # measured on top of the rung below
             rows.append(_cells(f"{'+' if rung.is_kept else '−'} {line(rung.added, _NAME)}", rung, rung.step_gain))
     return rows
 
@@ -194,10 +194,6 @@ def _treatments(trial: Trial) -> list[Arm]:
 
 def _rate(run: ArmRun, factor: int) -> float:
     return factor * run.batches_per_step / median(run.block_means_s)
-
-
-def _was_on_top(rung: Rung) -> bool:
-    return "+" in rung.arm or (rung.step_gain is not None and not rung.is_kept)
 
 
 def _cells(name: str, one: Arm | Rung, step_gain: Interval | None = None) -> tuple[Cell, ...]:
