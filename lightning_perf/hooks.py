@@ -239,10 +239,7 @@ class DoctorHooks(UserLoop, Results):
         loop = self._probes.loop
         if loop is None:
             return
-        try:
-            loop.evaluation_begins(batch)
-        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
-            self._probes.switch_off("steps", error)
+        self._probes.call("steps", loop.evaluation_begins, batch)
         if loop.stage != "fit":
             self._probes.notify("evaluation_begins", batch)
 
@@ -250,12 +247,8 @@ class DoctorHooks(UserLoop, Results):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         loop = self._probes.loop
-        if loop is None:
-            return
-        try:
-            loop.evaluation_ends(outputs)
-        except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
-            self._probes.switch_off("steps", error)
+        if loop is not None:
+            self._probes.call("steps", loop.evaluation_ends, outputs)
 
     on_test_batch_start = on_validation_batch_start
     on_predict_batch_start = on_validation_batch_start
