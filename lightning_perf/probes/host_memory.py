@@ -22,35 +22,29 @@ from lightning_perf.cgroups import read_memory_within_limit
 from lightning_perf.records import HostMemory
 
 from . import plain
+from .processes import KeptFile
 
 _REFRESH_EVERY = 8
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
-class ResidentMemory:
-    """Resident bytes of one process. Keeps its file open, to make readings cheap."""
+class ResidentMemory(KeptFile):
+    """Resident bytes of one process."""
 
     def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        super().__init__(str(root / "proc" / str(pid) / "statm"))
         self.pid = pid
-        self._file: int | None = None
-        with contextlib.suppress(OSError):  # not Linux, or ended
-            self._file = os.open(root / "proc" / str(pid) / "statm", os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
     def read(self) -> int | None:
         """Return bytes; None once the process has ended."""
+        if self._descriptor is not None:
+            pages = self.numbers()
+            return None if pages is None else pages[1] * _PAGE_BYTES
         try:
-            if self._file is not None:
-                fields = os.pread(self._file, 128, 0).split()
-                return int(fields[1]) * _PAGE_BYTES if len(fields) > 1 else None
             return int(psutil.Process(self.pid).memory_info().rss)
         except (OSError, psutil.Error):
             return None
-
-    def close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None  # first: an interrupt must not close the descriptor twice
-            os.close(file)
 
 
 class WorkerMemory:

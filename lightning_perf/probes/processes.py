@@ -1,5 +1,6 @@
 """Resources used by the processes of a training: its loader workers, and the training thread itself."""
 
+import contextlib
 import os
 import threading
 import time
@@ -96,21 +97,20 @@ def read_bytes(path: str) -> bytes:
         return b""
 
 
-class ScheduleClock:
-    """Reads how long one thread ran and queued for a core (Linux, ``schedstat``)."""
+class KeptFile:
+    """A small file of numbers of the kernel's, kept open to make readings cheap."""
 
     def __init__(self, path: str) -> None:
-        try:
-            self._descriptor: int | None = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError:  # not Linux, or a kernel without it
-            self._descriptor = None
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):  # not Linux, a kernel without it, or its process has ended
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
-    def read(self) -> tuple[int, int] | None:
-        """Return nanoseconds on a core, and queueing for one; None if unknown or after the thread ended."""
+    def numbers(self) -> tuple[int, int] | None:
+        """Return the first two numbers; None without the file, and once its process or thread has ended."""
         if self._descriptor is None:
             return None
         try:
-            fields = os.pread(self._descriptor, 64, 0).split()
+            fields = os.pread(self._descriptor, 128, 0).split()
             return int(fields[0]), int(fields[1])
         except (OSError, ValueError, IndexError):
             return None
@@ -120,6 +120,12 @@ class ScheduleClock:
             # First None: an interrupt must not close the descriptor twice.
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
+
+
+class ScheduleClock(KeptFile):
+    """Reads how long one thread ran and queued for a core (Linux, ``schedstat``)."""
+
+    read = KeptFile.numbers  # nanoseconds on a core, and queueing for one
 
 
 class FetchWatch:
