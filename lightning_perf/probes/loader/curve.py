@@ -126,22 +126,23 @@ class CurveMeasurement:
                 self._visit(setting, max(least_s, 0.5 * left_s / (len(visited) + 1)))
                 visited.append(setting)
                 yield self.points()
-        for index, setting in enumerate(reversed(visited)):
-            left_s = until_s - time.perf_counter()
-            if left_s < least_s or not self._can_visit(setting, batch_s, left_s, is_again=True):
-                break
-            self._visit(setting, min(_MAX_VISIT_S, left_s / (len(visited) - index)))
+        for _ in self._visit_all(visited[::-1], least_s, batch_s, until_s):
             yield self.points()
 
     def vary_prefetch(self, num_workers: int, factors: list[int], batch_s: float, until_s: float) -> None:
         """Measure one number of workers with several prefetch factors, up and down."""
         settings = [Setting(num_workers, factor) for factor in factors]
-        order = [*settings, *reversed(settings)]
+        for _ in self._visit_all([*settings, *reversed(settings)], _MIN_PREFETCH_VISIT_S, batch_s, until_s):
+            pass
+
+    def _visit_all(self, order: list[Setting], least_s: float, batch_s: float, until_s: float) -> Iterator[None]:
+        """Divide the time left among settings; yield after each visit, and end once less than ``least_s`` is left."""
         for index, setting in enumerate(order):
             left_s = until_s - time.perf_counter()
-            if left_s < _MIN_PREFETCH_VISIT_S or not self._can_visit(setting, batch_s, left_s, is_again=True):
+            if left_s < least_s or not self._can_visit(setting, batch_s, left_s, is_again=True):
                 break
             self._visit(setting, min(_MAX_VISIT_S, left_s / (len(order) - index)))
+            yield
 
     def points(self, num_workers: int | None = None) -> tuple[WorkerPoint, ...]:
         """Return the curve at the loader's own prefetch factor, or all prefetch factors at one number of workers."""

@@ -29,10 +29,8 @@ class OptimizerItem:
         reason = _refusal(optimizer)
         if reason:
             raise ValueError(reason)
-        sample, factor = _sample(optimizer, n_elements)
+        groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
-        generators: dict[torch.device, torch.Generator] = {}
-        groups = [(group, [_copy(each, generators) for each in tensors]) for group, tensors in sample]
         self._sides = {
             False: _rebuilt(type(optimizer), groups, {}),
             True: _rebuilt(type(optimizer), groups, changes) if changes else None,
@@ -59,8 +57,7 @@ class ZeroingItem:
             raise ValueError("sparse or sharded parameters are not replayed")
         sample, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
-        generators: dict[torch.device, torch.Generator] = {}
-        self._parameters = [_copy(each, generators) for _, tensors in sample for each in tensors]
+        self._parameters = [each for _, tensors in sample for each in tensors]
         self._incoming = [each.grad for each in self._parameters]
         self._kept = [torch.empty_like(each) for each in self._parameters]
         self._optimizer = torch.optim.SGD(self._parameters, lr=1e-3)
@@ -92,8 +89,8 @@ def _is_sharded(optimizer: Any) -> bool:
     return any(each.is_sparse or hasattr(each, "to_local") for each in every)
 
 
-def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[Any]]], float]:
-    """Return every k-th parameter by size, in groups, and the factor from a step on these to a whole step."""
+def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[torch.Tensor]]], float]:
+    """Return copies of every k-th parameter by size, in groups, and the factor from a step on these to a whole step."""
     tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     if not tensors:
         tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
@@ -106,10 +103,11 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any],
     n_kept = sum(tensors[place][1].numel() for place in kept)
     if n_kept > 2 * n_elements:
         raise ValueError(f"a single parameter of {n_kept:,} elements is too large to copy")
-    groups: dict[int, tuple[dict[str, Any], list[Any]]] = {}
+    generators: dict[torch.device, torch.Generator] = {}
+    groups: dict[int, tuple[dict[str, Any], list[torch.Tensor]]] = {}
     for place in kept:
         group, each = tensors[place]
-        groups.setdefault(id(group), (group, []))[1].append(each)
+        groups.setdefault(id(group), (group, []))[1].append(_copy(each, generators))
     # A step takes time per tensor and time per element: if the two factors differ, the smaller one counts.
     return list(groups.values()), min(len(tensors) / len(kept), total / max(1, n_kept))
 
