@@ -37,11 +37,7 @@ class RemoteFolder:
                 self._thread = thread
 
     def finish(self, limit_s: float, spare: "SpareThread | None" = None) -> None:
-        """Copy the rest and remove the local folder.
-
-        Args:
-            limit_s: The longest that it may take.
-            spare: Copies if no thread can be started.
+        """Copy the rest and remove the local folder; ``spare`` copies if no thread can be started.
 
         Raises:
             OSError: Not everything could be copied in time; the local folder stays.

@@ -82,11 +82,7 @@ def default_file() -> Path | None:
 
 
 class History:
-    """The runs in one file. Methods raise ``OSError`` or ``sqlite3.Error`` if it cannot be used now.
-
-    Args:
-        file: The file; it is made by the first run that is saved.
-    """
+    """The runs in one file, made with the first. Methods raise ``OSError`` or ``sqlite3.Error`` if it cannot be used."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

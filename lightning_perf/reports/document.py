@@ -184,8 +184,6 @@ class Section(msgspec.Struct, frozen=True):
 
     Attributes:
         key: Stable name, also the anchor on pages.
-        title: Heading.
-        parts: In order.
         min_width: The shortest line that shows the section, in characters.
         is_short: Whether it stays open where long sections are folded.
     """
@@ -203,7 +201,6 @@ class Document(msgspec.Struct, frozen=True):
     Attributes:
         verdict: Shown first; None without one.
         facts: Facts about the run, for one line.
-        sections: In order.
         title: Heading of the whole document; empty if the verdict is enough.
     """
 

@@ -23,10 +23,6 @@ class Intervals:
     """A set of moments: half-open intervals [start, end) in ns, sorted, disjoint, none empty or touching another.
 
     Everything is integer arithmetic, so lengths of disjoint parts add up to the length of the whole exactly.
-
-    Attributes:
-        starts: Where each interval begins.
-        ends: Where it ends.
     """
 
     __slots__ = ("_before", "ends", "starts")

@@ -28,7 +28,6 @@ class Site:
 
     Attributes:
         place: ``file:line``, where the line is that of the function (the profiler records calls, not lines).
-        function: Its name.
         frame: Row of the call, -1 where only a text was recorded.
     """
 

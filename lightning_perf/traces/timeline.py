@@ -55,7 +55,6 @@ class Timeline:
     """A trace, and what all analyses derive from it, computed once.
 
     Attributes:
-        trace: The columns.
         launches: Which call enqueued which device work.
         steps: The analyzed span.
     """

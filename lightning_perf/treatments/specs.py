@@ -41,7 +41,6 @@ class TreatmentSpec(NamedTuple):
     """A treatment with its value.
 
     Attributes:
-        treatment: The treatment.
         value: None for the default.
         text: As a user writes it: ``"loader-workers=4"``.
     """

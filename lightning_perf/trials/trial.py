@@ -44,14 +44,12 @@ class Options(Record, frozen=True, kw_only=True):
     """Options of a trial.
 
     Attributes:
-        command: The training command.
         tries: Treatments to try instead of the recommended ones.
         steps: Optimizer steps per run; None to derive them from the baseline.
         repeats: Runs per arm; fewer or more as the result requires.
         semantics: Whether treatments that change the training itself may be tried and kept.
         time_limit_s: Time limit of one run; None to derive it from the baseline.
         memory_limit_bytes: Memory limit of all processes of one run together; None for the free memory.
-        seed: Random seed of every run.
     """
 
     command: tuple[str, ...]

@@ -39,7 +39,6 @@ class Samples:
         wall_s: Wall time of all samples and batches, without queueing.
         cpu_s: CPU time of all threads in ``wall_s``.
         readings: Pairs of the number of samples and the process's private memory at that time.
-        contents: Contents of the first batches.
         batch_size: Samples per batch; None before the first batch.
         results: Results of the dataset's calls for the last batch.
         indexes: Whether samples are rows of tensors; None before the first batch.

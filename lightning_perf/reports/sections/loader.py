@@ -22,7 +22,6 @@ class CurveRow(NamedTuple):
     """The speed of the loader with one number of workers.
 
     Attributes:
-        num_workers: Number of workers.
         fetch_s: Seconds between batches without any training.
         step_s: The expected step time in training; None if no step was measured.
         mark: ``"enough"``, ``"in use"``, both or empty.

@@ -20,7 +20,6 @@ class MemoryRow(NamedTuple):
 
     Attributes:
         name: Name of the component, such as "gradients".
-        n_bytes: Size in bytes.
         share: Fraction of the sum of all components.
         note: How the size was obtained, if it was not counted; else empty.
     """

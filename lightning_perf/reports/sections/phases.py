@@ -25,7 +25,6 @@ class PhaseRow(NamedTuple):
     Attributes:
         name: Name for reports.
         phase: Name in the records; empty for folded phases.
-        total_s: Seconds.
         share: Fraction of the span.
         p50_s: Median seconds per step; None outside steps.
     """
