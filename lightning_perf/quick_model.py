@@ -261,15 +261,11 @@ class _Run:
             function()
             ceilings_probe.synchronize(self._device)
             taken.append(time.perf_counter() - begin)
-        steady = np.asarray(taken[_steady_start(taken) :])
+        start = warmup_length(np.asarray([round(value * 1e9) for value in taken], dtype=np.int64))
+        steady = np.asarray(taken[min(start, len(taken) - _LEAST_TIMED) :])
         p50, p95, p99 = (float(value) for value in np.percentile(steady, [50, 95, 99]))
         distribution = Distribution(p50=p50, p95=p95, p99=p99, mean=float(steady.mean()), std=float(steady.std()))
         return distribution, len(steady)
-
-
-def _steady_start(taken: list[float]) -> int:
-    start = warmup_length(np.asarray([round(value * 1e9) for value in taken], dtype=np.int64))
-    return min(start, len(taken) - _LEAST_TIMED)
 
 
 def _memory(model: nn.Module, batch: Any, run: _Run, device: torch.device) -> Breakdown:

@@ -82,7 +82,7 @@ def default_file() -> Path | None:
 
 
 class History:
-    """The runs in one file, made with the first. Methods raise ``OSError`` or ``sqlite3.Error`` if it cannot be used."""
+    """The runs in one file, made with the first; methods raise ``OSError`` or ``sqlite3.Error`` if it is unusable."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -192,8 +192,9 @@ class HostReader:
             gauges["load_1min"] = os.getloadavg()[0]
         if (shm := _used_bytes(self._shm)) is not None:
             gauges["shm_used_bytes"] = shm
-        core = self._core_now()
-        if core is not None:
+        fields = read_bytes(self._task_stat).rpartition(b")")[2].split()
+        if len(fields) > 36:
+            core = int(fields[36])  # on which the training thread ran last
             khz = read_bytes(self._clock_file % core).strip()
             if khz.isdigit():
                 gauges["cpu_mhz"] = int(khz) / _KHZ_PER_MHZ
@@ -201,11 +202,6 @@ class HostReader:
                 gauges["node_known"] = 1.0
                 gauges["off_node"] = float(core not in self._nodes.get(self._device_node, ()))
         return gauges
-
-    def _core_now(self) -> int | None:
-        """Return the core on which the training thread ran last."""
-        fields = read_bytes(self._task_stat).rpartition(b")")[2].split()
-        return int(fields[36]) if len(fields) > 36 else None
 
     def _read_facts(self) -> dict[str, Any]:
         import torch

@@ -66,7 +66,7 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
             not_tried[text] = str(error)
             continue
         if finding is None:
-            finding = _recommending_finding(session, spec.treatment.id)
+            finding = next((one for name, one in _recommended(session) if name == spec.treatment.id), None)
         reason = None
         if not tries or spec.treatment.is_measurement:  # other treatments that the user names are always measured
             reason = spec.treatment.applies_to(session)
@@ -116,11 +116,6 @@ def _as_if_first(session: Session, finding: Finding) -> Session:
     """Return the session with one finding first: treatments take their values from the first that has one."""
     others = [one for one in session.findings if one is not finding]
     return msgspec.structs.replace(session, findings=(finding, *others))
-
-
-def _recommending_finding(session: Session, treatment_id: str) -> Finding | None:
-    """Return the finding with the largest expected gain that recommends a treatment; None without one."""
-    return next((finding for text, finding in _recommended(session) if text == treatment_id), None)
 
 
 def _clashes(spec: TreatmentSpec, specs: Sequence[TreatmentSpec], session: Session) -> Iterator[str]:
