@@ -143,18 +143,12 @@ class Applier:
 
 def environment(specs: Sequence[TreatmentSpec]) -> dict[str, str]:
     """Return the variables of all treatments, which must be set before the process starts."""
-    merged: dict[str, str] = {}
-    for spec in specs:
-        merged.update(spec.treatment.environment(_value(spec)))
-    return merged
+    return {name: value for spec in specs for name, value in spec.treatment.environment(_value(spec)).items()}
 
 
 def loader_args(specs: Sequence[TreatmentSpec]) -> dict[str, Any]:
     """Return the ``DataLoader`` arguments of all treatments."""
-    merged: dict[str, Any] = {}
-    for spec in specs:
-        merged.update(spec.treatment.loader_args(_value(spec)))
-    return merged
+    return {name: value for spec in specs for name, value in spec.treatment.loader_args(_value(spec)).items()}
 
 
 def _value(spec: TreatmentSpec) -> Any:
