@@ -74,19 +74,29 @@ class DeviceClock:
         self._has_failed = False
         self.make_event = make_event
         self._free: list[DeviceEvent] = []
-        self._pending: deque[tuple[DeviceEvent, DeviceEvent, bool]] = deque()
+        self._pending: deque[tuple[DeviceEvent, DeviceEvent, bool, bool]] = deque()
         self._open: DeviceEvent | None = None
         self._last_after: DeviceEvent | None = None
         self._has_gap = False  # fetches were left out since the last pair
         self._n_fetches = 0
-        self.resolved: list[tuple[int, int]] = []
-        """(step_ns, starved_ns) of the resolved fetches, since the owner last emptied the list."""
+        self._is_regular = False
+        self.resolved: list[tuple[int, int, bool]] = []
+        """(step_ns, starved_ns, is_regular) of the resolved fetches, since the owner last emptied the list.
+
+        Regular are those that are also measured where some fetches are left out.
+        """
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether fetches have been left out."""
+        return self._n_fetches > self.N_FIRST
 
     def before_fetch(self) -> bool:
         """Mark the start of the data wait; return whether this fetch is measured, so that its end must be marked."""
         n = self._n_fetches
         self._n_fetches += 1
-        if n >= self.N_FIRST and n % self.PERIOD >= self.N_OF_PERIOD:
+        self._is_regular = 0 < n % self.PERIOD < self.N_OF_PERIOD  # the first of a period ends no measured step
+        if n % self.PERIOD >= self.N_OF_PERIOD and n >= self.N_FIRST:
             self._has_gap = True
             return False
         if self._has_failed:
@@ -112,7 +122,7 @@ class DeviceClock:
             after = self._event()
             after.record()
             # The time between this pair and one before a gap covers several steps.
-            self._pending.append((self._open, after, is_counted and not self._has_gap))
+            self._pending.append((self._open, after, is_counted and not self._has_gap, self._is_regular))
             self._open = None
             self._has_gap = False
             self._resolve()
@@ -121,7 +131,7 @@ class DeviceClock:
 
     def forget(self) -> None:
         """Drop pending marks, e.g. because the loop paused."""
-        for before, after, _ in self._pending:
+        for before, after, _, _ in self._pending:
             self._free += (before, after)
         self._pending.clear()
         self._open = self._last_after = None
@@ -138,11 +148,12 @@ class DeviceClock:
     def _resolve(self) -> None:
         pending = self._pending
         while pending and pending[0][1].query():
-            before, after, is_counted = pending.popleft()
+            before, after, is_counted, is_regular = pending.popleft()
             if self._last_after is not None:
                 if is_counted:
                     step_ms = self._last_after.elapsed_time(after)
-                    self.resolved.append((int(step_ms * 1e6), int(before.elapsed_time(after) * 1e6)))
+                    starved_ms = before.elapsed_time(after)
+                    self.resolved.append((int(step_ms * 1e6), int(starved_ms * 1e6), is_regular))
                 self._free.append(self._last_after)
             self._free.append(before)
             self._last_after = after

@@ -218,7 +218,7 @@ class StageProbe:
         else:
             device.add(resolved)
             resolved.clear()
-        return device.record(self.device_clock.backend)
+        return device.record(self.device_clock)
 
     def recent_median_ns(self) -> float | None:
         """Return the median of the last few steps, or of all steps right after aggregation; None before the first."""

@@ -178,7 +178,7 @@ class Epoch(Record, frozen=True, kw_only=True):
 
 
 class DeviceTimes(Record, frozen=True, kw_only=True):
-    """Times of steady steps by the device's own clock (pooled events, resolved later): of the first ones, then of some.
+    """Times of steady steps by the device's own clock (pooled events, resolved later): of some in a long run.
 
     Attributes:
         starved_s: Total seconds of these steps in which the device was idle while the host waited for data.

@@ -6,6 +6,7 @@ import torch
 from lightning_perf.probes.clock import DeviceClock, device_clock
 from lightning_perf.probes.spans import Timeline
 from lightning_perf.probes.stage import StageProbe
+from lightning_perf.probes.step_aggregator import DeviceAggregator
 from tests.fakes import FakeClock, FakeDevice
 
 
@@ -20,7 +21,6 @@ class Run:
         self.host = FakeClock()
         self.device = FakeDevice(self.host)
         self.clock = DeviceClock(self.device.event, "fake", _raise)
-        self.resolved: list[tuple[int, int]] = []
 
     def step(self, fetch_s: float, host_s: float, device_s: float, is_counted: bool = True) -> None:
         self.clock.before_fetch()
@@ -33,7 +33,7 @@ class Run:
         """What is resolved once the device has done everything: (step, starved) in seconds."""
         self.host.now = max(self.host.now, self.device.free_at_ns)
         self.clock._resolve()
-        return [(step / 1e9, starved / 1e9) for step, starved in self.clock.resolved]
+        return [(step / 1e9, starved / 1e9) for step, starved, _ in self.clock.resolved]
 
 
 def test_device_is_not_starved_when_the_host_merely_waits_while_it_works() -> None:
@@ -55,6 +55,30 @@ def test_device_is_starved_while_it_is_idle_when_the_batch_is_late() -> None:
     for step_s, starved_s in run.drain():
         assert starved_s == pytest.approx(0.07)
         assert step_s == pytest.approx(0.11)
+
+
+def test_all_steps_count_alike_when_later_ones_are_measured_more_rarely() -> None:
+    run, times = Run(), DeviceAggregator()
+    n_slow, n = 300, 3000
+    for i in range(n):  # in the first tenth the device waits for a third of each step
+        run.step(fetch_s=0.02 if i < n_slow else 0.0, host_s=0.01, device_s=0.01)
+    run.drain()
+    times.add(run.clock.resolved)
+    record = times.record(run.clock)
+    assert record is not None
+    assert record.starved_share == pytest.approx(0.1 * 0.01 / (0.1 * 0.03 + 0.9 * 0.01), rel=0.2)
+    assert record.step_s.mean == pytest.approx(0.012, rel=0.05)
+
+
+def test_each_step_counts_when_the_run_is_short() -> None:
+    run, times = Run(), DeviceAggregator()
+    for _ in range(100):
+        run.step(fetch_s=0.01, host_s=0.01, device_s=0.01)
+    run.drain()
+    times.add(run.clock.resolved)
+    record = times.record(run.clock)
+    assert record is not None
+    assert record.n == 99
 
 
 def test_first_fetch_of_an_epoch_is_left_out() -> None:
