@@ -132,7 +132,7 @@ class ZeroGradWatch(Probe):
         if watched.is_done:
             return
         watched.n_zero_grads += 1
-        if watched.state != "stale":
+        if watched.state != "stale" and not (watched.state == "dirty" and watched.has_stepped):
             # Without a notification of steps, these are the gradients that the last step used.
             watched.remember(optimizer)
         self._release(watched)

@@ -111,6 +111,7 @@ OPTIMIZER_MIN_SHARE = _heuristic(0.08, "share", "With less, even an optimizer th
 ROWS_LOOKED_UP_MAX_FRACTION = _heuristic(
     0.10, "of the rows of embeddings", "A sparse update takes several times as long for each row as a dense one."
 )
+DROPPED_MIN_CLEARINGS = _heuristic(3, "clearings of gradients", "Once or twice may be the start of a schedule.")
 DROPPED_MIN_FRACTION = _heuristic(
     0.5, "of clearings of gradients", "Gradients dropped now and then may be meant, such as those of an unstable step."
 )

@@ -280,6 +280,22 @@ def test_watch_finds_no_fault_when_one_networks_pass_adds_to_the_other_before_it
     assert dropping(loop, optimizer_g) == (0, 3)
 
 
+def test_watch_counts_dropped_gradients_when_zero_grad_is_announced() -> None:
+    loop = Loop()
+    (one, optimizer_one), (two, optimizer_two) = make(), make()
+    for _ in range(5):
+        for optimizer, loss in (
+            (optimizer_one, one(loop.x).sum() + two(loop.x).sum()),
+            (optimizer_two, two(loop.x).sum()),
+        ):
+            loop.watch.before_zero_grad(optimizer)
+            optimizer.zero_grad()
+            loop.backward(loss)
+            loop.step(optimizer)
+    assert dropping(loop, optimizer_two)[0] == 4
+    assert dropping(loop, optimizer_one)[0] == 0
+
+
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_watch_counts_dropped_gradients_when_a_pass_reaches_another_optimizers_parameters(set_to_none: bool) -> None:
     loop = Loop()

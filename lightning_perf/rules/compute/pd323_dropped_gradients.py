@@ -4,7 +4,7 @@ from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.thresholds import DROPPED_MIN_FRACTION
+from lightning_perf.rules.thresholds import DROPPED_MIN_CLEARINGS, DROPPED_MIN_FRACTION
 from lightning_perf.rules.user_lines import computing_s
 
 
@@ -12,7 +12,7 @@ from lightning_perf.rules.user_lines import computing_s
 def check(session: Session) -> Finding | None:
     """Count the observed clearings of gradients that a backward pass had added since the optimizer's step."""
     steady, model = steady_of(session), session.settings.model
-    watched = [one for one in model.optimizers if one.n_clearings] if model is not None else []
+    watched = [one for one in model.optimizers if one.n_clearings >= DROPPED_MIN_CLEARINGS] if model is not None else []
     if not watched:
         raise Skip("no clearing of gradients was observed")
     dropping = [one for one in watched if one.n_clearings_dropping >= DROPPED_MIN_FRACTION * one.n_clearings]
@@ -36,12 +36,29 @@ def check(session: Session) -> Finding | None:
             ),
             fact("elements of these gradients", worst.n_elements, "count"),
         ),
-        prescriptions=fix(
-            "detach() what the other loss gets from these layers, or call toggle_optimizer() before its forward pass",
-            "minutes",
-            code="fake_score = self.discriminator(fake.detach())  # in the step of the discriminator",
+        prescriptions=(
+            fix(
+                f"{_limited(session)} so that a loss gives gradients to its own parameters only",
+                "minutes",
+                code="self.toggle_optimizer(optimizer)  # and untoggle_optimizer(optimizer) after its step"
+                if session.run.has_trainer
+                else "",
+            ),
+            fix(
+                "detach() what a loss gets from these layers if nothing else is trained through them",
+                "minutes",
+                "semantics",
+                code="fake_score = self.discriminator(fake.detach())  # in the step of the discriminator",
+            ),
         ),
         claims={"backward": fraction * computing_s(session, steady, "backward")},
         basis="at most all backward passes; the part through these layers was not timed",
         confidence="medium",
     )
+
+
+def _limited(session: Session) -> str:
+    """Return how parameters are kept from getting gradients."""
+    if session.run.has_trainer:
+        return "call toggle_optimizer() before the forward pass of each loss"
+    return "call requires_grad_(False) on other parameters"
