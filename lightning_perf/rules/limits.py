@@ -11,7 +11,7 @@ from .thresholds import WAITING_PART
 from .trace_reading import device_reading_of, shows_device
 from .wording import percent
 
-_ABOUT_HOST = ("PD502", "PD504", "PD505", "PD506", "PD508", "PD509", "PD511", "PD512", "PD608")
+_ABOUT_HOST = ("PD502", "PD503", "PD504", "PD505", "PD506", "PD507", "PD508", "PD509", "PD511", "PD512", "PD608")
 """Findings about time of the host between launches, which on a device may be a wait for it, or overlap with it."""
 
 

@@ -67,8 +67,8 @@ def loops_of(calls: SyncCalls) -> list[TensorLoop]:
 
 def is_within(loop: TensorLoop, line: SyncCall | HostLine) -> bool:
     """Return whether a line of code is one of a loop."""
-    file = line.file.replace("\\", "/")
-    return (loop.file.endswith(file) or file.endswith(loop.file)) and loop.first_line <= line.line <= loop.last_line
+    ours, others = ("/" + one.file.replace("\\", "/").lstrip("/") for one in (loop, line))
+    return (ours.endswith(others) or others.endswith(ours)) and loop.first_line <= line.line <= loop.last_line
 
 
 def is_computing(loop: TensorLoop) -> bool:

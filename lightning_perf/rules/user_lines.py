@@ -14,6 +14,8 @@ from .wording import place_of
 COLLECT = "gc.collect"
 """Lines that call this are left to PD508, which times each collection instead of sampling."""
 
+_MAKING_TENSORS = ("torch.tensor", "torch.as_tensor")
+
 RARER_COLLECTIONS = "call gc.freeze() before training and raise the collector's thresholds"
 
 _COMPUTING = ("transfer", *COMPUTE_PHASES, "validation")
@@ -99,9 +101,13 @@ def is_logging(line: HostLine) -> bool:
 
 
 def records_stacks(session: Session, line: HostLine) -> bool:
-    """Return whether a line calls operators while anomaly detection records the stack of each."""
+    """Return whether a line calls torch's operators while anomaly detection records the stack of each.
+
+    Such a line spends its time outside operators in recording stacks, unless it makes tensors of Python's numbers.
+    """
     is_on = session.settings.trainer.is_anomaly_detection_on
-    return line.call == "torch.format_stack" or bool(is_on and line.operator_fraction > 0)
+    is_torchs = line.call.startswith(("torch.", "nn.", "F.")) and line.call not in _MAKING_TENSORS
+    return line.call == "torch.format_stack" or bool(is_on and line.operator_fraction > 0 and is_torchs)
 
 
 def host_s(session: Session, phase: str) -> float:

@@ -33,17 +33,17 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if finding is None:
         return None
-    recording = [time for time in lines_of(session, *CODE_PHASES) if records_stacks(session, time.line)]
-    recording_s = {name: sum(time.seconds for time in recording if time.phase == name) for name in CODE_PHASES}
-    phases = {name: computing_s(session, steady, name) + recording_s[name] for name in CODE_PHASES}
-    from_samples = "from the stacks recorded in forward, by stack samples, to" if recording else "at most"
+    recording = [time for time in lines_of(session, "forward") if records_stacks(session, time.line)]
+    phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
+    phases["forward"] += sum(time.seconds for time in recording)
+    from_samples = "from the time of recording stacks, by stack samples, to" if recording else "at most"
     return timed_finding(
         steady,
         summary="Anomaly detection is on and slows down forward and backward.",
-        evidence=(*finding.evidence, *(evidence_of(time, steady) for time in recording[:LINES_SHOWN])),
+        evidence=(*finding.evidence, *(evidence_of(time, steady) for time in recording[1:LINES_SHOWN])),
         prescriptions=finding.prescriptions,
         claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
         low_s=(1 - SPREAD) * sum(time.low_s for time in recording),
-        basis=f"{from_samples} 95 % of forward and backward, as with small operators",
+        basis=f"{from_samples} 95 % of forward and backward, as seen with small operators",
         confidence="medium",
     )
