@@ -39,7 +39,8 @@ imports: $(STAMP)
 	$(BIN)/lint-imports
 
 # One torch thread per pytest worker, and three workers for two cores, since many tests wait for processes or clocks.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=12
+# Without bytecode files, every process that the tests start would compile the package again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --durations=12
 
 pytest: $(STAMP)
 	$(PYTEST) -n 3 --dist worksteal
