@@ -8,6 +8,7 @@ import gc
 import hashlib
 import logging
 import os
+import pickle
 import random
 import re
 import signal
@@ -50,9 +51,14 @@ def random_streams() -> dict[str, str]:
     """Return a hash of the state of each global random generator."""
     return {
         "torch": digest(torch.get_rng_state().numpy().tobytes()),
-        "numpy": digest(repr(np.random.get_state()).encode() + np.random.get_state()[1].tobytes()),
-        "python": digest(repr(random.getstate()).encode()),
+        "numpy": _numpy_stream(),
+        "python": digest(pickle.dumps(random.getstate())),
     }
+
+
+def _numpy_stream() -> str:
+    name, keys, *rest = np.random.get_state()
+    return digest(repr((name, *rest)).encode() + keys.tobytes())  # repr of the keys takes as long as a training step
 
 
 class _Records:
