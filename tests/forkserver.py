@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import socket
@@ -251,7 +252,11 @@ def main() -> None:
     """Import what scripts need, then answer one request per line."""
     for name in _IMPORTED:
         importlib.import_module(name)
-    importlib.import_module("lightning_perf").PerfDoctor()  # imports rules and treatments
+    for package in ("probes", "reports", "rules", "treatments"):  # runs import them late
+        found = importlib.import_module(f"lightning_perf.{package}")
+        for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
+            importlib.import_module(module.name)
+    importlib.import_module("lightning_perf").PerfDoctor()
     ctypes.CDLL(None).prctl(_BECOME_SUBREAPER, 1, 0, 0, 0)
     gc.collect()
     gc.freeze()  # so that collections in forks do not copy its memory

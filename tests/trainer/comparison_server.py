@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import pickle
+import pkgutil
 import random
 import shutil
 import signal
@@ -353,7 +354,11 @@ def _load_all() -> None:
     ]
     for name in names:
         importlib.import_module(name)
-    _doctors("everything")  # loads rules and treatments
+    for package in ("probes", "reports", "rules", "treatments"):  # runs import them late
+        found = importlib.import_module(f"lightning_perf.{package}")
+        for module in pkgutil.walk_packages(found.__path__, f"{found.__name__}."):
+            importlib.import_module(module.name)
+    _doctors("everything")
     with warnings.catch_warnings():
         importlib.import_module("plotly.graph_objects").Figure().add_bar(y=[1])
     importlib.import_module(".kinds", __package__)
