@@ -70,12 +70,12 @@ FOLDERS = ("lightning_perf", "tests", "benchmarks", "docs", "examples", ".ci", "
 SUFFIXES = (".py", ".md", ".yml", ".yaml", ".toml", ".txt", "run", "Makefile")
 
 
-def _pattern(wording: str) -> str:
+def _pattern(*wordings: str) -> str:
     """Match whole words, parts of snake_case names, and wordings broken over two lines."""
-    return r"(?<![A-Za-z])(?:" + wording.replace(" ", r"\s+(?:#\s*)?") + r")(?![A-Za-z])"
+    return r"(?<![A-Za-z])(?:" + "|".join(wordings).replace(" ", r"\s+(?:#\s*)?") + r")(?![A-Za-z])"
 
 
-ANY = re.compile("|".join(map(_pattern, PLAIN)), re.IGNORECASE)
+ANY = re.compile(_pattern(*PLAIN), re.IGNORECASE)
 
 
 def found_in(text: str) -> list[str]:
