@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 from rules.session_builder import build_session
 
 from lightning_perf.cli.demo import FAULTS
@@ -24,6 +23,7 @@ from reports.sessions import GIB, LOGGING_EVERY_STEP, SESSIONS, ddp, healthy, ho
 from reports.test_rank_section import ranks_of
 from reports.trials import climbed
 from tests.golden_files import assert_golden
+from tests.rules.case_files import load_cases
 
 CASES = Path(__file__).parents[1] / "rules" / "cases"
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -79,7 +79,7 @@ def demo(fault: str) -> Session:
     code = FAULTS[fault].code
     if code is None:
         return diagnose(build_session())
-    cases = yaml.safe_load((CASES / f"{code}.yml").read_text(encoding="utf-8"))
+    cases = load_cases(CASES / f"{code}.yml")
     case = next(case for case in cases if case["expect"] == "finding")
     session = build_session(case["session"])
     assert session.steady is not None

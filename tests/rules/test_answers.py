@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lightning_perf.records import Finding
 from lightning_perf.rules.engine import diagnose
 from tests.golden_files import assert_golden
+from tests.rules.case_files import load_cases
 
 from .session_builder import build_session
 
@@ -58,5 +58,5 @@ def _answers(code: str, cases: list[dict[str, Any]]) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_answer_matches_the_golden_file_when_a_rule_runs(path: Path) -> None:
-    answers = _answers(path.stem, yaml.safe_load(path.read_text()))
+    answers = _answers(path.stem, load_cases(path))
     assert_golden(f"rules/{path.stem}.txt", "\n".join(answers) + "\n")

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from lightning_perf import rules
 from lightning_perf.records import Block, DeviceTimes, Gain, PhaseTime
 from lightning_perf.rules.engine import all_rules, diagnose, preflight
 from lightning_perf.rules.findings import severity_of, severity_of_gain, timed_finding
+from tests.rules.case_files import load_cases
 
 from .session_builder import build_session
 
@@ -30,7 +30,7 @@ RULES = {rule.code: rule for rule in all_rules()}
 def _load() -> list[Any]:
     params = []
     for path in sorted(CASES.glob("*.yml")):
-        for case in yaml.safe_load(path.read_text()):
+        for case in load_cases(path):
             params.append(pytest.param(path.stem, case, id=f"{path.stem}-{case['name'].replace(' ', '-')}"))
     return params
 
@@ -92,7 +92,7 @@ def test_rule_is_complete_when_discovered(rule):
 
 @pytest.mark.parametrize("code", RULES)
 def test_cases_cover_both_answers_when_a_rule_exists(code):
-    cases = yaml.safe_load((CASES / f"{code}.yml").read_text())
+    cases = load_cases(CASES / f"{code}.yml")
     seen = {case["expect"] for case in cases}
     assert {"finding", "passed"} <= seen
     source = inspect.getsource(sys.modules[RULES[code].check.__module__])

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from lightning_perf.records import Finding
 from lightning_perf.rules.engine import all_rules
 from lightning_perf.rules.rule import Skip
+from tests.rules.case_files import load_cases
 from tests.rules.session_builder import build_session
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.yml"))
@@ -31,7 +31,7 @@ def literal_arguments(code: str) -> dict[str, Any]:
 def found_in(path: Path) -> list[Finding]:
     check = next(rule.check for rule in all_rules() if rule.code == path.stem)
     findings = []
-    for case in yaml.safe_load(path.read_text()):
+    for case in load_cases(path):
         if case["expect"] == "finding":
             try:
                 findings.append(check(build_session(case.get("session"))))

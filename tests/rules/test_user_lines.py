@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 
 from lightning_perf.rules.user_lines import lines_of
+from tests.rules.case_files import load_cases
 
 from .session_builder import build_session
 
-CASES = yaml.safe_load((Path(__file__).parent / "cases" / "PD511.yml").read_text(encoding="utf-8"))
+CASES = load_cases(Path(__file__).parent / "cases" / "PD511.yml")
 
 
 @pytest.mark.parametrize(("share", "operator_fraction"), [(1.05, 0.0), (0.5, 1.04)])

@@ -13,6 +13,7 @@ from lightning_perf.records import LoaderSettings, Settings, TrainerSettings
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.treatments.prescription import prescription
 from lightning_perf.treatments.specs import all_treatments, parse, parse_all, with_default
+from tests.rules.case_files import load_cases
 from tests.rules.session_builder import build_session
 
 from .test_specs import SESSION
@@ -88,7 +89,7 @@ def test_nothing_is_written_when_there_is_nothing() -> None:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_treatment_code_matches_the_recommendation(path: Path) -> None:
-    for case in yaml.safe_load(path.read_text()):
+    for case in load_cases(path):
         session = diagnose(build_session(case.get("session")))
         for finding in session.findings:
             alone = msgspec.structs.replace(session, findings=(finding,))
