@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +12,9 @@ from types import ModuleType
 import msgspec
 import pytest
 from reports.sessions import SESSIONS
+from typer.testing import CliRunner
 
-from lightning_perf.cli.app import COMMANDS
+from lightning_perf.cli.app import COMMANDS, app
 from lightning_perf.records import Session
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -49,9 +48,9 @@ def test_every_option_on_the_page_is_in_the_help(command: str) -> None:
     page = generator("generate_cli").page()
     section = re.split(r"^## ", page, flags=re.MULTILINE)[1 + list(COMMANDS).index(command)]
     told = set(re.findall(r"--[a-z-]+", "\n".join(re.findall(r"^\| `(.*?)` \|", section, re.MULTILINE))))
-    arguments = [sys.executable, "-m", "lightning_perf", command, "--help"]
-    environment = {"COLUMNS": "300", "PATH": "", "NO_COLOR": "1"}
-    shown = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120, env=environment).stdout
+    done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "300", "NO_COLOR": "1"})
+    assert done.exit_code == 0
+    shown = done.output
     assert told == set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", shown.partition("Options:")[2])) - {"--help"}
 
 
