@@ -145,6 +145,8 @@ def test_probe_makes_samples_and_changes_nothing(
 ) -> None:
     monkeypatch.setattr(stages._Stages, "_time_transport", lambda *_: None)
     monkeypatch.setattr(stages._Stages, "_measure_curve", lambda *_: None)
+    for name in ("SAMPLES_SHARE", "LINES_SHARE"):
+        monkeypatch.setattr(stages, name, 0.05)  # a batch is made in any case
     (tmp_path / "plain").mkdir()
     (tmp_path / "probed").mkdir()
     torch.manual_seed(3)

@@ -200,6 +200,7 @@ def test_writing_ends_a_probe_when_it_is_automatic(folder: Path, monkeypatch: py
     assert (folder / "cache").exists()
 
 
+@pytest.mark.usefixtures("short_stages")
 def test_batches_come_from_workers_when_the_child_is_guarded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "candidates", lambda *_: [0, 1])
     prober = LoaderProber(30.0, extent="short")
