@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Finding, OptimizerSettings, Prescription, Session, Settings
 
 from .verdict import verdict_of
 
@@ -18,7 +18,7 @@ def with_stable_advice(session: Session, previous: Session | None) -> Session:
     """
     if previous is None or previous.run.id != session.run.id:
         return session
-    if (previous.settings, previous.applied) != (session.settings, session.applied):
+    if (_chosen(previous.settings), previous.applied) != (_chosen(session.settings), session.applied):
         return session
     before = {finding.code: finding for finding in previous.findings}
     findings = tuple(_stable(finding, before.get(finding.code)) for finding in session.findings)
@@ -26,6 +26,23 @@ def with_stable_advice(session: Session, previous: Session | None) -> Session:
         return session
     verdict = verdict_of(session, findings, session.outcomes)
     return msgspec.structs.replace(session, findings=findings, verdict=verdict)
+
+
+def _chosen(settings: Settings) -> Settings:
+    """Return the settings without what the run shows of its optimizers, which changes while they are watched."""
+    model, replace = settings.model, msgspec.structs.replace
+    if model is None:
+        return settings
+    optimizers = tuple(
+        OptimizerSettings(
+            class_name=one.class_name,
+            implementation=one.implementation,
+            n_tensors=one.n_tensors,
+            n_elements=one.n_elements,
+        )
+        for one in model.optimizers
+    )
+    return replace(settings, model=replace(model, optimizers=optimizers))
 
 
 def _stable(finding: Finding, before: Finding | None) -> Finding:
