@@ -17,6 +17,7 @@ from lightning_perf.records import DeviceTimes, Epoch, StageTimes
 from lightning_perf.stats.steady import warmup_length
 
 from .clock import DeviceClock
+from .device_times import DeviceAggregator
 from .spans import N_COLUMNS, N_PHASES, OWN, NullSpan, Span, Timeline
 from .step_aggregator import (
     CALLBACKS,
@@ -30,7 +31,6 @@ from .step_aggregator import (
     STEP_COLUMNS,
     USUAL_STEP,
     WAIT,
-    DeviceAggregator,
     EpochAggregator,
     StepAggregator,
     are_steps,
