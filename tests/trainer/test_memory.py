@@ -75,17 +75,8 @@ class LitModel(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-4)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """Keep the objects of other modules out of collections and counts of objects, which take long otherwise."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
-def _others_have_ended(_frozen: None) -> None:
+def _others_have_ended(frozen_objects: None) -> None:
     """Collect trainings of earlier tests, so that they are not freed during this one."""
     gc.collect()
 

@@ -140,17 +140,8 @@ def ends(pid: int) -> bool:
     return False
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """Keep the objects of earlier tests out of the collections before each test, which take long otherwise."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
-def _leaves_nothing_behind(_frozen: None) -> Iterator[None]:
+def _leaves_nothing_behind(frozen_objects: None) -> Iterator[None]:
     gc.collect()  # what earlier tests left open
     descriptors, had_children = open_descriptors(), has_children()
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)]
