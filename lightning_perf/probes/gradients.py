@@ -71,9 +71,8 @@ class ZeroGradWatch(Probe):
     It compares identity and version counter of one gradient per optimizer. Gradients used by a step are stale; a
     backward pass that adds to them makes them dirty; a change before a backward pass means that they were cleared. An
     optimizer that steps on dirty gradients did not clear them. Adding to stale gradients alone is correct: in
-    adversarial training one network's pass adds to the other's gradients, which are cleared later; these are dropped
-    gradients. Steps between which
-    no backward pass was reported are not judged.
+    adversarial training one network's pass adds to the other's gradients, which are cleared later. These count as
+    dropped. Steps between which no backward pass was reported are not judged.
     """
 
     name = "gradients"
