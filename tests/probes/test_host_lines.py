@@ -222,6 +222,22 @@ def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_o
     assert (seen[0].call, seen[0].is_operator) == (call, is_operator)
 
 
+def test_timing_decides_whether_a_number_is_a_tensors_when_it_is_converted(tmp_path):
+    class Text:
+        def __float__(self) -> float:
+            frame = sys._getframe(1)
+            seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
+            return 0.0
+
+    seen: list[OwnCode] = []
+    file = tmp_path / "planted.py"
+    file.write_text("def planted(row):\n    return [float(text) for text in row]\n")
+    space: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    space["planted"]([Text()])
+    assert (seen[0].call, seen[0].is_operator) == ("float", None)
+
+
 def test_own_code_runs_nothing_of_a_global_object_when_that_computes_its_class(tmp_path):
     class Proxy:
         @property
