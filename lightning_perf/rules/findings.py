@@ -192,18 +192,22 @@ def timed_finding(
     claims: Mapping[str, float],
     basis: str,
     low_s: float = 0.0,
+    queueing: float = 0.0,
     confidence: Confidence = "high",
     method: Method = "timed",
 ) -> Finding:
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 
     ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
-    least, which determine the severity. ``basis`` and ``method`` say how both were obtained. The first sentence of the
-    summary is the headline of a verdict. For the other arguments see ``Finding``.
+    least, which determine the severity. Of the rest, the fraction ``queueing`` may be saved, too. ``basis`` and
+    ``method`` say how both were obtained. The first sentence of the summary is the headline of a verdict. For the other
+    arguments see ``Finding``.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
-    gain = gain_from(steady, low_s, high_s + _rest_saves_s(steady, bounded), basis, method)
+    queueing_s = queueing * max(0.0, promised_span_s(steady) - high_s)
+    high_s += queueing_s + (1 - queueing) * _rest_saves_s(steady, bounded)
+    gain = gain_from(steady, low_s, high_s, basis, method)
     return unsigned_finding(severity_of_gain(gain), summary, evidence, prescriptions, confidence, bounded, gain)
 
 
@@ -235,6 +239,7 @@ def removal_finding(
     timed: Mapping[str, float],
     left: float,
     left_least: float | None = None,
+    queueing: float = 0.0,
     confidence: Confidence = "high",
 ) -> Finding:
     """Return a finding whose first recommendation removes a known part of timed work.
@@ -251,6 +256,7 @@ def removal_finding(
         prescriptions=prescriptions,
         claims={phase: (1 - least) * seconds for phase, seconds in timed.items()},
         low_s=(1 - SPREAD) * (1 - left) * total_s,
+        queueing=queueing,
         basis=f"{duration(total_s)} timed; {_remains(left, least)}",
         confidence=confidence,
     )

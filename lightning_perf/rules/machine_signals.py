@@ -35,6 +35,17 @@ def host_of(session: Session) -> HostTelemetry:
     return host
 
 
+def queueing_of(session: Session) -> float:
+    """Return the fraction of its time that the training thread queues for a core; 0 if unknown.
+
+    Also 0 with loader workers, which it may queue behind, and on a device, where queueing may be part of a wait for it.
+    """
+    host = sampled_host(session)
+    if host is None or host.n_workers or not is_cpu_run(session):
+        return 0.0
+    return host.process_queueing_fraction or 0.0
+
+
 def device_telemetry_of(session: Session) -> GpuTelemetry:
     """Return the telemetry of the device in use by this process; raise Skip if it was not sampled, or too few times."""
     devices = session.telemetry.devices if session.telemetry is not None else ()

@@ -4,6 +4,7 @@ import msgspec
 
 from lightning_perf.records import Finding, NamedTime, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding
+from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
@@ -37,6 +38,7 @@ def check(session: Session) -> Finding | None:
         timed=claims_of(times, steady.span_s),
         left=1 - worst.share * (1 - _left(worst, steady)) / share,
         left_least=0.0,
+        queueing=queueing_of(session),  # behind threads that it leaves work to, e.g. a logger's
     )
 
 

@@ -12,6 +12,7 @@ from lightning_perf.rules.logging_cost import (
     slow_calls,
     step_rows_part,
 )
+from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOGGER_ROWS_PER_EPOCH
@@ -55,4 +56,5 @@ def check(session: Session) -> Finding | None:
         timed={"logging": share * steady.span_s},
         left=left,
         left_least=left_least,
+        queueing=queueing_of(session),  # behind threads that write for it
     )
