@@ -103,13 +103,14 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
     is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
     claimed_s = sum(symptom.claims.values())
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
+    is_as_certain = _is_certain(cause) or not _is_certain(symptom)
     explained_s = sum(cause.claims.values())
     if cause.severity != "info" and _safety(cause) == "exact" and _safety(symptom) == "semantics":
-        is_as_severe = True
+        is_as_severe = is_as_certain = True
         explained_s = sum(cause.claims.get(name, 0.0) for name in symptom.claims)
     if not explained_s and not claimed_s:  # neither was measured
         explained_s, claimed_s = _at_stake(cause), _at_stake(symptom)
-    return is_as_severe and is_as_sure and explained_s >= EXPLAINED_PART * claimed_s
+    return is_as_severe and is_as_certain and is_as_sure and explained_s >= EXPLAINED_PART * claimed_s
 
 
 def _claims_more(cause: Finding, symptom: Finding) -> bool:

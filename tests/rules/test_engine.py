@@ -265,7 +265,7 @@ def test_alternative_is_ranked_behind_certain_causes_when_its_gain_is_not_certai
     other = _finding("PD602", gain=Gain(low=1.06, high=1.13, basis="", method="timed"), claims={"callbacks": 2.0})
     certain = _rule("PD602", lambda _: other)
     assert order(cause, low("PD101", 1.0), certain, low("PD102", 1.0)) == ["PD108", "PD602", "PD101", "PD102"]
-    assert order(cause, low("PD101", 1.08), certain) == ["PD108", "PD101", "PD602"]
+    assert order(cause, low("PD101", 1.08), certain) == ["PD101", "PD108", "PD602"]
     assert order(low("PD101", 1.0), certain) == ["PD101", "PD602"]
 
 
