@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from lightning_perf.probes.loader import LoaderProber, curve, stages
 from lightning_perf.probes.loader.samples import Samples
+from lightning_perf.records import LoaderProbe
 from tests.fuzzing import thinned
 
 from . import planted
@@ -66,14 +67,17 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
 def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, name: str, kind: str) -> None:
-    record = measured(loader_of(dataset), limit_s=6.0)
+    def names_it(record: LoaderProbe) -> bool:
+        """Whether samples and stacks show it: beside other load, few of them may have been taken."""
+        found = [line for line in record.host_lines if line.function == name and line.file.endswith("planted.py")]
+        first = record.functions[0] if record.functions else None
+        return bool(found) and first is not None and first.name.endswith(name) and first.blamed_share > 0.6
+
+    record = measured(loader_of(dataset), limit_s=6.0, is_enough=names_it)
     worst = record.functions[0]
-    assert worst.name.endswith(name)
     assert (worst.file, worst.kind, worst.where, worst.is_users) == (HERE, kind, "getitem", True)
     source = Path(HERE).read_text().splitlines()
     assert f"def {name}(" in source[worst.line - 1]
-    assert worst.blamed_share > 0.6
-    assert any(line.function == name and line.file.endswith("planted.py") for line in record.host_lines)
     assert sum(each.blamed_share for each in record.functions if each.where == "getitem") <= 1.01
     assert record.lines
     assert {line.file for line in record.lines} == {HERE}
