@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import sysconfig
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ _INTERVAL_S = 0.001
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAX_FUNCTIONS, _MAX_LINES = 12, 8
 _MAX_TRACED_LINES = 200_000
+_TIMED_S = 0.05
 _NATIVE_LINE_S = 5e-6
 """Own time per line above which a function counts as running C code: operators on arrays or tensors. A line of Python
 with names and small numbers takes 0.02–0.2 us on machines of the last ten years."""
@@ -70,6 +72,7 @@ class BatchLines:
     def __init__(self) -> None:
         self._stacks: list[tuple[tuple[_Frame, ...], float]] = []
         self._profiler: Any = None
+        self._timer: LineTimer | None = None
 
     def start(self) -> None:
         from pyinstrument import Profiler  # not needed by a training that is not probed
@@ -93,15 +96,29 @@ class BatchLines:
         finally:
             self.stop()
 
+    def time_lines(self, work: Callable[[], Any]) -> float:
+        """Time the lines of the costliest function in some calls of ``work``; return the number run in each."""
+        first = next(iter(self.functions("getitem")), None)
+        if first is None:
+            return 0.0
+        self._timer = LineTimer(first)
+        self._timer.run(work)
+        return self._timer.n_lines / self._timer.n_calls
+
     def lines(self) -> tuple[HostLine, ...]:
         """Return the costliest lines, costliest first."""
         samples, total_s = self._samples()
         found: dict[Place, Line] = {}
+        timed: set[Place] = set()
         for sample in samples:
             function, line = sample.frames[-1]
             place = Place(function.file, line, _without_class(function))
+            if self._timer is not None and self._timer.is_of(function.file, function.line):
+                timed.add(place)
             known = found.setdefault(place, Line(place, _without_class(sample.frames[0].function)))
             known.add(sample.seconds, 1, _called_name(sample))
+        if self._timer is not None and timed:
+            self._timer.spread(found, timed)
         costly = [line for line in found.values() if line.ns >= MIN_SHARE * total_s]
         return tuple(line.record(total_s) for line in sorted(costly, key=lambda line: -line.ns)[:_MAX_LINES])
 
@@ -144,16 +161,18 @@ class BatchLines:
                 by_line[line] += sample.seconds
         if first is None or not by_line:
             return ()
-        whole_s = sum(by_line.values())
+        shares = self._timer.shares() if self._timer is not None else {}
+        whole_s, basis = sum(by_line.values()), "timed line by line" if shares else BASIS
+        shares = shares or {line: seconds / whole_s for line, seconds in by_line.items()}
         return tuple(
             HotLine(
                 file=first.file,
                 line=line,
                 text=linecache.getline(first.file, line).strip()[:200],
-                share=seconds / whole_s,
-                basis=BASIS,
+                share=share,
+                basis=basis,
             )
-            for line, seconds in sorted(by_line.items(), key=lambda item: -item[1])[:_MAX_LINES]
+            for line, share in sorted(shares.items(), key=lambda item: -item[1])[:_MAX_LINES]
         )
 
     def _samples(self) -> tuple[list[_Sample], float]:
@@ -164,6 +183,19 @@ class BatchLines:
             if found:
                 return found, total_s
         return [], total_s
+
+
+def with_operators(functions: tuple[HotFunction, ...], n_lines: float, call_s: float) -> tuple[HotFunction, ...]:
+    """Return the functions, the first one as ``"native"`` if its lines are too slow for Python code.
+
+    It then runs operators. A call takes ``call_s`` seconds, and runs ``n_lines`` lines of the first function.
+    """
+    if not functions or functions[0].kind == "native" or not n_lines:
+        return functions
+    first = functions[0]
+    if first.own_share * call_s / n_lines <= _NATIVE_LINE_S:
+        return functions
+    return (msgspec.structs.replace(first, kind="native"), *functions[1:])
 
 
 class WorkerLines:
@@ -200,45 +232,93 @@ def read_worker_lines(folder: Path) -> tuple[HostLine, ...]:
     return tuple(sorted(found.values(), key=lambda line: -line.share))[:_MAX_LINES]
 
 
-def with_operators(
-    functions: tuple[HotFunction, ...], work: Callable[[], Any], call_s: float
-) -> tuple[HotFunction, ...]:
-    """Return the functions, the first one as ``"native"`` if its lines are too slow for Python code.
+class LineTimer:
+    """Trace function that times the lines of one function, without the user's functions that they call.
 
-    It then runs operators. ``work`` is one call, which takes ``call_s`` seconds and is run once more.
+    A profile function hears of calls and returns alone: it attributes what runs between them, e.g. numpy's operators,
+    to the line of the next one. ``n_lines`` lines were run in ``n_calls`` calls of the work.
     """
-    if not functions or functions[0].kind == "native":
-        return functions
-    first = functions[0]
-    n_lines = _n_lines_run(work, first.file, first.line)
-    if not n_lines or first.own_share * call_s / n_lines <= _NATIVE_LINE_S:
-        return functions
-    return (msgspec.structs.replace(first, kind="native"), *functions[1:])
 
+    def __init__(self, function: HotFunction) -> None:
+        self.n_lines = self.n_calls = 0
+        self.seconds: defaultdict[int, float] = defaultdict(float)
+        self._file, self._first_line = function.file, function.line
+        self._line = 0  # 0 outside of the function
+        self._since_s = 0.0
+        self._is_users: dict[str, bool] = {}
 
-def _n_lines_run(work: Callable[[], Any], file: str, line: int) -> int:
-    """Return how many lines of a function one call of ``work`` runs; counts at most ``_MAX_TRACED_LINES``."""
-    n_lines = 0
+    def run(self, work: Callable[[], Any]) -> None:
+        """Call ``work`` once, and again for ``_TIMED_S`` seconds; trace a limited number of lines."""
+        until_s = time.perf_counter() + _TIMED_S
+        sys.settrace(self._at_call)
+        try:
+            while not self.n_calls or (self.n_lines < _MAX_TRACED_LINES and time.perf_counter() < until_s):
+                work()
+                self.n_calls += 1
+        finally:
+            sys.settrace(None)
 
-    def in_function(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal n_lines
-        if event == "line":
-            n_lines += 1
-            if n_lines >= _MAX_TRACED_LINES:
+    def shares(self) -> dict[int, float]:
+        """Return the shares of the function's time by line; empty if no call was traced to its end."""
+        total_s = sum(self.seconds.values())
+        if total_s <= 0 or self.n_lines >= _MAX_TRACED_LINES:
+            return {}
+        return {line: seconds / total_s for line, seconds in self.seconds.items()}
+
+    def spread(self, found: dict[Place, Line], places: set[Place]) -> None:
+        """Spread the sampled time of the function, which is in these places, over its lines as they were timed."""
+        shares, sampled = self.shares(), [found[place] for place in places]
+        total_s, n = sum(line.ns for line in sampled), sum(line.n for line in sampled)
+        for line in sampled if shares else ():
+            line.ns, line.n = 0.0, 0
+        for number, share in shares.items():
+            place = sampled[0].place._replace(line=number)
+            line = found.setdefault(place, Line(place, sampled[0].entry))
+            line.ns, line.n = share * total_s, round(share * n)
+
+    def is_of(self, file: str, first_line: int) -> bool:
+        """Return whether this is the function."""
+        return (file, first_line) == (self._file, self._first_line)
+
+    def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        if self.is_of(code.co_filename, code.co_firstlineno):
+            return self._in_function
+        if not self._line or code.co_name in COMPREHENSIONS:
+            return None
+        is_users = self._is_users.get(code.co_filename)
+        if is_users is None:
+            is_users = self._is_users[code.co_filename] = owner_of(code.co_filename) == USER
+        if not is_users:
+            return None
+        line = self._line
+        self._pass_to(0)
+        frame.f_trace_lines = False
+
+        def in_other(frame: FrameType, event: str, arg: Any) -> Any:
+            if event == "return":
+                self._line, self._since_s = line, time.perf_counter()
+            return in_other
+
+        return in_other
+
+    def _in_function(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "return":
+            self._pass_to(0)
+        elif event == "line":
+            self._pass_to(frame.f_lineno)
+            self.n_lines += 1
+            if self.n_lines >= _MAX_TRACED_LINES:
                 sys.settrace(None)
                 frame.f_trace = None
-        return in_function
+        self._since_s = time.perf_counter()
+        return self._in_function
 
-    def in_call(frame: FrameType, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        return in_function if (code.co_filename, code.co_firstlineno) == (file, line) else None
-
-    sys.settrace(in_call)
-    try:
-        work()
-    finally:
-        sys.settrace(None)
-    return n_lines
+    def _pass_to(self, line: int) -> None:
+        """Count the time since the last event, and go on to another line."""
+        if self._line:
+            self.seconds[self._line] += time.perf_counter() - self._since_s
+        self._line = line
 
 
 def _frame(info: str) -> _Frame:

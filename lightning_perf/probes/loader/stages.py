@@ -244,10 +244,12 @@ class _Stages:
         with making.sampling():
             _repeat(calls, budget_s)
         if is_collate_costly:
+            collate_once = partial(pipeline.batch_of, samples.results)
             with collating.sampling():
-                _repeat(partial(pipeline.batch_of, samples.results), budget_s / 2)
+                _repeat(collate_once, budget_s / 2)
+            collating.time_lines(collate_once)
         call_s = getitem.mean_s * ((samples.batch_size or 1) if pipeline.is_batched else 1)
-        functions = with_operators(making.functions("getitem"), calls, call_s)
+        functions = with_operators(making.functions("getitem"), making.time_lines(calls), call_s)
         self._update(
             functions=(*functions, *collating.functions("collate")),
             lines=making.hot_lines(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 
 from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample, with_operators
@@ -64,10 +66,45 @@ def test_operators_make_a_function_native_when_its_few_lines_take_long() -> None
 
     line = work.__code__.co_firstlineno
     function = _Function("work", HERE, line)
-    functions = seen((((_Frame(function, line + 1)),), 1.0)).functions("getitem")
+    lines = seen((((_Frame(function, line + 1)),), 1.0))
+    functions, n_lines = lines.functions("getitem"), lines.time_lines(work)
+    assert n_lines == 1
     assert functions[0].kind == "python"
-    assert with_operators(functions, work, 1.0)[0].kind == "native"
-    assert with_operators(functions, work, 1e-6)[0].kind == "python"
+    assert with_operators(functions, n_lines, 1.0)[0].kind == "native"
+    assert with_operators(functions, n_lines, 1e-6)[0].kind == "python"
+
+
+def smoothed(rows: int) -> float:
+    total, row = 0.0, np.ones(100_000)
+    for _ in range(rows):
+        row = (row + 1) / (row + 2)
+        total += helped(row)
+    return total
+
+
+def helped(row: np.ndarray) -> float:
+    time.sleep(0.002)
+    return float(row[0])
+
+
+def test_operators_that_no_profiler_sees_count_for_their_own_line() -> None:
+    first = smoothed.__code__.co_firstlineno
+    function = _Function("smoothed", HERE, first)
+    lines = seen(((_Frame(function, first + 5),), 3.0), ((frame("draw"),), 1.0))  # all of it in its last line
+    lines.time_lines(lambda: smoothed(20))
+    costly, *_ = lines.lines()
+    assert (costly.function, costly.line, costly.code) == ("smoothed", first + 3, "row = (row + 1) / (row + 2)")
+    assert 0.4 < costly.share <= 0.75
+    assert sum(line.share for line in lines.lines()) == pytest.approx(1.0, abs=0.06)
+    hot, *_ = lines.hot_lines()
+    assert (hot.line, hot.basis) == (first + 3, "timed line by line")
+
+
+def test_samples_stand_when_the_timed_work_does_not_come_to_the_function() -> None:
+    lines = seen(((_Frame(_Function("work", HERE, 3), 4),), 1.0))
+    assert lines.time_lines(lambda: None) == 0
+    assert [line.line for line in lines.lines()] == [4]
+    assert [(line.line, line.basis) for line in lines.hot_lines()] == [(4, "stack samples")]
 
 
 def test_call_is_named_as_the_line_writes_it_when_it_is_in_c() -> None:
