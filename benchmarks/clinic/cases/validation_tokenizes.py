@@ -21,8 +21,8 @@ LENGTH = 400
 
 
 def encode(text):
-    words = TOKEN.findall(text.lower())
-    return np.array([VOCABULARY.get(word, 0) for word in words][:LENGTH])
+    words = TOKEN.findall(text.lower())  # costs time
+    return np.array([VOCABULARY.get(word, 0) for word in words][:LENGTH])  # costs time
 
 
 class ReviewTexts(Dataset):
