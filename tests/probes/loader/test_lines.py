@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from statistics import NormalDist
@@ -9,6 +10,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from lightning_perf.probes.loader import lines as lines_module
 from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample, with_operators
 
 HERE = __file__
@@ -105,6 +107,25 @@ def test_samples_stand_when_the_timed_work_does_not_come_to_the_function() -> No
     assert lines.time_lines(lambda: None) == 0
     assert [line.line for line in lines.lines()] == [4]
     assert [(line.line, line.basis) for line in lines.hot_lines()] == [(4, "stack samples")]
+
+
+def test_samples_stand_when_a_call_runs_more_lines_than_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "_MAX_TRACED_LINES", 3)
+    first = smoothed.__code__.co_firstlineno
+    lines = seen(((_Frame(_Function("smoothed", HERE, first), first + 4),), 1.0))
+    assert lines.time_lines(lambda: smoothed(5)) == 3
+    assert [line.line for line in lines.lines()] == [first + 4]
+
+
+def test_nothing_traces_on_when_the_timed_work_fails() -> None:
+    def fail() -> None:
+        raise ValueError("planted")
+
+    line = fail.__code__.co_firstlineno
+    lines = seen(((_Frame(_Function("fail", HERE, line), line + 1),), 1.0))
+    with pytest.raises(ValueError, match="planted"):
+        lines.time_lines(fail)
+    assert sys.gettrace() is None
 
 
 def test_call_is_named_as_the_line_writes_it_when_it_is_in_c() -> None:
