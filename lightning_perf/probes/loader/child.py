@@ -77,12 +77,9 @@ class Child:
     Call ``start`` once, ``poll`` now and then, and ``close`` at the end.
     """
 
-    def __init__(self, limit_s: float, grace_s: float = GRACE_S) -> None:
-        """Set the seconds after which the child is killed, with all that it started. ``start`` starts it.
-
-        Of these, or after ``close``, the user's code has ``grace_s`` for its cleanup.
-        """
-        self._limit_s, self._grace_s = limit_s, grace_s
+    def __init__(self, limit_s: float) -> None:
+        """Set the seconds after which the child is killed, with all that it started. ``start`` starts it."""
+        self._limit_s = limit_s
         self._pid: int | None = None
         self._report_file: int | None = None
         self._deadline_s = 0.0
@@ -126,7 +123,7 @@ class Child:
         if self._ended is not None:
             self._reap()  # a killed process may end later
             return self._ended
-        grace_s = min(self._grace_s, 0.1 * self._limit_s)
+        grace_s = min(GRACE_S, 0.1 * self._limit_s)
         is_late = time.monotonic() > self._deadline_s - grace_s
         if is_late:
             self._ask_to_end(grace_s)
@@ -145,10 +142,10 @@ class Child:
         if self._ended is None:
             self._ended = Ended(self._last_reports()[0], "ended before it was done")
         self._close_report_file()
-        self._ask_to_end(self._grace_s)
+        self._ask_to_end(GRACE_S)
         # A killed process is gone within milliseconds unless the kernel itself waits for it, e.g. for a dead network
         # disk. The training does not wait for that.
-        until_s = time.monotonic() + self._grace_s + 2.0
+        until_s = time.monotonic() + GRACE_S + 2.0
         while self._reap() is None and time.monotonic() < until_s:
             time.sleep(0.01)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_perf.probes.loader import child as child_module
 from lightning_perf.probes.loader.child import Child, Ended, Reporter
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
@@ -85,12 +86,14 @@ def test_child_ends_with_an_error_code_when_even_telling_fails() -> None:
     assert ended(work) == Ended(b"", "its process ended with exit code 1")
 
 
-QUICK, PATIENT = (30.0, 0.5), (300.0, 30.0)
-"""Limit and grace in seconds. A busy machine may not run a child's cleanup within half a second."""
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child has half a minute for its cleanup: a busy machine may not run it within half a second."""
+    monkeypatch.setattr(child_module, "GRACE_S", 30.0)
 
 
-def started(work: Callable[[Reporter], None], ready: Path, limits_s: tuple[float, float] = QUICK) -> Child:
-    child = Child(*limits_s)
+def started(work: Callable[[Reporter], None], ready: Path) -> Child:
+    child = Child(300.0)
     child.start(work)
     until = time.monotonic() + 30
     while not ready.exists() and time.monotonic() < until:
@@ -113,9 +116,10 @@ def with_lock(lock: Path, hang: Callable[[], object]) -> Callable[[Reporter], No
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["closed", "late"])
+@pytest.mark.usefixtures("patience")
 def test_childs_code_is_left_in_order_when_it_is_ended(tmp_path: Path, is_late: bool) -> None:
     lock = tmp_path / "lock"
-    child = started(with_lock(lock, lambda: time.sleep(3600)), lock, PATIENT)
+    child = started(with_lock(lock, lambda: time.sleep(3600)), lock)
     if is_late:
         child._deadline_s = 0.0
         while child.poll() is None:
@@ -125,12 +129,13 @@ def test_childs_code_is_left_in_order_when_it_is_ended(tmp_path: Path, is_late: 
     assert not child.is_alive
 
 
+@pytest.mark.usefixtures("patience")
 def test_blocks_around_the_fork_are_not_left_when_a_child_is_ended(tmp_path: Path) -> None:
     mine, lock = tmp_path / "mine", tmp_path / "lock"
     mine.touch()
     pid = os.getpid()
     try:
-        started(with_lock(lock, lambda: time.sleep(3600)), lock, PATIENT).close()
+        started(with_lock(lock, lambda: time.sleep(3600)), lock).close()
     finally:
         if os.getpid() != pid:  # the child has left the block that it was forked in
             mine.unlink()
