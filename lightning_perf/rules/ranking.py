@@ -6,7 +6,7 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, Confidence, Effort, Finding, RuleOutcome, Safety, Session
 
-from .findings import AT_STAKE, certain_speedup, possible_share, severity_of_gain
+from .findings import AT_STAKE, certain_speedup, possible_share, severity_of, severity_of_gain
 from .rule import Rule
 from .thresholds import EXPLAINED_PART, HIGH_SHARE, HOURS_WEIGHT, MEDIUM_SHARE, MINUTES_WEIGHT
 from .verdict import QUALITY
@@ -99,11 +99,16 @@ def _is_certain(finding: Finding) -> bool:
     return finding.gain is not None and certain_speedup(finding.gain) > 1.0
 
 
+def _is_noticeable(finding: Finding) -> bool:
+    """Return whether the certain speedup is worth acting on."""
+    return finding.gain is not None and severity_of(1 - 1 / certain_speedup(finding.gain)) != "info"
+
+
 def _explains_most(cause: Finding, symptom: Finding) -> bool:
     is_as_sure = _CONFIDENCES.index(cause.confidence) <= _CONFIDENCES.index(symptom.confidence)
     claimed_s = sum(symptom.claims.values())
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
-    is_as_certain = _is_certain(cause) or not _is_certain(symptom)
+    is_as_certain = _is_noticeable(cause) or not _is_noticeable(symptom)
     explained_s = sum(cause.claims.values())
     if cause.severity != "info" and _safety(cause) == "exact" and _safety(symptom) == "semantics":
         is_as_severe = is_as_certain = True

@@ -205,7 +205,8 @@ def test_less_certain_cause_precedes_its_symptom_when_only_that_fix_changes_resu
 ):
     less = Prescription(summary="less often", treatment="", effort="one line", safety=safety)
     workers = Prescription(summary="workers", treatment="", effort="one line", safety="exact")
-    symptom = _finding("PD601", severity="high", claims={"validation": 10.0}, prescriptions=(less,))
+    certain = Gain(low=1.06, high=1.2, basis="", method="timed")
+    symptom = _finding("PD601", severity="high", claims={"validation": 10.0}, prescriptions=(less,), gain=certain)
     cause = _finding("PD111", severity=severity, claims={phase: 6.0}, prescriptions=(workers,))
     use_rules(_rule("PD601", lambda _: symptom), _rule("PD111", lambda _: cause, explains=("PD601",)))
     assert [finding.code for finding in diagnose(build_session()).findings] == order
@@ -265,8 +266,22 @@ def test_alternative_is_ranked_behind_certain_causes_when_its_gain_is_not_certai
     other = _finding("PD602", gain=Gain(low=1.06, high=1.13, basis="", method="timed"), claims={"callbacks": 2.0})
     certain = _rule("PD602", lambda _: other)
     assert order(cause, low("PD101", 1.0), certain, low("PD102", 1.0)) == ["PD108", "PD602", "PD101", "PD102"]
-    assert order(cause, low("PD101", 1.08), certain) == ["PD101", "PD108", "PD602"]
     assert order(low("PD101", 1.0), certain) == ["PD101", "PD602"]
+
+
+@pytest.mark.parametrize(
+    ("least", "symptoms", "order"),
+    [(1.0, 1.08, ["PD101", "PD107"]), (1.05, 1.08, ["PD107", "PD101"]), (1.0, 1.01, ["PD107", "PD101"])],
+)
+def test_symptom_precedes_its_cause_when_only_the_symptoms_fix_certainly_gains(use_rules, least, symptoms, order):
+    cause, symptom = (
+        _finding(
+            code, severity="low", claims={"data_wait": 10.0}, gain=Gain(low=low, high=2.0, basis="", method="timed")
+        )
+        for code, low in (("PD107", least), ("PD101", symptoms))
+    )
+    use_rules(_rule("PD101", lambda _: symptom), _rule("PD107", lambda _: cause, explains=("PD101",)))
+    assert [finding.code for finding in diagnose(build_session()).findings] == order
 
 
 def test_headline_names_the_line_when_a_data_wait_has_no_other_cause():
