@@ -199,16 +199,20 @@ def timed_finding(
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 
     ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
-    least, which determine the severity. Of the rest, the fraction ``queueing`` may be saved, too. ``basis`` and
-    ``method`` say how both were obtained. The first sentence of the summary is the headline of a verdict. For the other
-    arguments see ``Finding``.
+    least, which determine the severity. ``queueing`` is the fraction of the time in which the training thread waits for
+    a core because of what is removed: as much of the rest may be saved, too. ``basis`` and ``method`` say how both were
+    obtained. The first sentence of the summary is the headline of a verdict. For the other arguments see ``Finding``.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
-    queueing_s = queueing * max(0.0, promised_span_s(steady) - high_s)
-    high_s += queueing_s + (1 - queueing) * _rest_saves_s(steady, bounded)
+    high_s += _rest_saves_s(steady, bounded)
     gain = gain_from(steady, low_s, high_s, basis, method)
-    return unsigned_finding(severity_of_gain(gain), summary, evidence, prescriptions, confidence, bounded, gain)
+    severity = severity_of_gain(gain)
+    if queueing > 0:
+        high_s += queueing * max(0.0, promised_span_s(steady) - high_s)
+        basis += f"; at most, {percent(queueing)} of the rest is time queueing for a core behind its threads"
+        gain = gain_from(steady, low_s, high_s, basis, method)
+    return unsigned_finding(severity, summary, evidence, prescriptions, confidence, bounded, gain)
 
 
 def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:

@@ -36,14 +36,19 @@ def host_of(session: Session) -> HostTelemetry:
 
 
 def queueing_of(session: Session) -> float:
-    """Return the fraction of its time that the training thread queues for a core; 0 if unknown.
+    """Return the fraction of its time that the training thread queues for a core behind other threads of its process.
 
-    Also 0 with loader workers, which it may queue behind, and on a device, where queueing may be part of a wait for it.
+    That is at most the cores that they keep busy. 0 if unknown, with loader workers, other ranks, or more torch threads
+    than cores, which it may queue behind, and on a device, where queueing may be part of a wait for it.
     """
-    host = sampled_host(session)
-    if host is None or host.n_workers or not is_cpu_run(session):
+    host, machine = sampled_host(session), session.machine
+    if host is None or host.n_samples < MIN_TELEMETRY_SAMPLES or host.process_cpu_cores is None:
         return 0.0
-    return host.process_queueing_fraction or 0.0
+    has_others = host.n_workers or machine.local_world_size > 1 or (host.n_torch_threads or 0) > machine.usable_cores
+    if has_others or not is_cpu_run(session):
+        return 0.0
+    queueing = host.process_queueing_fraction or 0.0
+    return min(queueing, max(0.0, host.process_cpu_cores.mean - (1.0 - queueing)))
 
 
 def device_telemetry_of(session: Session) -> GpuTelemetry:

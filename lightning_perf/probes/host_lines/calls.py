@@ -30,7 +30,7 @@ _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) e
 _FROM_PYTHON = ("tensor", "as_tensor", "asarray")
 """Functions of torch that hold the interpreter lock while they make tensors of Python's numbers and lists."""
 
-_CONVERSIONS = ("float", "int", "bool")  # of tensors and of any other value
+_CONVERSIONS = ("float", "int", "bool")  # they wait for a tensor, and hold the interpreter lock for other values
 
 
 def library_call(code: CodeType, module: str) -> str:
@@ -45,8 +45,8 @@ class OwnCode:
     Attributes:
         call: The function called, as in the text of the line; empty if none was.
         is_operator: Whether it was a torch operator. None if only the timing of samples can decide: for a method that
-            tensors and Python's own types both have, of an unknown object, a number that may be a tensor's, or a tensor
-            that may be made of a list.
+            tensors and Python's own types both have, of an unknown object, a conversion whose argument may be a
+            tensor, or a tensor that may be made of a list.
     """
 
     __slots__ = ("call", "is_operator")
