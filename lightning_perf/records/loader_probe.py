@@ -60,8 +60,7 @@ class HotLine(Record, frozen=True, kw_only=True):
 
     Attributes:
         share: Share of the function's time, including the functions that the line calls.
-        basis: How it was found: ``"timed line by line"``, or ``"stack samples"`` without such a time;
-            ``"line_profiler"`` or ``"pyinstrument"`` in older sessions.
+        basis: How it was found: ``"stack samples"``; ``"line_profiler"`` or ``"pyinstrument"`` in older sessions.
     """
 
     file: str

@@ -1,7 +1,9 @@
 """Sample the lines of the user's code in which batches are made, in the probe's child and in its workers.
 
 This uses pyinstrument's profile function, which runs in the thread that makes the batches: a sampling thread would
-wait for the interpreter lock, and attribute short calls to the next call that releases it.
+wait for the interpreter lock, and attribute short calls to the next call that releases it. A profile function runs only
+at calls and returns, so operators between them are attributed to the line of the next one: the lines of the costliest
+function are timed with a trace function, too.
 """
 
 import contextlib
@@ -33,7 +35,7 @@ BASIS = "stack samples"
 _INTERVAL_S = 0.001
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAX_FUNCTIONS, _MAX_LINES = 12, 8
-_MAX_TRACED_LINES = 200_000
+_MAX_TRACED_EVENTS = 200_000
 _TIMED_S = 0.05
 _NATIVE_LINE_S = 5e-6
 """Own time per line above which a function counts as running C code: operators on arrays or tensors. A line of Python
@@ -97,9 +99,9 @@ class BatchLines:
             self.stop()
 
     def time_lines(self, work: Callable[[], Any]) -> float:
-        """Time the lines of the costliest function in some calls of ``work``; return the number run in each."""
+        """Time the lines of the user's costliest function in some calls of ``work``; return how many one call runs."""
         first = next(iter(self.functions("getitem")), None)
-        if first is None:
+        if first is None or not first.is_users:
             return 0.0
         self._timer = LineTimer(first)
         self._timer.run(work)
@@ -109,16 +111,16 @@ class BatchLines:
         """Return the costliest lines, costliest first."""
         samples, total_s = self._samples()
         found: dict[Place, Line] = {}
-        timed: set[Place] = set()
+        timed: dict[Place, Line] = {}
         for sample in samples:
             function, line = sample.frames[-1]
             place = Place(function.file, line, _without_class(function))
-            if self._timer is not None and self._timer.is_of(function.file, function.line):
-                timed.add(place)
             known = found.setdefault(place, Line(place, _without_class(sample.frames[0].function)))
             known.add(sample.seconds, 1, _called_name(sample))
+            if self._timer is not None and self._timer.is_of(function.file, function.line):
+                timed[place] = known
         if self._timer is not None and timed:
-            self._timer.spread(found, timed)
+            self._timer.share_out(found, timed)
         costly = [line for line in found.values() if line.ns >= MIN_SHARE * total_s]
         return tuple(line.record(total_s) for line in sorted(costly, key=lambda line: -line.ns)[:_MAX_LINES])
 
@@ -154,25 +156,24 @@ class BatchLines:
     def hot_lines(self) -> tuple[HotLine, ...]:
         """Return the lines of the costliest function, with their shares of its time."""
         first = next(iter(self.functions("getitem")), None)
-        by_line: defaultdict[int, float] = defaultdict(float)
+        found: dict[Place, Line] = {}
         for sample in self._samples()[0]:
-            function, line = sample.frames[-1]
+            function, number = sample.frames[-1]
             if first is not None and (function.file, function.line) == (first.file, first.line):
-                by_line[line] += sample.seconds
-        if first is None or not by_line:
-            return ()
-        shares = self._timer.shares() if self._timer is not None else {}
-        whole_s, basis = sum(by_line.values()), "timed line by line" if shares else BASIS
-        shares = shares or {line: seconds / whole_s for line, seconds in by_line.items()}
+                place = Place(function.file, number, _without_class(function))
+                found.setdefault(place, Line(place, "")).add(sample.seconds, 1, _called_name(sample))
+        if self._timer is not None and found:
+            self._timer.share_out(found, dict(found))
+        whole_s = sum(line.ns for line in found.values())
         return tuple(
             HotLine(
-                file=first.file,
-                line=line,
-                text=linecache.getline(first.file, line).strip()[:200],
-                share=share,
-                basis=basis,
+                file=place.file,
+                line=place.line,
+                text=linecache.getline(place.file, place.line).strip()[:200],
+                share=line.ns / whole_s,
+                basis=BASIS,
             )
-            for line, share in sorted(shares.items(), key=lambda item: -item[1])[:_MAX_LINES]
+            for place, line in sorted(found.items(), key=lambda item: -item[1].ns)[:_MAX_LINES]
         )
 
     def _samples(self) -> tuple[list[_Sample], float]:
@@ -233,92 +234,97 @@ def read_worker_lines(folder: Path) -> tuple[HostLine, ...]:
 
 
 class LineTimer:
-    """Trace function that times the lines of one function, without the user's functions that they call.
+    """Times the lines of one function, without the user's functions that they call.
 
-    A profile function hears of calls and returns alone: it attributes what runs between them, e.g. numpy's operators,
-    to the line of the next one. ``n_lines`` lines were run in ``n_calls`` calls of the work.
+    Attributes:
+        n_lines: Lines run, with those of comprehensions.
+        n_calls: Calls of the work in which they were run.
     """
 
     def __init__(self, function: HotFunction) -> None:
         self.n_lines = self.n_calls = 0
-        self.seconds: defaultdict[int, float] = defaultdict(float)
         self._file, self._first_line = function.file, function.line
         self._line = 0  # 0 outside of the function
         self._since_s = 0.0
+        self._n_events = 0
+        self._seconds: defaultdict[int, float] = defaultdict(float)
+        self._whole: dict[int, float] = {}  # of the calls that were traced to their end
         self._is_users: dict[str, bool] = {}
-
-    def run(self, work: Callable[[], Any]) -> None:
-        """Call ``work`` once, and again for ``_TIMED_S`` seconds; trace a limited number of lines."""
-        until_s = time.perf_counter() + _TIMED_S
-        sys.settrace(self._at_call)
-        try:
-            while not self.n_calls or (self.n_lines < _MAX_TRACED_LINES and time.perf_counter() < until_s):
-                work()
-                self.n_calls += 1
-        finally:
-            sys.settrace(None)
-
-    def shares(self) -> dict[int, float]:
-        """Return the shares of the function's time by line; empty if no call was traced to its end."""
-        total_s = sum(self.seconds.values())
-        if total_s <= 0 or self.n_lines >= _MAX_TRACED_LINES:
-            return {}
-        return {line: seconds / total_s for line, seconds in self.seconds.items()}
-
-    def spread(self, found: dict[Place, Line], places: set[Place]) -> None:
-        """Spread the sampled time of the function, which is in these places, over its lines as they were timed."""
-        shares, sampled = self.shares(), [found[place] for place in places]
-        total_s, n = sum(line.ns for line in sampled), sum(line.n for line in sampled)
-        for line in sampled if shares else ():
-            line.ns, line.n = 0.0, 0
-        for number, share in shares.items():
-            place = sampled[0].place._replace(line=number)
-            line = found.setdefault(place, Line(place, sampled[0].entry))
-            line.ns, line.n = share * total_s, round(share * n)
 
     def is_of(self, file: str, first_line: int) -> bool:
         """Return whether this is the function."""
         return (file, first_line) == (self._file, self._first_line)
 
+    def run(self, work: Callable[[], Any]) -> None:
+        """Call ``work`` once, and again for ``_TIMED_S`` seconds; trace a limited number of lines and calls."""
+        until_s = time.perf_counter() + _TIMED_S
+        sys.settrace(self._at_call)
+        try:
+            while not self.n_calls or (sys.gettrace() is not None and time.perf_counter() < until_s):
+                work()
+                self.n_calls += 1
+                if sys.gettrace() is not None:
+                    self._whole = dict(self._seconds)
+        finally:
+            sys.settrace(None)
+
+    def share_out(self, found: dict[Place, Line], sampled: dict[Place, Line]) -> None:
+        """Share out the samples of the function that show no call over the lines that were timed, by their time.
+
+        ``sampled`` are the function's lines among those ``found``; new ones are added. Samples that show a call stay
+        with its line, and so do those of lines that were not run while they were timed.
+        """
+        place, first = next(iter(sampled.items()))
+        timed_s = sum(self._whole.values()) or 1.0
+        known = {line: sampled.get(place._replace(line=line)) for line in self._whole}
+        in_calls = {line: one.ns - one.calls.get("", 0.0) if one is not None else 0.0 for line, one in known.items()}
+        total_s = sum(one.ns for one in known.values() if one is not None)
+        lacking = {line: max(0.0, self._whole[line] / timed_s * total_s - in_calls[line]) for line in known}
+        part = (total_s - sum(in_calls.values())) / (sum(lacking.values()) or 1.0)
+        n = sum(one.n for one in known.values() if one is not None)
+        for number, one in known.items() if total_s else ():
+            at = place._replace(line=number)
+            line = one or found.setdefault(at, Line(at, first.entry))
+            line.ns = in_calls[number] + part * lacking[number]
+            line.n = round(n * line.ns / total_s)
+
     def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        code = frame.f_code
-        if self.is_of(code.co_filename, code.co_firstlineno):
-            return self._in_function
-        if not self._line or code.co_name in COMPREHENSIONS:
+        """Trace the function with its comprehensions, and pause in other functions of the user's."""
+        code, caller = frame.f_code, self._line
+        is_it = self.is_of(code.co_filename, code.co_firstlineno) or (caller and code.co_name in COMPREHENSIONS)
+        if not is_it and not (caller and self._is_of_the_users(code.co_filename)):
+            frame.f_trace = None  # a generator's may be left from a call in which it was traced
             return None
-        is_users = self._is_users.get(code.co_filename)
-        if is_users is None:
-            is_users = self._is_users[code.co_filename] = owner_of(code.co_filename) == USER
-        if not is_users:
-            return None
-        line = self._line
         self._pass_to(0)
-        frame.f_trace_lines = False
+        frame.f_trace_lines = bool(is_it)
 
-        def in_other(frame: FrameType, event: str, arg: Any) -> Any:
+        def inside(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "return":
-                self._line, self._since_s = line, time.perf_counter()
-            return in_other
+                self._pass_to(caller)
+            elif is_it:
+                self.n_lines += event == "line"
+                self._pass_to(frame.f_lineno)
+            return inside
 
-        return in_other
-
-    def _in_function(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "return":
-            self._pass_to(0)
-        elif event == "line":
-            self._pass_to(frame.f_lineno)
-            self.n_lines += 1
-            if self.n_lines >= _MAX_TRACED_LINES:
-                sys.settrace(None)
-                frame.f_trace = None
-        self._since_s = time.perf_counter()
-        return self._in_function
+        return inside
 
     def _pass_to(self, line: int) -> None:
         """Count the time since the last event, and go on to another line."""
+        now_s = time.perf_counter()
         if self._line:
-            self.seconds[self._line] += time.perf_counter() - self._since_s
+            self._seconds[self._line] += now_s - self._since_s
         self._line = line
+        self._n_events += 1
+        if self._n_events >= _MAX_TRACED_EVENTS:
+            sys.settrace(None)
+        self._since_s = time.perf_counter()
+
+    def _is_of_the_users(self, file: str) -> bool:
+        self._n_events += 1
+        known = self._is_users.get(file)
+        if known is None:
+            known = self._is_users[file] = owner_of(file) == USER
+        return known
 
 
 def _frame(info: str) -> _Frame:
