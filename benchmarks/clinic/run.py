@@ -9,6 +9,7 @@
     python benchmarks/clinic/run.py --fabric            ten cases with a Trainer and as Fabric loops
     python benchmarks/clinic/run.py --device            cases that need a CUDA device, on a page of their own
     python benchmarks/clinic/run.py --timed FILE        diagnose again, with the speedups that FILE holds
+    python benchmarks/clinic/run.py --sessions FOLDER   keep the sessions; diagnose those kept there with today's rules
     python benchmarks/clinic/run.py --half score --traceml --write      TraceML's results, on a separate page
 
 Each case is trained once with PerfDoctor, then without it with its fault and without, in turns: the measured speedup is
@@ -24,7 +25,8 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -42,6 +44,9 @@ from case import HERE, ON_DEVICE, Case, read_all
 from results import Section, Sections
 from runs import Ended, Order, end_with_parent, preload, run_all
 from score import Outcome, outcome_of, score
+
+from lightning_perf import load
+from lightning_perf.rules.engine import diagnose
 
 IDLE_LOAD = 0.5
 """Load average of one minute above which something else runs on the machine."""
@@ -67,6 +72,12 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=2, help="cores in use (default: 2)")
     parser.add_argument("--at-once", type=int, default=1, help="diagnosed runs at once (default: 1, as timed runs)")
     parser.add_argument("--timed", type=Path, metavar="FILE", help="take measured speedups from these saved results")
+    parser.add_argument(
+        "--sessions",
+        type=Path,
+        metavar="FOLDER",
+        help="keep sessions there; diagnose those that it holds, without runs",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results by cap, as saved beside the page")
     parser.add_argument("--show", action="store_true", help="print the evidence of each finding")
     parser.add_argument("--traceml", action="store_true", help="ask TraceML instead, in an environment of its own")
@@ -131,7 +142,9 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
         print(f"== {cap}: {len(wanted)} {what} in {minutes:.1f} minutes", file=sys.stderr, flush=True)
         return ended
 
-    diagnosed = run("runs diagnosed", orders.diagnoses(cases, arguments.healthy_rounds), arguments.at_once)
+    wanted = orders.diagnoses(cases, arguments.healthy_rounds)
+    kept = arguments.sessions and arguments.sessions / cap
+    diagnosed = kept_or_run(wanted, kept, lambda lacking: run("runs diagnosed", lacking, arguments.at_once))
     known = results.read(arguments.timed)[cap].outcomes if arguments.timed else ()
     names = {one.case for one in known if one.measured is not None}
     unknown = [case for case in cases if is_timed(case, arguments) and case.name not in names]
@@ -165,6 +178,32 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
         made=tuple(sessions.diagnosed()) if has_others else (),
     )
     return section, not any(end.error for end in (*diagnosed, *timed))
+
+
+def kept_or_run(
+    wanted: Sequence[Order], folder: Path | None, run: Callable[[Sequence[Order]], list[Ended]]
+) -> list[Ended]:
+    """Diagnose the sessions of these runs that a folder keeps with today's rules; run the others, and keep theirs."""
+    if folder is None:
+        return run(wanted)
+    folder.mkdir(parents=True, exist_ok=True)
+    n_before: Counter[str] = Counter()
+    places: list[Path] = []
+    for order in wanted:
+        places.append(folder / f"{order.case.name}-{n_before[order.case.name]}.json")
+        n_before[order.case.name] += 1
+    by_order = {
+        id(end.order): end for end in run([o for o, place in zip(wanted, places, strict=True) if not place.exists()])
+    }
+    ended: list[Ended] = []
+    for order, place in zip(wanted, places, strict=True):
+        end = by_order.get(id(order))
+        if end is None:
+            end = Ended(order, diagnose(load(place)), None, "", 0.0)
+        elif end.session is not None:
+            end.session.save(place)
+        ended.append(end)
+    return ended
 
 
 def outcomes_of(
@@ -231,14 +270,14 @@ def run_caps(arguments: argparse.Namespace) -> tuple[Sections, bool]:
     """
     sections: Sections = {}
     is_complete = True
-    load = os.getloadavg()[0]
-    if load > IDLE_LOAD:
-        print(f"the machine is busy (load {load:.1f}); measured speedups are not to be trusted", file=sys.stderr)
+    load_1min = os.getloadavg()[0]
+    if load_1min > IDLE_LOAD:
+        print(f"the machine is busy (load {load_1min:.1f}); measured speedups are not to be trusted", file=sys.stderr)
     for cap in caps.parsed(arguments.caps):
         code, content = caps.run_under(cap, Path(__file__), [*sys.argv[1:], "--under", cap])
         is_complete = is_complete and code == 0
         if content:
-            sections[cap] = msgspec.structs.replace(results.decoded(content), load=load)
+            sections[cap] = msgspec.structs.replace(results.decoded(content), load=load_1min)
         else:
             print(f"no results under the cap {cap}: its process ended with {code}", file=sys.stderr)
     return sections, is_complete
