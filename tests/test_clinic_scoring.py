@@ -277,6 +277,14 @@ def test_fix_of_a_faulty_case_is_timed_when_it_is_a_right_answer_too() -> None:
     assert {order.code for order in orders.fixes([end], 1)} == {"PD101"}
 
 
+def test_fix_is_that_of_the_first_recommendation() -> None:
+    less = finding("PD602", treatment="async-checkpoint")
+    alternative = msgspec.structs.replace(less.prescriptions[0], treatment="")
+    changed = msgspec.structs.replace(less, prescriptions=(alternative, *less.prescriptions))
+    assert orders.fix_of(less, None) == ("async-checkpoint",)
+    assert orders.fix_of(changed, None) == ()
+
+
 def test_fix_is_none_when_the_treatment_does_not_exist() -> None:
     assert orders.fix_of(finding("PD301", treatment="no-such-thing"), None) == ()
 

@@ -70,14 +70,17 @@ def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
 
 
 def fix_of(finding: Finding, session: Session | None) -> tuple[str, ...]:
-    """Return the first treatment that a finding recommends, with its value; empty where it recommends none."""
-    for prescription in finding.prescriptions:
-        if prescription.treatment:
-            try:
-                return (with_default(parse(prescription.treatment), session).text,)
-            except ConfigError:
-                return ()
-    return ()
+    """Return the treatment of a finding's first recommendation, with its value; empty without one.
+
+    The finding promises the speedup of that recommendation, not of its alternatives.
+    """
+    first = finding.prescriptions[0] if finding.prescriptions else None
+    if first is None or not first.treatment:
+        return ()
+    try:
+        return (with_default(parse(first.treatment), session).text,)
+    except ConfigError:
+        return ()
 
 
 def of_case(case: Case, ended: Sequence[Ended]) -> list[Ended]:
