@@ -183,7 +183,10 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
 def kept_or_run(
     wanted: Sequence[Order], folder: Path | None, run: Callable[[Sequence[Order]], list[Ended]]
 ) -> list[Ended]:
-    """Diagnose the sessions of these runs that a folder keeps with today's rules; run the others, and keep theirs."""
+    """Diagnose the sessions of these runs that a folder keeps with today's rules; run the others, and keep theirs.
+
+    A run may have said other speedups than the diagnosis of its session: it keeps earlier advice that still holds.
+    """
     if folder is None:
         return run(wanted)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Samples are made by many short library calls, and no worker makes them.
 ---
 expect: PD101
-half: score
+half: tune
 cores: 2
 fix:
   batch_size=16: batch_size=16, num_workers=2, persistent_workers=True

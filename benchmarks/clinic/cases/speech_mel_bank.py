@@ -4,7 +4,7 @@ expect:
 - PD107
 also:
   PD101: workers make them meanwhile
-half: score
+half: tune
 fix:
   'self.recordings = recordings': 'self.recordings, self.bank = recordings, mel_filterbank(RATE, N_FFT, N_MELS)'
   'bank = mel_filterbank(RATE, N_FFT, N_MELS)  # costs time': 'bank = self.bank'
