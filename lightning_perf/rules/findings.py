@@ -210,7 +210,7 @@ def timed_finding(
     severity = severity_of_gain(gain)
     if queueing > 0:
         high_s += queueing * max(0.0, promised_span_s(steady) - high_s)
-        basis += f"; at most, {percent(queueing)} of the rest is time queueing for a core behind its threads"
+        basis += f"; the upper end includes {percent(queueing)} of the rest, which is queueing for a core"
         gain = gain_from(steady, low_s, high_s, basis, method)
     return unsigned_finding(severity, summary, evidence, prescriptions, confidence, bounded, gain)
 
