@@ -11,13 +11,10 @@ import linecache
 import multiprocessing.util
 import os
 import re
-import sys
 import sysconfig
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -27,6 +24,8 @@ from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, Place
 from lightning_perf.records import HostLine
 from lightning_perf.records.loader_probe import HotFunction, HotLine
 
+from .line_timer import LineTimer
+
 Where = Literal["getitem", "collate"]
 
 MIN_SHARE = 0.02
@@ -35,8 +34,6 @@ BASIS = "stack samples"
 _INTERVAL_S = 0.001
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MAX_FUNCTIONS, _MAX_LINES = 12, 8
-_MAX_TRACED_EVENTS = 200_000
-_TIMED_S = 0.05
 _NATIVE_LINE_S = 5e-6
 """Own time per line above which a function counts as running C code: operators on arrays or tensors. A line of Python
 with names and small numbers takes 0.02–0.2 us on machines of the last ten years."""
@@ -231,100 +228,6 @@ def read_worker_lines(folder: Path) -> tuple[HostLine, ...]:
                 known, share=known.share + line.share / len(files), n_samples=known.n_samples + line.n_samples
             )
     return tuple(sorted(found.values(), key=lambda line: -line.share))[:_MAX_LINES]
-
-
-class LineTimer:
-    """Times the lines of one function, without the user's functions that they call.
-
-    Attributes:
-        n_lines: Lines run, with those of comprehensions.
-        n_calls: Calls of the work in which they were run.
-    """
-
-    def __init__(self, function: HotFunction) -> None:
-        self.n_lines = self.n_calls = 0
-        self._file, self._first_line = function.file, function.line
-        self._line = 0  # 0 outside of the function
-        self._since_s = 0.0
-        self._n_events = 0
-        self._seconds: defaultdict[int, float] = defaultdict(float)
-        self._whole: dict[int, float] = {}  # of the calls that were traced to their end
-        self._is_users: dict[str, bool] = {}
-
-    def is_of(self, file: str, first_line: int) -> bool:
-        """Return whether this is the function."""
-        return (file, first_line) == (self._file, self._first_line)
-
-    def run(self, work: Callable[[], Any]) -> None:
-        """Call ``work`` once, and again for ``_TIMED_S`` seconds; trace a limited number of lines and calls."""
-        until_s = time.perf_counter() + _TIMED_S
-        sys.settrace(self._at_call)
-        try:
-            while not self.n_calls or (sys.gettrace() is not None and time.perf_counter() < until_s):
-                work()
-                self.n_calls += 1
-                if sys.gettrace() is not None:
-                    self._whole = dict(self._seconds)
-        finally:
-            sys.settrace(None)
-
-    def share_out(self, found: dict[Place, Line], sampled: dict[Place, Line]) -> None:
-        """Share out the samples of the function that show no call over the lines that were timed, by their time.
-
-        ``sampled`` are the function's lines among those ``found``; new ones are added. Samples that show a call stay
-        with its line, and so do those of lines that were not run while they were timed.
-        """
-        place, first = next(iter(sampled.items()))
-        timed_s = sum(self._whole.values()) or 1.0
-        known = {line: sampled.get(place._replace(line=line)) for line in self._whole}
-        in_calls = {line: one.ns - one.calls.get("", 0.0) if one is not None else 0.0 for line, one in known.items()}
-        total_s = sum(one.ns for one in known.values() if one is not None)
-        lacking = {line: max(0.0, self._whole[line] / timed_s * total_s - in_calls[line]) for line in known}
-        part = (total_s - sum(in_calls.values())) / (sum(lacking.values()) or 1.0)
-        n = sum(one.n for one in known.values() if one is not None)
-        for number, one in known.items() if total_s else ():
-            at = place._replace(line=number)
-            line = one or found.setdefault(at, Line(at, first.entry))
-            line.ns = in_calls[number] + part * lacking[number]
-            line.n = round(n * line.ns / total_s)
-
-    def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Trace the function with its comprehensions, and pause in other functions of the user's."""
-        code, caller = frame.f_code, self._line
-        is_it = self.is_of(code.co_filename, code.co_firstlineno) or (caller and code.co_name in COMPREHENSIONS)
-        if not is_it and not (caller and self._is_of_the_users(code.co_filename)):
-            frame.f_trace = None  # a generator's may be left from a call in which it was traced
-            return None
-        self._pass_to(0)
-        frame.f_trace_lines = bool(is_it)
-
-        def inside(frame: FrameType, event: str, arg: Any) -> Any:
-            if event == "return":
-                self._pass_to(caller)
-            elif is_it:
-                self.n_lines += event == "line"
-                self._pass_to(frame.f_lineno)
-            return inside
-
-        return inside
-
-    def _pass_to(self, line: int) -> None:
-        """Count the time since the last event, and go on to another line."""
-        now_s = time.perf_counter()
-        if self._line:
-            self._seconds[self._line] += now_s - self._since_s
-        self._line = line
-        self._n_events += 1
-        if self._n_events >= _MAX_TRACED_EVENTS:
-            sys.settrace(None)
-        self._since_s = time.perf_counter()
-
-    def _is_of_the_users(self, file: str) -> bool:
-        self._n_events += 1
-        known = self._is_users.get(file)
-        if known is None:
-            known = self._is_users[file] = owner_of(file) == USER
-        return known
 
 
 def _frame(info: str) -> _Frame:

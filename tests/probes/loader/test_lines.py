@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from lightning_perf.probes.loader import lines as lines_module
+from lightning_perf.probes.loader import line_timer
 from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample, with_operators
 
 HERE = __file__
@@ -154,7 +154,7 @@ def test_sampled_lines_are_kept_when_timed_work_does_not_run_the_function() -> N
 
 
 def test_sampled_lines_are_kept_when_a_call_runs_too_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "_MAX_TRACED_EVENTS", 3)
+    monkeypatch.setattr(line_timer, "_MAX_TRACED_EVENTS", 3)
     lines = seen(((_Frame(SMOOTHED, SMOOTHED.line + 4),), 1.0))
     assert 0 < lines.time_lines(lambda: smoothed(5)) <= 3
     assert [line.line for line in lines.lines()] == [SMOOTHED.line + 4]
