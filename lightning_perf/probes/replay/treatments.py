@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_perf.cgroups import affine_cores
+
 from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Respec, Work, function_of, is_known_to_autocast, mapped, with_specs, works_of
@@ -30,6 +32,7 @@ class Treated(NamedTuple):
         in_thread: Makes a context of settings that belong to a thread; both sides then run in separate threads.
         samples: Samples of one treated run per sample of a run as it is.
         are_uses_shared: Whether calls with the same parameter are replayed together.
+        n_hindered: Threads of the treated side, if those that the process has already slow them down; 0 otherwise.
     """
 
     works: tuple[Work, ...] = ()
@@ -39,6 +42,7 @@ class Treated(NamedTuple):
     in_thread: Scope | None = None
     samples: float = 1.0
     are_uses_shared: bool = False
+    n_hindered: int = 0
 
 
 def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
@@ -119,7 +123,8 @@ def _to_channels_last(spec: TensorSpec) -> TensorSpec:
 def _threads(log: CallLog, n_threads: int) -> Treated:
     treated = _from_calls(log.calls, lambda call: True)
     if can_set_threads_locally():
-        return treated._replace(in_thread=partial(local_threads, n_threads))
+        n_hindered = n_threads if torch.get_num_threads() > len(affine_cores()) and n_threads > 1 else 0
+        return treated._replace(in_thread=partial(local_threads, n_threads), n_hindered=n_hindered)
     if has_mkl():
         raise ValueError("MKL's number of threads cannot be changed here without changing it for the training")
     return treated._replace(around_pass=partial(setting, torch.get_num_threads, torch.set_num_threads, n_threads))

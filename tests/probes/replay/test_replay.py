@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from lightning_perf.probes.replay import CallLog, threads
+from lightning_perf.probes.replay import CallLog, threads, treatments
 from lightning_perf.probes.replay import compare as watch_module
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec
-from lightning_perf.probes.replay.compare import DeviceWatch, HostWatch
+from lightning_perf.probes.replay.compare import Comparison, DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
@@ -550,3 +550,25 @@ def test_backends_keep_their_own_precision_when_tf32_was_replayed():
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+@pytest.mark.skipif(not threads.can_set_threads_locally(), reason="this torch sets no number of threads per thread")
+@pytest.mark.parametrize(("n_cores", "high"), [(0, 4.2), (64, 1.2)])
+def test_fewer_threads_may_scale_from_one_when_the_process_has_more_than_cores(monkeypatch, n_cores, high):
+    fewer, one = Interval(value=1.1, low=1.05, high=1.2), Interval(value=2.0, low=1.9, high=2.1)
+    seen = []
+
+    def compared(items, *arguments):
+        n_threads = items[0]._threads[True].call(torch.get_num_threads)
+        seen.append(n_threads)
+        return Comparison(0.02, 0.01, 8, one if n_threads == 1 else fewer)
+
+    monkeypatch.setattr(treatments, "affine_cores", lambda: list(range(n_cores)))
+    monkeypatch.setattr(probe_module, "compare", compared)
+    model = layers()
+    log = logged(model, torch.rand(2, 3, 8, 8))
+    probe = probe_of(model)
+    probe.answer(asked("threads=2"), log, trained_s=1000.0)
+    (found,) = probe.record().results
+    assert (found.speedup.low, found.speedup.high) == (1.05, high)
+    assert seen == ([2, 2, 1] if n_cores == 0 else [2, 2])
