@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
+from lightning_perf.reports.sections.machine import other_programs_fact
 from lightning_perf.reports.wording import line, phase_name, seconds, share, times
 from lightning_perf.stats.comparison import compare_sessions, typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
@@ -51,7 +52,7 @@ class RunHistory:
         base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
         if len(base) >= MIN_RUNS:
             new, alpha = reduced(session), alpha_of(self._n_comparisons)
-            self._news = news_of(base, new, alpha)
+            self._news = news_of(base, new, alpha, other_programs_fact(session))
             if self._n_comparisons == 0:  # later comparisons find little that the first does not
                 self._detectable = detectable_factor(base, new, alpha)
             self._n_comparisons += 1
@@ -83,8 +84,11 @@ class RunHistory:
             return None
 
 
-def news_of(base: list[Session], session: Session, alpha: float) -> str:
-    """Return in one line that a run is slower than the last runs, in which phase, and what changed; empty if not."""
+def news_of(base: list[Session], session: Session, alpha: float, others: str = "") -> str:
+    """Return in one line that a run is slower than the last runs, in which phase, and what changed; empty if not.
+
+    ``others`` says that other programs use many cores, if they do.
+    """
     ratios = slower_figures(base, session, alpha)
     if not ratios:
         return ""
@@ -96,7 +100,8 @@ def news_of(base: list[Session], session: Session, alpha: float) -> str:
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
     last = f"your last {len(base)} runs"
     much = f"{share(ratio - 1, 0)} slower than {last}" if ratio < 2 else f"{times(ratio)} the time per step of {last}"
-    return line(f"{much}{_grown(comparison, slower)}; {since}", 400)
+    parts = (f"{much}{_grown(comparison, slower)}", since, others)
+    return line("; ".join(part for part in parts if part), 400)
 
 
 def _grown(comparison: Comparison, slower: TimeChange) -> str:
