@@ -54,7 +54,9 @@ def reduced(session: Session) -> Session:
     settings, steady, memory, telemetry = session.settings, session.steady, session.memory, session.telemetry
     if settings.model is not None:
         fields = ("class_name", "parameters", "n_trainable", "layers", "is_compiled", "optimizers")
-        settings = replace(settings, model=ModelSettings(**_fields(settings.model, fields)))
+        model = ModelSettings(**_fields(settings.model, fields))
+        optimizers = tuple(replace(one, dropping_backward="") for one in model.optimizers)
+        settings = replace(settings, model=replace(model, optimizers=optimizers))
     if steady is not None:
         timeline = coarsened(steady.timeline)
         steady = replace(steady, named=(), fetch=None, device=None, outliers=None, timeline=timeline)

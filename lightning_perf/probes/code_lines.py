@@ -83,6 +83,23 @@ def short_place(file: str, line: Any, function: Any) -> str:
 NOWHERE = Place(OTHER, "", 0, "")
 
 
+def user_site() -> str:
+    """Return the user's innermost line above the caller, e.g. ``"model.py:31"``; empty if only Lightning runs there.
+
+    The line that called ``fit`` does not count: everything in a training is below it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        owner = owner_of(file)
+        if owner == USER:
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
+        if owner == LIGHTNING and frame.f_code.co_name == "fit":
+            return ""
+        frame = frame.f_back
+    return ""
+
+
 class Moment(NamedTuple):
     """A time, the tracing cost until then, and the number of operators called."""
 

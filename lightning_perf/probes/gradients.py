@@ -13,6 +13,7 @@ from lightning_perf.records import Session
 
 from . import plain
 from .base import Probe, RunContext
+from .code_lines import user_site
 from .model import parameters_of, unwrap
 
 N_WATCHED_STEPS = 20
@@ -35,6 +36,7 @@ class _GradientState:
         self.n_zero_grads = 0
         self.n_clearings = 0
         self.n_dropping = 0
+        self.added_at = self.dropping_backward = ""
         self.n_judged = 0
         self.n_uncleared = 0
 
@@ -55,14 +57,16 @@ class _GradientState:
         if now == self.seen:
             return
         self.n_clearings += 1
-        self.n_dropping += self.state == "dirty"  # added since the step, and never used
+        if self.state == "dirty":  # added since the step, and never used
+            self.n_dropping += 1
+            self.dropping_backward = self.added_at
         self.state = "cleared"
         self.keeps_tensors = now is not None
 
     def after_backward(self) -> None:
         now = _identity(self.parameter)
         if self.state in ("stale", "dirty") and now != self.seen:
-            self.state, self.seen = "dirty", now
+            self.state, self.seen, self.added_at = "dirty", now, user_site()
 
 
 class ZeroGradWatch(Probe):
@@ -145,6 +149,7 @@ class ZeroGradWatch(Probe):
             "n_steps_watched": watched.n_judged,
             "n_clearings": watched.n_clearings,
             "n_clearings_dropping": watched.n_dropping,
+            "dropping_backward": watched.dropping_backward,
         }
 
     def _entry(self, optimizer: Any) -> tuple[Any, _GradientState]:

@@ -137,6 +137,7 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
         n_steps_watched: Observed steps.
         n_clearings: Observed clearings of gradients between two backward passes.
         n_clearings_dropping: Those that cleared gradients which a backward pass had added since the optimizer's step.
+        dropping_backward: Line that called the last such pass, e.g. ``"gan.py:66"``; empty without one of the user's.
     """
 
     class_name: str
@@ -149,6 +150,7 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     n_steps_watched: int = 0
     n_clearings: int = 0
     n_clearings_dropping: int = 0
+    dropping_backward: str = ""
 
 
 class ModelSettings(Record, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from lightning_perf.probes.code_lines import (
     CodeLines,
     StackView,
     owner_of,
+    user_site,
 )
 
 Operator = Callable[[str], StackView | None]
@@ -248,3 +249,11 @@ def test_frames_below_the_step_are_released_at_its_end(lines):
     reference = script()
     lines.end()
     assert reference() is None
+
+
+@pytest.mark.parametrize(("function", "is_named"), [("fit", False), ("manual_backward", True)])
+def test_users_line_is_named_unless_it_only_called_fit(function: str, is_named: bool) -> None:
+    names: dict[str, Any] = {"user_site": user_site}
+    exec(compile(f"def {function}():\n    return user_site()", lightning.__file__, "exec"), names)
+    line = test_users_line_is_named_unless_it_only_called_fit.__code__.co_firstlineno + 5
+    assert names[function]() == (f"{os.path.basename(__file__)}:{line}" if is_named else "")

@@ -311,6 +311,9 @@ def test_watch_counts_dropped_gradients_when_a_pass_reaches_another_optimizers_p
         loop.step(optimizer_g)
     assert dropping(loop, optimizer_g) == (4, 4)
     assert dropping(loop, optimizer_c) == (0, 4)
+    line = Loop.backward.__code__.co_firstlineno + 3
+    assert loop.watch.summary(optimizer_g)["dropping_backward"] == f"test_model.py:{line}"
+    assert loop.watch.summary(optimizer_c)["dropping_backward"] == ""
 
 
 def test_watch_blames_the_right_optimizer_when_only_one_is_never_cleared() -> None:

@@ -19,12 +19,13 @@ def check(session: Session) -> Finding | None:
     if not dropping:
         return None
     worst = max(dropping, key=lambda one: one.n_elements)
+    site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
     return timed_finding(
         steady,
         summary=(
             f"Gradients of {worst.n_tensors} parameters are computed and cleared before their optimizer "
-            f"({worst.class_name}) steps: another loss's backward pass goes through them."
+            f"({worst.class_name}) steps: another loss's backward pass{f' ({site})' if site else ''} goes through them."
         ),
         evidence=(
             fact(
