@@ -27,7 +27,7 @@ from lightning_perf.treatments.prescription import prescription, setting_text
 from lightning_perf.treatments.rebuild import require_exact
 from lightning_perf.treatments.specs import TreatmentSpec, parse, with_default
 
-BUDGET_SHARE = 0.02
+BUDGET_SHARE = 0.01
 """Largest part of the run's expected time that may be lost to treatments which make it slower."""
 
 IDLE_S = 10.0

@@ -1,10 +1,11 @@
 """The autopilot in the clinic's trainings: is the right change kept, how fast does it get, do healthy ones lose time?
 
-Each case that a live treatment fixes runs longer than in the clinic, with ``PerfDoctor(autopilot="numerics")``, beside
-runs of twice its usual length without PerfDoctor, without the treatment and with it from the start, as `lightning-perf
-trial` times its arms. Runs take turns: A B, then B A, each on as many cores as the clinic gives the case.
+Each case that a live treatment fixes runs longer than in the clinic, with ``PerfDoctor(autopilot="numerics")``, and
+beside that in runs of twice its usual length without PerfDoctor, as `lightning-perf trial` times its arms: without the
+treatment, with it from the start, with it, without it. All have as many cores as the clinic gives the case.
 
-- *Offline*: time per step without the treatment ÷ with it, medians of blocks, or of whole epochs for loader arguments.
+- *Offline*: time per step without the treatment ÷ with it, the geometric mean of both pairs: medians of blocks, or of
+  whole epochs for loader arguments.
 - *Right*: kept where the median of the offline speedups is over 1.02, and undone or refused otherwise. *Trying*: the
   run ended before the decision, which is not right.
 - *Measured in the run*: what the autopilot says of kept treatments. Where workers do not persist, it has their starts.
@@ -156,6 +157,12 @@ def step_s(ended: Ended, is_whole: bool) -> float | None:
     return statistics.median(blocks) if blocks else result.usual_step_s
 
 
+def mean_step_s(runs: list[Ended], is_whole: bool) -> float | None:
+    """Return the geometric mean of `step_s`; None if a run has none."""
+    times = [step_s(ended, is_whole) for ended in runs]
+    return statistics.geometric_mean(times) if all(times) else None
+
+
 def after_decisions_s(found: dict[str, Any]) -> float | None:
     """Return the time per step of whole epochs after the last decision: the median; None where none follows."""
     last_step, first, epochs = max((one["steps"][1] for one in found.get("tries", ())), default=0), 0, []
@@ -165,27 +172,26 @@ def after_decisions_s(found: dict[str, Any]) -> float | None:
     return statistics.median(epochs) if epochs else None
 
 
-def cured(case: Case, round_: int) -> dict[str, Any]:
-    """Run a case with the autopilot, between a run without its treatment and one with it."""
+def cured(case: Case) -> dict[str, Any]:
+    """Run a case with the autopilot, then without it: without its treatment, with it, with it, without it."""
     cure, load = CURES[case.name], os.getloadavg()[0]
-    is_treated_first = round_ % 2 == 1
-    arms = {is_treated_first: timed(case, cure if is_treated_first else "")}
-    result = arms[is_treated_first].result
+    arms = {False: [timed(case)], True: []}
+    result = arms[False][0].result
     train_s = result.train_s / OFFLINE_TIMES if result is not None else 0.0
     found = piloted(case, max(LEAST_TIMES, RUN_S / train_s) if train_s else LEAST_TIMES, cure)
     tries = [one for one in found.get("tries", ()) if one["treatment"].partition("=")[0] == cure.partition("=")[0]]
     treatment = tries[0]["treatment"] if tries else cure
-    arms[not is_treated_first] = timed(case, "" if is_treated_first else treatment)
-    is_loader = treatment.startswith("loader-")
-    base_s, treated_s = step_s(arms[False], is_loader), step_s(arms[True], is_loader)
-    whole_s, after_s = step_s(arms[False], True), after_decisions_s(found)
+    arms[True] += [timed(case, treatment), timed(case, treatment)]
+    arms[False].append(timed(case))
+    base_s, treated_s = (mean_step_s(arms[is_treated], treatment.startswith("loader-")) for is_treated in (False, True))
+    whole_s, after_s = mean_step_s(arms[False], True), after_decisions_s(found)
     return {
         "kind": "cure",
         "cure": treatment,
         "offline": base_s / treated_s if base_s and treated_s else None,
         "realized": whole_s / after_s if whole_s and after_s else None,
         "load": load,
-        "errors": [ended.error for ended in arms.values() if ended.error],
+        "errors": [ended.error for ended in (*arms[False], *arms[True]) if ended.error],
         **found,
     }
 
@@ -214,7 +220,7 @@ def add_to(file: Path, n_rounds: int, names: set[str]) -> None:
     for case, round_ in wanted(n_rounds, names):
         if (case.name, round_) in done:
             continue
-        found = healthy(case) if case.kind == "healthy" else cured(case, round_)
+        found = healthy(case) if case.kind == "healthy" else cured(case)
         line = json.dumps({"case": case.name, "round": round_, **found})
         with file.open("a") as out:
             out.write(line + "\n")
