@@ -65,12 +65,29 @@ def test_reader_keeps_the_users_frames_below_lightning_when_a_script_calls_it():
     assert lines(run_by_lightning(training_step)) == ["training_step", "helper"]
 
 
-def test_line_is_the_functions_first_when_an_instruction_has_none():
+def test_line_is_that_of_the_code_before_when_an_instruction_has_none():
     frame = run_by_lightning(training_step)
     frames = [(code, offset, None, names) for code, offset, _, names in frames_of(1, lambda: {1: frame})]
     stack = StackReader().read(frames)
     assert stack is not None
-    assert [line for _, _, line in stack.lines] == [each.__code__.co_firstlineno for each in (training_step, helper)]
+    in_body = [each.__code__.co_firstlineno + 1 for each in (training_step, helper)]
+    assert [line for _, _, line in stack.lines] == in_body
+
+
+def test_line_is_the_condition_when_the_jump_at_the_end_of_a_loop_has_none():
+    def smallest(rows):
+        best = None
+        for row in rows:
+            for value in row:
+                if best is None or value < best:
+                    best = value
+        return best
+
+    code = smallest.__code__
+    first = code.co_firstlineno
+    without_line = [begin for begin, _, line in code.co_lines() if line is None]
+    assert {calls.line_of(code, offset) - first for offset in without_line} <= {3, 4}
+    assert calls.line_of(code, len(code.co_code) - 2) == first + 6
 
 
 def test_reader_answers_none_when_lightning_is_not_on_the_stack():

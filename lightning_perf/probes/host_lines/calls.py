@@ -2,6 +2,7 @@
 
 import ast
 import dis
+import functools
 import itertools
 import linecache
 import os
@@ -27,10 +28,29 @@ _module_of_class = type.__dict__["__module__"].__get__  # a metaclass could comp
 _JUMPS = ("POP_JUMP_FORWARD_IF", "POP_JUMP_IF") if sys.version_info >= (3, 12) else ("POP_JUMP_FORWARD_IF",)
 """Instructions that take the truth value of a tensor. In Python 3.10, each jump checks for lock requests."""
 
+_JUMP_CODES = frozenset((*dis.hasjrel, *dis.hasjabs))
+
 _FROM_PYTHON = ("tensor", "as_tensor", "asarray")
 """Functions of torch that hold the interpreter lock while they make tensors of Python's numbers and lists."""
 
 _CONVERSIONS = ("float", "int", "bool")  # they wait for a tensor, and hold the interpreter lock for other values
+
+
+@functools.lru_cache(maxsize=256)
+def line_of(code: CodeType, offset: int) -> int:
+    """Return the line of an instruction to which the compiler gave none: the jump back at the end of a loop's body.
+
+    A loop whose condition is mostly false spends its time before that jump, so it is the line of the last instruction
+    that jumps there; without one, that of the instruction before it.
+    """
+    lines = [line for begin, end, line in code.co_lines() for _ in range(begin, end, 2)]
+    jumps = [
+        lines[each.offset // 2]
+        for each in dis.get_instructions(code)
+        if each.opcode in _JUMP_CODES and each.argval == offset
+    ]
+    before = [line for line in lines[: offset // 2] if line]
+    return next(filter(None, reversed(jumps)), 0) or (before or [code.co_firstlineno])[-1]
 
 
 def library_call(code: CodeType, module: str) -> str:

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from lightning_perf.probes.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, USER, owner_of
 from lightning_perf.probes.one_moment import at_one_moment
 
+from .calls import line_of
+
 _OURS = ("lightning_perf.probes.", "lightning_perf.seams.")
 
 _MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")  # between a line that calls a module and its forward
@@ -98,14 +100,14 @@ class StackReader:
             if not leaf:
                 leaf = owner
                 if owner == OTHER and "torch" in names:
-                    running = code, offset, line or code.co_firstlineno
+                    running = code, offset, line or line_of(code, offset)
                     self.globals_of[code] = names
             if owner == USER:
                 if not pending and inner is not None:
                     below, names_below = inner
                     if below not in self.modules:
                         self.modules[below] = str(names_below.get("__name__", ""))
-                pending.append((code, offset, line or code.co_firstlineno))
+                pending.append((code, offset, line or line_of(code, offset)))
                 if code not in self.globals_of:
                     self.globals_of[code] = names
                 if code in self.loops:
