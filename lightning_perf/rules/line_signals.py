@@ -41,8 +41,6 @@ def with_line(finding: Finding, session: Session) -> Finding:
     phases, steady = _PHASES_OF.get(finding.code, ()), session.steady
     if not phases or steady is None or finding.severity == "info" or _has_line(finding, session):
         return finding
-    if phases == _LOADING and (found := _with_probed_line(finding, session)) is not None:
-        return found
     claimed_s = sum(finding.claims.values())
     lines = lines_of(session, *(finding.claims if phases == _CLAIMED else phases))
     if finding.code in _OF_PART_OF_A_PHASE:
@@ -52,8 +50,10 @@ def with_line(finding: Finding, session: Session) -> Finding:
         lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
     if finding.code == "PD111":
         lines = [line for line in lines if not line.line.entry.startswith(("on_", "validation_step"))]
-    line = next(iter(lines), None)
-    if line is None or line.seconds < LINE_MIN_PART * claimed_s or line.where in finding.summary:
+    line = next((line for line in lines if line.seconds > 0), None)
+    if line is None or line.seconds < LINE_MIN_PART * claimed_s:
+        return _with_probed_line(finding, session) if phases == _LOADING else finding
+    if line.where in finding.summary:
         return finding
     sentence = f"{line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
     return _with_sentence(finding, sentence, evidence_of(line, steady))
@@ -75,11 +75,11 @@ def _with_sentence(finding: Finding, sentence: str, evidence: Evidence) -> Findi
     return msgspec.structs.replace(finding, summary=summary, evidence=(*finding.evidence, evidence))
 
 
-def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
-    """Return the finding with the line that the loader probe found; None if the training process makes the batches."""
+def _with_probed_line(finding: Finding, session: Session) -> Finding:
+    """Return the finding with the line that the loader probe found, if the samples of the training show none."""
     probe = session.loader_probe
-    if probe is None or any(line.seconds > 0 for line in lines_of(session, *_LOADING)):
-        return None
+    if probe is None:
+        return finding
     if finding.code == "PD115":
         lines, what = probe.worker_lines, "worker time"
     elif finding.code == "PD108":
@@ -87,8 +87,8 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding | None:
     else:
         lines, what = probe.host_lines, "sample time"
     line = next(iter(lines), None)
-    if line is None or line.share < LINE_MIN_PART:
-        return None
+    if line is None or line.share < LINE_MIN_PART or place_of(line) in finding.summary:
+        return finding
     doing = f" in {line.call}" if line.call else ""
     where = place_of(line)
     evidence = fact(f"{what} in {where}{doing}", line.share, "fraction", n=line.n_samples)
