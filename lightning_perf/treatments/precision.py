@@ -5,13 +5,13 @@ from typing import Any, ClassVar
 
 from lightning_perf import seams
 from lightning_perf.errors import TreatmentError
-from lightning_perf.records import Session
+from lightning_perf.records import MIXED_PRECISIONS, Session
 
 from .treatment import Treatment
 
 
-class _LowerPrecision(Treatment):
-    """``Trainer(precision=...)`` set to a 16-bit format.
+class _Precision(Treatment):
+    """``Trainer(precision=...)`` set to another format.
 
     Attributes:
         replaces: Values of the flag that it improves on.
@@ -22,7 +22,7 @@ class _LowerPrecision(Treatment):
 
     def applies_to(self, session: Session) -> str | None:
         precision = session.settings.trainer.precision
-        is_replaced = precision in (None, "32", *self.replaces)
+        is_replaced = precision is None or {"32": "32-true"}.get(precision, precision) in self.replaces
         return None if is_replaced else f"precision is {precision}, not {' or '.join(self.replaces)}"
 
     def change_trainer_arguments(self, value: Any, arguments: dict[str, Any], undos: seams.Undos) -> None:
@@ -36,7 +36,7 @@ class _LowerPrecision(Treatment):
         super().change_trainer_arguments(value, arguments, undos)
 
 
-class _MixedPrecision(_LowerPrecision):
+class _MixedPrecision(_Precision):
     """A 16-bit format inside the step, with weights in float32."""
 
     safety = "numerics"
@@ -74,7 +74,7 @@ class PrecisionBf16(_MixedPrecision):
         return super().applies_to(session) or _without_fast_bf16(session)
 
 
-class PrecisionBf16True(_LowerPrecision):
+class PrecisionBf16True(_Precision):
     id = "precision-bf16-true"
     safety = "semantics"  # an update of less than 1/256 of a weight is rounded away, and so is part of each batch
     summary = "trains in bfloat16 alone: weights, gradients, optimizer state, batches and checkpoints too"
@@ -123,6 +123,16 @@ class PrecisionFp16(_MixedPrecision):
             return "float16 on a CPU is slower than float32"
         slow = [device.name for device in session.machine.devices if device.has_fast_fp16 is False]
         return f"{slow[0]} has no fast fp16" if slow else None
+
+
+class Precision32(_Precision):
+    id = "precision-32"
+    safety = "numerics"
+    summary = "computes everything in float32"
+    when = "Where mixed precision is slower than float32: on CPUs and GPUs without fast 16-bit products."
+    conflicts = frozenset({"precision-bf16", "precision-bf16-true", "precision-fp16"})
+    setting = "32-true"
+    replaces = MIXED_PRECISIONS
 
 
 class MatmulPrecisionHigh(Treatment):

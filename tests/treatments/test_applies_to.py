@@ -69,6 +69,7 @@ def test_each_treatment_applies_when_nothing_prevents_it(treatment: Any) -> None
         "flush-denormal": {"trainer": {"accelerator": "cpu"}},
         "bare-loop": {"trainer": {"strategy": "SingleDeviceStrategy"}},
         "fsdp": {"world_size": 2},
+        "precision-32": {"trainer": {"precision": "bf16-mixed"}},
         "fsdp-checkpointing": {"trainer": {"strategy": "FSDPStrategy"}},
     }
     assert treatment.applies_to(session(**needed.get(treatment.id, {}))) is None
@@ -101,6 +102,7 @@ RPROP = OptimizerSettings(class_name="Rprop", implementation="foreach", n_tensor
         ("precision-bf16", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
         ("precision-bf16", {"trainer": {"gradient_clip_val": 1.0}, "model": {"optimizers": (FUSED,)}}, "clip"),
         ("precision-bf16-true", {"trainer": {"precision": "16-mixed"}}, "not 32-true or bf16-mixed"),
+        ("precision-32", {"trainer": {"precision": "32-true"}}, "not 16-mixed or bf16-mixed"),
         ("precision-bf16-true", {"machine": {"devices": (SLOW,)}}, "Tesla V100"),
         ("precision-fp16", {"trainer": {"accelerator": "cpu"}}, "CPU"),
         ("matmul-precision-high", {"trainer": {"accelerator": "cpu"}}, "TF32"),

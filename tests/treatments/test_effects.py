@@ -56,6 +56,17 @@ def test_precision_is_bf16_inside_the_step() -> None:
     assert done.trainer.precision == "bf16-mixed"
 
 
+def test_step_is_in_float32_when_mixed_precision_was_asked_for() -> None:
+    class Dtype(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            self.seen["dtype"] = y.dtype
+            return y
+
+    done = train("precision-32", module=Dtype, max_steps=2, precision="bf16-mixed")
+    assert done.module.seen == {"dtype": torch.float32}
+
+
 def test_precision_is_refused_when_a_plugin_decides_it() -> None:
     applier = Applier([parse("precision-bf16")])
     with pytest.raises(TreatmentError, match="MixedPrecision"):

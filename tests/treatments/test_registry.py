@@ -21,7 +21,7 @@ PROMISED = {
     "activation-checkpointing", "accumulate", "batch-size", "log-every-n", "progress-refresh", "prog-bar-off",
     "anomaly-off", "async-checkpoint", "val-less-often", "ddp-static-graph", "ddp-bucket-view", "ddp-find-unused-off",
     "expandable-segments", "threads", "flush-denormal", "limit-val-batches", "precision-bf16-true", "dataset-cache",
-    "fsdp", "fsdp-checkpointing", "checkpointing-batch", "fused-attention",
+    "fsdp", "fsdp-checkpointing", "checkpointing-batch", "fused-attention", "precision-32",
 }  # fmt: skip
 
 

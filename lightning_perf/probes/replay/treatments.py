@@ -18,6 +18,8 @@ from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_
 
 AUTOCAST = {"precision-bf16": torch.bfloat16, "precision-fp16": torch.float16}
 
+_HALF = {torch.bfloat16, torch.float16}
+
 Scope = Callable[[], AbstractContextManager[Any]]
 
 
@@ -56,6 +58,8 @@ def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callabl
     name, _, value = treatment.partition("=")
     if name in AUTOCAST:
         return _autocast(AUTOCAST[name], log, device, fill)
+    if name == "precision-32":
+        return _in_full_precision(log)
     if name == "threads":
         return _threads(log, int(value))
     if name == "flush-denormal":
@@ -103,12 +107,30 @@ def _from_calls(calls: Iterable[Call], concerns: Callable[[Call], bool], respec:
     return Treated(works, sum(call.seconds for call in concerned))
 
 
+def _in_full_precision(log: CallLog) -> Treated:
+    """Return the 16-bit operators in float32; casts between both are left out."""
+    treat = with_specs(_half_to_float32)
+    works, seconds = [], 0.0
+    for call in log.calls:
+        dtypes = {*(spec.dtype for spec in call.specs), *call.out_dtypes}
+        if not dtypes & _HALF:
+            continue
+        is_cast = call.name == "aten::_to_copy" and dtypes - _HALF == {torch.float32}
+        works += [work._replace(treated=()) if is_cast else work for work in works_of(call, treat)]
+        seconds += call.seconds
+    return Treated(tuple(works), seconds)
+
+
 def _is_changed_by(respec: Respec, call: Call) -> bool:
     return any(respec(spec) != spec for spec in call.specs)
 
 
 def _to_float32(spec: TensorSpec) -> TensorSpec:
     return spec._replace(dtype=torch.float32) if spec.dtype is torch.float64 else spec
+
+
+def _half_to_float32(spec: TensorSpec) -> TensorSpec:
+    return spec._replace(dtype=torch.float32) if spec.dtype in _HALF else spec
 
 
 def _to_channels_last(spec: TensorSpec) -> TensorSpec:

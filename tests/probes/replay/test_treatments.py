@@ -186,6 +186,23 @@ def test_zeroing_adds_to_zeros_or_replaces_when_gradients_are_cleared():
     assert torch.equal(parameter.grad, before)
 
 
+class Mixed(nn.Linear):
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).relu()
+
+
+def test_operators_are_in_float32_without_casts_when_full_precision_is_replayed():
+    treated = treated_of("precision-32", logged(Mixed(8, 8), torch.rand(4, 8)))
+    by_name = {work.calls[0].name: work for work in treated.works}
+    assert by_name["aten::_to_copy"].treated == ()
+    (product,) = by_name["aten::addmm"].as_is
+    (in_full,) = by_name["aten::addmm"].treated
+    assert {spec.dtype for spec in specs_in(product)} == {torch.bfloat16}
+    assert {spec.dtype for spec in specs_in(in_full)} == {torch.float32}
+    assert treated.concerned_s >= sum(work.seconds for work in treated.works)
+
+
 REPLAYED = {
     "fused-attention": (Attention, (4, 32, 16)),
     "no-bias": (convolutions, (4, 3, 8, 8)),
@@ -199,6 +216,7 @@ REPLAYED = {
     "channels-last": (convolutions, (4, 3, 8, 8)),
     "matmul-precision-high": (convolutions, (4, 3, 8, 8)),
     "deterministic-off": (convolutions, (4, 3, 8, 8)),
+    "precision-32": (lambda: Mixed(8, 8), (4, 8)),
 }
 
 

@@ -1,0 +1,32 @@
+"""PD324: mixed precision that was measured to be slower than float32."""
+
+from lightning_perf.records import MIXED_PRECISIONS, Session
+from lightning_perf.rules.findings import fact, trainer_fix
+from lightning_perf.rules.matrix_units import matrix_units
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.signals import CODE_PHASES, is_cpu_run, steady_of
+from lightning_perf.rules.user_lines import computing_s
+from lightning_perf.rules.wording import percent
+
+
+@replay_rule("PD324", "slow-mixed-precision")
+def check(session: Session) -> Diagnosis | None:
+    precision = session.settings.trainer.precision
+    if precision not in MIXED_PRECISIONS or _may_have_fast_units(session, precision):
+        return None
+    steady = steady_of(session)
+    share = computing_s(session, steady, *CODE_PHASES) / steady.span_s
+    return Diagnosis(
+        f'{percent(share)} of step time is computing with precision="{precision}"',
+        (fact("precision", precision), fact("share of the time in forward and backward operators", share, "fraction")),
+        trainer_fix('set precision="32-true"', "numerics", "precision-32", precision="32-true"),
+        "float32 runs its 16-bit operators",
+        at_stake=share,
+        unmeasured="info",
+    )
+
+
+def _may_have_fast_units(session: Session, precision: str) -> bool:
+    """Return whether a device may have fast 16-bit products; False on a CPU: only a replay shows how fast it is."""
+    units = matrix_units(session, None)
+    return not is_cpu_run(session) and (units.bf16 if precision == "bf16-mixed" else units.fp16) is not False
