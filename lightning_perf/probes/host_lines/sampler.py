@@ -9,6 +9,7 @@ A sample is weighted by the mean pause plus its delay: the time of a C call that
 line that called it.
 """
 
+import functools
 import os
 import random
 import sys
@@ -206,11 +207,7 @@ def _restore() -> None:
             sys.setswitchinterval(usual_s)
 
 
-_fork_is_registered = False
-
-
+@functools.cache  # once per process: it cannot be undone
 def _register_fork() -> None:
-    global _fork_is_registered
-    if not _fork_is_registered and hasattr(os, "register_at_fork"):
-        _fork_is_registered = True
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_restore)
