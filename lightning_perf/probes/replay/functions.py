@@ -67,13 +67,11 @@ def _convolution(given: dict[str, Any], call: Call) -> Bound | None:
     return (torch.conv1d, torch.conv2d, torch.conv3d)[dims - 1], (*first, given["dilation"], given["groups"]), {}
 
 
-def _softmax(function: Callable[..., Any]) -> Callable[[dict[str, Any], Call], Bound]:
-    def restore(given: dict[str, Any], call: Call) -> Bound:
-        if given["half_to_float"]:
-            return call.func, call.args, call.kwargs
-        return function, (given["self"], given["dim"]), {}
-
-    return restore
+def _softmax(given: dict[str, Any], call: Call) -> Bound:
+    if given["half_to_float"]:
+        return call.func, call.args, call.kwargs
+    function = torch.softmax if call.name == "aten::_softmax" else torch.log_softmax
+    return function, (given["self"], given["dim"]), {}
 
 
 def _group_norm(given: dict[str, Any], call: Call) -> Bound:
@@ -94,8 +92,8 @@ def _attention(given: dict[str, Any], call: Call) -> Bound:
 
 _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
     "aten::convolution": _convolution,
-    "aten::_softmax": _softmax(torch.softmax),
-    "aten::_log_softmax": _softmax(torch.log_softmax),
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
     "aten::native_group_norm": _group_norm,
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,

@@ -1,7 +1,7 @@
 """Answer the hypotheses of rules by replaying operators of the sampled step, in pauses of the training."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -271,10 +271,9 @@ class ReplayProbe(Probe):
 
     @contextmanager
     def _in_thread(self) -> Iterator[None]:
-        with ExitStack() as undo:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # of this thread
-            undo.enter_context(self._room.scope())
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread
+        with self._room.scope():
             yield
 
 
