@@ -129,6 +129,9 @@ class LoaderProber:
             reason = ended.failure or "its process ended before it reported anything"
         else:
             reason = f"{ended.failure} while {note.stage}" if ended.failure else note.failure
+            # Without a failure, other code has reaped the process, or the data called os._exit(0).
+            if not reason and note.stage != "done":
+                reason = f"its process ended while {note.stage}"
         # Of workers that were killed; torch names shared memory by the id of the process that made it.
         _remove_shared(*(f"torch_{pid}_*" for pid in note.pids))
         if note.refusal:
