@@ -8,6 +8,7 @@ import linecache
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
@@ -221,8 +222,5 @@ class HangWatch(Probe):
 
 def _stack_text(name: str, frames: Sequence[Frame]) -> str:
     """Return a stack as text, innermost first."""
-    texts = [f"Thread {name}\n"]
-    for code, _, line, _ in frames:
-        texts.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n')
-        texts.append(f"    {linecache.getline(code.co_filename, line or 0).strip()}\n")
-    return "".join(texts)
+    entries = [(code.co_filename, line or 0, code.co_name, None) for code, _, line, _ in frames]
+    return "".join([f"Thread {name}\n", *traceback.format_list(entries)])
