@@ -117,11 +117,11 @@ def compare(
     watch: Stopwatch,
     limit_s: float,
     now_ns: Callable[[], int],
-    worth: float = 1.0,
+    least_speedup: float = 1.0,
 ) -> Comparison:
     """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
-    ``treated`` makes the context of a treated pass. Rounds end early if the speedup ``worth``, the lowest that matters
+    ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters
     in a step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
     ratios by pair.
     """
@@ -156,7 +156,7 @@ def compare(
         if len(logs) >= HOPELESS_ROUNDS and min(all_after) > HOPELESS * max(all_before):
             found = Interval(value=math.exp(fmean(logs)), low=0.0, high=max(all_before) / min(all_after))
             break
-        if found is not None and (found.high < worth or found.high / found.low < (1 + HALF_WIDTH) ** 2):
+        if found is not None and (found.high < least_speedup or found.high / found.low < (1 + HALF_WIDTH) ** 2):
             break
     if found is None:
         return Comparison(

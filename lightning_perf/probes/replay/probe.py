@@ -156,17 +156,17 @@ class ReplayProbe(Probe):
         found = Replayed(treatment=treatment)
         arena: Arena | None = None
         treated = Treated()
-        worth = _least_speedup(hypothesis.least_part)
+        least_speedup = _least_speedup(hypothesis.least_part)
         if treatment not in _OPTIMIZERS and treatment != _ZEROING:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
             treated = treated_by(treatment, self._log, self._device, self._inspected(self._log, until_ns))
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
-                worth = _least_speedup(
+                least_speedup = _least_speedup(
                     hypothesis.least_part * self._log.total_ns / 1e9 / max(1e-9, treated.concerned_s)
                 )
-                if treated.works and worth is None:
+                if treated.works and least_speedup is None:
                     part = treated.concerned_s / (self._log.total_ns / 1e9)
                     reason = f"the operators that it changes take {100 * part:.1f} % of the time of all operators"
                     return msgspec.structs.replace(found, is_negligible=True, reason=reason)
@@ -178,18 +178,18 @@ class ReplayProbe(Probe):
             return msgspec.structs.replace(found, reason="no operator of the step can be replayed with it")
         with self._placed(items, treated) as placed:
             kept_s = self._left_s(until_ns) / 4 if treated.n_hindered else 0.0
-            comparison = self._compared(placed, treated, arena, until_ns - round(kept_s * 1e9), worth or 1.0)
+            comparison = self._compared(placed, treated, arena, until_ns - round(kept_s * 1e9), least_speedup or 1.0)
         if treated.n_hindered:
             comparison = self._scaled(comparison, items, treated, until_ns)
         return msgspec.structs.replace(found, n_operators=len(items), **comparison._asdict())
 
     def _compared(
-        self, items: list[Item], treated: Treated, arena: Arena | None, until_ns: int, worth: float
+        self, items: list[Item], treated: Treated, arena: Arena | None, until_ns: int, least_speedup: float
     ) -> Comparison:
         """Compare all items; where the treatment is faster, compare them with their tensors in caches, too."""
         assert self._watch is not None
         limit_s = self._left_s(until_ns) / (1 if arena is None else 2)  # half of it for the second comparison
-        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, worth)
+        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, least_speedup)
         left_s = self._left_s(until_ns)
         if arena is None or cold.speedup is None or cold.speedup.low <= 1.0 or left_s <= 0:
             return cold
