@@ -349,7 +349,7 @@ def test_replay_is_a_reason_when_the_device_memory_fails(failing):
 
 
 def test_replay_is_a_reason_when_the_device_never_finishes(monkeypatch):
-    monkeypatch.setattr(watch_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(watch_module, "_DEVICE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(BrokenEvent, "query", lambda self: False)
     model = layers()
     clock = FakeClock()
