@@ -41,7 +41,7 @@ class BatchContents:
             self._by_dtype[name] += n_bytes
             if name.startswith(("float", "bfloat")):
                 self._by_float_field[place] += n_bytes
-                if place not in self._wide_fields and not _fits_bytes(array):
+                if place not in self._wide_fields and not _fits_uint8(array):
                     self._wide_fields.add(place)
 
     def fields(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _dtype_and_bytes(value: Any) -> tuple[str, int]:
     return str(value.dtype).removeprefix("torch."), int(value.numel() * value.element_size())
 
 
-def _fits_bytes(array: np.ndarray[Any, Any]) -> bool:
+def _fits_uint8(array: np.ndarray[Any, Any]) -> bool:
     """Return whether every value is a whole number in 0…255, or one of k/255."""
     if array.size == 0:
         return False

@@ -47,7 +47,7 @@ class LineTimer:
         finally:
             sys.settrace(None)
 
-    def share_out(self, sampled: dict[Place, Line]) -> None:
+    def redistribute(self, sampled: dict[Place, Line]) -> None:
         """Share out the samples of the function that show no call over the lines that were timed, by their time.
 
         ``sampled`` are the function's lines; those that were timed but not sampled are added. Samples that show a call
@@ -72,23 +72,23 @@ class LineTimer:
         code, caller = frame.f_code, self._line
         is_it = (code.co_filename, code.co_firstlineno) == self.function
         is_it = is_it or bool(caller and code.co_name in COMPREHENSIONS)
-        if not is_it and not (caller and self._is_of_the_users(code.co_filename)):
+        if not is_it and not (caller and self._is_user_code(code.co_filename)):
             frame.f_trace = None  # a generator's may be left from a call in which it was traced
             return None
-        self._pass_to(0)
+        self._switch_to(0)
         frame.f_trace_lines = is_it
 
         def inside(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "return":
-                self._pass_to(caller)
+                self._switch_to(caller)
             elif is_it:
                 self.n_lines += event == "line"
-                self._pass_to(frame.f_lineno)
+                self._switch_to(frame.f_lineno)
             return inside
 
         return inside
 
-    def _pass_to(self, line: int) -> None:
+    def _switch_to(self, line: int) -> None:
         """Count the time since the last event, and go on to another line."""
         now_s = time.perf_counter()
         if self._line:
@@ -99,7 +99,7 @@ class LineTimer:
             sys.settrace(None)
         self._since_s = time.perf_counter()
 
-    def _is_of_the_users(self, file: str) -> bool:
+    def _is_user_code(self, file: str) -> bool:
         self._n_events += 1
         known = self._is_users.get(file)
         if known is None:

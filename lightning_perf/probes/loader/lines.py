@@ -166,7 +166,7 @@ class BatchLines:
             line = found[function.file, function.line].setdefault(place, line)
             line.add(sample.seconds, 1, _called_name(sample))
         if self._timer is not None and (timed := found.get(self._timer.function)):
-            self._timer.share_out(timed)
+            self._timer.redistribute(timed)
         return found, total_s
 
     def _samples(self) -> tuple[list[_Sample], float]:

@@ -149,7 +149,7 @@ class Samples:
         first_s = again_s = 0.0
         n_again, end_s = 0, time.perf_counter() + limit_s
         for each in sorted(slow, key=lambda each: -each.sample_s):
-            beyond_s = beyond_again_s = each.n_samples * (each.sample_s - usual_s)
+            excess_s = excess_again_s = each.n_samples * (each.sample_s - usual_s)
             if not each.has_waited:
                 takes_s = each.n_samples * each.sample_s
                 if n_again == MAX_TIMED_AGAIN or time.perf_counter() + takes_s > end_s:
@@ -160,7 +160,7 @@ class Samples:
                 pipeline.fetch(each.call)
                 taken_s = time.perf_counter() - begin_s - (queued_s() - queued_begin_s)
                 self.argument = None
-                beyond_again_s = min(beyond_s, max(0.0, taken_s - each.n_samples * usual_s))
-            first_s += beyond_s
-            again_s += beyond_again_s
+                excess_again_s = min(excess_s, max(0.0, taken_s - each.n_samples * usual_s))
+            first_s += excess_s
+            again_s += excess_again_s
         return again_s / first_s if first_s > 0 else None

@@ -21,7 +21,7 @@ from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 from .batch import point_of, repeated
 from .child import EndingError, Reporter, error_line
 from .copying import forget_parents_processes, separate_descriptors
-from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
+from .curve import COMPUTE_BOUND, CurveMeasurement, candidates, urgent_first
 from .guard import guard
 from .lines import BatchLines, WorkerLines, read_worker_lines, with_operators
 from .load import Load
@@ -285,7 +285,7 @@ class _Stages:
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
         is_bursty = self._plan.extent == "full" and _is_bursty(getitem, samples.batch_s)
         end_s = self._end_s - (self._planned_s(PREFETCH_SHARE) if is_bursty else 0.0)
-        does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTES
+        does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTE_BOUND
         if does_wait:
             end_s -= self._planned_s(WORKER_LINES_SHARE)
         fewer: list[int] = []

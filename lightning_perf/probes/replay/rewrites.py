@@ -47,7 +47,7 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
 
 def without_bias(log: CallLog) -> list[Work]:
     """Return convolutions and linear layers with a bias that feed a batch normalization, without their bias."""
-    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.feeders}
+    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.producers}
     found: list[Work] = []
     for index in sorted(producers - {-1}):
         call = log.calls[index]
