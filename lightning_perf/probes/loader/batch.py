@@ -141,7 +141,7 @@ def _memory(value: Any) -> tuple[int, int] | None:
     return None
 
 
-def repeated(durations_s: Sequence[float]) -> Repeated | None:
+def summarize(durations_s: Sequence[float]) -> Repeated | None:
     """Return a summary of durations; None without any."""
     if not durations_s:
         return None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from lightning_perf.stats.leak import fit_trend
 
-from .batch import BatchContents, indexes_tensors, repeated
+from .batch import BatchContents, indexes_tensors, summarize
 from .pipeline import Pipeline
 from .process import n_waits, queued_s
 
@@ -106,12 +106,12 @@ class Samples:
     def fields(self) -> dict[str, Any]:
         """Return the fields of ``LoaderProbe`` that the pass measures, once there are samples."""
         return {
-            "getitem": repeated(self.sample_s),
+            "getitem": summarize(self.sample_s),
             "n_slow": self.n_slow(),
             "getitem_cpu_fraction": min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else None,
             "batch_size": self.batch_size,
             "indexes_tensors": self.indexes,
-            "collate": repeated(self.collate_s),
+            "collate": summarize(self.collate_s),
             **self.contents.fields(),
         }
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 
-from .batch import point_of, repeated
+from .batch import point_of, summarize
 from .child import EndingError, Reporter, error_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import COMPUTE_BOUND, CurveMeasurement, candidates, urgent_first
@@ -269,7 +269,7 @@ class _Stages:
             self._missing["transport"] = f"samples cannot be copied: {error_line(error)}"
             return
         durations_s, self._start_s = pipeline.time_transport(samples.results, self._planned_s(TRANSPORT_SHARE))
-        self._update(transport=repeated(durations_s))
+        self._update(transport=summarize(durations_s))
         samples.results = []
 
     def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
@@ -366,7 +366,7 @@ def _drawn_calls(pipeline: Pipeline, seconds: float) -> Callable[[], Any]:
 
 
 def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:
-    batches = repeated(batch_s)
+    batches = summarize(batch_s)
     if batches is None or batches.mean_s < _MIN_BURST_S:
         return False
     if getitem.p50_s > 0 and getitem.mean_s / getitem.p50_s > BURSTY:
