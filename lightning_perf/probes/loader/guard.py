@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .child import Reporter
-from .code_reached import is_extension_allowed
+from .native_code import is_extension_allowed
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on all architectures
 _GET_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38  # linux/landlock.h, linux/prctl.h

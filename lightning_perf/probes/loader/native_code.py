@@ -160,7 +160,7 @@ def _named_of_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterat
             yield value
 
 
-class CodeReached:
+class NativeCodeSearch:
     """Search for native code that is not known to be free of shared state; caches packages for one search."""
 
     def __init__(self) -> None:
