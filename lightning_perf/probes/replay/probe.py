@@ -18,7 +18,7 @@ from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopw
 from .operators import Arena, OperatorItem, chosen, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
-from .state import CudaRoom, Room, refusal, unchanged
+from .state import CudaMemory, ReplayMemory, refusal, unchanged
 from .threads import OwnThreads, local_threads
 from .treatments import Treated, treated_by
 
@@ -40,7 +40,7 @@ _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to thr
 class ReplayProbe(Probe):
     """The replays of one run, on rank 0; other ranks wait in their next collective, at most for the budget.
 
-    ``room`` replaces the memory to replay in, for tests.
+    ``memory`` is replaced in tests.
     """
 
     name = "replay"
@@ -48,7 +48,7 @@ class ReplayProbe(Probe):
     stages = ("fit",)
     after = ("sampled_steps",)
 
-    def __init__(self, run: RunContext, room: Room | None = None) -> None:
+    def __init__(self, run: RunContext, memory: ReplayMemory | None = None) -> None:
         self.spent_ns = 0
         self._trainer, self._now_ns = run.trainer, run.now_ns
         self._device: torch.device = run.trainer.strategy.root_device
@@ -58,7 +58,9 @@ class ReplayProbe(Probe):
             self._watch = HostWatch(run.now_ns)
         elif (make_event := run.loop.make_event()) is not None:
             self._watch = DeviceWatch(make_event)
-        self._room: Room = room or (CudaRoom(self._device) if self._device.type == "cuda" else Room())
+        self._memory: ReplayMemory = memory or (
+            CudaMemory(self._device) if self._device.type == "cuda" else ReplayMemory()
+        )
         self._results: dict[str, Replayed] = {}
         self._log: CallLog | None = None
         self._budget_s = LEAST_S
@@ -142,7 +144,7 @@ class ReplayProbe(Probe):
         begin = self._now_ns()
         found = Replayed(treatment=hypothesis.treatment)
         try:
-            with unchanged(self._device), self._room.scope():
+            with unchanged(self._device), self._memory.scope():
                 found = self._measured(hypothesis, begin + round(limit_s * 1e9))
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
             raise_if_from_signal(error)
@@ -225,7 +227,7 @@ class ReplayProbe(Probe):
                 raise TimeoutError("there was no time to run each operator once with the treatment")
             if not arena:
                 operators = [(call.specs, call.n_out, 0) for call in log.calls]
-                arena.append(Arena(self._device, elements_for(operators, self._room.free_bytes())))
+                arena.append(Arena(self._device, elements_for(operators, self._memory.free_bytes())))
             return arena[0].filled(value)
 
         return filled
@@ -246,14 +248,14 @@ class ReplayProbe(Probe):
             for work in works
             for bound in (*work.as_is, *work.treated)
         ]
-        arena = Arena(self._device, elements_for(operators, self._room.free_bytes()))
+        arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 
     def _optimizer_items(self, treatment: str) -> list[Item]:
         name = treatment.partition("=")[0]
         if name != "threads" and name not in _OPTIMIZERS and name != _ZEROING:
             return []
-        n_elements = min(MAX_ELEMENTS, self._room.free_bytes() // _BYTES_PER_PARAMETER)
+        n_elements = min(MAX_ELEMENTS, self._memory.free_bytes() // _BYTES_PER_PARAMETER)
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
         if name == _ZEROING:
@@ -273,7 +275,7 @@ class ReplayProbe(Probe):
     def _in_thread(self) -> Iterator[None]:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread
-        with self._room.scope():
+        with self._memory.scope():
             yield
 
 

@@ -21,7 +21,7 @@ from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
 from lightning_perf.probes.replay.rewrites import specs_in
-from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaRoom
+from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
 from lightning_perf.probes.replay.treatments import treated_by
 from lightning_perf.records import Interval
 from tests.fakes import FakeClock, FakeDevice
@@ -167,7 +167,7 @@ def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
     def elements(n_layers):
         model = nn.Sequential(*(nn.GELU() for _ in range(n_layers)))
         log = logged(model, torch.rand(8, 512, requires_grad=True))
-        probe = probe_of(nn.Linear(1, 1), room=SimpleNamespace(free_bytes=lambda: 2**30))
+        probe = probe_of(nn.Linear(1, 1), memory=SimpleNamespace(free_bytes=lambda: 2**30))
         probe._is_timed = False
         arena, _ = probe._operators(treated_by("threads=2", log, CPU, None), until_ns=0)
         return arena.n_elements
@@ -264,9 +264,9 @@ def test_replay_is_refused_when_threads_cannot_be_started(monkeypatch):
         threads._require_threads(4)
 
 
-def on_a_device(model, clock, device, room=None):
+def on_a_device(model, clock, device, memory=None):
     """A probe whose operators run on the CPU and whose events are a fake device's."""
-    probe = probe_of(model, clock=clock, room=room or CudaRoom(CPU, FakeCuda()))
+    probe = probe_of(model, clock=clock, memory=memory or CudaMemory(CPU, FakeCuda()))
     probe._is_timed, probe._watch = False, DeviceWatch(device.event)
     return probe
 
@@ -339,7 +339,7 @@ def test_replay_is_a_reason_when_the_device_memory_fails(failing):
     setattr(cuda, failing, broken)
     model = layers()
     clock = FakeClock()
-    probe = on_a_device(model, clock, FakeDevice(clock), CudaRoom(CPU, cuda))
+    probe = on_a_device(model, clock, FakeDevice(clock), CudaMemory(CPU, cuda))
     log = logged(model, torch.rand(2, 3, 8, 8))
     stream = torch.get_rng_state()
     probe.answer(asked("channels-last"), log, trained_s=1000.0)
@@ -378,7 +378,7 @@ def test_replay_reports_missing_memory_when_memory_is_short():
             yield
 
     model = layers()
-    probe = probe_of(model, room=Full())
+    probe = probe_of(model, memory=Full())
     probe.answer(asked("precision-bf16"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
     assert "not enough for the largest operator" in probe.record().results[0].reason
 
@@ -451,7 +451,7 @@ def test_optimizer_is_refused_when_its_step_is_the_users():
 
 
 class FakeCuda:
-    """The parts of ``torch.cuda`` that a room uses."""
+    """The parts of ``torch.cuda`` that ``CudaMemory`` uses."""
 
     def __init__(self):
         self.pools = []
@@ -479,12 +479,12 @@ class FakeCuda:
             self.pools.remove(pool)
 
 
-def test_room_on_a_device_stays_below_the_peak_when_little_is_free():
+def test_replay_memory_of_a_device_stays_below_the_peak_when_little_is_free():
     cuda = FakeCuda()
     cuda.peak = 900 + WORKSPACE_BYTES
-    room = CudaRoom(CPU, cuda)
-    assert room.free_bytes() == 200
-    with room.scope():
+    memory = CudaMemory(CPU, cuda)
+    assert memory.free_bytes() == 200
+    with memory.scope():
         assert len(cuda.pools) == 1
     assert cuda.pools == []
 
