@@ -27,7 +27,7 @@ _SHM_SHARE = 0.5  # of the free space in /dev/shm: the training needs the rest
 
 
 class Setting(NamedTuple):
-    """A loader's workers."""
+    """A number of workers and their prefetch factor; None without workers."""
 
     num_workers: int
     prefetch_factor: int | None
@@ -208,7 +208,7 @@ class CurveMeasurement:
             first_s = time.perf_counter() - begin_s
             visits.first_batch_s.append(first_s)
             end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
-            # Batches made while the workers started are taken first, because they caused no waiting.
+            # Discard the batches made while the workers started: taking them shows no waiting.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
                 if n_taken >= n_workers and time.perf_counter() > begin_s + 0.5 * budget_s:
                     break

@@ -76,7 +76,7 @@ def guard(report: Reporter, scratch: Path | None = None) -> None:
     sys.addaudithook(functools.partial(_audit, functools.partial(_end, report), inside))
 
 
-# -- the kernel's part ------------------------------------------------------------------------------------------------
+# -- Landlock ----------------------------------------------------------------------------------------------------------
 
 
 class _Ruleset(ctypes.Structure):
@@ -120,7 +120,7 @@ def _checked(*arguments: Any) -> int:
     return result
 
 
-# -- Python's part ----------------------------------------------------------------------------------------------------
+# -- audit hook --------------------------------------------------------------------------------------------------------
 
 
 def _audit(end: Callable[[str], NoReturn], scratch: str, event: str, arguments: tuple[Any, ...]) -> None:

@@ -16,7 +16,7 @@ _TIMED_S = 0.05
 
 
 class LineTimer:
-    """Times the lines of one function, without the user's functions that they call.
+    """Timer of the lines of one function, without the user's functions that they call.
 
     Attributes:
         n_lines: Lines run, with those of comprehensions.
@@ -48,7 +48,7 @@ class LineTimer:
             sys.settrace(None)
 
     def redistribute(self, sampled: dict[Place, Line]) -> None:
-        """Share out the samples of the function that show no call over the lines that were timed, by their time.
+        """Redistribute the function's samples that show no call among the timed lines, in proportion to their times.
 
         ``sampled`` are the function's lines; those that were timed but not sampled are added. Samples that show a call
         stay with its line, and so do those of lines that were not run while they were timed.
@@ -89,7 +89,7 @@ class LineTimer:
         return inside
 
     def _switch_to(self, line: int) -> None:
-        """Count the time since the last event, and go on to another line."""
+        """Add the time since the last event to the current line, and make ``line`` the current one; 0 for none."""
         now_s = time.perf_counter()
         if self._line:
             self._seconds[self._line] += now_s - self._since_s

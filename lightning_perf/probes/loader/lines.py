@@ -96,7 +96,7 @@ class BatchLines:
             self.stop()
 
     def time_lines(self, work: Callable[[], Any]) -> float:
-        """Time the lines of the user's costliest function in some calls of ``work``; return how many one call runs."""
+        """Time the lines of the user's costliest function in some calls of ``work``; return the lines per call."""
         first = next(iter(self.functions("getitem")), None)
         if first is None or not first.is_users:
             return 0.0
@@ -180,9 +180,10 @@ class BatchLines:
 
 
 def with_operators(functions: tuple[HotFunction, ...], n_lines: float, call_s: float) -> tuple[HotFunction, ...]:
-    """Return the functions, the first one as ``"native"`` if its lines are too slow for Python code.
+    """Return the functions, with the first one marked ``"native"`` if its lines take too long for Python code alone.
 
-    It then runs operators. A call takes ``call_s`` seconds, and runs ``n_lines`` lines of the first function.
+    Such lines run operators on arrays or tensors. A call of the dataset takes ``call_s`` seconds, and runs ``n_lines``
+    lines of the first function.
     """
     if not functions or functions[0].kind == "native" or not n_lines:
         return functions
@@ -256,7 +257,6 @@ def _sample(stack: tuple[_Frame, ...], seconds: float, owners: tuple[str, ...]) 
 
 
 def _without_class(function: _Function) -> str:
-    """Return a function's name without its class."""
     return function.name.rpartition(".")[2]
 
 

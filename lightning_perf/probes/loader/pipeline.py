@@ -53,7 +53,7 @@ class Pipeline:
         self.prefetch_factor = loader.prefetch_factor
         self.is_iterable = isinstance(dataset, IterableDataset)
         self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset returns whole batches
-        # Not "forkserver", Python 3.14's default: the server is the parent's. A batch takes as long with "spawn".
+        # Not "forkserver", Python 3.14's default, whose server belongs to the parent; "spawn" is as fast per batch.
         context = multiprocessing.get_context("fork") if forks else loader.multiprocessing_context
         self.context: Any = multiprocessing.get_context("spawn") if self.is_pickled else context
         if self.is_iterable:

@@ -132,7 +132,7 @@ class LoaderProber:
             # Without a failure, other code has reaped the process, or the data called os._exit(0).
             if not reason and note.stage != "done":
                 reason = f"its process ended while {note.stage}"
-        # Of workers that were killed; torch names shared memory by the id of the process that made it.
+        # Killed workers leave shared memory, which torch names by the id of the process that made it.
         _remove_shared(*(f"torch_{pid}_*" for pid in note.pids))
         if note.refusal:
             return msgspec.structs.replace(note.probe, status="refused", reason=note.refusal)
@@ -144,7 +144,7 @@ class LoaderProber:
 
     def _remove_scratch(self) -> None:
         if self._scratch is not None:
-            # Semaphores of workers that are spawned have names, which only their maker would remove.
+            # Spawned workers use named semaphores, which only the process that made them would remove.
             _remove_shared(f"sem.{self._scratch.name}-*")
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None

@@ -16,7 +16,7 @@ SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
 WORTH_READING_S = 200e-6
 """Queueing for a core is read only after samples slower than this, since reading it takes about 20 us."""
 MAX_TIMED_AGAIN = 20
-"""Slow samples that are made a second time."""
+"""Most slow samples that are made a second time."""
 _MIN_GROWTH_BYTES = 16 * 2**20
 """Less growth is not reported: the child also copies pages of the interpreter when it first writes to them."""
 

@@ -30,7 +30,7 @@ from .process import limit_memory, private_bytes, storage_bytes_read
 from .samples import Samples
 
 BATCHES_S, MIN_BATCHES, MAX_BATCHES = 0.5, 3, 20
-"""Limits of timing a few batches, which takes a core: no further one begins after this time, once there are enough."""
+"""Limits of timing a few batches, which uses a core: seconds after which no further one begins, least and most."""
 PLANNED_SHARE = 0.85
 """Share of the time limit that the child plans to use; at the limit it is killed."""
 SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
@@ -104,6 +104,8 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Rep
 
 
 class _Stages:
+    """The stages of one probe, and the record that they fill."""
+
     def __init__(
         self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, reporter: Reporter
     ) -> None:

@@ -27,7 +27,7 @@ SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
 
 
 class LoaderWatch(Probe):
-    """Probe of a training loader that costs time, or only the times of a few of its batches, in a child process.
+    """Measurement, in a child process, of a training loader that costs time, or only of a few of its batches.
 
     ``probe_data`` is ``"auto"`` for a short probe at the end of the run, True for a long one at the end of the first
     epoch that waits, or False to only time a few batches.
@@ -190,7 +190,7 @@ class LoaderWatch(Probe):
         return compute_s, max(1, round(min(most, busy)))
 
     def _suspicious_loader(self, share: float, needs_workers: bool = False) -> Any:
-        """Return the training loader if waiting for it or its start takes more than a share of the time; or None."""
+        """Return the training loader if data waits and epoch starts take more than ``share`` of the time; else None."""
         loaders = [s for s in self._run.settings.loaders if s.stage == "train"]
         if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
             return None
