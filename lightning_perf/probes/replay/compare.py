@@ -34,7 +34,7 @@ MAX_SLOWDOWN_ROUNDS = 2
 """After so many rounds, stop if the shortest treated pass takes ``MAX_SLOWDOWN`` times the longest without it."""
 
 SHORT_S = 0.01
-"""Below this, allocating and choosing a kernel may take most of an operator's first run."""
+"""Seconds below which allocating and choosing a kernel may take most of an operator's first run."""
 
 _DEVICE_TIMEOUT_S = 30.0
 
@@ -121,8 +121,8 @@ def compare(
 ) -> Comparison:
     """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
-    ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters
-    in a step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
+    ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters in a
+    step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
     ratios by pair.
     """
     until = now_ns() + round(limit_s * 1e9)

@@ -12,6 +12,7 @@ import torch
 from .calls import OPAQUE, Call, TensorSpec, flat
 
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function with its positional and its keyword arguments."""
 
 _RECURRENT = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
 _WRITES_STATISTICS = ("aten::_native_batch_norm_legit",)
@@ -41,7 +42,7 @@ def function_of(call: Call) -> Bound | None:
         return restore({**dict(zip(names, call.args, strict=False)), **call.kwargs}, call)
     if not schema.is_mutable or schema.name in _WRITES_STATISTICS:
         return call.func, call.args, call.kwargs
-    # relu_ and its like: the same operator on a new tensor, so that it can be repeated.
+    # For relu_ and similar ones: the same operator on a new tensor, so that it can be repeated.
     name = schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
     pure = getattr(packet, call.func._overloadname, None)
@@ -103,6 +104,7 @@ _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
 
 
 Respec = Callable[[TensorSpec], TensorSpec]
+"""A treatment's change of one tensor."""
 
 
 class Work(NamedTuple):

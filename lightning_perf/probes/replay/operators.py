@@ -12,11 +12,11 @@ from .compare import Stopwatch
 from .functions import Bound, Work, mapped
 from .treatments import Scope, Treated
 
-CACHED = 2**24
-"""Most elements of an arena: more would hardly change the rate of cache hits. 64 MiB of float32."""
+MAX_ARENA_ELEMENTS = 2**24
+"""64 MiB of float32. More would hardly change the rate of cache hits."""
 
 COVERED = 0.95
-"""Share of the concerned operators' time that is replayed, largest first."""
+"""Share of the time of the operators that a treatment changes which is replayed, largest operators first."""
 
 MAX_OPERATORS = 64
 MAX_SHARED_USES = 8
@@ -167,8 +167,9 @@ def _size(work: Work, is_timed: bool) -> float:
 def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int) -> int:
     """Return the elements of an arena for operators: the tensors, elements of results and calls per step of each.
 
-    As many as the tensors of all calls, at most ``CACHED`` and what fits. The block counts in each dtype, and in half
-    precision for a treatment. Beside it must be room for the results, casts and gradients of the largest operator.
+    As many as the tensors of all calls have, but at most ``MAX_ARENA_ELEMENTS`` and what fits. Each dtype needs a block
+    of its own, and a treatment one in half precision; results, casts and gradients of the largest operator must fit
+    beside them.
 
     Raises:
         MemoryError: The largest operator does not fit.
@@ -182,4 +183,4 @@ def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_by
     fits = (free_bytes - 2 * max(item_bytes) * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
-    return int(min(fits, max(largest, min(in_all, CACHED))))
+    return int(min(fits, max(largest, min(in_all, MAX_ARENA_ELEMENTS))))

@@ -1,4 +1,4 @@
-"""Answer the hypotheses of rules by replaying operators of the sampled step, in pauses of the training."""
+"""Test the hypotheses of rules by replaying operators of the sampled step, while the training pauses."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -200,7 +200,7 @@ class ReplayProbe(Probe):
         return widened(cold, warm)
 
     def _scaled(self, found: Comparison, items: list[Item], treated: Treated, until_ns: int) -> Comparison:
-        """Raise the upper end to perfect scaling of one thread, which needs no other.
+        """Raise the upper end of the speedup to perfect scaling, n times the speed of one thread.
 
         While a process has more OpenMP threads than cores, libgomp lets threads that wait sleep at once, so that fewer
         threads are slower beside them than in a training without them:
@@ -219,7 +219,7 @@ class ReplayProbe(Probe):
         return (until_ns - self._now_ns()) / 1e9
 
     def _inspected(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
-        """Return a function that makes tensors to see what operators do under autocast."""
+        """Return a function that makes tensors, to find out the dtypes of operators under autocast."""
         arena: list[Arena] = []
 
         def filled(value: Any) -> Any:
