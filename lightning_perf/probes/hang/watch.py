@@ -40,7 +40,7 @@ _OURS = "lightning-perf"
 
 
 class HangWatch(Probe):
-    """The hangs of one run. Made and started in the training thread.
+    """Detection of the hangs of one run; created and started in the training thread.
 
     Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in tests.
 
@@ -77,7 +77,7 @@ class HangWatch(Probe):
         self._begin_pause()
 
     def _begin_pause(self) -> None:
-        """Begin to measure a new time without progress."""
+        """Reset the measurement of the time without progress."""
         self._quiet_s, self._is_reported, self._where = 0.0, False, ""
         self._cpu_time_before: tuple[float, float] | None = None  # the clock, and the training thread's CPU time
 
@@ -153,7 +153,7 @@ class HangWatch(Probe):
             self._report(limit_s, phase, own, others)
 
     def _note_progress(self) -> None:
-        if self._loop.main.recent_median_ns() is not None:  # pauses of the start do not count as usual
+        if self._loop.main.recent_median_ns() is not None:  # pauses during the start are not typical
             self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
