@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
@@ -78,7 +78,7 @@ class ReplayProbe(Probe):
         """
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
-        pending = [one for one in hypotheses if self._is_open(one.treatment)]
+        pending = [one for one in hypotheses if self._is_unanswered(one.treatment)]
         reason = self._refusal() if pending else ""
         if reason:
             self.missing["replay"] = reason
@@ -124,7 +124,7 @@ class ReplayProbe(Probe):
             budget_s=self._budget_s,
         )
 
-    def _is_open(self, treatment: str) -> bool:
+    def _is_unanswered(self, treatment: str) -> bool:
         """Return whether a treatment was not replayed yet, or lacked time while there is three times as much now."""
         known = self._results.get(treatment)
         left_s = self._budget_s - self.spent_ns / 1e9
@@ -147,9 +147,8 @@ class ReplayProbe(Probe):
             with unchanged(self._device), self._memory.scope():
                 found = self._measured(hypothesis, begin + round(limit_s * 1e9))
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
-            raise_if_from_signal(error)
-            message = str(error).splitlines()[0][:200] if str(error) else ""
-            found = Replayed(treatment=hypothesis.treatment, reason=f"{type(error).__name__}: {message}".rstrip(": "))
+            reason = error_text(error).splitlines()[0][:240].rstrip(": ")
+            found = Replayed(treatment=hypothesis.treatment, reason=reason)
         return msgspec.structs.replace(found, took_s=(self._now_ns() - begin) / 1e9)
 
     def _measured(self, hypothesis: Hypothesis, until_ns: int) -> Replayed:
@@ -178,9 +177,9 @@ class ReplayProbe(Probe):
             items = [*operators, *items]
         if not items:
             return msgspec.structs.replace(found, reason="no operator of the step can be replayed with it")
-        with self._placed(items, treated) as placed:
+        with self._in_threads(items, treated) as threaded:
             kept_s = self._left_s(until_ns) / 4 if treated.n_hindered else 0.0
-            comparison = self._compared(placed, treated, arena, until_ns - round(kept_s * 1e9), least_speedup or 1.0)
+            comparison = self._compared(threaded, treated, arena, until_ns - round(kept_s * 1e9), least_speedup or 1.0)
         if treated.n_hindered:
             comparison = self._scaled(comparison, items, treated, until_ns)
         return msgspec.structs.replace(found, n_operators=len(items), **comparison._asdict())
@@ -208,8 +207,8 @@ class ReplayProbe(Probe):
         """
         assert self._watch is not None
         alone = treated._replace(in_thread=partial(local_threads, 1))
-        with self._placed(items, alone) as placed:
-            one = compare(placed, alone.around_pass, self._watch, self._left_s(until_ns), self._now_ns)
+        with self._in_threads(items, alone) as threaded:
+            one = compare(threaded, alone.around_pass, self._watch, self._left_s(until_ns), self._now_ns)
         if found.speedup is None or one.speedup is None:
             return found
         high = max(found.speedup.high, treated.n_hindered * one.speedup.high)
@@ -263,16 +262,16 @@ class ReplayProbe(Probe):
         return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements, n_batches) for optimizer in optimizers]
 
     @contextmanager
-    def _placed(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
+    def _in_threads(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
         """Yield the items, in separate threads if the treatment is a setting of a thread."""
         if treated.in_thread is None:
             yield items
             return
-        with OwnThreads(self._in_thread, treated.in_thread) as threads:
+        with OwnThreads(self._thread_scope, treated.in_thread) as threads:
             yield [threads.wrapped(item) for item in items]
 
     @contextmanager
-    def _in_thread(self) -> Iterator[None]:
+    def _thread_scope(self) -> Iterator[None]:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread
         with self._memory.scope():
