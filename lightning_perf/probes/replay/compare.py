@@ -167,7 +167,7 @@ def compare(
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
 
 
-def widened(cold: Comparison, warm: Comparison) -> Comparison:
+def widen_interval(cold: Comparison, warm: Comparison) -> Comparison:
     """Return the first comparison with an interval that includes the second one's, with its tensors in caches.
 
     In a training, some results are still in caches when the next operator reads them, and others are not.

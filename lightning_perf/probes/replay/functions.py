@@ -135,7 +135,7 @@ class Work(NamedTuple):
         return sum(call.n_elements for call in self.calls)
 
 
-def works_of(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:
+def work_for(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:
     """Return a single operator as work, changed by ``treat``; empty if it cannot be replayed."""
     bound = function_of(call)
     treated = treat(bound) if bound is not None else None
@@ -147,15 +147,15 @@ def with_specs(respec: Respec) -> Callable[[Bound], Bound]:
 
     def treat(bound: Bound) -> Bound:
         function, args, kwargs = bound
-        return function, mapped(respec, args), {name: mapped(respec, value) for name, value in kwargs.items()}
+        return function, map_specs(respec, args), {name: map_specs(respec, value) for name, value in kwargs.items()}
 
     return treat
 
 
-def mapped(change: Callable[[TensorSpec], Any], value: Any) -> Any:
+def map_specs(change: Callable[[TensorSpec], Any], value: Any) -> Any:
     """Return nested arguments with ``change`` applied to each tensor's spec."""
     if isinstance(value, TensorSpec):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return tuple(mapped(change, each) for each in value)
+        return tuple(map_specs(change, each) for each in value)
     return value

@@ -9,7 +9,7 @@ import torch
 
 from .calls import TensorSpec, flat
 from .compare import Stopwatch
-from .functions import Bound, Work, mapped
+from .functions import Bound, Work, map_specs
 from .treatments import Scope, Treated
 
 MAX_ARENA_ELEMENTS = 2**24
@@ -69,9 +69,9 @@ class Arena:
         self._place += extent
         return found.requires_grad_(spec.needs_grad)
 
-    def filled(self, value: Any) -> Any:
+    def fill(self, value: Any) -> Any:
         """Return nested arguments with tensors in place of their specs."""
-        return mapped(self.tensor, value)
+        return map_specs(self.tensor, value)
 
 
 def _cast(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -113,7 +113,7 @@ class OperatorItem:
     def _timed(self, bound: Bound, around: Scope, watch: Stopwatch) -> list[tuple[Any, Any]]:
         function, given, named = bound
         self._arena.begin_operator()
-        args, values = self._arena.filled(given), self._arena.filled(tuple(named.values()))
+        args, values = self._arena.fill(given), self._arena.fill(tuple(named.values()))
         kwargs = dict(zip(named, values, strict=True))
         with around():
             begin = watch.mark()
@@ -132,7 +132,7 @@ class OperatorItem:
         return TensorSpec(tuple(value.shape), value.stride(), value.dtype, False, -1, self._gradient_denormal)
 
 
-def chosen(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
+def choose_work(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
     """Return the work to replay, largest first: ``COVERED`` of the time, as far as there is time.
 
     Work that does not fit into ``most_s`` seconds per round is omitted. Without timed calls, work is ranked by

@@ -14,13 +14,13 @@ from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog
-from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widened
-from .operators import Arena, OperatorItem, chosen, elements_for, uses_in_a_run
+from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
+from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
 from .state import CudaMemory, ReplayMemory, refusal, unchanged
 from .threads import OwnThreads, local_threads
-from .treatments import Treated, treated_by
+from .treatments import Treated, apply_treatment
 
 SHARE = 0.01
 LEAST_S, MOST_S = 0.5, 10.0
@@ -161,7 +161,7 @@ class ReplayProbe(Probe):
         if treatment not in _OPTIMIZERS and treatment != _ZEROING:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
-            treated = treated_by(treatment, self._log, self._device, self._inspected(self._log, until_ns))
+            treated = apply_treatment(treatment, self._log, self._device, self._tensor_maker(self._log, until_ns))
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
                 least_speedup = _least_speedup(
@@ -196,7 +196,7 @@ class ReplayProbe(Probe):
             return cold
         arena.starts_over = True
         warm = compare(items, treated.around_pass, self._watch, min(left_s, limit_s), self._now_ns, 1.0)
-        return widened(cold, warm)
+        return widen_interval(cold, warm)
 
     def _scaled(self, found: Comparison, items: list[Item], treated: Treated, until_ns: int) -> Comparison:
         """Raise the upper end of the speedup to perfect scaling, n times the speed of one thread.
@@ -217,24 +217,24 @@ class ReplayProbe(Probe):
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9
 
-    def _inspected(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
+    def _tensor_maker(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
         """Return a function that makes tensors, to find out the dtypes of operators under autocast."""
         arena: list[Arena] = []
 
-        def filled(value: Any) -> Any:
+        def fill(value: Any) -> Any:
             if self._now_ns() > until_ns:
                 raise TimeoutError("there was no time to run each operator once with the treatment")
             if not arena:
                 operators = [(call.specs, call.n_out, 0) for call in log.calls]
                 arena.append(Arena(self._device, elements_for(operators, self._memory.free_bytes())))
-            return arena[0].filled(value)
+            return arena[0].fill(value)
 
-        return filled
+        return fill
 
     def _operators(self, treated: Treated, until_ns: int) -> tuple[Arena | None, list[OperatorItem]]:
         """Return the largest operators that a treatment changes, as many as there is time for, and their arena."""
         most_s = self._left_s(until_ns) / (2 * (MIN_ROUNDS + 1)) if self._is_timed else float("inf")
-        works = chosen(treated, self._is_timed, most_s)
+        works = choose_work(treated, self._is_timed, most_s)
         if treated.works and not works:
             once_s = min(work.seconds / work.n for work in treated.works)
             needed_s = 2 * (MIN_ROUNDS + 1) * once_s

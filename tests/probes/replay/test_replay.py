@@ -18,11 +18,11 @@ from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import Comparison, DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen, elements_for
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
 from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
-from lightning_perf.probes.replay.treatments import treated_by
+from lightning_perf.probes.replay.treatments import apply_treatment
 from lightning_perf.records import Interval
 from tests.fakes import FakeClock, FakeDevice
 
@@ -88,10 +88,10 @@ def test_function_is_absent_when_the_time_depends_on_integers():
 def test_autocast_reaches_operators_fed_by_lower_precision_when_it_has_no_rule_for_them():
     log = logged(layers(), torch.rand(2, 3, 8, 8))
     arena = Arena(CPU, 4096)
-    treated = treated_by("precision-bf16", log, CPU, arena.filled)
+    treated = apply_treatment("precision-bf16", log, CPU, arena.fill)
     dtypes = {
         work.calls[0].name: [spec.dtype for spec in specs_in(work.treated[0])]
-        for work in chosen(treated, is_timed=False)
+        for work in choose_work(treated, is_timed=False)
     }
     assert "aten::convolution" in dtypes
     norm = dtypes["aten::native_batch_norm"]
@@ -154,7 +154,7 @@ def test_operators_take_their_tensors_from_the_same_place_when_the_arena_starts_
     log = logged(model, torch.rand(4, 8))
     arena = Arena(CPU, 2**20)
     arena.starts_over = starts_over
-    treated = treated_by("threads=2", log, CPU, None)
+    treated = apply_treatment("threads=2", log, CPU, None)
     item = OperatorItem(treated.works[0], arena, treated)
     places = []
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
         log = logged(model, torch.rand(8, 512, requires_grad=True))
         probe = probe_of(nn.Linear(1, 1), memory=SimpleNamespace(free_bytes=lambda: 2**30))
         probe._is_timed = False
-        arena, _ = probe._operators(treated_by("threads=2", log, CPU, None), until_ns=0)
+        arena, _ = probe._operators(apply_treatment("threads=2", log, CPU, None), until_ns=0)
         return arena.n_elements
 
     assert elements(8) - elements(4) == 2 * 4 * 8 * 512  # as it is, and with the treatment
@@ -544,7 +544,7 @@ def test_backends_keep_their_own_precision_when_tf32_was_replayed():
     for backend in backends:
         backend.fp32_precision = "none"
     try:
-        with treated_by("matmul-precision-high", CallLog(), CPU, None).around_pass():
+        with apply_treatment("matmul-precision-high", CallLog(), CPU, None).around_pass():
             assert torch.get_float32_matmul_precision() == "high"
         assert [backend.fp32_precision for backend in backends] == ["none", "none"]
     finally:
