@@ -70,18 +70,18 @@ class LineTimer:
     def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace the function with its comprehensions, and pause in other functions of the user's."""
         code, caller = frame.f_code, self._line
-        is_it = (code.co_filename, code.co_firstlineno) == self.function
-        is_it = is_it or bool(caller and code.co_name in COMPREHENSIONS)
-        if not is_it and not (caller and self._is_user_code(code.co_filename)):
+        is_timed = (code.co_filename, code.co_firstlineno) == self.function
+        is_timed = is_timed or bool(caller and code.co_name in COMPREHENSIONS)
+        if not is_timed and not (caller and self._is_user_code(code.co_filename)):
             frame.f_trace = None  # a generator's may be left from a call in which it was traced
             return None
         self._switch_to(0)
-        frame.f_trace_lines = is_it
+        frame.f_trace_lines = is_timed
 
         def inside(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "return":
                 self._switch_to(caller)
-            elif is_it:
+            elif is_timed:
                 self.n_lines += event == "line"
                 self._switch_to(frame.f_lineno)
             return inside

@@ -55,8 +55,8 @@ class LoaderProber:
         self._extent = extent
         self._child = Child(self._limit_s)
         self._scratch: Path | None = None
-        self._first = LoaderProbe(status="failed", reason="not started")
-        self._result: LoaderProbe | None = self._first
+        self._initial = LoaderProbe(status="failed", reason="not started")
+        self._result: LoaderProbe | None = self._initial
         self._started_s = 0.0
 
     def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
@@ -66,7 +66,7 @@ class LoaderProber:
         outer, loader = loader, inner_loader(loader)
         is_plain = isinstance(loader, DataLoader)
         cores = read_machine().usable_cores / max(1, self._local_world_size)
-        self._first = LoaderProbe(
+        self._initial = LoaderProbe(
             status="failed",
             stage=stage,
             index=index,
@@ -82,12 +82,12 @@ class LoaderProber:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.
                 self._scratch = Path(tempfile.mkdtemp(prefix="lperf"))
                 plan = Plan(self._limit_s, cores, self._scratch, self._load, self._extent)
-                self._child.start(partial(probe, loader, plan, self._first))
+                self._child.start(partial(probe, loader, plan, self._initial))
             except OSError as error:
                 self._remove_scratch()
                 reason = f"no child process could be started: {error}"
         if reason is not None:
-            self._result = msgspec.structs.replace(self._first, status="refused", reason=reason)
+            self._result = msgspec.structs.replace(self._initial, status="refused", reason=reason)
         self._started_s = time.monotonic()
         return self._result
 
@@ -125,7 +125,7 @@ class LoaderProber:
         with contextlib.suppress(msgspec.MsgspecError):
             note = _decode(ended.results)
         if note is None:
-            note = Report("", [], self._first)
+            note = Report("", [], self._initial)
             reason = ended.failure or "its process ended before it reported anything"
         else:
             reason = f"{ended.failure} while {note.stage}" if ended.failure else note.failure

@@ -91,8 +91,8 @@ class _TooMuchMemory(Exception):
     """Raised if making samples needs more memory than allowed."""
 
 
-def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Reporter) -> None:
-    """Measure a loader, in the child. ``first`` is the record with the fields that the parent knows."""
+def probe(loader: DataLoader[Any], plan: Plan, initial: LoaderProbe, reporter: Reporter) -> None:
+    """Measure a loader, in the child. ``initial`` is the record with the fields that the parent knows."""
     begin_s = time.perf_counter()
     separate_descriptors(keep=(reporter.descriptor,))
     forget_parents_processes(plan.scratch)
@@ -100,18 +100,18 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Rep
     if plan.extent != "full":
         guard(reporter, plan.scratch)
     gc.enable()  # only for the child's own objects: the parent's are frozen
-    _Stages(loader, plan, first, begin_s, reporter).run()
+    _Stages(loader, plan, initial, begin_s, reporter).run()
 
 
 class _Stages:
     """The stages of one probe, and the record that they fill."""
 
     def __init__(
-        self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, reporter: Reporter
+        self, loader: DataLoader[Any], plan: Plan, initial: LoaderProbe, begin_s: float, reporter: Reporter
     ) -> None:
         self._loader = loader
         self._plan = plan
-        self._probe = first
+        self._probe = initial
         self._begin_s = begin_s
         self._end_s = begin_s + PLANNED_SHARE * plan.limit_s
         self._reporter = reporter
@@ -119,7 +119,7 @@ class _Stages:
         self._samples = Samples()
         self._start_s = 0.0  # of one worker
         self._stage = "taking the loader apart"
-        self._missing: dict[str, str] = dict(first.missing)
+        self._missing: dict[str, str] = dict(initial.missing)
         self._memory_allowed = MEMORY_SHARE * free_bytes()
         self._memory_limit = private_bytes(with_copied_pages=False) + self._memory_allowed
         limit_memory(1.2 * MEMORY_SHARE)  # enforced by the kernel: the limit above is only checked now and then
