@@ -71,7 +71,7 @@ def _convolution(given: dict[str, Any], call: Call) -> Bound | None:
 def _softmax(given: dict[str, Any], call: Call) -> Bound:
     if given["half_to_float"]:
         return call.func, call.args, call.kwargs
-    function = torch.softmax if call.name == "aten::_softmax" else torch.log_softmax
+    function: Callable[..., Any] = torch.softmax if call.name == "aten::_softmax" else torch.log_softmax
     return function, (given["self"], given["dim"]), {}
 
 

@@ -16,7 +16,7 @@ MAX_ARENA_ELEMENTS = 2**24
 """64 MiB of float32. More would hardly change the rate of cache hits."""
 
 COVERED = 0.95
-"""Share of the time of the operators that a treatment changes which is replayed, largest operators first."""
+"""Share of the changed operators' time that is replayed, largest operators first."""
 
 MAX_OPERATORS = 64
 MAX_SHARED_USES = 8

@@ -219,15 +219,16 @@ class ReplayProbe(Probe):
 
     def _tensor_maker(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
         """Return a function that makes tensors, to find out the dtypes of operators under autocast."""
-        arena: list[Arena] = []
+        arena: Arena | None = None
 
         def fill(value: Any) -> Any:
+            nonlocal arena
             if self._now_ns() > until_ns:
                 raise TimeoutError("there was no time to run each operator once with the treatment")
-            if not arena:
+            if arena is None:
                 operators = [(call.specs, call.n_out, 0) for call in log.calls]
-                arena.append(Arena(self._device, elements_for(operators, self._memory.free_bytes())))
-            return arena[0].fill(value)
+                arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
+            return arena.fill(value)
 
         return fill
 
