@@ -147,7 +147,8 @@ def _references(value: Any) -> Iterator[Any]:
     elif kind is property:
         yield from (value.fget, value.fset)
     elif kind is types.CellType:
-        yield from _cell_contents(value)
+        with contextlib.suppress(ValueError):  # it is empty
+            yield value.cell_contents
     elif (kind is not type and is_interpreter_type(kind)) or module_of(kind) in ("functools", "itertools"):
         yield from gc.get_referents(value)  # e.g. an iterator's container, or the object of a bound C function
     elif plain.is_a(value, type):
@@ -173,13 +174,6 @@ def _slot_values(value: Any) -> Iterator[Any]:
             if type(defined) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):
                     yield defined.__get__(value)
-
-
-def _cell_contents(cell: types.CellType) -> Iterator[Any]:
-    try:
-        yield cell.cell_contents
-    except ValueError:  # it is empty
-        return
 
 
 def _first_of_each_type(items: Any) -> Iterator[Any]:
