@@ -125,9 +125,9 @@ def _try_often() -> None:
     autopilot.Autopilot.offer = offer
 
 
-def _training_loader(self: Any, settings: Any, share: float, needs_workers: bool = False) -> Any:
+def _training_loader(self: Any, share: float, needs_workers: bool = False) -> Any:
     """Return the training loader, also where the run is too short to know how long it waits for it."""
-    loaders = [each for each in settings.loaders if each.stage == "train"]
+    loaders = [each for each in self._run.settings.loaders if each.stage == "train"]
     if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
         return None
     return importlib.import_module("lightning_perf.probes.loader.watch")._only_loader(self.trainer.train_dataloader)

@@ -8,6 +8,7 @@ import linecache
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
@@ -39,7 +40,7 @@ _OURS = "lightning-perf"
 
 
 class HangWatch(Probe):
-    """The hangs of one run. Made and started in the training thread.
+    """Detection of the hangs of one run; created and started in the training thread.
 
     Ranks exchange their states by ``files``; None with one rank. ``now_s`` and ``frames`` are replaced in tests.
 
@@ -76,7 +77,7 @@ class HangWatch(Probe):
         self._begin_pause()
 
     def _begin_pause(self) -> None:
-        """Begin to measure a new time without progress."""
+        """Reset the measurement of the time without progress."""
         self._quiet_s, self._is_reported, self._where = 0.0, False, ""
         self._cpu_time_before: tuple[float, float] | None = None  # the clock, and the training thread's CPU time
 
@@ -152,7 +153,7 @@ class HangWatch(Probe):
             self._report(limit_s, phase, own, others)
 
     def _note_progress(self) -> None:
-        if self._loop.main.recent_median_ns() is not None:  # pauses of the start do not count as usual
+        if self._loop.main.recent_median_ns() is not None:  # pauses during the start are not typical
             self._longest_s = max(self._longest_s, self._quiet_s)
         if self._is_reported:
             self.hangs[-1] = msgspec.structs.replace(self.hangs[-1], lasted_s=self._quiet_s)
@@ -221,8 +222,5 @@ class HangWatch(Probe):
 
 def _stack_text(name: str, frames: Sequence[Frame]) -> str:
     """Return a stack as text, innermost first."""
-    texts = [f"Thread {name}\n"]
-    for code, _, line, _ in frames:
-        texts.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}\n')
-        texts.append(f"    {linecache.getline(code.co_filename, line or 0).strip()}\n")
-    return "".join(texts)
+    entries = [(code.co_filename, line or 0, code.co_name, None) for code, _, line, _ in frames]
+    return "".join([f"Thread {name}\n", *traceback.format_list(entries)])

@@ -22,7 +22,7 @@ _LATE_NS = 200_000
 interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
 
 
-class Sums:
+class StackSamples:
     """Samples of one stack."""
 
     __slots__ = ("gc_ns", "n", "n_late", "ns")
@@ -45,7 +45,7 @@ class PhaseSamples:
     """Samples of one phase, by stack."""
 
     def __init__(self) -> None:
-        self.stacks: dict[Stack, Sums] = {}
+        self.stacks: dict[Stack, StackSamples] = {}
         self.n = 0
         self.ns = self.squares = 0.0
 
@@ -55,7 +55,7 @@ class PhaseSamples:
         if sums is None:
             if len(self.stacks) >= MAX_STACKS:
                 stack = Stack(stack.lines[:1], None, stack.leaf)
-            sums = self.stacks.setdefault(stack, Sums())
+            sums = self.stacks.setdefault(stack, StackSamples())
         sums.add(ns, gc_ns, late_ns)
         self.n += 1
         self.ns += ns + gc_ns
@@ -187,7 +187,7 @@ class ProfileBuilder:
             lines=tuple(line.record(samples.ns, timed) for line in lines),
         )
 
-    def _running(self, stack: Stack, sums: Sums, late: float) -> tuple[str, bool]:
+    def _running(self, stack: Stack, sums: StackSamples, late: float) -> tuple[str, bool]:
         """Return what ran below the innermost line, and whether it was an operator."""
         if stack.below is not None:
             name = library_call(stack.below, self._reader.modules.get(stack.below, ""))
@@ -198,7 +198,7 @@ class ProfileBuilder:
             return "", stack.leaf == OPERATOR
         return self._own_code(stack.lines[-1], sums, late)
 
-    def _own_code(self, visit: Visit, sums: Sums, late: float) -> tuple[str, bool]:
+    def _own_code(self, visit: Visit, sums: StackSamples, late: float) -> tuple[str, bool]:
         """Return what a frame ran itself, and whether it was an operator."""
         own = self._own.get(visit)
         if own is None:

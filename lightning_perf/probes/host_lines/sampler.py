@@ -9,6 +9,7 @@ A sample is weighted by the mean pause plus its delay: the time of a C call that
 line that called it.
 """
 
+import functools
 import os
 import random
 import sys
@@ -36,7 +37,7 @@ BURST_S = 0.05
 SWITCH_S = 1e-4
 
 _ENOUGH_SAMPLES = 4000  # a share of 5 % is then known to within 0.7 points
-_LATER_SHARE = 5e-4  # limit of the cost after that
+_LATER_SHARE = 5e-4  # limit of the cost once there are so many
 _LOCK_EXCHANGE_NS = 15_000  # per sample, to take the interpreter lock and return it; not in the sampler's CPU time
 _WARMUP_STEPS = 3
 _REST_S = 0.02  # least time between bursts
@@ -47,7 +48,7 @@ _lowered: list[float] = []
 
 
 class LineSampler(Probe):
-    """The samples of one run. Made and started in the training thread.
+    """Sampler of the training thread's lines in one run; created and started in that thread.
 
     ``now_ns``, ``frames`` and ``sleep`` are replaced in tests.
     """
@@ -206,11 +207,7 @@ def _restore() -> None:
             sys.setswitchinterval(usual_s)
 
 
-_fork_is_registered = False
-
-
+@functools.cache  # once per process: it cannot be undone
 def _register_fork() -> None:
-    global _fork_is_registered
-    if not _fork_is_registered and hasattr(os, "register_at_fork"):
-        _fork_is_registered = True
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_restore)

@@ -18,7 +18,7 @@ _MAX_VALUES = 1_000_000  # of one field checked for uint8, evenly spaced if it h
 
 
 class BatchContents:
-    """Contents of the last batch added, and which float fields were narrow in all batches."""
+    """Contents of the last batch, and the float fields whose values in all batches are representable as uint8."""
 
     def __init__(self) -> None:
         self._n_tensors = self._n_objects = 0
@@ -27,7 +27,7 @@ class BatchContents:
         self._wide_fields: set[tuple[Any, ...]] = set()
 
     def add(self, batch: Any) -> None:
-        """Describe one batch. Of earlier batches, only the fields that were not narrow are remembered."""
+        """Describe one batch; of earlier ones, only which float fields do not fit uint8 is kept."""
         self._n_tensors = self._n_objects = 0
         self._by_dtype.clear()
         self._by_float_field.clear()
@@ -41,7 +41,7 @@ class BatchContents:
             self._by_dtype[name] += n_bytes
             if name.startswith(("float", "bfloat")):
                 self._by_float_field[place] += n_bytes
-                if place not in self._wide_fields and not _fits_bytes(array):
+                if place not in self._wide_fields and not _fits_uint8(array):
                     self._wide_fields.add(place)
 
     def fields(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def indexes_tensors(dataset: Any, sample: Any) -> bool:
     """Return whether a sample is made of rows of tensors or arrays that the dataset holds.
 
     Each tensor or array of the sample must be in the memory of one that is an attribute of the dataset, or of a dataset
-    that it wraps. No property of the user's is run.
+    that it wraps. No property of the user's classes is computed.
     """
     owned = [span for value in _arrays_held(dataset) if (span := _memory(value)) is not None]
     parts = [span for _, value in _leaves(sample) if (span := _memory(value)) is not None]
@@ -67,7 +67,7 @@ def indexes_tensors(dataset: Any, sample: Any) -> bool:
 
 
 def _leaves(value: Any, place: tuple[Any, ...] = (), depth: int = _MAX_DEPTH) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the values of a batch with their places, and each container before its items."""
+    """Yield the values of a batch with the keys that lead to them; each container comes before its items."""
     yield place, value
     if depth == 0 or isinstance(value, (str, bytes, torch.Tensor, np.ndarray)):
         return
@@ -101,14 +101,14 @@ def _dtype_and_bytes(value: Any) -> tuple[str, int]:
     return str(value.dtype).removeprefix("torch."), int(value.numel() * value.element_size())
 
 
-def _fits_bytes(array: np.ndarray[Any, Any]) -> bool:
+def _fits_uint8(array: np.ndarray[Any, Any]) -> bool:
     """Return whether every value is a whole number in 0…255, or one of k/255."""
     if array.size == 0:
         return False
     flat = array.reshape(-1)
     values = flat[:: max(1, flat.size // _MAX_VALUES)].astype(np.float64)
     low, high = values.min(), values.max()
-    if not (low >= 0 and high <= 255):  # also where there is a NaN
+    if not (low >= 0 and high <= 255):  # also if one is NaN
         return False
     if high <= 1.0:
         # The relative rounding error of float16 is about 5e-4: at most 0.13 of 255.
@@ -141,7 +141,7 @@ def _memory(value: Any) -> tuple[int, int] | None:
     return None
 
 
-def repeated(durations_s: Sequence[float]) -> Repeated | None:
+def summarize(durations_s: Sequence[float]) -> Repeated | None:
     """Return a summary of durations; None without any."""
     if not durations_s:
         return None
@@ -153,7 +153,7 @@ def repeated(durations_s: Sequence[float]) -> Repeated | None:
 
 
 def mean_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of independent times; without width for a single time."""
+    """Return the 95 % interval of the mean of independent times; its width is 0 for a single time."""
     found = estimates.mean_interval(means)
     return (max(0.0, found.low), found.high) if found is not None else (means[0], means[0])
 

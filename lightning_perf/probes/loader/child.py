@@ -29,7 +29,7 @@ _PARENTS_STREAMS: list[Any] = []
 """The parent's streams, kept alive in the child: closing one would write its buffer a second time."""
 
 GRACE_S = 0.5
-"""Seconds that the user's code in the child has for its cleanup before the child is killed."""
+"""Seconds for the user's code in the child to clean up before the child is killed."""
 
 _fork_lock = threading.Lock()
 _RESULT, _ERROR = b"+", b"-"
@@ -88,7 +88,7 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether there is a process that was not seen to end."""
+        """Whether the child was started and has not been reaped."""
         return self._pid is not None
 
     def start(self, work: Callable[[Reporter], None]) -> None:
@@ -107,7 +107,7 @@ class Child:
             pid = _fork()
             if pid == 0:
                 _run_child(report_file, work, self._limit_s)
-            # Known before signals are let in again: a Ctrl-C that waited must find what close() is to end.
+            # Set before signals are unblocked: after a pending Ctrl-C, close() must know the child.
             self._pid, self._report_file, self._ended, self._kill_at_s = pid, report_file, None, None
             self._deadline_s = time.monotonic() + self._limit_s
         except OSError:
@@ -127,11 +127,11 @@ class Child:
         is_late = time.monotonic() > self._deadline_s - grace_s
         if is_late:
             self._ask_to_end(grace_s)
-        # Reaped first, read second: all that the child reported is in the file by then.
+        # Reap it before reading its reports, so that none is missing.
         how = self._reap()
         if how is not None or self._is_overdue():
             results, error = self._last_reports()
-            is_cut_off = is_late and how != ""  # rather than done already
+            is_cut_off = is_late and how != ""  # unless it had finished by then
             failure = f"it took longer than {self._limit_s:g} s" if is_cut_off else error or how or ""
             self._ended = Ended(results, failure)
             self._close_report_file()

@@ -16,7 +16,7 @@ from .pipeline import Pipeline, Refused
 
 KNEE = 0.95
 """Ratio of batch times above which doubling the workers no longer helps, and the curve ends."""
-COMPUTES = 0.5  # CPU seconds per second above which samples count as compute-bound
+COMPUTE_BOUND = 0.5  # CPU seconds per second above which samples count as compute-bound
 _MIN_VISIT_S, _MAX_VISIT_S = 0.25, 2.5
 _MIN_VISIT_SHARE = 0.08  # of the time for the whole curve, where that is short
 _LEAST_BLOCKS = 3
@@ -27,7 +27,7 @@ _SHM_SHARE = 0.5  # of the free space in /dev/shm: the training needs the rest
 
 
 class Setting(NamedTuple):
-    """A loader's workers."""
+    """A number of workers and their prefetch factor; None without workers."""
 
     num_workers: int
     prefetch_factor: int | None
@@ -208,7 +208,7 @@ class CurveMeasurement:
             first_s = time.perf_counter() - begin_s
             visits.first_batch_s.append(first_s)
             end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
-            # Batches made while the workers started are taken first, because they caused no waiting.
+            # Discard the batches made while the workers started: taking them shows no waiting.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
                 if n_taken >= n_workers and time.perf_counter() > begin_s + 0.5 * budget_s:
                     break
@@ -279,7 +279,7 @@ def _times_taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Loa
 def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> list[int]:
     """Return numbers of workers to try: 0, 1, 2, 4 … up to the cores, beyond where samples wait; and the one in use."""
     cores = max(1, int(usable_cores))
-    reach = cores * WAITING_REACH if cpu_fraction is not None and cpu_fraction < COMPUTES else cores
+    reach = cores * WAITING_REACH if cpu_fraction is not None and cpu_fraction < COMPUTE_BOUND else cores
     numbers, n = {0, cores, reach}, 1
     while n < reach:
         numbers.add(n)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .child import Reporter
-from .code_reached import is_extension_allowed
+from .native_code import is_extension_allowed
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls, on all architectures
 _GET_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38  # linux/landlock.h, linux/prctl.h
@@ -76,7 +76,7 @@ def guard(report: Reporter, scratch: Path | None = None) -> None:
     sys.addaudithook(functools.partial(_audit, functools.partial(_end, report), inside))
 
 
-# -- the kernel's part ------------------------------------------------------------------------------------------------
+# -- Landlock ----------------------------------------------------------------------------------------------------------
 
 
 class _Ruleset(ctypes.Structure):
@@ -120,7 +120,7 @@ def _checked(*arguments: Any) -> int:
     return result
 
 
-# -- Python's part ----------------------------------------------------------------------------------------------------
+# -- audit hook --------------------------------------------------------------------------------------------------------
 
 
 def _audit(end: Callable[[str], NoReturn], scratch: str, event: str, arguments: tuple[Any, ...]) -> None:

@@ -19,8 +19,8 @@ from torch.utils.data import Dataset
 from lightning_perf import interrupts
 from lightning_perf.probes import plain
 
-from .code_reached import (
-    CodeReached,
+from .native_code import (
+    NativeCodeSearch,
     bases_of,
     constructs_unnamed,
     defined_in,
@@ -55,13 +55,13 @@ def refuses_held(loader: Any) -> str | None:
     shared memory, reaches the training. An unknown C type may be any of these, and unknown C code may open them by
     name. So both the objects held and those that the user's code names are searched.
     """
-    shared, code = _writable_shared_memory(), CodeReached()
+    shared, search = _writable_shared_memory(), NativeCodeSearch()
     part, called = _PARTS[0], None
     try:
         for part, value in _walk([(name, plain.stored(loader, name)) for name in _PARTS]):
             if (reason := _refuses(value, shared)) is not None:
                 return f"the {part} holds {reason}, which it may share with the training"
-            if called is None and (reason := code.refuses(value)) is not None:
+            if called is None and (reason := search.refuses(value)) is not None:
                 called = f"the {part} calls {reason}, which may share something with the training"
     except _TooMuchError:
         called = called or f"the {part} holds more than {_MAX_VALUES:,} objects, too many to look through"
@@ -97,7 +97,7 @@ def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(value))
         kept.append(value)
-        if type(value) is _Existing:
+        if type(value) is _ExistingClass:
             existing.append((part, value.kind))
             yield part, value.kind
         else:
@@ -107,7 +107,7 @@ def _walk(roots: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             (containers if type(inner) in _PLAIN_CONTAINERS else objects).append((part, inner))
 
 
-class _Existing:
+class _ExistingClass:
     """The class of a dataset that exists: all of its code can run in a copy, except ``__init__``."""
 
     def __init__(self, kind: type) -> None:
@@ -115,9 +115,9 @@ class _Existing:
 
 
 @functools.cache  # one object per class, because visited objects are known by id
-def _class_of(kind: type) -> _Existing | type:
+def _class_of(kind: type) -> _ExistingClass | type:
     """Return a dataset's class, without its ``__init__`` where no copy runs that."""
-    return _Existing(kind) if is_copied_without_init(kind) else kind
+    return _ExistingClass(kind) if is_copied_without_init(kind) else kind
 
 
 def _references(value: Any) -> Iterator[Any]:
@@ -147,12 +147,13 @@ def _references(value: Any) -> Iterator[Any]:
     elif kind is property:
         yield from (value.fget, value.fset)
     elif kind is types.CellType:
-        yield from _cell_contents(value)
+        with contextlib.suppress(ValueError):  # it is empty
+            yield value.cell_contents
     elif (kind is not type and is_interpreter_type(kind)) or module_of(kind) in ("functools", "itertools"):
         yield from gc.get_referents(value)  # e.g. an iterator's container, or the object of a bound C function
     elif plain.is_a(value, type):
         yield from _class_references(value)
-    elif kind is _Existing:
+    elif kind is _ExistingClass:
         yield from _class_references(value.kind, without="__init__")
     else:
         yield from plain.attributes(value).values()
@@ -173,13 +174,6 @@ def _slot_values(value: Any) -> Iterator[Any]:
             if type(defined) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):
                     yield defined.__get__(value)
-
-
-def _cell_contents(cell: types.CellType) -> Iterator[Any]:
-    try:
-        yield cell.cell_contents
-    except ValueError:  # it is empty
-        return
 
 
 def _first_of_each_type(items: Any) -> Iterator[Any]:

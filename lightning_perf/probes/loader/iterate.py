@@ -9,7 +9,7 @@ import torch
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import LoaderProbe
 
-from .batch import BatchContents, point_of, repeated
+from .batch import BatchContents, point_of, summarize
 from .child import error_line
 
 _N_PINNED = 12
@@ -76,4 +76,4 @@ def time_pinning(probe: LoaderProbe, device: torch.device) -> LoaderProbe:
         durations_s.append(time.perf_counter() - begin_s)
         del pinned
     # The first two create the device's context and pinned pages, which torch then reuses.
-    return msgspec.structs.replace(probe, pin=repeated(durations_s[2:]), missing=missing)
+    return msgspec.structs.replace(probe, pin=summarize(durations_s[2:]), missing=missing)

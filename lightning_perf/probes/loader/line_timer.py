@@ -16,26 +16,23 @@ _TIMED_S = 0.05
 
 
 class LineTimer:
-    """Times the lines of one function, without the user's functions that they call.
+    """Timer of the lines of one function, without the user's functions that they call.
 
     Attributes:
         n_lines: Lines run, with those of comprehensions.
         n_calls: Calls of the work in which they were run.
+        function: Its file and first line.
     """
 
     def __init__(self, function: HotFunction) -> None:
         self.n_lines = self.n_calls = 0
-        self._file, self._first_line = function.file, function.line
+        self.function = function.file, function.line
         self._line = 0  # 0 outside of the function
         self._since_s = 0.0
         self._n_events = 0
         self._seconds: defaultdict[int, float] = defaultdict(float)
         self._whole: dict[int, float] = {}  # of the calls that were traced to their end
         self._is_users: dict[str, bool] = {}
-
-    def is_of(self, file: str, first_line: int) -> bool:
-        """Return whether this is the function."""
-        return (file, first_line) == (self._file, self._first_line)
 
     def run(self, work: Callable[[], Any]) -> None:
         """Call ``work`` once, and again for ``_TIMED_S`` seconds; trace a limited number of lines and calls."""
@@ -50,11 +47,11 @@ class LineTimer:
         finally:
             sys.settrace(None)
 
-    def share_out(self, found: dict[Place, Line], sampled: dict[Place, Line]) -> None:
-        """Share out the samples of the function that show no call over the lines that were timed, by their time.
+    def redistribute(self, sampled: dict[Place, Line]) -> None:
+        """Redistribute the function's samples that show no call among the timed lines, in proportion to their times.
 
-        ``sampled`` are the function's lines among those ``found``; new ones are added. Samples that show a call stay
-        with its line, and so do those of lines that were not run while they were timed.
+        ``sampled`` are the function's lines; those that were timed but not sampled are added. Samples that show a call
+        stay with its line, and so do those of lines that were not run while they were timed.
         """
         place, first = next(iter(sampled.items()))
         timed_s = sum(self._whole.values()) or 1.0
@@ -66,32 +63,33 @@ class LineTimer:
         n = sum(one.n for one in known.values() if one is not None)
         for number, one in known.items() if total_s else ():
             at = place._replace(line=number)
-            line = one or found.setdefault(at, Line(at, first.entry))
+            line = one or sampled.setdefault(at, Line(at, first.entry))
             line.ns = in_calls[number] + part * lacking[number]
             line.n = round(n * line.ns / total_s)
 
     def _at_call(self, frame: FrameType, event: str, arg: Any) -> Any:
         """Trace the function with its comprehensions, and pause in other functions of the user's."""
         code, caller = frame.f_code, self._line
-        is_it = self.is_of(code.co_filename, code.co_firstlineno) or (caller and code.co_name in COMPREHENSIONS)
-        if not is_it and not (caller and self._is_of_the_users(code.co_filename)):
+        is_timed = (code.co_filename, code.co_firstlineno) == self.function
+        is_timed = is_timed or bool(caller and code.co_name in COMPREHENSIONS)
+        if not is_timed and not (caller and self._is_user_code(code.co_filename)):
             frame.f_trace = None  # a generator's may be left from a call in which it was traced
             return None
-        self._pass_to(0)
-        frame.f_trace_lines = bool(is_it)
+        self._switch_to(0)
+        frame.f_trace_lines = is_timed
 
         def inside(frame: FrameType, event: str, arg: Any) -> Any:
             if event == "return":
-                self._pass_to(caller)
-            elif is_it:
+                self._switch_to(caller)
+            elif is_timed:
                 self.n_lines += event == "line"
-                self._pass_to(frame.f_lineno)
+                self._switch_to(frame.f_lineno)
             return inside
 
         return inside
 
-    def _pass_to(self, line: int) -> None:
-        """Count the time since the last event, and go on to another line."""
+    def _switch_to(self, line: int) -> None:
+        """Add the time since the last event to the current line, and make ``line`` the current one; 0 for none."""
         now_s = time.perf_counter()
         if self._line:
             self._seconds[self._line] += now_s - self._since_s
@@ -101,7 +99,7 @@ class LineTimer:
             sys.settrace(None)
         self._since_s = time.perf_counter()
 
-    def _is_of_the_users(self, file: str) -> bool:
+    def _is_user_code(self, file: str) -> bool:
         self._n_events += 1
         known = self._is_users.get(file)
         if known is None:

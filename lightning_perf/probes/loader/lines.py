@@ -96,30 +96,13 @@ class BatchLines:
             self.stop()
 
     def time_lines(self, work: Callable[[], Any]) -> float:
-        """Time the lines of the user's costliest function in some calls of ``work``; return how many one call runs."""
+        """Time the lines of the user's costliest function in some calls of ``work``; return the lines per call."""
         first = next(iter(self.functions("getitem")), None)
         if first is None or not first.is_users:
             return 0.0
         self._timer = LineTimer(first)
         self._timer.run(work)
         return self._timer.n_lines / self._timer.n_calls
-
-    def lines(self) -> tuple[HostLine, ...]:
-        """Return the costliest lines, costliest first."""
-        samples, total_s = self._samples()
-        found: dict[Place, Line] = {}
-        timed: dict[Place, Line] = {}
-        for sample in samples:
-            function, line = sample.frames[-1]
-            place = Place(function.file, line, _without_class(function))
-            known = found.setdefault(place, Line(place, _without_class(sample.frames[0].function)))
-            known.add(sample.seconds, 1, _called_name(sample))
-            if self._timer is not None and self._timer.is_of(function.file, function.line):
-                timed[place] = known
-        if self._timer is not None and timed:
-            self._timer.share_out(found, timed)
-        costly = [line for line in found.values() if line.ns >= MIN_SHARE * total_s]
-        return tuple(line.record(total_s) for line in sorted(costly, key=lambda line: -line.ns)[:_MAX_LINES])
 
     def functions(self, where: Where) -> tuple[HotFunction, ...]:
         """Return the functions that take the time, costliest first."""
@@ -150,18 +133,17 @@ class BatchLines:
             if total[function] >= MIN_SHARE * total_s
         )[:_MAX_FUNCTIONS]
 
+    def lines(self) -> tuple[HostLine, ...]:
+        """Return the costliest lines, costliest first."""
+        found, total_s = self._lines()
+        costly = [line for lines in found.values() for line in lines.values() if line.ns >= MIN_SHARE * total_s]
+        return tuple(line.record(total_s) for line in sorted(costly, key=lambda line: -line.ns)[:_MAX_LINES])
+
     def hot_lines(self) -> tuple[HotLine, ...]:
         """Return the lines of the costliest function, with their shares of its time."""
         first = next(iter(self.functions("getitem")), None)
-        found: dict[Place, Line] = {}
-        for sample in self._samples()[0]:
-            function, number = sample.frames[-1]
-            if first is not None and (function.file, function.line) == (first.file, first.line):
-                place = Place(function.file, number, _without_class(function))
-                found.setdefault(place, Line(place, "")).add(sample.seconds, 1, _called_name(sample))
-        if self._timer is not None and found:
-            self._timer.share_out(found, dict(found))
-        whole_s = sum(line.ns for line in found.values())
+        lines = self._lines()[0].get((first.file, first.line), {}) if first is not None else {}
+        whole_s = sum(line.ns for line in lines.values())
         return tuple(
             HotLine(
                 file=place.file,
@@ -170,8 +152,22 @@ class BatchLines:
                 share=line.ns / whole_s,
                 basis=BASIS,
             )
-            for place, line in sorted(found.items(), key=lambda item: -item[1].ns)[:_MAX_LINES]
+            for place, line in sorted(lines.items(), key=lambda item: -item[1].ns)[:_MAX_LINES]
         )
+
+    def _lines(self) -> tuple[dict[tuple[str, int], dict[Place, Line]], float]:
+        """Return the innermost lines by the file and first line of their function, and the seconds of all stacks."""
+        samples, total_s = self._samples()
+        found: defaultdict[tuple[str, int], dict[Place, Line]] = defaultdict(dict)
+        for sample in samples:
+            function, number = sample.frames[-1]
+            place = Place(function.file, number, _without_class(function))
+            line = Line(place, _without_class(sample.frames[0].function))
+            line = found[function.file, function.line].setdefault(place, line)
+            line.add(sample.seconds, 1, _called_name(sample))
+        if self._timer is not None and (timed := found.get(self._timer.function)):
+            self._timer.redistribute(timed)
+        return found, total_s
 
     def _samples(self) -> tuple[list[_Sample], float]:
         """Return the stacks with the user's code, or else those with packages, and the seconds of all stacks."""
@@ -184,9 +180,10 @@ class BatchLines:
 
 
 def with_operators(functions: tuple[HotFunction, ...], n_lines: float, call_s: float) -> tuple[HotFunction, ...]:
-    """Return the functions, the first one as ``"native"`` if its lines are too slow for Python code.
+    """Return the functions, with the first one marked ``"native"`` if its lines take too long for Python code alone.
 
-    It then runs operators. A call takes ``call_s`` seconds, and runs ``n_lines`` lines of the first function.
+    Such lines run operators on arrays or tensors. A call of the dataset takes ``call_s`` seconds, and runs ``n_lines``
+    lines of the first function.
     """
     if not functions or functions[0].kind == "native" or not n_lines:
         return functions
@@ -260,7 +257,6 @@ def _sample(stack: tuple[_Frame, ...], seconds: float, owners: tuple[str, ...]) 
 
 
 def _without_class(function: _Function) -> str:
-    """Return a function's name without its class."""
     return function.name.rpartition(".")[2]
 
 

@@ -11,7 +11,7 @@ _MIN_STEP_S = 20e-6
 
 
 class Load:
-    """Computation on ``threads`` cores for ``seconds`` per step, as in the training, if nothing else runs.
+    """Compute load of one step: ``threads`` threads that compute for ``seconds`` if nothing else uses their cores.
 
     The amount of work per step is fixed, so that a step takes longer if workers use its cores, as in training. Several
     threads work in rounds that end with the slowest thread, as operators do. Calibration takes at most ``budget_s``.

@@ -53,14 +53,15 @@ class Pipeline:
         self.prefetch_factor = loader.prefetch_factor
         self.is_iterable = isinstance(dataset, IterableDataset)
         self.makes_batches = loader.batch_sampler is None  # batch_size=None: the dataset returns whole batches
-        # Not "forkserver", Python 3.14's default: the server is the parent's. A batch takes as long with "spawn".
+        # Not "forkserver", Python 3.14's default, whose server belongs to the parent; "spawn" is as fast per batch.
         context = multiprocessing.get_context("fork") if forks else loader.multiprocessing_context
         self.context: Any = multiprocessing.get_context("spawn") if self.is_pickled else context
         if self.is_iterable:
             self.units: Iterator[Any] = itertools.repeat(self.batch_size or 1)
         else:
-            self.units = _Forever(loader.sampler if self.makes_batches else loader.batch_sampler)
-        self._stream: Iterator[Any] | None = None
+            sampler = loader.sampler if self.makes_batches else loader.batch_sampler
+            self.units = _endless(sampler, "the sampler yields nothing")
+        self._samples = _endless(dataset, "the dataset is empty")
         many = getattr(dataset, "__getitems__", None)
         self.fetch_many = many if callable(many) and not self.makes_batches and not self.is_iterable else None
 
@@ -78,7 +79,7 @@ class Pipeline:
     def fetch(self, call: Any) -> Any:
         """Return the result of one call of the dataset. Add nothing here: this call is sampled and profiled."""
         if self.is_iterable:
-            return self._next()
+            return next(self._samples)
         if self.fetch_many is not None:
             return self.fetch_many(call)
         return self.dataset[call]
@@ -177,15 +178,6 @@ class Pipeline:
                 "each worker would yield all of them"
             )
 
-    def _next(self) -> Any:
-        for _ in range(2):
-            if self._stream is None:
-                self._stream = iter(self.dataset)
-            for sample in self._stream:
-                return sample
-            self._stream = None
-        raise Refused("the dataset is empty")
-
 
 def _begin_worker(worker_init: Callable[[int], Any] | None, worker_id: int) -> None:
     """Call the user's ``worker_init_fn`` in a worker, whose code is unwound when the probe ends."""
@@ -214,22 +206,19 @@ def _collate_and_stamp(collate: Callable[[Any], Any], is_batched: bool, results:
     return collate(results[0] if is_batched else results), time.perf_counter()
 
 
-class _Forever:
-    """A sampler's indices in an endless cycle; each ``iter`` continues where the last one stopped."""
+def _endless(source: Any, if_empty: str) -> Iterator[Any]:
+    """Yield the items of a source, from its start again whenever they are exhausted.
 
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
-        self._now: Iterator[Any] = iter(())
-
-    def __iter__(self) -> "_Forever":
-        return self
-
-    def __next__(self) -> Any:
-        for _ in range(2):
-            for unit in self._now:
-                return unit
-            self._now = iter(self._sampler)
-        raise Refused("the sampler yields nothing")
+    Raises:
+        Refused: It has none; the message is ``if_empty``.
+    """
+    while True:
+        is_empty = True
+        for item in source:
+            is_empty = False
+            yield item
+        if is_empty:
+            raise Refused(if_empty)
 
 
 class _WatchedInfo:

@@ -55,8 +55,8 @@ class LoaderProber:
         self._extent = extent
         self._child = Child(self._limit_s)
         self._scratch: Path | None = None
-        self._first = LoaderProbe(status="failed", reason="not started")
-        self._result: LoaderProbe | None = self._first
+        self._initial = LoaderProbe(status="failed", reason="not started")
+        self._result: LoaderProbe | None = self._initial
         self._started_s = 0.0
 
     def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
@@ -66,7 +66,7 @@ class LoaderProber:
         outer, loader = loader, inner_loader(loader)
         is_plain = isinstance(loader, DataLoader)
         cores = read_machine().usable_cores / max(1, self._local_world_size)
-        self._first = LoaderProbe(
+        self._initial = LoaderProbe(
             status="failed",
             stage=stage,
             index=index,
@@ -82,12 +82,12 @@ class LoaderProber:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.
                 self._scratch = Path(tempfile.mkdtemp(prefix="lperf"))
                 plan = Plan(self._limit_s, cores, self._scratch, self._load, self._extent)
-                self._child.start(partial(probe, loader, plan, self._first))
+                self._child.start(partial(probe, loader, plan, self._initial))
             except OSError as error:
                 self._remove_scratch()
                 reason = f"no child process could be started: {error}"
         if reason is not None:
-            self._result = msgspec.structs.replace(self._first, status="refused", reason=reason)
+            self._result = msgspec.structs.replace(self._initial, status="refused", reason=reason)
         self._started_s = time.monotonic()
         return self._result
 
@@ -125,11 +125,14 @@ class LoaderProber:
         with contextlib.suppress(msgspec.MsgspecError):
             note = _decode(ended.results)
         if note is None:
-            note = Report("", [], self._first)
+            note = Report("", [], self._initial)
             reason = ended.failure or "its process ended before it reported anything"
         else:
             reason = f"{ended.failure} while {note.stage}" if ended.failure else note.failure
-        # Of workers that were killed; torch names shared memory by the id of the process that made it.
+            # Without a failure, other code has reaped the process, or the data called os._exit(0).
+            if not reason and note.stage != "done":
+                reason = f"its process ended while {note.stage}"
+        # Killed workers leave shared memory, which torch names by the id of the process that made it.
         _remove_shared(*(f"torch_{pid}_*" for pid in note.pids))
         if note.refusal:
             return msgspec.structs.replace(note.probe, status="refused", reason=note.refusal)
@@ -141,7 +144,7 @@ class LoaderProber:
 
     def _remove_scratch(self) -> None:
         if self._scratch is not None:
-            # Semaphores of workers that are spawned have names, which only their maker would remove.
+            # Spawned workers use named semaphores, which only the process that made them would remove.
             _remove_shared(f"sem.{self._scratch.name}-*")
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from lightning_perf.stats.leak import fit_trend
 
-from .batch import BatchContents, indexes_tensors, repeated
+from .batch import BatchContents, indexes_tensors, summarize
 from .pipeline import Pipeline
 from .process import n_waits, queued_s
 
@@ -16,7 +16,7 @@ SLOW_RATIO, ENOUGH_SLOW = 5.0, 10
 WORTH_READING_S = 200e-6
 """Queueing for a core is read only after samples slower than this, since reading it takes about 20 us."""
 MAX_TIMED_AGAIN = 20
-"""Slow samples that are made a second time."""
+"""Most slow samples that are made a second time."""
 _MIN_GROWTH_BYTES = 16 * 2**20
 """Less growth is not reported: the child also copies pages of the interpreter when it first writes to them."""
 
@@ -106,12 +106,12 @@ class Samples:
     def fields(self) -> dict[str, Any]:
         """Return the fields of ``LoaderProbe`` that the pass measures, once there are samples."""
         return {
-            "getitem": repeated(self.sample_s),
+            "getitem": summarize(self.sample_s),
             "n_slow": self.n_slow(),
             "getitem_cpu_fraction": min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else None,
             "batch_size": self.batch_size,
             "indexes_tensors": self.indexes,
-            "collate": repeated(self.collate_s),
+            "collate": summarize(self.collate_s),
             **self.contents.fields(),
         }
 
@@ -149,7 +149,7 @@ class Samples:
         first_s = again_s = 0.0
         n_again, end_s = 0, time.perf_counter() + limit_s
         for each in sorted(slow, key=lambda each: -each.sample_s):
-            beyond_s = beyond_again_s = each.n_samples * (each.sample_s - usual_s)
+            excess_s = excess_again_s = each.n_samples * (each.sample_s - usual_s)
             if not each.has_waited:
                 takes_s = each.n_samples * each.sample_s
                 if n_again == MAX_TIMED_AGAIN or time.perf_counter() + takes_s > end_s:
@@ -160,7 +160,7 @@ class Samples:
                 pipeline.fetch(each.call)
                 taken_s = time.perf_counter() - begin_s - (queued_s() - queued_begin_s)
                 self.argument = None
-                beyond_again_s = min(beyond_s, max(0.0, taken_s - each.n_samples * usual_s))
-            first_s += beyond_s
-            again_s += beyond_again_s
+                excess_again_s = min(excess_s, max(0.0, taken_s - each.n_samples * usual_s))
+            first_s += excess_s
+            again_s += excess_again_s
         return again_s / first_s if first_s > 0 else None

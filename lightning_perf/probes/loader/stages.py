@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 from lightning_perf.cgroups import free_bytes
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 
-from .batch import point_of, repeated
+from .batch import point_of, summarize
 from .child import EndingError, Reporter, error_line
 from .copying import forget_parents_processes, separate_descriptors
-from .curve import COMPUTES, CurveMeasurement, candidates, urgent_first
+from .curve import COMPUTE_BOUND, CurveMeasurement, candidates, urgent_first
 from .guard import guard
 from .lines import BatchLines, WorkerLines, read_worker_lines, with_operators
 from .load import Load
@@ -30,7 +30,7 @@ from .process import limit_memory, private_bytes, storage_bytes_read
 from .samples import Samples
 
 BATCHES_S, MIN_BATCHES, MAX_BATCHES = 0.5, 3, 20
-"""Limits of timing a few batches, which takes a core: no further one begins after this time, once there are enough."""
+"""Limits of timing a few batches, which uses a core: seconds after which no further one begins, least and most."""
 PLANNED_SHARE = 0.85
 """Share of the time limit that the child plans to use; at the limit it is killed."""
 SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
@@ -91,8 +91,8 @@ class _TooMuchMemory(Exception):
     """Raised if making samples needs more memory than allowed."""
 
 
-def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Reporter) -> None:
-    """Measure a loader, in the child. ``first`` is the record with the fields that the parent knows."""
+def probe(loader: DataLoader[Any], plan: Plan, initial: LoaderProbe, reporter: Reporter) -> None:
+    """Measure a loader, in the child. ``initial`` is the record with the fields that the parent knows."""
     begin_s = time.perf_counter()
     separate_descriptors(keep=(reporter.descriptor,))
     forget_parents_processes(plan.scratch)
@@ -100,16 +100,18 @@ def probe(loader: DataLoader[Any], plan: Plan, first: LoaderProbe, reporter: Rep
     if plan.extent != "full":
         guard(reporter, plan.scratch)
     gc.enable()  # only for the child's own objects: the parent's are frozen
-    _Stages(loader, plan, first, begin_s, reporter).run()
+    _Stages(loader, plan, initial, begin_s, reporter).run()
 
 
 class _Stages:
+    """The stages of one probe, and the record that they fill."""
+
     def __init__(
-        self, loader: DataLoader[Any], plan: Plan, first: LoaderProbe, begin_s: float, reporter: Reporter
+        self, loader: DataLoader[Any], plan: Plan, initial: LoaderProbe, begin_s: float, reporter: Reporter
     ) -> None:
         self._loader = loader
         self._plan = plan
-        self._probe = first
+        self._probe = initial
         self._begin_s = begin_s
         self._end_s = begin_s + PLANNED_SHARE * plan.limit_s
         self._reporter = reporter
@@ -117,7 +119,7 @@ class _Stages:
         self._samples = Samples()
         self._start_s = 0.0  # of one worker
         self._stage = "taking the loader apart"
-        self._missing: dict[str, str] = dict(first.missing)
+        self._missing: dict[str, str] = dict(initial.missing)
         self._memory_allowed = MEMORY_SHARE * free_bytes()
         self._memory_limit = private_bytes(with_copied_pages=False) + self._memory_allowed
         limit_memory(1.2 * MEMORY_SHARE)  # enforced by the kernel: the limit above is only checked now and then
@@ -269,7 +271,7 @@ class _Stages:
             self._missing["transport"] = f"samples cannot be copied: {error_line(error)}"
             return
         durations_s, self._start_s = pipeline.time_transport(samples.results, self._planned_s(TRANSPORT_SHARE))
-        self._update(transport=repeated(durations_s))
+        self._update(transport=summarize(durations_s))
         samples.results = []
 
     def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
@@ -285,7 +287,7 @@ class _Stages:
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
         is_bursty = self._plan.extent == "full" and _is_bursty(getitem, samples.batch_s)
         end_s = self._end_s - (self._planned_s(PREFETCH_SHARE) if is_bursty else 0.0)
-        does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTES
+        does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTE_BOUND
         if does_wait:
             end_s -= self._planned_s(WORKER_LINES_SHARE)
         fewer: list[int] = []
@@ -366,7 +368,7 @@ def _drawn_calls(pipeline: Pipeline, seconds: float) -> Callable[[], Any]:
 
 
 def _is_bursty(getitem: Repeated, batch_s: list[float]) -> bool:
-    batches = repeated(batch_s)
+    batches = summarize(batch_s)
     if batches is None or batches.mean_s < _MIN_BURST_S:
         return False
     if getitem.p50_s > 0 and getitem.mean_s / getitem.p50_s > BURSTY:

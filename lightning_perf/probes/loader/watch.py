@@ -9,7 +9,7 @@ from lightning_perf.probes import plain
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.machine import local_world_size
 from lightning_perf.probes.telemetry import TelemetryProbe
-from lightning_perf.records import Fetch, LoaderProbe, Session, Settings, StageTimes
+from lightning_perf.records import Fetch, LoaderProbe, Session, StageTimes
 
 from .copying import refuses_automatic
 from .prober import BATCHES_LIMIT_S, LoaderProber
@@ -27,7 +27,7 @@ SHORT_LEAST_S, SHORT_MOST_S = 0.5, 5.0
 
 
 class LoaderWatch(Probe):
-    """Probe of a training loader that costs time, or only the times of a few of its batches, in a child process.
+    """Measurement, in a child process, of a training loader that costs time, or only of a few of its batches.
 
     ``probe_data`` is ``"auto"`` for a short probe at the end of the run, True for a long one at the end of the first
     epoch that waits, or False to only time a few batches.
@@ -53,16 +53,15 @@ class LoaderWatch(Probe):
 
     def before_report(self, is_last: bool) -> None:
         """Start the measurements that the waits so far call for; at the end of a run, wait for the result."""
-        settings = self._run.settings
         self._reason = self._why_not_now()
         if self._reason:
             return
         if self._wants_probe is True:
-            self._probe(settings, _PROBED_WAIT_SHARE)
+            self._probe(_PROBED_WAIT_SHARE)
         elif self._wants_probe == "auto" and is_last and self._can_probe_shortly():
-            self._probe(settings, SHORT_WAIT_SHARE, SHORT_SHARE * self.loop.wall_ns() / 1e9)
+            self._probe(SHORT_WAIT_SHARE, SHORT_SHARE * self.loop.wall_ns() / 1e9)
         if self._wants_probe is not True and self.probe is None:
-            self._time_batches(settings, is_last)
+            self._time_batches(is_last)
 
     def part(self, session: Session) -> Mapping[str, Any]:
         """Return the record, and the steady state with the cost of a batch without workers."""
@@ -72,7 +71,7 @@ class LoaderWatch(Probe):
         return {"loader_probe": self.probe, "steady": steady}
 
     def reasons(self) -> Mapping[str, str]:
-        return {} if self.probe is not None else {"loader_probe": self._why_no_probe(self._run.settings)}
+        return {} if self.probe is not None else {"loader_probe": self._why_no_probe()}
 
     def _completed(self, fetch: Fetch) -> Fetch:
         """Return the times of fetching with the cost of a batch without workers, or why that is unknown."""
@@ -87,13 +86,13 @@ class LoaderWatch(Probe):
             reason = f"not measured: {probe.reason}" if probe else reason
         return msgspec.structs.replace(fetch, in_process_basis=reason) if reason else fetch
 
-    def _why_no_probe(self, settings: Settings) -> str:
+    def _why_no_probe(self) -> str:
         """Return why there is no record."""
         if self._wants_probe is False:
             return "probe_data=False"
         if self._reason:
             return self._reason
-        loaders = [s for s in settings.loaders if s.stage == "train"]
+        loaders = [s for s in self._run.settings.loaders if s.stage == "train"]
         if len(loaders) > 1:
             return (
                 f"{len(loaders)} training loaders are combined: only `lightning-perf data` probes several and names "
@@ -112,10 +111,10 @@ class LoaderWatch(Probe):
                 self._prober.close()
                 self.probe = self._prober.poll()
 
-    def _time_batches(self, settings: Settings, is_last: bool) -> None:
+    def _time_batches(self, is_last: bool) -> None:
         if self._batches is None:
             # Without workers, the loader's own fetches show the cost of a batch.
-            loader = self._suspicious_loader(settings, _SUSPICIOUS_WAIT_SHARE, needs_workers=True)
+            loader = self._suspicious_loader(_SUSPICIOUS_WAIT_SHARE, needs_workers=True)
             if loader is None:
                 return
             self._batches = LoaderProber(BATCHES_LIMIT_S, extent="batches")
@@ -147,19 +146,19 @@ class LoaderWatch(Probe):
             return False
         return True
 
-    def _probe(self, settings: Settings, share: float, short_s: float | None = None) -> None:
+    def _probe(self, share: float, short_s: float | None = None) -> None:
         """Probe the loader and wait for the record, unless it was probed or waits for data take less than ``share``.
 
         ``short_s`` is the time for a short probe; None for a long one.
         """
         if self.probe is not None:
             return
-        loader = self._suspicious_loader(settings, share)
+        loader = self._suspicious_loader(share)
         if loader is None:
             return
         ranks = local_world_size(self.trainer)
         steady = self.loop.main.stage_times()
-        load = None if steady is None else self._load(settings, steady)
+        load = None if steady is None else self._load(steady)
         if short_s is None:
             prober = LoaderProber(local_world_size=ranks, load=load)
         else:
@@ -174,25 +173,25 @@ class LoaderWatch(Probe):
         finally:
             self._set_telemetry_aside(False)
 
-    def _load(self, settings: Settings, steady: StageTimes) -> tuple[float, int]:
+    def _load(self, steady: StageTimes) -> tuple[float, int]:
         """Return the seconds per step that the training computes, and its number of threads."""
         wait_s = steady.phases["data_wait"].total_s if "data_wait" in steady.phases else 0.0
         compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
-        most = float(settings.torch.n_threads or 1)
+        most = float(self._run.settings.torch.n_threads or 1)
         if self.trainer.strategy.root_device.type != "cpu":
             most = 1.0  # the thread that launches kernels and waits for them
         host = None if self._telemetry is None else self._telemetry.record().host
         if host is None or host.process_cpu_cores is None or compute_s <= 0:
             return compute_s, max(1, round(most))
-        loader = next(each for each in settings.loaders if each.stage == "train")
+        loader = next(each for each in self._run.settings.loaders if each.stage == "train")
         loading_s = 0.0 if loader.num_workers else steady.step_s.mean - compute_s
         loading_s *= 1.0 - (host.fetch_blocked_fraction or 0.0)
         busy = (host.process_cpu_cores.mean * steady.step_s.mean - loading_s) / compute_s
         return compute_s, max(1, round(min(most, busy)))
 
-    def _suspicious_loader(self, settings: Settings, share: float, needs_workers: bool = False) -> Any:
-        """Return the training loader if waiting for it or its start takes more than a share of the time; or None."""
-        loaders = [s for s in settings.loaders if s.stage == "train"]
+    def _suspicious_loader(self, share: float, needs_workers: bool = False) -> Any:
+        """Return the training loader if data waits and epoch starts take more than ``share`` of the time; else None."""
+        loaders = [s for s in self._run.settings.loaders if s.stage == "train"]
         if len(loaders) != 1 or loaders[0].num_workers is None or (needs_workers and not loaders[0].num_workers):
             return None
         steady = self.loop.main.stage_times()  # takes a while, which is fine at the end of an epoch

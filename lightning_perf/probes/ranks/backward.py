@@ -35,7 +35,7 @@ class BackwardWatch:
         self.is_on_device = make_event is not None
         """Whether times come from a device's clock."""
         self._marks: list[tuple[DeviceEvent, DeviceEvent, DeviceEvent]] = []
-        """Of each backward of a step: its begin, the latest gradient, its end."""
+        """Events at the start, at the latest gradient and at the end of each backward pass of a step."""
         self._broadcast_marks = (make_event(), make_event()) if make_event is not None else None
         self._is_broadcast_marked = False
         self._is_unresolved = False
@@ -60,7 +60,7 @@ class BackwardWatch:
             return False
         self._n_backwards = self._step_ns = 0
         trained = [one for one in self._parameters if one.requires_grad]
-        self._hooked = trained  # noted before any hook is added, because an interrupt may come in between
+        self._hooked = trained  # set before hooks are added, so that stop() also removes them after an interrupt
         for one in trained:
             one.register_post_accumulate_grad_hook(self._hook)
         return True
@@ -134,7 +134,7 @@ class BackwardWatch:
         self._error = self._error or error
 
     def _step_ends(self) -> None:
-        """Close the sample of the last step."""
+        """End the sample of the last step."""
         if not self._hooked:
             return
         self.stop()

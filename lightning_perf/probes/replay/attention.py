@@ -1,4 +1,4 @@
-"""Find attention written out as products and a softmax, and replace it with the fused function."""
+"""Find attention computed by separate products and a softmax, and replace it with the fused function."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ _DROPOUT_P = 0.1
 
 
 def attention_works(log: CallLog) -> list[Work]:
-    """Return written-out attention: product, softmax and product, with all operators over the scores in between."""
+    """Return unfused attention: product, softmax and product, with all operators on the scores in between."""
     return [work for call in log.calls if call.name in _PRODUCTS for work in _work_ending_in(call, log)]
 
 
@@ -50,7 +50,7 @@ def _work_ending_in(last: Call, log: CallLog) -> list[Work]:
 def _path_to(
     wanted: tuple[str, ...], spec: TensorSpec, log: CallLog, n_scores: int, depth: int = 0
 ) -> list[Call] | None:
-    """Return the calls from a tensor of scores back to a wanted operator, the last of them; None if there is none."""
+    """Return the calls from a tensor of scores back to a wanted operator, which is the last one; None without one."""
     if spec.source < 0 or depth > _MAX_BETWEEN or math.prod(spec.shape) != n_scores:
         return None
     call = log.calls[spec.source]

@@ -59,13 +59,13 @@ class Call:
         backward_ns: Nanoseconds of the operators of their backward pass.
         n_out: Elements of the results of one call.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
-        feeders: Indices of the calls that wrote its first tensor; equal calls may have different ones.
+        producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
     """
 
     __slots__ = (
-        "args", "backward_ns", "feeders", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns",
-        "out_dtypes", "weights",
+        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns", "out_dtypes",
+        "producers", "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -73,7 +73,7 @@ class Call:
         self.out_dtypes, self.n_out = tuple(out.dtype for out in outs), sum(out.numel() for out in outs)
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
-        self.feeders: set[int] = set()
+        self.producers: set[int] = set()
         self.weights: set[int] = set()
 
     @property
@@ -159,7 +159,7 @@ class CallLog:
         call.n += 1
         call.ns += ns
         inputs = [value for value in flat((args, tuple(kwargs.values()))) if is_plain_tensor(value)]
-        call.feeders.update(self._writers.get(_address(value), -1) for value in inputs[:1])
+        call.producers.update(self._writers.get(_address(value), -1) for value in inputs[:1])
         if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
             # Autograd made this call's node just before this method was called.
             number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]

@@ -27,16 +27,16 @@ MAX_ROUNDS = 60
 HALF_WIDTH = 0.05
 """Relative half width of the interval at which it is narrow enough."""
 
-HOPELESS = 3.0
+MAX_SLOWDOWN = 3.0
 """Passes with the treatment end when they take this many times as long as one without it."""
 
-HOPELESS_ROUNDS = 2
-"""After so many rounds, stop if the shortest treated pass takes ``HOPELESS`` times the longest without it."""
+MAX_SLOWDOWN_ROUNDS = 2
+"""After so many rounds, stop if the shortest treated pass takes ``MAX_SLOWDOWN`` times the longest without it."""
 
 SHORT_S = 0.01
-"""Below this, allocating and choosing a kernel may take most of an operator's first run."""
+"""Seconds below which allocating and choosing a kernel may take most of an operator's first run."""
 
-_PATIENCE_S = 30.0
+_DEVICE_TIMEOUT_S = 30.0
 
 
 class Stopwatch(Protocol):
@@ -75,12 +75,12 @@ class DeviceWatch:
         """Return the device's time between two events; poll until the second is reached.
 
         Raises:
-            TimeoutError: It was not reached within ``_PATIENCE_S``.
+            TimeoutError: It was not reached within ``_DEVICE_TIMEOUT_S``.
         """
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + _DEVICE_TIMEOUT_S
         while not end.query():
             if time.monotonic() > until:
-                raise TimeoutError(f"the device did not finish a replayed operator within {_PATIENCE_S:.0f} s")
+                raise TimeoutError(f"the device did not finish a replayed operator within {_DEVICE_TIMEOUT_S:.0f} s")
             time.sleep(1e-4)
         return begin.elapsed_time(end) / 1e3
 
@@ -117,12 +117,12 @@ def compare(
     watch: Stopwatch,
     limit_s: float,
     now_ns: Callable[[], int],
-    worth: float = 1.0,
+    least_speedup: float = 1.0,
 ) -> Comparison:
     """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
-    ``treated`` makes the context of a treated pass. Rounds end early if the speedup ``worth``, the lowest that matters
-    in a step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
+    ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters in a
+    step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
     ratios by pair.
     """
     until = now_ns() + round(limit_s * 1e9)
@@ -132,7 +132,7 @@ def compare(
             None, None, 0, None, f"one pass over the operators takes longer than the {limit_s:.1f} s left"
         )
     with treated():
-        after.run(until, now_ns, HOPELESS * before.last_s, is_first=True)
+        after.run(until, now_ns, MAX_SLOWDOWN * before.last_s, is_first=True)
     logs: list[float] = []
     all_before, all_after = [before.last_s], [after.last_s]
     found: Interval | None = None
@@ -146,17 +146,17 @@ def compare(
                 is_whole &= before.run(until, now_ns)
             else:
                 with treated():
-                    is_whole &= after.run(until, now_ns, HOPELESS * before.last_s)
+                    is_whole &= after.run(until, now_ns, MAX_SLOWDOWN * before.last_s)
         if not is_whole:
             break
         logs.append(math.log(before.last_s / after.last_s))
         all_before.append(before.last_s)
         all_after.append(after.last_s)
         found = interval_of(logs)
-        if len(logs) >= HOPELESS_ROUNDS and min(all_after) > HOPELESS * max(all_before):
+        if len(logs) >= MAX_SLOWDOWN_ROUNDS and min(all_after) > MAX_SLOWDOWN * max(all_before):
             found = Interval(value=math.exp(fmean(logs)), low=0.0, high=max(all_before) / min(all_after))
             break
-        if found is not None and (found.high < worth or found.high / found.low < (1 + HALF_WIDTH) ** 2):
+        if found is not None and (found.high < least_speedup or found.high / found.low < (1 + HALF_WIDTH) ** 2):
             break
     if found is None:
         return Comparison(
@@ -167,7 +167,7 @@ def compare(
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
 
 
-def widened(cold: Comparison, warm: Comparison) -> Comparison:
+def widen_interval(cold: Comparison, warm: Comparison) -> Comparison:
     """Return the first comparison with an interval that includes the second one's, with its tensors in caches.
 
     In a training, some results are still in caches when the next operator reads them, and others are not.

@@ -12,6 +12,7 @@ import torch
 from .calls import OPAQUE, Call, TensorSpec, flat
 
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function with its positional and its keyword arguments."""
 
 _RECURRENT = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
 _WRITES_STATISTICS = ("aten::_native_batch_norm_legit",)
@@ -41,7 +42,7 @@ def function_of(call: Call) -> Bound | None:
         return restore({**dict(zip(names, call.args, strict=False)), **call.kwargs}, call)
     if not schema.is_mutable or schema.name in _WRITES_STATISTICS:
         return call.func, call.args, call.kwargs
-    # relu_ and its like: the same operator on a new tensor, so that it can be repeated.
+    # For relu_ and similar ones: the same operator on a new tensor, so that it can be repeated.
     name = schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
     pure = getattr(packet, call.func._overloadname, None)
@@ -67,13 +68,11 @@ def _convolution(given: dict[str, Any], call: Call) -> Bound | None:
     return (torch.conv1d, torch.conv2d, torch.conv3d)[dims - 1], (*first, given["dilation"], given["groups"]), {}
 
 
-def _softmax(function: Callable[..., Any]) -> Callable[[dict[str, Any], Call], Bound]:
-    def restore(given: dict[str, Any], call: Call) -> Bound:
-        if given["half_to_float"]:
-            return call.func, call.args, call.kwargs
-        return function, (given["self"], given["dim"]), {}
-
-    return restore
+def _softmax(given: dict[str, Any], call: Call) -> Bound:
+    if given["half_to_float"]:
+        return call.func, call.args, call.kwargs
+    function: Callable[..., Any] = torch.softmax if call.name == "aten::_softmax" else torch.log_softmax
+    return function, (given["self"], given["dim"]), {}
 
 
 def _group_norm(given: dict[str, Any], call: Call) -> Bound:
@@ -94,8 +93,8 @@ def _attention(given: dict[str, Any], call: Call) -> Bound:
 
 _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
     "aten::convolution": _convolution,
-    "aten::_softmax": _softmax(torch.softmax),
-    "aten::_log_softmax": _softmax(torch.log_softmax),
+    "aten::_softmax": _softmax,
+    "aten::_log_softmax": _softmax,
     "aten::native_group_norm": _group_norm,
     "aten::_scaled_dot_product_flash_attention": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
@@ -105,6 +104,7 @@ _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
 
 
 Respec = Callable[[TensorSpec], TensorSpec]
+"""A treatment's change of one tensor."""
 
 
 class Work(NamedTuple):
@@ -135,7 +135,7 @@ class Work(NamedTuple):
         return sum(call.n_elements for call in self.calls)
 
 
-def works_of(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:
+def work_for(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:
     """Return a single operator as work, changed by ``treat``; empty if it cannot be replayed."""
     bound = function_of(call)
     treated = treat(bound) if bound is not None else None
@@ -147,15 +147,15 @@ def with_specs(respec: Respec) -> Callable[[Bound], Bound]:
 
     def treat(bound: Bound) -> Bound:
         function, args, kwargs = bound
-        return function, mapped(respec, args), {name: mapped(respec, value) for name, value in kwargs.items()}
+        return function, map_specs(respec, args), {name: map_specs(respec, value) for name, value in kwargs.items()}
 
     return treat
 
 
-def mapped(change: Callable[[TensorSpec], Any], value: Any) -> Any:
+def map_specs(change: Callable[[TensorSpec], Any], value: Any) -> Any:
     """Return nested arguments with ``change`` applied to each tensor's spec."""
     if isinstance(value, TensorSpec):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return tuple(mapped(change, each) for each in value)
+        return tuple(map_specs(change, each) for each in value)
     return value

@@ -9,14 +9,14 @@ import torch
 
 from .calls import TensorSpec, flat
 from .compare import Stopwatch
-from .functions import Bound, Work, mapped
+from .functions import Bound, Work, map_specs
 from .treatments import Scope, Treated
 
-CACHED = 2**24
-"""Most elements of an arena: more would hardly change the rate of cache hits. 64 MiB of float32."""
+MAX_ARENA_ELEMENTS = 2**24
+"""64 MiB of float32. More would hardly change the rate of cache hits."""
 
 COVERED = 0.95
-"""Share of the concerned operators' time that is replayed, largest first."""
+"""Share of the changed operators' time that is replayed, largest operators first."""
 
 MAX_OPERATORS = 64
 MAX_SHARED_USES = 8
@@ -69,9 +69,9 @@ class Arena:
         self._place += extent
         return found.requires_grad_(spec.needs_grad)
 
-    def filled(self, value: Any) -> Any:
+    def fill(self, value: Any) -> Any:
         """Return nested arguments with tensors in place of their specs."""
-        return mapped(self.tensor, value)
+        return map_specs(self.tensor, value)
 
 
 def _cast(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -113,7 +113,7 @@ class OperatorItem:
     def _timed(self, bound: Bound, around: Scope, watch: Stopwatch) -> list[tuple[Any, Any]]:
         function, given, named = bound
         self._arena.begin_operator()
-        args, values = self._arena.filled(given), self._arena.filled(tuple(named.values()))
+        args, values = self._arena.fill(given), self._arena.fill(tuple(named.values()))
         kwargs = dict(zip(named, values, strict=True))
         with around():
             begin = watch.mark()
@@ -132,7 +132,7 @@ class OperatorItem:
         return TensorSpec(tuple(value.shape), value.stride(), value.dtype, False, -1, self._gradient_denormal)
 
 
-def chosen(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
+def choose_work(treated: Treated, is_timed: bool, most_s: float = math.inf) -> list[Work]:
     """Return the work to replay, largest first: ``COVERED`` of the time, as far as there is time.
 
     Work that does not fit into ``most_s`` seconds per round is omitted. Without timed calls, work is ranked by
@@ -167,8 +167,9 @@ def _size(work: Work, is_timed: bool) -> float:
 def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_bytes: int) -> int:
     """Return the elements of an arena for operators: the tensors, elements of results and calls per step of each.
 
-    As many as the tensors of all calls, at most ``CACHED`` and what fits. The block counts in each dtype, and in half
-    precision for a treatment. Beside it must be room for the results, casts and gradients of the largest operator.
+    As many as the tensors of all calls have, but at most ``MAX_ARENA_ELEMENTS`` and what fits. Each dtype needs a block
+    of its own, and a treatment one in half precision; results, casts and gradients of the largest operator must fit
+    beside them.
 
     Raises:
         MemoryError: The largest operator does not fit.
@@ -182,4 +183,4 @@ def elements_for(operators: Sequence[tuple[list[TensorSpec], int, int]], free_by
     fits = (free_bytes - 2 * max(item_bytes) * largest) // bytes_each
     if fits < largest:
         raise MemoryError(f"{free_bytes / 2**20:.0f} MiB are free to replay in: not enough for the largest operator")
-    return int(min(fits, max(largest, min(in_all, CACHED))))
+    return int(min(fits, max(largest, min(in_all, MAX_ARENA_ELEMENTS))))

@@ -26,20 +26,17 @@ class OptimizerItem:
     def __init__(
         self, optimizer: Any, changes: dict[str, Any], n_elements: int = MAX_ELEMENTS, n_batches: int = 1
     ) -> None:
-        reason = _refusal(optimizer)
-        if reason:
-            raise ValueError(reason)
+        if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
+            name = type(optimizer).__name__
+            raise ValueError(f"{name} is not one of torch's optimizers, whose step can be repeated on copies")
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
-        self._sides = {
-            False: _rebuilt(type(optimizer), groups, {}),
-            True: _rebuilt(type(optimizer), groups, changes) if changes else None,
-        }
+        as_is = _rebuilt(type(optimizer), groups, {})
+        self._sides = {False: as_is, True: _rebuilt(type(optimizer), groups, changes) if changes else as_is}
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Step once, without the hooks on all optimizers; return the marks around it."""
-        optimizer = self._sides[is_treated] or self._sides[False]
-        assert optimizer is not None
+        optimizer = self._sides[is_treated]
         step = type(optimizer).step
         begin = watch.mark()
         getattr(step, "__wrapped__", step)(optimizer)  # torch wraps it to call hooks
@@ -50,11 +47,12 @@ class ZeroingItem:
     """Clearing gradients, and the next backward pass: it adds to zeros, or assigns new gradients.
 
     The user's optimizer is only read. Gradients are cleared once in ``n_batches``.
+
+    Raises:
+        ValueError: Its parameters cannot be copied.
     """
 
     def __init__(self, optimizer: Any, n_elements: int = MAX_ELEMENTS, n_batches: int = 1) -> None:
-        if _is_sharded(optimizer):
-            raise ValueError("sparse or sharded parameters are not replayed")
         sample, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
         self._parameters = [each for _, tensors in sample for each in tensors]
@@ -76,24 +74,17 @@ class ZeroingItem:
         return [(begin, watch.mark())]
 
 
-def _refusal(optimizer: Any) -> str:
-    if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
-        return f"{type(optimizer).__name__} is not one of torch's optimizers, whose step can be repeated on copies"
-    if _is_sharded(optimizer):
-        return "sparse or sharded parameters are not replayed"
-    return ""
-
-
-def _is_sharded(optimizer: Any) -> bool:
-    every = (each for group in optimizer.param_groups for each in group["params"])
-    return any(each.is_sparse or hasattr(each, "to_local") for each in every)
-
-
 def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any], list[torch.Tensor]]], float]:
-    """Return copies of every k-th parameter by size, in groups, and the factor from a step on these to a whole step."""
-    tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-    if not tensors:
-        tensors = [(group, each) for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    """Return copies of every k-th parameter by size, in groups, and the factor from a step on these to a whole step.
+
+    Raises:
+        ValueError: Its parameters cannot be copied.
+    """
+    pairs = [(group, each) for group in optimizer.param_groups for each in group["params"]]
+    if any(each.is_sparse or hasattr(each, "to_local") for _, each in pairs):
+        raise ValueError("sparse or sharded parameters are not replayed")
+    with_gradients = [(group, each) for group, each in pairs if each.grad is not None]
+    tensors = with_gradients or [(group, each) for group, each in pairs if each.requires_grad]
     if not tensors:
         raise ValueError("the optimizer has no parameters with gradients")
     total = sum(each.numel() for _, each in tensors)
@@ -126,12 +117,12 @@ def _rebuilt(kind: Any, groups: list[tuple[dict[str, Any], list[torch.Tensor]]],
     """Return an optimizer of the same class and arguments; both sides share parameters and gradients, not states."""
     made = []
     for group, tensors in groups:
-        kept = {name: _plain(value) for name, value in group.items() if name not in _OWN}
+        kept = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name not in _OWN
+        }
         if changes:
             kept.update(foreach=None, fused=None)
         made.append({"params": tensors, **kept, **changes})
     return kind(made, **{"lr": 1e-3, **changes})
-
-
-def _plain(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value

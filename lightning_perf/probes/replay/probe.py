@@ -1,26 +1,26 @@
-"""Answer the hypotheses of rules by replaying operators of the sampled step, in pauses of the training."""
+"""Test the hypotheses of rules by replaying operators of the sampled step, while the training pauses."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 
-from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.interrupts import error_text
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog
-from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widened
-from .operators import Arena, OperatorItem, chosen, elements_for, uses_in_a_run
+from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
+from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
-from .state import CudaRoom, Room, refusal, unchanged
+from .state import CudaMemory, ReplayMemory, refusal, unchanged
 from .threads import OwnThreads, local_threads
-from .treatments import Treated, treated_by
+from .treatments import Treated, apply_treatment
 
 SHARE = 0.01
 LEAST_S, MOST_S = 0.5, 10.0
@@ -40,7 +40,7 @@ _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to thr
 class ReplayProbe(Probe):
     """The replays of one run, on rank 0; other ranks wait in their next collective, at most for the budget.
 
-    ``room`` replaces the memory to replay in, for tests.
+    ``memory`` is replaced in tests.
     """
 
     name = "replay"
@@ -48,7 +48,7 @@ class ReplayProbe(Probe):
     stages = ("fit",)
     after = ("sampled_steps",)
 
-    def __init__(self, run: RunContext, room: Room | None = None) -> None:
+    def __init__(self, run: RunContext, memory: ReplayMemory | None = None) -> None:
         self.spent_ns = 0
         self._trainer, self._now_ns = run.trainer, run.now_ns
         self._device: torch.device = run.trainer.strategy.root_device
@@ -58,7 +58,9 @@ class ReplayProbe(Probe):
             self._watch = HostWatch(run.now_ns)
         elif (make_event := run.loop.make_event()) is not None:
             self._watch = DeviceWatch(make_event)
-        self._room: Room = room or (CudaRoom(self._device) if self._device.type == "cuda" else Room())
+        self._memory: ReplayMemory = memory or (
+            CudaMemory(self._device) if self._device.type == "cuda" else ReplayMemory()
+        )
         self._results: dict[str, Replayed] = {}
         self._log: CallLog | None = None
         self._budget_s = LEAST_S
@@ -76,7 +78,7 @@ class ReplayProbe(Probe):
         """
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
-        pending = [one for one in hypotheses if self._is_open(one.treatment)]
+        pending = [one for one in hypotheses if self._is_unanswered(one.treatment)]
         reason = self._refusal() if pending else ""
         if reason:
             self.missing["replay"] = reason
@@ -122,7 +124,7 @@ class ReplayProbe(Probe):
             budget_s=self._budget_s,
         )
 
-    def _is_open(self, treatment: str) -> bool:
+    def _is_unanswered(self, treatment: str) -> bool:
         """Return whether a treatment was not replayed yet, or lacked time while there is three times as much now."""
         known = self._results.get(treatment)
         left_s = self._budget_s - self.spent_ns / 1e9
@@ -142,12 +144,11 @@ class ReplayProbe(Probe):
         begin = self._now_ns()
         found = Replayed(treatment=hypothesis.treatment)
         try:
-            with unchanged(self._device), self._room.scope():
+            with unchanged(self._device), self._memory.scope():
                 found = self._measured(hypothesis, begin + round(limit_s * 1e9))
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
-            raise_if_from_signal(error)
-            message = str(error).splitlines()[0][:200] if str(error) else ""
-            found = Replayed(treatment=hypothesis.treatment, reason=f"{type(error).__name__}: {message}".rstrip(": "))
+            reason = error_text(error).splitlines()[0][:240].rstrip(": ")
+            found = Replayed(treatment=hypothesis.treatment, reason=reason)
         return msgspec.structs.replace(found, took_s=(self._now_ns() - begin) / 1e9)
 
     def _measured(self, hypothesis: Hypothesis, until_ns: int) -> Replayed:
@@ -156,17 +157,17 @@ class ReplayProbe(Probe):
         found = Replayed(treatment=treatment)
         arena: Arena | None = None
         treated = Treated()
-        worth = _least_speedup(hypothesis.least_part)
+        least_speedup = _least_speedup(hypothesis.least_part)
         if treatment not in _OPTIMIZERS and treatment != _ZEROING:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
-            treated = treated_by(treatment, self._log, self._device, self._inspected(self._log, until_ns))
+            treated = apply_treatment(treatment, self._log, self._device, self._tensor_maker(self._log, until_ns))
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
-                worth = _least_speedup(
+                least_speedup = _least_speedup(
                     hypothesis.least_part * self._log.total_ns / 1e9 / max(1e-9, treated.concerned_s)
                 )
-                if treated.works and worth is None:
+                if treated.works and least_speedup is None:
                     part = treated.concerned_s / (self._log.total_ns / 1e9)
                     reason = f"the operators that it changes take {100 * part:.1f} % of the time of all operators"
                     return msgspec.structs.replace(found, is_negligible=True, reason=reason)
@@ -176,29 +177,29 @@ class ReplayProbe(Probe):
             items = [*operators, *items]
         if not items:
             return msgspec.structs.replace(found, reason="no operator of the step can be replayed with it")
-        with self._placed(items, treated) as placed:
+        with self._in_threads(items, treated) as threaded:
             kept_s = self._left_s(until_ns) / 4 if treated.n_hindered else 0.0
-            comparison = self._compared(placed, treated, arena, until_ns - round(kept_s * 1e9), worth or 1.0)
+            comparison = self._compared(threaded, treated, arena, until_ns - round(kept_s * 1e9), least_speedup or 1.0)
         if treated.n_hindered:
             comparison = self._scaled(comparison, items, treated, until_ns)
         return msgspec.structs.replace(found, n_operators=len(items), **comparison._asdict())
 
     def _compared(
-        self, items: list[Item], treated: Treated, arena: Arena | None, until_ns: int, worth: float
+        self, items: list[Item], treated: Treated, arena: Arena | None, until_ns: int, least_speedup: float
     ) -> Comparison:
         """Compare all items; where the treatment is faster, compare them with their tensors in caches, too."""
         assert self._watch is not None
         limit_s = self._left_s(until_ns) / (1 if arena is None else 2)  # half of it for the second comparison
-        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, worth)
+        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, least_speedup)
         left_s = self._left_s(until_ns)
         if arena is None or cold.speedup is None or cold.speedup.low <= 1.0 or left_s <= 0:
             return cold
         arena.starts_over = True
         warm = compare(items, treated.around_pass, self._watch, min(left_s, limit_s), self._now_ns, 1.0)
-        return widened(cold, warm)
+        return widen_interval(cold, warm)
 
     def _scaled(self, found: Comparison, items: list[Item], treated: Treated, until_ns: int) -> Comparison:
-        """Raise the upper end to perfect scaling of one thread, which needs no other.
+        """Raise the upper end of the speedup to perfect scaling, n times the speed of one thread.
 
         While a process has more OpenMP threads than cores, libgomp lets threads that wait sleep at once, so that fewer
         threads are slower beside them than in a training without them:
@@ -206,8 +207,8 @@ class ReplayProbe(Probe):
         """
         assert self._watch is not None
         alone = treated._replace(in_thread=partial(local_threads, 1))
-        with self._placed(items, alone) as placed:
-            one = compare(placed, alone.around_pass, self._watch, self._left_s(until_ns), self._now_ns)
+        with self._in_threads(items, alone) as threaded:
+            one = compare(threaded, alone.around_pass, self._watch, self._left_s(until_ns), self._now_ns)
         if found.speedup is None or one.speedup is None:
             return found
         high = max(found.speedup.high, treated.n_hindered * one.speedup.high)
@@ -216,24 +217,25 @@ class ReplayProbe(Probe):
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9
 
-    def _inspected(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
-        """Return a function that makes tensors to see what operators do under autocast."""
-        arena: list[Arena] = []
+    def _tensor_maker(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
+        """Return a function that makes tensors, to find out the dtypes of operators under autocast."""
+        arena: Arena | None = None
 
-        def filled(value: Any) -> Any:
+        def fill(value: Any) -> Any:
+            nonlocal arena
             if self._now_ns() > until_ns:
                 raise TimeoutError("there was no time to run each operator once with the treatment")
-            if not arena:
+            if arena is None:
                 operators = [(call.specs, call.n_out, 0) for call in log.calls]
-                arena.append(Arena(self._device, elements_for(operators, self._room.free_bytes())))
-            return arena[0].filled(value)
+                arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
+            return arena.fill(value)
 
-        return filled
+        return fill
 
     def _operators(self, treated: Treated, until_ns: int) -> tuple[Arena | None, list[OperatorItem]]:
         """Return the largest operators that a treatment changes, as many as there is time for, and their arena."""
         most_s = self._left_s(until_ns) / (2 * (MIN_ROUNDS + 1)) if self._is_timed else float("inf")
-        works = chosen(treated, self._is_timed, most_s)
+        works = choose_work(treated, self._is_timed, most_s)
         if treated.works and not works:
             once_s = min(work.seconds / work.n for work in treated.works)
             needed_s = 2 * (MIN_ROUNDS + 1) * once_s
@@ -246,14 +248,14 @@ class ReplayProbe(Probe):
             for work in works
             for bound in (*work.as_is, *work.treated)
         ]
-        arena = Arena(self._device, elements_for(operators, self._room.free_bytes()))
+        arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 
     def _optimizer_items(self, treatment: str) -> list[Item]:
         name = treatment.partition("=")[0]
         if name != "threads" and name not in _OPTIMIZERS and name != _ZEROING:
             return []
-        n_elements = min(MAX_ELEMENTS, self._room.free_bytes() // _BYTES_PER_PARAMETER)
+        n_elements = min(MAX_ELEMENTS, self._memory.free_bytes() // _BYTES_PER_PARAMETER)
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
         if name == _ZEROING:
@@ -261,20 +263,19 @@ class ReplayProbe(Probe):
         return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements, n_batches) for optimizer in optimizers]
 
     @contextmanager
-    def _placed(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
+    def _in_threads(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:
         """Yield the items, in separate threads if the treatment is a setting of a thread."""
         if treated.in_thread is None:
             yield items
             return
-        with OwnThreads(self._in_thread, treated.in_thread) as threads:
+        with OwnThreads(self._thread_scope, treated.in_thread) as threads:
             yield [threads.wrapped(item) for item in items]
 
     @contextmanager
-    def _in_thread(self) -> Iterator[None]:
-        with ExitStack() as undo:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)  # of this thread
-            undo.enter_context(self._room.scope())
+    def _thread_scope(self) -> Iterator[None]:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # of this thread
+        with self._memory.scope():
             yield
 
 

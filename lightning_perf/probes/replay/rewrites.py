@@ -8,7 +8,7 @@ import torch
 from lightning_perf import interrupts
 
 from .calls import Call, CallLog, TensorSpec, flat
-from .functions import Bound, Work, mapped, with_specs, works_of
+from .functions import Bound, Work, map_specs, with_specs, work_for
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 MIN_PADDED = 64
@@ -41,20 +41,20 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
         sizes = {size for spec in operands for size in spec.shape[-2:]}
         is_misaligned = any(size % multiple for size in sizes) and min(sizes) >= MIN_PADDED
         if is_misaligned and operands[0].dtype.itemsize * multiple == _UNIT_BYTES:
-            found.extend(works_of(call, with_specs(pad)))
+            found.extend(work_for(call, with_specs(pad)))
     return found
 
 
 def without_bias(log: CallLog) -> list[Work]:
     """Return convolutions and linear layers with a bias that feed a batch normalization, without their bias."""
-    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.feeders}
+    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.producers}
     found: list[Work] = []
     for index in sorted(producers - {-1}):
         call = log.calls[index]
         if call.name == "aten::convolution" and isinstance(call.args[2], TensorSpec):
-            found.extend(works_of(call, lambda bound: (bound[0], (*bound[1][:2], None, *bound[1][3:]), bound[2])))
+            found.extend(work_for(call, lambda bound: (bound[0], (*bound[1][:2], None, *bound[1][3:]), bound[2])))
         elif call.name == "aten::addmm":
-            found.extend(works_of(call, lambda bound: (torch.mm, bound[1][1:3], {})))
+            found.extend(work_for(call, lambda bound: (torch.mm, bound[1][1:3], {})))
     return found
 
 
@@ -81,7 +81,7 @@ def double_batch(log: CallLog) -> list[Work]:
     for call in log.calls:
         if any(double(spec) != spec for spec in call.specs):
             scaled.add(call.index)
-            found.extend(work for work in works_of(call, with_specs(double)) if _fits(work.treated[0]))
+            found.extend(work for work in work_for(call, with_specs(double)) if _fits(work.treated[0]))
     return found
 
 
@@ -115,9 +115,9 @@ def shorter_sequences(log: CallLog, part: float) -> list[Work]:
     for call in log.calls:
         n_times = round(call.n / length)
         if any(shorten(spec) != spec for spec in call.specs):
-            found.extend(work for work in works_of(call, with_specs(shorten)) if _fits(work.treated[0]))
+            found.extend(work for work in work_for(call, with_specs(shorten)) if _fits(work.treated[0]))
         elif n_times and abs(call.n - n_times * length) <= n_times:
-            found.extend(work._replace(part=1 - less / length) for work in works_of(call, lambda bound: bound))
+            found.extend(work._replace(part=1 - less / length) for work in work_for(call, lambda bound: bound))
     return found
 
 
@@ -136,7 +136,7 @@ def _fits(bound: Bound) -> bool:
     """Return whether a function accepts these shapes: arguments such as sizes may belong to the smaller batch."""
     function, args, kwargs = bound
     with interrupts.suppress(RuntimeError, NotImplementedError, IndexError), torch.no_grad():
-        function(*mapped(_on_meta, args), **{name: mapped(_on_meta, value) for name, value in kwargs.items()})
+        function(*map_specs(_on_meta, args), **{name: map_specs(_on_meta, value) for name, value in kwargs.items()})
         return True
     return False
 
@@ -154,11 +154,11 @@ def _convolution_alone(call: Call) -> Iterator[Work]:
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     if not all(isinstance(given[name], TensorSpec) for name in ("input", "weight")):
         return
-    plain = {name: mapped(lambda spec: spec._replace(needs_grad=False), value) for name, value in given.items()}
+    plain = {name: map_specs(lambda spec: spec._replace(needs_grad=False), value) for name, value in given.items()}
     bounds: list[Bound] = [(torch.ops.aten.convolution.default, tuple(plain[name] for name in names), {})]
     needed = tuple(isinstance(given[n], TensorSpec) and given[n].needs_grad for n in ("input", "weight", "bias"))
     if any(needed):
-        out = torch.ops.aten.convolution.default(*mapped(_on_meta, bounds[0][1]))
+        out = torch.ops.aten.convolution.default(*map_specs(_on_meta, bounds[0][1]))
         gradient = TensorSpec(tuple(out.shape), out.stride(), out.dtype, False, -1)
         bias_sizes = tuple(given["bias"].shape) if isinstance(given["bias"], TensorSpec) else None
         rest = tuple(plain[name] for name in names[3:])

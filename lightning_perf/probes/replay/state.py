@@ -16,7 +16,7 @@ WORKSPACE_BYTES = 64 * 2**20
 """What libraries may allocate for themselves: cuBLAS takes 32 MiB on Hopper (torch's CUBLAS_WORKSPACE_CONFIG)."""
 
 
-class Room:
+class ReplayMemory:
     """Part of the host's free memory."""
 
     def free_bytes(self) -> int:
@@ -29,7 +29,7 @@ class Room:
         yield
 
 
-class CudaRoom(Room):
+class CudaMemory(ReplayMemory):
     """A separate memory pool below the training's own peak, so that peaks do not change."""
 
     def __init__(self, device: Any, cuda: Any = torch.cuda) -> None:

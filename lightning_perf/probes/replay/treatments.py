@@ -11,7 +11,7 @@ from lightning_perf.cgroups import affine_cores
 
 from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
-from .functions import Respec, Work, function_of, is_known_to_autocast, mapped, with_specs, works_of
+from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, with_specs, work_for
 from .rewrites import convolutions_alone, double_batch, padded_products, shorter_sequences, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
@@ -47,7 +47,7 @@ class Treated(NamedTuple):
     n_hindered: int = 0
 
 
-def treated_by(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
+def apply_treatment(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
     """Return what a treatment, as in ``Hypothesis``, does to the calls of a step.
 
     ``fill`` makes tensors from specs, for operators whose result under autocast must be seen.
@@ -103,7 +103,7 @@ def _from_calls(calls: Iterable[Call], concerns: Callable[[Call], bool], respec:
     """Return the operators of the calls that ``concerns`` selects, with tensors changed by ``respec``, if any."""
     concerned = [call for call in calls if concerns(call)]
     treat = with_specs(respec or (lambda spec: spec))
-    works = tuple(work for call in concerned for work in works_of(call, treat))
+    works = tuple(work for call in concerned for work in work_for(call, treat))
     return Treated(works, sum(call.seconds for call in concerned))
 
 
@@ -177,8 +177,8 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
             key = bound[0], tuple(respec(spec).dtype for spec in call.specs)
             if key not in seen:
                 with torch.no_grad(), around():
-                    kwargs = {name: fill(mapped(respec, value)) for name, value in bound[2].items()}
-                    out = bound[0](*fill(mapped(respec, bound[1])), **kwargs)
+                    kwargs = {name: fill(map_specs(respec, value)) for name, value in bound[2].items()}
+                    out = bound[0](*fill(map_specs(respec, bound[1])), **kwargs)
                 seen[key] = next((value.dtype for value in flat(out) if isinstance(value, torch.Tensor)), None)
                 del out
             found = seen[key]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_perf.probes.loader import stages
-from lightning_perf.probes.loader.batch import mean_interval, repeated
+from lightning_perf.probes.loader.batch import mean_interval, summarize
 from lightning_perf.probes.loader.curve import candidates
 
 
@@ -28,11 +28,11 @@ def test_candidates_double_up_to_the_cores(cores: float, cpu_fraction: float, no
 
 
 def test_repeated_reports_few_slow_samples_by_mean_and_maximum() -> None:
-    times = repeated([0.001] * 97 + [0.03] * 3)
+    times = summarize([0.001] * 97 + [0.03] * 3)
     assert times is not None
     assert (times.n, times.p50_s, times.max_s) == (100, 0.001, 0.03)
     assert times.mean_s == pytest.approx(0.00187)
-    assert repeated([]) is None
+    assert summarize([]) is None
 
 
 def test_mean_interval_holds_the_true_mean_in_95_of_100_cases() -> None:

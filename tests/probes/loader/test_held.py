@@ -44,7 +44,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lightning_perf.probes.loader import code_reached, copying, held
+from lightning_perf.probes.loader import copying, held, native_code
 from lightning_perf.probes.loader.copying import refuses_automatic
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
@@ -287,7 +287,7 @@ def test_loader_is_refused_when_a_copy_may_run_init_of_its_dataset_again(make: C
 
 
 def test_loader_is_refused_when_a_type_in_c_claims_to_be_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_reached, "_INTERPRETER_TYPES", code_reached._INTERPRETER_TYPES - {complex})
+    monkeypatch.setattr(native_code, "_INTERPRETER_TYPES", native_code._INTERPRETER_TYPES - {complex})
     assert "holds a Number" in refused(Holding(type("Number", (complex,), {})()))
 
 

@@ -28,7 +28,7 @@ def logged(model, batch, scale=1.0):
     return log
 
 
-def probe_of(model, optimizer=None, world_size=1, clock=now_ns, room=None):
+def probe_of(model, optimizer=None, world_size=1, clock=now_ns, memory=None):
     trainer = SimpleNamespace(
         strategy=SimpleNamespace(root_device=CPU),
         world_size=world_size,
@@ -38,7 +38,7 @@ def probe_of(model, optimizer=None, world_size=1, clock=now_ns, room=None):
         optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
     )
     run = SimpleNamespace(trainer=trainer, now_ns=clock, loop=SimpleNamespace(make_event=lambda: None))
-    return ReplayProbe(run, room)
+    return ReplayProbe(run, memory)
 
 
 def asked(*treatments):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lightning_perf.probes.replay.compare import (
-    HOPELESS,
-    HOPELESS_ROUNDS,
     MAX_ROUNDS,
+    MAX_SLOWDOWN,
+    MAX_SLOWDOWN_ROUNDS,
     MIN_ROUNDS,
     MIN_TRIMMED_ROUNDS,
     DeviceWatch,
@@ -77,8 +77,8 @@ def test_comparison_stops_early_when_the_treatment_is_hopeless():
     work = [Work(clock, [0.02], [1.0]), Work(clock, [0.02], [1.0])]
     found = compared(work, clock)
     assert found.speedup.low == 0
-    assert found.speedup.high < 1 / HOPELESS
-    assert work[1].sides == [False] * (1 + HOPELESS_ROUNDS)
+    assert found.speedup.high < 1 / MAX_SLOWDOWN
+    assert work[1].sides == [False] * (1 + MAX_SLOWDOWN_ROUNDS)
 
 
 def test_comparison_goes_on_when_one_pass_with_the_treatment_was_interrupted():
@@ -141,7 +141,7 @@ def test_comparison_ends_when_the_speedup_is_not_worth_it():
     clock = FakeClock()
     as_is, treated = [0.0102, *[0.0098, 0.0098, 0.0102, 0.0102] * 60], [0.01]
     long = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock)
-    short = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock, worth=1.2)
+    short = compare([Work(clock, as_is, treated)], nullcontext, HostWatch(clock), 100.0, clock, least_speedup=1.2)
     assert short.n_rounds == MIN_ROUNDS < long.n_rounds
     assert short.speedup.high < 1.2
 
@@ -169,6 +169,6 @@ def test_interval_holds_the_ratio_when_rounds_end_as_soon_as_it_decides(noise, r
         before = after * ratio * np.exp(NOISES[noise](rng, n))
         work = Work(clock, before.tolist(), after.tolist())
         limit_s = rng.uniform(0.25, 3.0)
-        found = compare([work], nullcontext, HostWatch(clock), limit_s, clock, worth=1.03).speedup
+        found = compare([work], nullcontext, HostWatch(clock), limit_s, clock, least_speedup=1.03).speedup
         held += found is None or found.low <= ratio <= found.high
     assert held >= 0.95 * 300

@@ -18,11 +18,11 @@ from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import Comparison, DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
-from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen, elements_for
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
 from lightning_perf.probes.replay.rewrites import specs_in
-from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaRoom
-from lightning_perf.probes.replay.treatments import treated_by
+from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
+from lightning_perf.probes.replay.treatments import apply_treatment
 from lightning_perf.records import Interval
 from tests.fakes import FakeClock, FakeDevice
 
@@ -88,10 +88,10 @@ def test_function_is_absent_when_the_time_depends_on_integers():
 def test_autocast_reaches_operators_fed_by_lower_precision_when_it_has_no_rule_for_them():
     log = logged(layers(), torch.rand(2, 3, 8, 8))
     arena = Arena(CPU, 4096)
-    treated = treated_by("precision-bf16", log, CPU, arena.filled)
+    treated = apply_treatment("precision-bf16", log, CPU, arena.fill)
     dtypes = {
         work.calls[0].name: [spec.dtype for spec in specs_in(work.treated[0])]
-        for work in chosen(treated, is_timed=False)
+        for work in choose_work(treated, is_timed=False)
     }
     assert "aten::convolution" in dtypes
     norm = dtypes["aten::native_batch_norm"]
@@ -154,7 +154,7 @@ def test_operators_take_their_tensors_from_the_same_place_when_the_arena_starts_
     log = logged(model, torch.rand(4, 8))
     arena = Arena(CPU, 2**20)
     arena.starts_over = starts_over
-    treated = treated_by("threads=2", log, CPU, None)
+    treated = apply_treatment("threads=2", log, CPU, None)
     item = OperatorItem(treated.works[0], arena, treated)
     places = []
     for _ in range(2):
@@ -167,9 +167,9 @@ def test_arena_holds_the_tensors_of_all_calls_when_equal_operators_are_one():
     def elements(n_layers):
         model = nn.Sequential(*(nn.GELU() for _ in range(n_layers)))
         log = logged(model, torch.rand(8, 512, requires_grad=True))
-        probe = probe_of(nn.Linear(1, 1), room=SimpleNamespace(free_bytes=lambda: 2**30))
+        probe = probe_of(nn.Linear(1, 1), memory=SimpleNamespace(free_bytes=lambda: 2**30))
         probe._is_timed = False
-        arena, _ = probe._operators(treated_by("threads=2", log, CPU, None), until_ns=0)
+        arena, _ = probe._operators(apply_treatment("threads=2", log, CPU, None), until_ns=0)
         return arena.n_elements
 
     assert elements(8) - elements(4) == 2 * 4 * 8 * 512  # as it is, and with the treatment
@@ -264,9 +264,9 @@ def test_replay_is_refused_when_threads_cannot_be_started(monkeypatch):
         threads._require_threads(4)
 
 
-def on_a_device(model, clock, device, room=None):
+def on_a_device(model, clock, device, memory=None):
     """A probe whose operators run on the CPU and whose events are a fake device's."""
-    probe = probe_of(model, clock=clock, room=room or CudaRoom(CPU, FakeCuda()))
+    probe = probe_of(model, clock=clock, memory=memory or CudaMemory(CPU, FakeCuda()))
     probe._is_timed, probe._watch = False, DeviceWatch(device.event)
     return probe
 
@@ -339,7 +339,7 @@ def test_replay_is_a_reason_when_the_device_memory_fails(failing):
     setattr(cuda, failing, broken)
     model = layers()
     clock = FakeClock()
-    probe = on_a_device(model, clock, FakeDevice(clock), CudaRoom(CPU, cuda))
+    probe = on_a_device(model, clock, FakeDevice(clock), CudaMemory(CPU, cuda))
     log = logged(model, torch.rand(2, 3, 8, 8))
     stream = torch.get_rng_state()
     probe.answer(asked("channels-last"), log, trained_s=1000.0)
@@ -349,7 +349,7 @@ def test_replay_is_a_reason_when_the_device_memory_fails(failing):
 
 
 def test_replay_is_a_reason_when_the_device_never_finishes(monkeypatch):
-    monkeypatch.setattr(watch_module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(watch_module, "_DEVICE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(BrokenEvent, "query", lambda self: False)
     model = layers()
     clock = FakeClock()
@@ -378,7 +378,7 @@ def test_replay_reports_missing_memory_when_memory_is_short():
             yield
 
     model = layers()
-    probe = probe_of(model, room=Full())
+    probe = probe_of(model, memory=Full())
     probe.answer(asked("precision-bf16"), logged(model, torch.rand(2, 3, 8, 8)), trained_s=1000.0)
     assert "not enough for the largest operator" in probe.record().results[0].reason
 
@@ -451,7 +451,7 @@ def test_optimizer_is_refused_when_its_step_is_the_users():
 
 
 class FakeCuda:
-    """The parts of ``torch.cuda`` that a room uses."""
+    """The parts of ``torch.cuda`` that ``CudaMemory`` uses."""
 
     def __init__(self):
         self.pools = []
@@ -479,12 +479,12 @@ class FakeCuda:
             self.pools.remove(pool)
 
 
-def test_room_on_a_device_stays_below_the_peak_when_little_is_free():
+def test_replay_memory_of_a_device_stays_below_the_peak_when_little_is_free():
     cuda = FakeCuda()
     cuda.peak = 900 + WORKSPACE_BYTES
-    room = CudaRoom(CPU, cuda)
-    assert room.free_bytes() == 200
-    with room.scope():
+    memory = CudaMemory(CPU, cuda)
+    assert memory.free_bytes() == 200
+    with memory.scope():
         assert len(cuda.pools) == 1
     assert cuda.pools == []
 
@@ -544,7 +544,7 @@ def test_backends_keep_their_own_precision_when_tf32_was_replayed():
     for backend in backends:
         backend.fp32_precision = "none"
     try:
-        with treated_by("matmul-precision-high", CallLog(), CPU, None).around_pass():
+        with apply_treatment("matmul-precision-high", CallLog(), CPU, None).around_pass():
             assert torch.get_float32_matmul_precision() == "high"
         assert [backend.fp32_precision for backend in backends] == ["none", "none"]
     finally:

@@ -11,10 +11,10 @@ from torch import nn
 from lightning_perf.probes.replay import ReplayProbe, threads
 from lightning_perf.probes.replay.calls import TensorSpec
 from lightning_perf.probes.replay.compare import HostWatch
-from lightning_perf.probes.replay.operators import Arena, OperatorItem, chosen
+from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work
 from lightning_perf.probes.replay.optimizer import ZeroingItem
 from lightning_perf.probes.replay.rewrites import convolutions_alone, specs_in
-from lightning_perf.probes.replay.treatments import Treated, treated_by
+from lightning_perf.probes.replay.treatments import Treated, apply_treatment
 from lightning_perf.records import Hypothesis, Interval, Replayed
 from tests.fakes import FakeClock
 
@@ -22,7 +22,7 @@ from .replaying import CPU, are_denormals_flushed, asked, call_of, logged, probe
 
 
 def treated_of(treatment, log):
-    return treated_by(treatment, log, CPU, None)
+    return apply_treatment(treatment, log, CPU, None)
 
 
 def shapes_of(bound):
@@ -281,8 +281,8 @@ def test_operators_are_left_out_when_a_round_of_them_takes_too_long():
     for call, ns in zip([call for call in log.calls if call.name == "aten::addmm"], (10**9, 10**7, 10**6), strict=True):
         call.ns, call.backward_ns = ns, 0
     treated = treated_of("pad=4", log)._replace(works=treated_of("threads=1", log).works)
-    assert chosen(treated, True, most_s=0.1)[0].seconds == pytest.approx(0.01)
-    assert chosen(treated, True)[0].seconds == pytest.approx(1.0)
+    assert choose_work(treated, True, most_s=0.1)[0].seconds == pytest.approx(0.01)
+    assert choose_work(treated, True)[0].seconds == pytest.approx(1.0)
 
 
 def test_time_left_goes_to_the_largest_undecided_hypothesis_when_all_were_measured(monkeypatch):

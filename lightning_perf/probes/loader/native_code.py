@@ -20,7 +20,7 @@ _KNOWN_PACKAGES = frozenset(
         "transformers", "xxhash", "yaml",
     )
 )  # fmt: skip
-"""Packages whose native code only computes or reads files in its own memory, except those in ``_SHARING``."""
+"""Packages whose native code only computes, or reads files into its own memory, except those in ``_SHARING``."""
 _KNOWN_STANDARD_MODULES = frozenset(
     (
         "_abc", "_collections", "_functools", "_hashlib", "_json", "_operator", "_random", "_struct", "abc", "array",
@@ -40,7 +40,7 @@ _SHARING_STANDARD = frozenset(("_ctypes", "_multiprocessing", "_posixshmem", "ct
 
 
 def _interpreter_types() -> frozenset[type]:
-    """Return the interpreter's own types. The module ``builtins`` does not show them: C extensions may set it too."""
+    """Return the interpreter's own types. Their ``__module__`` does not identify them: C extensions may set it too."""
     empty: list[Any] = [[], (), {}, {}.values(), {}.items(), set(), "", b"", bytearray(), range(0)]
     iterators = [iter(each) for each in empty]
     values = [*vars(sys.modules["builtins"]).values(), *vars(types).values()]
@@ -160,7 +160,7 @@ def _named_of_module(module: types.ModuleType, names: tuple[str, ...]) -> Iterat
             yield value
 
 
-class CodeReached:
+class NativeCodeSearch:
     """Search for native code that is not known to be free of shared state; caches packages for one search."""
 
     def __init__(self) -> None:
