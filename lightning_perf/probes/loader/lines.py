@@ -7,6 +7,7 @@ function are timed with a trace function, too.
 """
 
 import contextlib
+import itertools
 import linecache
 import multiprocessing.util
 import os
@@ -216,14 +217,16 @@ class WorkerLines:
 def read_worker_lines(folder: Path) -> tuple[HostLine, ...]:
     """Return the lines of all workers, with their mean shares, costliest first."""
     found: dict[tuple[str, int], HostLine] = {}
-    files = list(folder.glob("lines-*"))
-    for path in files:
-        for line in msgspec.json.decode(path.read_bytes(), type=tuple[HostLine, ...]):
-            key = line.file, line.line
-            known = found.get(key, msgspec.structs.replace(line, share=0.0, n_samples=0))
-            found[key] = msgspec.structs.replace(
-                known, share=known.share + line.share / len(files), n_samples=known.n_samples + line.n_samples
-            )
+    workers: list[tuple[HostLine, ...]] = []
+    for path in folder.glob("lines-*"):
+        with contextlib.suppress(msgspec.DecodeError):  # its worker was killed while it wrote
+            workers.append(msgspec.json.decode(path.read_bytes(), type=tuple[HostLine, ...]))
+    for line in itertools.chain.from_iterable(workers):
+        key = line.file, line.line
+        known = found.get(key, msgspec.structs.replace(line, share=0.0, n_samples=0))
+        found[key] = msgspec.structs.replace(
+            known, share=known.share + line.share / len(workers), n_samples=known.n_samples + line.n_samples
+        )
     return tuple(sorted(found.values(), key=lambda line: -line.share))[:_MAX_LINES]
 
 

@@ -116,7 +116,7 @@ def _in_full_precision(log: CallLog) -> Treated:
         if not dtypes & _HALF:
             continue
         is_cast = call.name == "aten::_to_copy" and dtypes - _HALF == {torch.float32}
-        works += [work._replace(treated=()) if is_cast else work for work in works_of(call, treat)]
+        works += [work._replace(treated=()) if is_cast else work for work in work_for(call, treat)]
         seconds += call.seconds
     return Treated(tuple(works), seconds)
 

@@ -8,11 +8,13 @@ import time
 import zlib
 from statistics import NormalDist
 
+import msgspec
 import numpy as np
 import pytest
 
 from lightning_perf.probes.loader import line_timer
-from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample, with_operators
+from lightning_perf.probes.loader.lines import BatchLines, _Frame, _Function, _sample, read_worker_lines, with_operators
+from lightning_perf.records import HostLine
 
 HERE = __file__
 SLEEP = _Frame(_Function("sleep", "", 0), 0)
@@ -175,3 +177,14 @@ def test_call_is_named_as_the_line_writes_it_when_it_is_in_c() -> None:
     line = test_operators_make_a_function_native_when_its_few_lines_take_long.__code__.co_firstlineno + 2
     called = _Frame(_Function("crc32", "", 0), 0)
     assert seen(((frame("work", line=line), called), 1.0)).lines()[0].call == "zlib.crc32"
+
+
+def test_lines_of_the_other_workers_are_kept_when_one_was_killed_while_it_wrote(tmp_path):
+    line = HostLine(
+        file="data.py", line=3, function="f", entry="f", call="", share=0.5, operator_fraction=0.0, n_samples=9
+    )
+    whole = msgspec.json.encode([line])
+    (tmp_path / "lines-1").write_bytes(whole)
+    (tmp_path / "lines-2").write_bytes(whole[:-9])
+    (found,) = read_worker_lines(tmp_path)
+    assert (found.line, found.share, found.n_samples) == (3, 0.5, 9)
