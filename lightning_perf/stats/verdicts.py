@@ -58,7 +58,8 @@ def compare(
     a, b = levels(base).tolist(), levels(new).tolist()
     p_value = permutation_p(a, b)
     verdict = classify(speedup, band)
-    if verdict in ("improved", "regressed") and can_reach(len(a), len(b)) and p_value is not None and p_value > LEVEL:
+    has_power = smallest_p(len(a), len(b)) <= LEVEL
+    if verdict in ("improved", "regressed") and has_power and p_value is not None and p_value > LEVEL:
         return ArmComparison(
             "inconclusive", speedup, p_value, 1,
             f"the interval is beyond the noise, but single runs overlap (p {p_value:.2f})",
@@ -111,13 +112,8 @@ def _why(speedup: Interval, band: float, needed: int | None) -> str:
 
 
 def smallest_p(m: int, n: int) -> float:
-    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1."""
+    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1; 3 and 3 cannot reach 0.05."""
     return min(1.0, 2 / math.comb(m + n, m))
-
-
-def can_reach(m: int, n: int, level: float = LEVEL) -> bool:
-    """Return whether m and n runs can show a difference at ``level``: 3 and 3 cannot at 0.05, 4 and 4 can."""
-    return smallest_p(m, n) <= level
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:
