@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Block, Session
 from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, samples_per_step, whole_blocks
-from lightning_perf.stats.next_run import MIN_RUNS, Course, detectable, excess, reach
+from lightning_perf.stats.next_run import MIN_RUNS, Course, detectable, excess, threshold
 
 _BLOCKS = 16
 """Fewest parts of a run that its level is based on: most of them must be without rare slow steps."""
@@ -30,7 +30,7 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
     found = {}
     for name, (earlier, new) in known.items():
         by = excess(earlier, new)
-        if by > max(math.log1p(BAND), reach(earlier, new, alpha / len(known))):
+        if by > max(math.log1p(BAND), threshold(earlier, new, alpha / len(known))):
             found[name] = math.exp(by)
     return found
 

@@ -71,7 +71,7 @@ def excess(earlier: Sequence[Course], new: Course) -> float:
     return _level(_logs(new)) - float(np.mean([_level(_logs(one)) for one in earlier[-LAST_RUNS:]]))
 
 
-def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
+def threshold(earlier: Sequence[Course], new: Course, alpha: float) -> float:
     """Return the threshold that ``excess`` exceeds with probability ``alpha`` (one-sided) if nothing changed.
 
     There are at least ``MIN_RUNS`` earlier runs, oldest first.
@@ -81,7 +81,7 @@ def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
 
 
 def detectable(earlier: Sequence[Course], new: Course, alpha: float) -> float:
-    """Return the least increase of the log level that exceeds ``reach`` with probability ``POWER``."""
+    """Return the least increase of the log level that exceeds ``threshold`` with probability ``POWER``."""
     deviation, df, part_of_alpha = _prediction(earlier, new)
     return float(stdtrit(df, 1 - alpha * part_of_alpha) + stdtrit(df, POWER)) * deviation
 

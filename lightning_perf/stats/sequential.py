@@ -30,9 +30,9 @@ PRIOR_VARIANCE = 10.0
 """Prior variance of the effect, in units of the variance of a value. The interval is valid for any choice. With this
 one, the first intervals are narrowest if effects are about three times the noise: 10 % with blocks that vary by 3 %."""
 
-_MAX_REACH = 15.0  # of the logarithm: a factor of three million, to stay finite
+_MAX_MARGIN = 15.0  # of the logarithm: a factor of three million, to stay finite
 
-_LIKELY_REACH = 2.0  # standard errors above the mean: the largest effect that is still likely
+_LIKELY_ERRORS = 2.0  # standard errors above the mean: effects up to there are likely
 
 
 class BlockTrial:
@@ -89,7 +89,7 @@ class BlockTrial:
         looks = self._looks
         if len(looks) < MIN_LOOKS:
             return None
-        return log_interval(fmean(looks), min(_MAX_REACH, _reach(len(looks), math.sqrt(variance(looks)))))
+        return log_interval(fmean(looks), min(_MAX_MARGIN, _margin(len(looks), math.sqrt(variance(looks)))))
 
     def verdict(self) -> Verdict | None:
         """Return what the pairs so far decide; None if more are needed."""
@@ -105,11 +105,11 @@ class BlockTrial:
     def _is_futile(self, looks: list[float]) -> bool:
         """Return whether even the largest likely effect would not be certain at the last look."""
         deviation = math.sqrt(variance(looks))
-        hopeful = fmean(looks) + _LIKELY_REACH * deviation / math.sqrt(len(looks))
-        return hopeful - _reach(self._max_looks, deviation) < math.log(LEAST_GAIN)
+        hopeful = fmean(looks) + _LIKELY_ERRORS * deviation / math.sqrt(len(looks))
+        return hopeful - _margin(self._max_looks, deviation) < math.log(LEAST_GAIN)
 
 
-def _reach(n: int, deviation: float) -> float:
+def _margin(n: int, deviation: float) -> float:
     """Return half the width of the interval of the mean of n values with this standard deviation."""
     # With x = t²/(n-1) and r = 1 + n·PRIOR_VARIANCE, the Bayes factor against a mean is below 1/ERROR where
     # (1 + x) / (1 + x/r) < (√r / ERROR)^(2/n).

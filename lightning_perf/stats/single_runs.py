@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_perf.records import Interval
 
-from .estimates import log_interval, ratio_interval, welch_reach
+from .estimates import log_interval, ratio_interval, welch_margin
 
 USUAL_NOISE = 0.03
 """Largest relative difference of two runs of one training on a quiet machine in 19 of 20 cases.
@@ -83,7 +83,7 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
         return None
     center = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
     (variance_base, n_base), (variance_new, n_new) = _pooled(base), _pooled(new)
-    within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
+    within = welch_margin(variance_base * n_base, n_base, variance_new * n_new, n_new)
     noise_log = max(math.log1p(noise), *(float(np.ptp([one.log for one in side])) for side in (base, new)))
     between = noise_log * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
     return log_interval(center, math.hypot(within, between))

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_perf.records import Interval
 
-from .estimates import MIN_RUNS, Runs, levels, ratio_interval, welch_reach
+from .estimates import MIN_RUNS, Runs, levels, ratio_interval, welch_margin
 
 Call = Literal["improved", "regressed", "no_change", "inconclusive"]
 
@@ -97,8 +97,8 @@ def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
     variance_a, variance_b = float(a.var(ddof=1)), float(b.var(ddof=1))
     growth = max(1, round(len(a) / len(b)))
     for more in range(1, MAX_MORE + 1):
-        reach = welch_reach(variance_a, len(a) + growth * more, variance_b, len(b) + more)
-        if reach < room:
+        margin = welch_margin(variance_a, len(a) + growth * more, variance_b, len(b) + more)
+        if margin < room:
             return more
     return None
 
@@ -112,7 +112,7 @@ def _why(speedup: Interval, band: float, needed: int | None) -> str:
 
 
 def smallest_p(m: int, n: int) -> float:
-    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1; 3 and 3 cannot reach 0.05."""
+    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1. With 3 and 3 it is 0.1."""
     return min(1.0, 2 / math.comb(m + n, m))
 
 
