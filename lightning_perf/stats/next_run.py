@@ -32,7 +32,7 @@ Satterthwaite's degrees of freedom an approximation, so this is less than the 1 
 POWER = 0.95
 """Probability of finding a regression of the size that ``detectable`` returns."""
 
-_FIRST_LOOK = 0.9
+_FIRST_COMPARISON = 0.9
 """Part of ``ALPHA`` for the first comparison. The noise between runs is the same in later ones, so they find little
 that the first does not."""
 
@@ -54,9 +54,9 @@ PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
 often as it should be, even if levels are normal."""
 
 
-def alpha_of(look: int) -> float:
+def alpha_of(n: int) -> float:
     """Return the part of ``ALPHA`` for the n-th comparison of a run, from 0 on."""
-    return float(ALPHA * _FIRST_LOOK * (1 - _FIRST_LOOK) ** look)
+    return float(ALPHA * _FIRST_COMPARISON * (1 - _FIRST_COMPARISON) ** n)
 
 
 class Course(NamedTuple):
