@@ -1,6 +1,6 @@
 """The steps of the last profiler window."""
 
-from lightning_perf.records import CATEGORIES, Session, TraceRecord
+from lightning_perf.records import CATEGORIES, Session
 from lightning_perf.reports.wording import seconds, share
 
 from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
@@ -18,18 +18,10 @@ _CATEGORY_COLORS = {
 }
 
 
-def trace_of(session: Session) -> TraceRecord | None:
-    """Return the trace of the last recorded window; None without one."""
-    recorded = (window.trace for window in reversed(session.windows) if window.status == "recorded")
-    return next((trace for trace in recorded if trace is not None), None)
-
-
 def trace_steps(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the time of each step by category; time hidden behind a kernel counts for the kernel."""
-    trace = trace_of(session)
-    if trace is None:
-        return None
-    steps = trace.windows
+    recorded = (each.trace for each in reversed(session.windows) if each.status == "recorded")
+    steps = next((trace.windows for trace in recorded if trace is not None), ())
     if not steps:
         return None
     unit, factor = seconds_scale(step.duration_s for step in steps)
