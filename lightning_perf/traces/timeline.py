@@ -146,12 +146,12 @@ class Timeline:
         """Fetches, the outermost where they nest."""
         rows = self.trace.rows_named(self.trace.rows(ANNOTATION), is_loader_name)
         kept: list[int] = []
-        reach: dict[int, int] = {}
+        ended_ns: dict[int, int] = {}
         for row in rows.tolist():
             thread = int(self.trace.thread_ids[row])
-            if self.trace.starts[row] >= reach.get(thread, -1):
+            if self.trace.starts[row] >= ended_ns.get(thread, -1):
                 kept.append(row)
-                reach[thread] = int(self.trace.ends[row])
+                ended_ns[thread] = int(self.trace.ends[row])
         return np.array(kept, dtype=np.int64)
 
     @cached_property
