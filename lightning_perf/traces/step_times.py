@@ -102,9 +102,7 @@ def _without_overlap(trace: Trace, rows: Rows) -> tuple[Times, Times]:
     return starts, np.maximum(ends, starts)
 
 
-def _with_device_work(
-    trace: Trace, launches: Launches, host_starts: Times, host_ends: Times
-) -> tuple[Times, Times]:
+def _with_device_work(trace: Trace, launches: Launches, host_starts: Times, host_ends: Times) -> tuple[Times, Times]:
     """Return the steps on the device: work belongs to the step that enqueued it, however late it runs."""
     enqueued = launches.times(trace)
     step = np.searchsorted(host_starts, enqueued, side="right") - 1

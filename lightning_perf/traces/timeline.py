@@ -4,6 +4,8 @@ import dataclasses
 import re
 from collections.abc import Callable
 from functools import cached_property
+from itertools import accumulate
+from operator import or_
 from typing import Any, Final
 
 import numpy as np
@@ -119,15 +121,8 @@ class Timeline:
     @cached_property
     def priorities(self) -> tuple[Intervals, ...]:
         """The moments of each category together with all above it, in the order of ``records.CATEGORIES``."""
-        reached = Intervals()
-        sets = []
-        for part in (
-            *(self.compute, self.communication, self.memcpy, self.memset),
-            *(self.runtime, self.loader, self.operators),
-        ):
-            reached = reached | part
-            sets.append(reached)
-        return tuple(sets)
+        parts = (self.compute, self.communication, self.memcpy, self.memset, self.runtime, self.loader, self.operators)
+        return tuple(accumulate(parts, or_))
 
     @cached_property
     def computing(self) -> Intervals:
