@@ -1,5 +1,6 @@
 """Find operators that have a faster form: matrix multiplications, convolutions and attention, by shape or sequence."""
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -197,9 +198,7 @@ def _attention(
     whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.steps.intervals
     spent = device if timeline.has_device_work else moments.total_ns
     site = next((site for site in stacks.sites(softmaxes) if site), None)
-    largest = max(
-        (_score_matrix_shape(trace, row) for row in softmaxes.tolist()), key=lambda shape: shape[0] * shape[1]
-    )
+    largest = max((_score_matrix_shape(trace, row) for row in softmaxes.tolist()), key=math.prod)
     return MaterialisedAttention(
         n=len(softmaxes),
         host_s=moments.total_ns / SECOND,
