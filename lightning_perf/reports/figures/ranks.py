@@ -18,6 +18,9 @@ column would hide the one rank that matters."""
 MAX_TEXTS = 12
 """Cells show their value for up to this many ranks."""
 
+MAX_CELLS = 100_000
+"""Cells of the grid: further ranks are not drawn, because a file may contain any rank."""
+
 MAX_HOVER_TEXTS = 2048
 """For more ranks, hovering shows only the own work: the rest would add 150 bytes per rank to the file."""
 
@@ -68,7 +71,7 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
 
 def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
     by_rank = {one.rank: one for one in summaries}
-    n = max(by_rank) + 1
+    n = min(max(by_rank) + 1, MAX_CELLS)
     columns = 2 ** math.ceil(math.log2(math.sqrt(n)))
     starts = list(range(0, n, columns))
     differences = dict(zip(by_rank, _from_median([one.own_s for one in summaries]), strict=True))
