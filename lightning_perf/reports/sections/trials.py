@@ -1,5 +1,6 @@
 """What a trial measured: the ladder of treatments, what was left out and why, what to copy."""
 
+import re
 from collections.abc import Iterator
 from statistics import fmean, median
 
@@ -151,7 +152,8 @@ def batch_fact(trial: Trial) -> str:
         return ""
     parts = []
     for run in tried:
-        factor = int("".join(filter(str.isdigit, run.arm.rpartition("=")[2])) or 1)
+        digits = re.search(r"[0-9]{1,9}", run.arm.rpartition("=")[2])
+        factor = int(digits[0]) if digits is not None else 1
         rate = times(_rate(run, factor) / median(usual)) if run.block_means_s else line(run.reason, 80) or "failed"
         parts.append((factor, f"{factor}x: {rate}"))
     return "relative samples/s by batch size: " + ", ".join(text for _, text in sorted(parts))
