@@ -59,7 +59,7 @@ def seconds(value: float | None) -> str:
     if size == 0:
         return "0 s"
     if size >= 59.5:
-        return _minutes(value)
+        return "-" * (value < 0) + _minutes(size)
     factor, unit = next((f, u) for limit, f, u in _UNITS if size < limit)
     return f"{_three_digits(value * factor)} {unit}"
 
@@ -238,7 +238,7 @@ def _fitting(character: str, encoding: str) -> str:
 
 def _minutes(value: float) -> str:
     total = round(value)
-    if abs(total) < 3600:
+    if total < 3600:
         return f"{total // 60} min {total % 60:02d} s"
     total = round(value / 60)
     return f"{total // 60:,} h {total % 60:02d} min"
