@@ -67,7 +67,7 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
     lines: list[Line] = []
     for n_fixes, n_phases in _SIZES:
         lines = [*top, *_loader(session), *_phases(session, n_phases), *_fixes(session, n_fixes), *bottom]
-        if sum(line.rank == NEEDED for line in lines) <= MAX_LINES:
+        if sum(line.drop_order == NEEDED for line in lines) <= MAX_LINES:
             break
     return BriefReport(fitted(lines))
 
