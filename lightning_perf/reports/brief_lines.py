@@ -90,7 +90,7 @@ def right_aligned(label: str, text: str, code: str, style: str = "") -> Line:
     return Line(((label, "bold"), (text, style), (gap, ""), (code, QUIET)))
 
 
-def labelled(label: str, text: str) -> Line:
+def labeled(label: str, text: str) -> Line:
     """Return a label followed by a text."""
     return Line(((f"{label:<{LABEL}}", QUIET), (text, "")))
 

@@ -110,7 +110,7 @@ def _from_median(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _scale(differences: Sequence[float | None], summaries: tuple[RankSummary, ...]) -> tuple[str, float, float]:
-    """Return the unit, its factor, and the difference in seconds with the strongest color: noise stays grey."""
+    """Return the unit, its factor, and the difference in seconds with the strongest color: noise stays gray."""
     largest = max((abs(value) for value in differences if value is not None), default=0.0)
     strongest_s = max(largest, LEAST_DIFFERENCE * median(one.step_s for one in summaries)) or 1e-6
     return *seconds_scale([strongest_s]), strongest_s

@@ -3,7 +3,7 @@
 from lightning_perf.records import CATEGORIES, Session
 from lightning_perf.reports.wording import seconds, share
 
-from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
+from .palette import BLUE, BROWN, GRAY, GREEN, ORANGE, PURPLE, RED, SKY, Theme
 from .parts import Figure, label, seconds_scale, stacked
 
 _CATEGORY_COLORS = {
@@ -14,7 +14,7 @@ _CATEGORY_COLORS = {
     "runtime": SKY,
     "data_loading": RED,
     "cpu_op": GREEN,
-    "other": GREY,
+    "other": GRAY,
 }
 
 
