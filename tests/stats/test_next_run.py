@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from lightning_perf.stats.next_run import ALPHA, POWER, Course, alpha_of, detectable, excess, threshold
+from lightning_perf.stats.next_run import ALPHA, POWER, TimeSeries, alpha_of, detectable, excess, threshold
 
 
-def runs(*levels: float, n: int = 1) -> list[Course]:
-    return [Course([math.exp(level)] * n, 8) for level in levels]
+def runs(*levels: float, n: int = 1) -> list[TimeSeries]:
+    return [TimeSeries([math.exp(level)] * n, 8) for level in levels]
 
 
 def test_a_run_is_compared_with_the_mean_of_the_last_five() -> None:
@@ -37,8 +37,8 @@ def test_the_rate_of_false_alarms_is_alpha_for_runs_that_differ_normally() -> No
 @pytest.mark.parametrize(("n", "part_of_alpha"), [(3, 1 / 3), (4, 2 / 3), (5, 1.0), (6, 1.0)])
 def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ(n: int, part_of_alpha: float) -> None:
     rng = np.random.default_rng(2)
-    noisy = [Course(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(n)]
-    short, long = Course(noisy[0].step_s[:20], 8), noisy[0]
+    noisy = [TimeSeries(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(n)]
+    short, long = TimeSeries(noisy[0].step_s[:20], 8), noisy[0]
     between = (threshold(noisy, long, 0.01) / t.ppf(0.99, n - 1)) ** 2
     parts = [np.log(run.step_s).reshape(5, 20) for run in noisy]
     levels = np.array([[np.sort(part)[5:15].mean() for part in run] for run in parts])
@@ -68,7 +68,7 @@ def test_one_disturbed_run_of_many_and_rare_slow_steps_hide_little() -> None:
     levels[3] = 1.0
     assert threshold(runs(*levels), runs(0.0)[0], 0.01) < 4 * usual
     calm = runs(*rng.normal(0, 0.01, 5), n=20)
-    slow_steps = Course([*calm[0].step_s[:16], 9.0, 9.0, 9.0, 9.0], 8)
+    slow_steps = TimeSeries([*calm[0].step_s[:16], 9.0, 9.0, 9.0, 9.0], 8)
     assert excess(calm, slow_steps) == pytest.approx(excess(calm, calm[0]))
 
 
