@@ -48,7 +48,6 @@ _UNITS = (
 )
 
 _TRAILING_ZEROS = re.compile(r"\.0+(?=\D|$)")
-_BLANKS = re.compile(r"\s+")
 
 
 def seconds(value: float | None) -> str:
@@ -190,7 +189,7 @@ def kernel_name(name: str) -> str:
 
 def line(text: str, limit: int = 200) -> str:
     """Return untrusted text as one line: without control characters, blanks collapsed, cut at ``limit`` characters."""
-    return cut(_BLANKS.sub(" ", clean(text[: 4 * limit])).strip(), limit)
+    return cut(" ".join(clean(text[: 4 * limit]).split()), limit)
 
 
 def block(text: str, max_lines: int = 40) -> list[str]:
