@@ -42,7 +42,7 @@ def fix_groups(session: Session) -> list[list[Finding]]:
 def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200) -> str:
     """Return a change in a few words: the arguments that it sets, with their present values if a session is given.
 
-    A change of something else than arguments is given by its summary, or by the main clause if that exceeds ``limit``.
+    A change that sets no arguments is described by its summary, or by the main clause of one longer than ``limit``.
     """
     values = _arguments(fix)
     if not values:
@@ -55,9 +55,9 @@ def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200
 
 
 def code_text(fix: Prescription, session: Session, limit: int) -> str:
-    """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if it is no such change.
+    """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if it sets none.
 
-    The present value, then the callee are left out of a text longer than ``limit``.
+    If the text is longer than ``limit``, the present value is left out, then the callee.
     """
     values = _arguments(fix)
     match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)

@@ -24,6 +24,7 @@ LAST_RUNS = 5
 """Runs whose mean level the next run is compared with. More would follow a drift less well."""
 
 MIN_RUNS = 3
+"""Earlier runs that a comparison needs."""
 
 ALPHA = 0.0075
 """Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal and
@@ -41,7 +42,7 @@ _TRIM = 0.25
 them, the median as that of 64 %."""
 
 _MIN_PARTS = 4
-"""Parts of a series that one level needs."""
+"""Parts of a time series that one level needs."""
 
 _CLIP = 3 * MAD_TO_SIGMA
 """Times the median absolute residual: 3 standard deviations. One earlier run that was disturbed, or an earlier change

@@ -134,7 +134,7 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
     is_matrix = np.array([kind in MATRIX_KINDS for kind in kinds])
     on_tensor_cores = np.array([uses_tensor_cores(name) for name in names])
     is_layout = np.array([converts_layout(name) for name in names])
-    is_known = is_matrix & on_tensor_cores  # whether it is certain if the kernel uses Tensor Cores
+    is_known = is_matrix & on_tensor_cores  # whether the name shows if the kernel uses Tensor Cores
     precisions: dict[str, float] = {}
     for i in np.flatnonzero(is_matrix).tolist():
         precision = kernel_precision(names[i])

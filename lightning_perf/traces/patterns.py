@@ -222,5 +222,5 @@ def _is_softmax_of(details: DetailsByRow, product: int, softmax: int) -> bool:
     operands = operands[1:3] if len(operands) >= 3 and operands[2] else operands[:2]  # baddbmm adds to its first
     scores = next(iter(shapes_of(details.get(softmax))), [])
     if len(operands) < 2 or not all(operands) or len(scores) < 2:
-        return True  # no shapes: the order has to do
+        return True  # without shapes, the order decides
     return operands[0][-2] == scores[-2] and operands[1][-1] == scores[-1]

@@ -163,8 +163,8 @@ class Timeline:
     def host_compute(self) -> Intervals:
         """When any host thread was inside an operator that computes.
 
-        Those of autograd's engine enclose hooks, in which gradients are exchanged and waited for; those of c10d ask
-        for collectives.
+        Operators of autograd's engine do not count, because they enclose hooks that wait for communication, nor do
+        those of c10d, which request collectives.
         """
         return self.trace.intervals(
             self.trace.rows_named(

@@ -23,6 +23,7 @@ _VERDICTS = {"no_change": "no change"}
 MEASUREMENT = "bare-loop"
 """Id of the arm without a treatment that measures the cost of Lightning."""
 _SEARCH = -1
+"""Stage of runs that search the fastest batch size."""
 _MAX_SPREAD = 1.25
 """Slowest ÷ fastest run of the baseline; above it, effects of usual size cannot be measured."""
 _NAME = 60
