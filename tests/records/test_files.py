@@ -43,7 +43,9 @@ def entries(folder: Path) -> list[str]:
 # -- free space ------------------------------------------------------------
 
 
-def test_require_room_raises_when_the_reserve_would_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_free_space_raises_when_the_reserve_would_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", disk_with(RESERVE_BYTES + 10))
     require_free_space(tmp_path, 10)
     with pytest.raises(OSError, match="128 MiB would stay free") as raised:
@@ -51,7 +53,7 @@ def test_require_room_raises_when_the_reserve_would_be_used(tmp_path: Path, monk
     assert raised.value.errno == errno.ENOSPC
 
 
-def test_require_room_asks_the_nearest_parent_when_the_folder_is_missing(
+def test_require_free_space_asks_the_nearest_parent_when_the_folder_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
@@ -69,11 +71,11 @@ def test_require_room_asks_the_nearest_parent_when_the_folder_is_missing(
 
 
 @pytest.mark.parametrize("folder", ["s3://bucket/logs", "zero\0byte", "x" * 300])
-def test_require_room_passes_when_the_free_space_is_unknown(folder: str) -> None:
+def test_require_free_space_passes_when_the_free_space_is_unknown(folder: str) -> None:
     require_free_space(folder, 2**60)
 
 
-def test_require_room_passes_when_the_disk_reports_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_free_space_passes_when_the_disk_reports_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", disk_with(0, total_bytes=0))
     require_free_space(tmp_path, 1)
 
