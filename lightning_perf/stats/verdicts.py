@@ -14,7 +14,7 @@ from lightning_perf.records import Interval
 
 from .estimates import MIN_RUNS, Runs, levels, ratio_interval, welch_margin
 
-Call = Literal["improved", "regressed", "no_change", "inconclusive"]
+Verdict = Literal["improved", "regressed", "no_change", "inconclusive"]
 
 MAX_SAME = 0.05
 """Largest change that may count as none, however wide the noise: 5 % matters to users."""
@@ -33,14 +33,14 @@ class ArmComparison(NamedTuple):
     """One arm against another.
 
     Attributes:
-        call: Position of the interval relative to the band.
+        verdict: Position of the interval relative to the band.
         speedup: Base step ÷ new step; None with too few runs.
         p_value: Of the exact permutation test; None without runs, or with too many to enumerate.
         repeats_needed: More repeats that would probably settle it; None if settled, or if no number would.
         reason: Why it is inconclusive.
     """
 
-    call: Call
+    verdict: Verdict
     speedup: Interval | None
     p_value: float | None
     repeats_needed: int | None
@@ -70,7 +70,7 @@ def compare(
     return ArmComparison(verdict, speedup, p_value, needed, _why(speedup, band, needed))
 
 
-def classify(speedup: Interval, band: float) -> Call:
+def classify(speedup: Interval, band: float) -> Verdict:
     """Return ``improved`` or ``regressed`` beyond the band, ``no_change`` inside, else ``inconclusive``.
 
     The band is 1/(1 + band) … 1 + band; inside means within ``MAX_SAME`` at most.
