@@ -138,11 +138,6 @@ def interval_text(interval: Interval) -> str:
     return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 
-def evidence_value(evidence: Evidence) -> str:
-    """Format the value of an evidence in its unit."""
-    return quantity(evidence.value, evidence.unit)
-
-
 def evidence_basis(evidence: Evidence) -> str:
     """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
