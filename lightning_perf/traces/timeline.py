@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .columns import Trace
 from .intervals import Intervals, Times
 from .kernels import communication_rows
-from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, UNKNOWN_DEVICE, is_loader_name
+from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, is_loader_name
 from .launches import Launches, find_launches
 from .nesting import ROUNDING_NS, Nesting, Rows
 from .step_times import StepTimes, find_steps
@@ -72,11 +72,6 @@ class Timeline:
     def has_device_work(self) -> bool:
         """Whether the trace shows work of a known device."""
         return len(self.launches.device_rows) > 0
-
-    @cached_property
-    def has_unknown_device(self) -> bool:
-        """Whether the trace shows work of an unknown device."""
-        return len(self.trace.rows(UNKNOWN_DEVICE)) > 0
 
     @cached_property
     def hides_device(self) -> bool:
