@@ -21,7 +21,7 @@ from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryS
 from lightning_perf.reports.sections.autopilot import decision_line
 from lightning_perf.safe_loaders import RandomWatch, require_safe_workers
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS
-from lightning_perf.stats.sequential import MIN_LOOKS, combined_speedup
+from lightning_perf.stats.sequential import MIN_VALUES, combined_speedup
 from lightning_perf.treatments.applier import Applier, loader_args
 from lightning_perf.treatments.prescription import prescription, setting_text
 from lightning_perf.treatments.rebuild import require_exact
@@ -230,7 +230,7 @@ class Autopilot:
             if other.id in treatment.conflicts or treatment.id in other.conflicts:
                 return f"it cannot be combined with {other.id}"
         loop, per_epoch = self._probes.loop, self._trainer.num_training_batches
-        n_epochs = 4 * MIN_LOOKS if unit == "epoch" and self._keeps_workers(text) else 2 * MIN_LOOKS
+        n_epochs = 4 * MIN_VALUES if unit == "epoch" and self._keeps_workers(text) else 2 * MIN_VALUES
         if unit == "step" or loop is None or loop.batches_left() > n_epochs * per_epoch:
             return ""
         return f"loaders are replaced between epochs, and at most {n_epochs} epochs are left"

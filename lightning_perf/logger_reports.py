@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning_perf import seams
 from lightning_perf.records import Session
-from lightning_perf.records.files import require_room
+from lightning_perf.records.files import require_free_space
 from lightning_perf.reports import tensorboard as tensorboard_report
 
 
@@ -32,7 +32,7 @@ class LoggerReports:
                 guard("tensorboard", self._write_events, logger, session, step)
 
     def _log_figures(self, logger: Any, session: Session, step: int) -> None:
-        require_room(logger.save_dir or ".", 0)  # services keep files of their own on this machine
+        require_free_space(logger.save_dir or ".", 0)  # services keep files of their own on this machine
         seams.log_own_row(logger, tensorboard_report.scalars(session), step)
 
     def _write_events(self, logger: Any, session: Session, step: int) -> None:
@@ -40,7 +40,7 @@ class LoggerReports:
         if writer is None:
             return
         # If a write fails, each later write of the user's raises too: torch's writer does not recover.
-        require_room(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
+        require_free_space(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
         tensorboard_report.write_scalars(writer, session, step)
         tensorboard_report.write_text(writer, session, step)
         self._sessions.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)

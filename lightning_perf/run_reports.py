@@ -16,7 +16,7 @@ from lightning_perf import seams
 from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
-from lightning_perf.records.files import require_room, write_whole
+from lightning_perf.records.files import require_free_space, write_whole
 from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.remote_folder import RemoteFolder, SpareThread, within
 from lightning_perf.reports import console as console_report
@@ -286,11 +286,11 @@ class RunReports:
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file into the run's folder; raise ``OSError`` if that would fill the disk."""
-        require_room(self.folder, len(content))
+        require_free_space(self.folder, len(content))
         write_whole(self.folder / name, content)
 
     def _save(self, session: Session) -> None:
-        require_room(self.folder, 0)  # a session is small beside the reserve
+        require_free_space(self.folder, 0)  # a session is small beside the reserve
         session.save(self._session_path(session))
         self._doctor._saved_at = self._place(session)
         if self._remote is not None and session.run.status == "running":

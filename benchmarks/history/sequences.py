@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from lightning_perf.history.run_history import MIN_STEPS
 from lightning_perf.stats import next_run
 from lightning_perf.stats.comparison import BAND
-from lightning_perf.stats.next_run import LAST_RUNS, Course, alpha_of, excess, midmean, reach
+from lightning_perf.stats.next_run import LAST_RUNS, TimeSeries, alpha_of, excess, midmean, threshold
 
 Array = NDArray[np.float64]
 
@@ -159,9 +159,9 @@ def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, margins: Array) 
     """Compare some sequences with the functions that compare a run with earlier ones."""
     for i in range(N_CHECKED):
         parts = pool.parts[which[:, i]] + shift[:, i, None]
-        runs = [Course(each, PART) for each in np.exp(parts).tolist()]
-        new = Course(runs[-1].step_s[: COMPARED_AT[0] // PART], PART)
-        limit = max(math.log1p(BAND), reach(runs[:-1], new, alpha_of(0)))
+        runs = [TimeSeries(each, PART) for each in np.exp(parts).tolist()]
+        new = TimeSeries(runs[-1].step_s[: COMPARED_AT[0] // PART], PART)
+        limit = max(math.log1p(BAND), threshold(runs[:-1], new, alpha_of(0)))
         np.testing.assert_allclose(margins[i], excess(runs[:-1], new) - limit, atol=1e-9)
 
 

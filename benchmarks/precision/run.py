@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor, measure_ceilings
 from lightning_perf.records import Ceilings, Gain
-from lightning_perf.stats.roofline import speed_up
+from lightning_perf.stats.roofline import lower_precision_speedup
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "precision.md"
 N_STEPS, WARMUP = 40, 10
@@ -161,7 +161,7 @@ def attention_table() -> list[str]:
 def page(ceilings: Ceilings, results: list[Result]) -> str:
     """Return the documentation page."""
     speeds = ceilings.matmul_flops_per_s
-    faster = speed_up(ceilings, "fp32")
+    faster = lower_precision_speedup(ceilings, "fp32")
     lines = [
         "# Speedup of bf16: predicted by PD301 and measured",
         "",
@@ -201,7 +201,7 @@ def main() -> None:
         raise SystemExit(f"{ceilings.missing['is_quiet']}; run this on an otherwise idle machine")
     text = page(ceilings, [measure(name, arguments.rounds) for name in MODELS])
     print(text)
-    if arguments.write and speed_up(ceilings, "fp32") is None:
+    if arguments.write and lower_precision_speedup(ceilings, "fp32") is None:
         print(f"{PAGE.name} is not changed: it describes a CPU with faster bf16 matrix multiplication")
     elif arguments.write:
         PAGE.write_text(text, encoding="utf-8")

@@ -73,12 +73,12 @@ def write_sessions(folder: Path, n_ranks: int) -> int:
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from reports.sessions import ddp
 
-    from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, together
+    from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, combine_ranks
 
     base = ddp()
     for rank in range(n_ranks):
         run = msgspec.structs.replace(base.run, rank=rank, world_size=n_ranks, id=f"run-{rank}")
-        one = msgspec.structs.replace(base, run=run, ranks=together((summary(rank),), n_ranks))
+        one = msgspec.structs.replace(base, run=run, ranks=combine_ranks((summary(rank),), n_ranks))
         one.save(folder / (SESSION_FILE if rank == 0 else f"{RANKS_FOLDER}/perf_session.rank{rank}.json"))
     return sum(file.stat().st_size for file in folder.rglob("*.json"))
 

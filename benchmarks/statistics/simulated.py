@@ -201,7 +201,7 @@ def calls(noise: Noise, repeats: int, speedup: float, n: int, seed: int = 0) -> 
     rng = np.random.default_rng([seed, repeats])
     shares: dict[str, float] = {}
     for _ in range(n):
-        verdict = _judged(stage(noise, rng, {**ALONE, "c": speedup}, repeats)).call
+        verdict = _judged(stage(noise, rng, {**ALONE, "c": speedup}, repeats)).verdict
         shares[verdict] = shares.get(verdict, 0) + 1 / n
     return shares
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_perf import measure_ceilings
-from lightning_perf.stats.roofline import speed_up
+from lightning_perf.stats.roofline import lower_precision_speedup
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -169,7 +169,7 @@ CASES = {
 
 def is_left_out(case: str) -> bool:
     """Return whether this machine cannot run the case."""
-    return case == "matmul" and speed_up(measure_ceilings("cpu"), "fp32") is None
+    return case == "matmul" and lower_precision_speedup(measure_ceilings("cpu"), "fp32") is None
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from lightning_perf.records import Block, Session
 from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, samples_per_step, whole_blocks
-from lightning_perf.stats.next_run import MIN_RUNS, Course, detectable, excess, reach
+from lightning_perf.stats.next_run import MIN_RUNS, TimeSeries, detectable, excess, threshold
 
 _BLOCKS = 16
 """Fewest parts of a run that its level is based on: most of them must be without rare slow steps."""
@@ -30,7 +30,7 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
     found = {}
     for name, (earlier, new) in known.items():
         by = excess(earlier, new)
-        if by > max(math.log1p(BAND), reach(earlier, new, alpha / len(known))):
+        if by > max(math.log1p(BAND), threshold(earlier, new, alpha / len(known))):
             found[name] = math.exp(by)
     return found
 
@@ -43,15 +43,15 @@ def detectable_factor(base: Sequence[Session], session: Session, alpha: float) -
     return math.exp(min(_LARGEST, max(math.log1p(BAND), detectable(*known["step"], alpha / len(known)))))
 
 
-def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[list[Course], Course]]:
+def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[list[TimeSeries], TimeSeries]]:
     """Return the earlier runs and the new one, for each figure that enough of them have."""
     sessions = [*base, session]
     units = _units_per_step(sessions)
     known = {}
-    for name, courses in (("step", _steps(sessions)), ("wall", _walls(sessions))):
+    for name, all_series in (("step", _steps(sessions)), ("wall", _walls(sessions))):
         runs = [
             one and one._replace(step_s=[step_s / n for step_s in one.step_s])
-            for one, n in zip(courses, units, strict=True)
+            for one, n in zip(all_series, units, strict=True)
         ]
         new, earlier = runs[-1], [one for one in runs[:-1] if one is not None]
         if new is not None and len(earlier) >= MIN_RUNS:
@@ -59,7 +59,7 @@ def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[li
     return known
 
 
-def _steps(sessions: Sequence[Session]) -> list[Course | None]:
+def _steps(sessions: Sequence[Session]) -> list[TimeSeries | None]:
     """Return blocks of about equal length, on which the level of skewed steps depends; None for runs without blocks."""
     blocks = [whole_blocks(one.steady) if one.steady is not None else () for one in sessions]
     known = [each for each in blocks if each]
@@ -70,7 +70,7 @@ def _steps(sessions: Sequence[Session]) -> list[Course | None]:
     return [_merged(each, size) for each in blocks]
 
 
-def _merged(blocks: Sequence[Block], block_steps: int) -> Course | None:
+def _merged(blocks: Sequence[Block], block_steps: int) -> TimeSeries | None:
     """Return means of at least ``block_steps`` steps, each without its slowest step if that is slow; None without any.
 
     One step in a hundred that takes five times as long would add more to the variance than all others.
@@ -80,7 +80,7 @@ def _merged(blocks: Sequence[Block], block_steps: int) -> Course | None:
     n = max(1, -(-block_steps // blocks[0].n_steps))
     steps = n * blocks[0].n_steps
     groups = [blocks[i : i + n] for i in range(0, len(blocks) - n + 1, n)]
-    return Course([_typical_step_s(group, steps) for group in groups], steps)
+    return TimeSeries([_typical_step_s(group, steps) for group in groups], steps)
 
 
 def _typical_step_s(group: Sequence[Block], steps: int) -> float:
@@ -91,9 +91,9 @@ def _typical_step_s(group: Sequence[Block], steps: int) -> float:
     return others_s if 0 < others_s < slowest_s / _SLOW else whole_s / steps
 
 
-def _walls(sessions: Sequence[Session]) -> list[Course | None]:
+def _walls(sessions: Sequence[Session]) -> list[TimeSeries | None]:
     walls = [epoch_walls(one) for one in sessions]
-    return [Course(each, 1.0) if len(each) >= MIN_EPOCHS else None for each in walls]
+    return [TimeSeries(each, 1.0) if len(each) >= MIN_EPOCHS else None for each in walls]
 
 
 def _units_per_step(sessions: Sequence[Session]) -> list[int]:

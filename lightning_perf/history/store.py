@@ -20,7 +20,7 @@ import psutil
 
 from lightning_perf.errors import SessionError
 from lightning_perf.records import SCHEMA_VERSION, Record, Session, from_json
-from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, require_room
+from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, require_free_space
 from lightning_perf.stats.comparison import typical_step_s
 
 from .entry import key_of, reduced
@@ -92,7 +92,7 @@ class History:
         part = reduced(session)
         provenance, model, steady = part.provenance, part.settings.model, part.steady
         content = zlib.compress(msgspec.json.encode(part))
-        require_room(self.file.parent, 2 * len(content))
+        require_free_space(self.file.parent, 2 * len(content))
         values = (
             part.run.id,
             key_of(part),

@@ -21,7 +21,7 @@ import torch
 from lightning_perf import interrupts
 from lightning_perf.interrupts import error_text
 from lightning_perf.records import Ceilings, Session
-from lightning_perf.records.files import read_regular, require_room, write_whole
+from lightning_perf.records.files import read_regular, require_free_space, write_whole
 from lightning_perf.stats.datasheets import datasheet_of
 from lightning_perf.stats.roofline import assessed
 
@@ -337,7 +337,7 @@ def _write_cache(found: Ceilings, device: torch.device) -> None:
     """Write the cache, if that is possible."""
     content, file = msgspec.json.format(msgspec.json.encode(found), indent=1), _cache_file(device)
     with interrupts.suppress(OSError):
-        require_room(file.parent, len(content))
+        require_free_space(file.parent, len(content))
         write_whole(file, content)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf.records import AllocationSite
-from lightning_perf.records.files import RoomKeeper, require_room, whole_file
+from lightning_perf.records.files import SpaceCheckedFile, require_free_space, whole_file
 
 from .code_lines import USER, owner_of, short_place
 
@@ -39,9 +39,9 @@ def write_history(snapshot: Mapping[str, Any], file: Path) -> None:
     Raises:
         OSError: The disk has no room for it.
     """
-    require_room(file.parent, 0)
+    require_free_space(file.parent, 0)
     with whole_file(file) as opened:
-        pickle.dump(snapshot, RoomKeeper(opened, file.parent))
+        pickle.dump(snapshot, SpaceCheckedFile(opened, file.parent))
 
 
 def read_history(snapshot: Mapping[str, Any]) -> tuple[tuple[tuple[int, int], ...], tuple[AllocationSite, ...]]:

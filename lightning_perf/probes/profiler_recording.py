@@ -17,7 +17,7 @@ import msgspec
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import TraceRecord
-from lightning_perf.records.files import RoomKeeper, require_room, whole_file
+from lightning_perf.records.files import SpaceCheckedFile, require_free_space, whole_file
 from lightning_perf.seams import Undos
 
 from .kineto_session import SessionGuard, is_profiler_started, uncounted
@@ -191,10 +191,10 @@ class Recording:
         """
         stem = f"{socket.gethostname()}_{os.getpid()}_rank{rank}.{time.time_ns()}"
         name = f"{stem}.pt.trace.json.gz"
-        require_room(folder, 0)
+        require_free_space(folder, 0)
         # Kineto does not report a failed write: it writes a temporary file, which is checked and then compressed.
         with tempfile.TemporaryDirectory(prefix="lightning-perf-") as scratch, self._quietly():
-            require_room(scratch, len(self._events) * _TEXT_BYTES_PER_EVENT)
+            require_free_space(scratch, len(self._events) * _TEXT_BYTES_PER_EVENT)
             plain = Path(scratch) / "trace.json"
             self._profile.export_chrome_trace(str(plain))
             _require_end(plain)
@@ -228,14 +228,14 @@ def _pack(source: Path, target: Path) -> None:
     with (
         _reading(source) as plain,
         whole_file(target) as file,
-        gzip.GzipFile(fileobj=RoomKeeper(file, target.parent), mode="wb", filename="") as packed,
+        gzip.GzipFile(fileobj=SpaceCheckedFile(file, target.parent), mode="wb", filename="") as packed,
     ):
         shutil.copyfileobj(plain, packed, _COPY_BYTES)
 
 
 def _copy(source: Path, target: Path) -> None:
     with _reading(source) as plain, whole_file(target) as file:
-        shutil.copyfileobj(plain, RoomKeeper(file, target.parent), _COPY_BYTES)
+        shutil.copyfileobj(plain, SpaceCheckedFile(file, target.parent), _COPY_BYTES)
 
 
 def _kineto_profile(options: WindowOptions, device: Any) -> Any:

@@ -18,7 +18,7 @@ class AutopilotTry(Record, frozen=True, kw_only=True):
         treatment: With its value, e.g. ``"loader-workers=2"``.
         setting: As a user writes it, e.g. ``"num_workers=2"``.
         finding: Code of the finding that recommended it.
-        status: ``trying`` if the run, or this record of it, ended within a block; it was undone then, too.
+        status: ``trying`` if the run or this record ended within a block; the treatment was then switched off.
         unit: Unit of a block: some steps, or one epoch.
         first_step: Training batches before its first block.
         last_step: Training batches before its last decision or current block.

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, leaving room on the disk, and read files without blocking the training."""
+"""Write files completely or not at all, leaving space on the disk, and read files without blocking the training."""
 
 import contextlib
 import errno
@@ -71,17 +71,17 @@ def whole_file(target: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
+def require_free_space(folder: str | os.PathLike[str], n_bytes: int) -> None:
     """Raise unless ``RESERVE_BYTES`` stay free on a folder's disk once this much more is written.
 
     Call this before writing anything while a training runs, which would fail on a full disk.
 
     Args:
-        folder: The folder; it need not exist yet. A disk that does not report its free space has room.
+        folder: The folder; it need not exist yet. A disk that does not report its free space has enough.
         n_bytes: Upper bound of the size to write.
 
     Raises:
-        OSError: There is not enough room (``ENOSPC``).
+        OSError: There is not enough space (``ENOSPC``).
     """
     is_remote = "://" in os.fspath(folder)  # e.g. s3://; a Path of it is a local folder
     free_bytes = None if is_remote else _free_bytes(Path(folder))
@@ -90,14 +90,14 @@ def require_room(folder: str | os.PathLike[str], n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, f"less than {reserve} would stay free on the disk; free some space", str(folder))
 
 
-class RoomKeeper:
+class SpaceCheckedFile:
     """File whose ``write`` leaves ``RESERVE_BYTES`` free on its disk, for content of unknown size.
 
-    It writes to ``file`` in ``folder``. Creating it and writing raise ``OSError`` if there is not enough room.
+    It writes to ``file`` in ``folder``. Creating it and writing raise ``OSError`` if there is not enough space.
     """
 
     def __init__(self, file: BinaryIO, folder: Path) -> None:
-        require_room(folder, _CHECK_EVERY_BYTES)
+        require_free_space(folder, _CHECK_EVERY_BYTES)
         self._file = file
         self._folder = folder
         self._n_bytes = 0
@@ -107,7 +107,7 @@ class RoomKeeper:
         size = memoryview(content).nbytes
         self._n_bytes += size
         if self._n_bytes >= _CHECK_EVERY_BYTES:
-            require_room(self._folder, size + _CHECK_EVERY_BYTES)
+            require_free_space(self._folder, size + _CHECK_EVERY_BYTES)
             self._n_bytes = 0
         return self._file.write(content)
 

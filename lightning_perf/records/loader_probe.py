@@ -5,7 +5,7 @@ from typing import Literal
 from .base import Record
 from .host_profile import HostLine
 
-WAITING_REACH = 4
+MAX_WORKERS_PER_CORE = 4
 """Most workers per core that are probed or recommended for a dataset that waits, e.g. for storage."""
 
 MAX_WORKERS = 64

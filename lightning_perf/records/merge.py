@@ -10,7 +10,7 @@ import msgspec
 
 from lightning_perf.errors import SessionError
 
-from .ranks import MAX_FOUND, RANKS_FOLDER, MissingRank, RankSummary, together
+from .ranks import MAX_FOUND, RANKS_FOLDER, MissingRank, RankSummary, combine_ranks
 from .remote import AnyPath, RemotePath, any_path, exists, is_dir
 from .session import SESSION_FILE, Session, load
 
@@ -86,5 +86,5 @@ def _with_ranks(session: Session, known: list[RankSummary], problems: list[Missi
     absent = set(range(min(session.run.world_size, MAX_RANKS))) - reported - {one.rank for one in missing}
     missing += [MissingRank(rank=rank, reason="it left no session") for rank in sorted(absent)]
     collected_s = session.ranks.collected_s if session.ranks is not None else None
-    ranks = together(tuple(known), session.run.world_size, tuple(missing), collected_s)
+    ranks = combine_ranks(tuple(known), session.run.world_size, tuple(missing), collected_s)
     return msgspec.structs.replace(session, ranks=ranks)

@@ -89,7 +89,7 @@ class Ranks(Record, frozen=True, kw_only=True):
     collected_s: float | None = None
 
 
-def together(
+def combine_ranks(
     summaries: tuple[RankSummary, ...],
     world_size: int,
     missing: tuple[MissingRank, ...] = (),

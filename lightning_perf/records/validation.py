@@ -267,7 +267,7 @@ def _union_check(checks: list[Check], is_optional: bool) -> Check:
             value = check(value)
         return value
 
-    return checks[0] if len(checks) == 1 and not is_optional else check_union
+    return check_union
 
 
 def _number_check(bounds: Bounds) -> Check:

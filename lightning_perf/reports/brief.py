@@ -25,7 +25,7 @@ from .brief_lines import (
     bar,
     command,
     fitted,
-    labelled,
+    labeled,
     part_of,
     titled,
 )
@@ -67,7 +67,7 @@ def brief_report(session: Session, place: str | None = None) -> BriefReport:
     lines: list[Line] = []
     for n_fixes, n_phases in _SIZES:
         lines = [*top, *_loader(session), *_phases(session, n_phases), *_fixes(session, n_fixes), *bottom]
-        if sum(line.rank == NEEDED for line in lines) <= MAX_LINES:
+        if sum(line.drop_order == NEEDED for line in lines) <= MAX_LINES:
             break
     return BriefReport(fitted(lines))
 
@@ -228,7 +228,7 @@ def _speedup(session: Session, finding: Finding) -> str:
 def _state(warnings: Sequence[tuple[str, str]]) -> Iterator[Line]:
     """Yield whatever is abnormal, one line each."""
     yield Line((), LAST_GAP)
-    yield from (labelled(label, wording.cut(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
+    yield from (labeled(label, wording.cut(text, MAX_WIDTH - LABEL)) for label, text in warnings[:_MAX_WARNINGS])
 
 
 def _warnings(session: Session) -> list[tuple[str, str]]:

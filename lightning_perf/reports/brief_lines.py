@@ -18,7 +18,7 @@ _BAR = 30
 LABEL = 9
 """Width of the words before commands."""
 
-# Where there are too many lines, those of the highest number are dropped first.
+# If there are too many lines, those of the highest number are dropped first.
 NEEDED, MORE, GAP, LAST_GAP = range(4)
 
 
@@ -27,12 +27,12 @@ class Line(NamedTuple):
 
     Attributes:
         segments: Text and style.
-        rank: 0 if the line is always shown; else lines of higher rank are dropped first.
+        drop_order: One of the constants above.
         is_command: Whether only its last segment may be left out: a command that is cut cannot be copied.
     """
 
     segments: tuple[tuple[str, str], ...]
-    rank: int = 0
+    drop_order: int = NEEDED
     is_command: bool = False
 
 
@@ -60,11 +60,11 @@ BLANK = Line((), GAP)
 
 
 def fitted(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines without those of the highest ranks, the last ones first, if there are too many."""
+    """Return the lines, at most `MAX_LINES` if enough can be dropped: by `drop_order`, the last ones first."""
     kept = list(lines)
-    while len(kept) > MAX_LINES and any(line.rank for line in kept):
-        highest = max(line.rank for line in kept)
-        del kept[max(i for i, line in enumerate(kept) if line.rank == highest)]
+    while len(kept) > MAX_LINES and any(line.drop_order for line in kept):
+        highest = max(line.drop_order for line in kept)
+        del kept[max(i for i, line in enumerate(kept) if line.drop_order == highest)]
     return kept
 
 
@@ -90,7 +90,7 @@ def right_aligned(label: str, text: str, code: str, style: str = "") -> Line:
     return Line(((label, "bold"), (text, style), (gap, ""), (code, QUIET)))
 
 
-def labelled(label: str, text: str) -> Line:
+def labeled(label: str, text: str) -> Line:
     """Return a label followed by a text."""
     return Line(((f"{label:<{LABEL}}", QUIET), (text, "")))
 

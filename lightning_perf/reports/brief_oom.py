@@ -16,8 +16,8 @@ from .sections.post_mortem import WHERE, circumstances
 
 _MAX_FIXES = 3
 _MAX_PARTS = 3
-_FIX = 53
-_FREES = 15
+_FIX, _FREES = 53, 15
+"""Widths of the columns of fixes."""
 _CALL = re.compile(r"(\w+)\(\.\.\., (.+)\)")
 """Code that only sets arguments."""
 

@@ -42,7 +42,7 @@ def fix_groups(session: Session) -> list[list[Finding]]:
 def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200) -> str:
     """Return a change in a few words: the arguments that it sets, with their present values if a session is given.
 
-    A change of something else than arguments is given by its summary, or by the main clause if that exceeds ``limit``.
+    A change that sets no arguments is described by its summary, or by the main clause of one longer than ``limit``.
     """
     values = _arguments(fix)
     if not values:
@@ -55,13 +55,13 @@ def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200
 
 
 def code_text(fix: Prescription, session: Session, limit: int) -> str:
-    """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if it is no such change.
+    """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if two callees take them.
 
-    The present value, then the callee are left out of a text longer than ``limit``.
+    If the text is longer than ``limit``, the present value is left out, then the callee.
     """
     values = _arguments(fix)
     match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)
-    if not values or len({bool(fix.trainer_flags), bool(fix.loader_args), bool(match)} - {False}) > 1:
+    if not values or (fix.trainer_flags and fix.loader_args):
         return ""
     callee = fix.code.partition("(")[0] if match else "Trainer" if fix.trainer_flags else "DataLoader"
     first = next(iter(values))
@@ -83,7 +83,7 @@ def instruction(fix: Prescription, session: Session | None, limit: int = 90) -> 
         return text
     if session is not None and is_kept(fix, session):
         return f"the autopilot set {fix_text(fix, None, limit)}"
-    callee = "DataLoader" if fix.loader_args else "" if fix.trainer_flags else fix.code.partition("(")[0]
+    callee = "" if fix.trainer_flags else "DataLoader" if fix.loader_args else fix.code.partition("(")[0]
     return f"set {text}{f' in {callee}' if callee and '(' not in text else ''}"
 
 

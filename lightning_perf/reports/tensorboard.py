@@ -14,7 +14,7 @@ PLUGIN_NAME = "perfdoctor"
 """The tab that reads what `SessionWriter` writes."""
 
 EVENT_BYTES = 8 * 2**20
-"""Sessions are written at every report up to this size of an event file, then less and less often."""
+"""Up to this size of an event file, each report writes the session; afterwards, fewer and fewer do."""
 
 _GIB = 1024**3
 

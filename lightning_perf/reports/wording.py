@@ -48,7 +48,6 @@ _UNITS = (
 )
 
 _TRAILING_ZEROS = re.compile(r"\.0+(?=\D|$)")
-_BLANKS = re.compile(r"\s+")
 
 
 def seconds(value: float | None) -> str:
@@ -59,7 +58,7 @@ def seconds(value: float | None) -> str:
     if size == 0:
         return "0 s"
     if size >= 59.5:
-        return _minutes(value)
+        return "-" * (value < 0) + _minutes(size)
     factor, unit = next((f, u) for limit, f, u in _UNITS if size < limit)
     return f"{_three_digits(value * factor)} {unit}"
 
@@ -139,11 +138,6 @@ def interval_text(interval: Interval) -> str:
     return f"{times(interval.low)[:-1]}–{times(interval.high)[:-1]}"
 
 
-def evidence_value(evidence: Evidence) -> str:
-    """Format the value of an evidence in its unit."""
-    return quantity(evidence.value, evidence.unit)
-
-
 def evidence_basis(evidence: Evidence) -> str:
     """Format the threshold and the number of observations, ``limit 20 %, n 400``; empty without either."""
     parts = []
@@ -190,7 +184,7 @@ def kernel_name(name: str) -> str:
 
 def line(text: str, limit: int = 200) -> str:
     """Return untrusted text as one line: without control characters, blanks collapsed, cut at ``limit`` characters."""
-    return cut(_BLANKS.sub(" ", clean(text[: 4 * limit])).strip(), limit)
+    return cut(" ".join(clean(text[: 4 * limit]).split()), limit)
 
 
 def block(text: str, max_lines: int = 40) -> list[str]:
@@ -238,7 +232,7 @@ def _fitting(character: str, encoding: str) -> str:
 
 def _minutes(value: float) -> str:
     total = round(value)
-    if abs(total) < 3600:
+    if total < 3600:
         return f"{total // 60} min {total % 60:02d} s"
     total = round(value / 60)
     return f"{total // 60:,} h {total % 60:02d} min"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from statistics import median
 
-from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, ranks_by_finding, together
+from lightning_perf.records import PARTS, Ranks, RankSummary, Session, TraceRanks, combine_ranks, ranks_by_finding
 
 from .rule import Skip
 from .signals import check_has_ranks, own_summary, summaries_of
@@ -47,7 +47,7 @@ def _from_traces(ranks: TraceRanks) -> Ranks | None:
         )
         for one in ranks.ranks
     )
-    return together(summaries, ranks.world_size or len(summaries))
+    return combine_ranks(summaries, ranks.world_size or len(summaries))
 
 
 def waited_s(session: Session, reading: Reading) -> float:

@@ -146,9 +146,9 @@ def typical_step_s(session: Session) -> float | None:
 
 
 def _step_level(steady: StageTimes, session: Session) -> Level | str:
-    course = [block.step_s for block in whole_blocks(steady)]
-    if course and min(course) > 0:
-        return level(course)
+    series = [block.step_s for block in whole_blocks(steady)]
+    if series and min(series) > 0:
+        return level(series)
     return Level(math.log(steady.step_s.p50), None, 0) if steady.step_s.p50 > 0 else "its steps took no time"
 
 
@@ -173,9 +173,9 @@ def epoch_walls(session: Session) -> list[float]:
 
 def _phase_level(name: str) -> LevelOf:
     def of(steady: StageTimes, session: Session) -> Level | str:
-        course = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
-        if name in STEP_PHASES and course and min(course) > 0:
-            return level(course)
+        series = [block.phases.get(name, 0.0) for block in whole_blocks(steady)]
+        if name in STEP_PHASES and series and min(series) > 0:
+            return level(series)
         phase = steady.phases.get(name)
         n_steps = steady.n_steps + _first_steps(steady, session)
         if phase is None or phase.total_s <= 0 or n_steps == 0:

@@ -30,7 +30,7 @@ MIN_BAND = 0.01
 """Smallest band: machines with other processes vary by 1 %."""
 
 _LARGEST = 10.0  # of the logarithm, a factor of 22,000, to stay finite
-_REACH = 1.959964 * math.sqrt(2)  # standard deviations that a difference of two normal values exceeds 1 time in 20
+_Z_DIFFERENCE = 1.959964 * math.sqrt(2)  # of the difference of two normal values, two-sided 95 %
 
 Runs = Sequence[Sequence[float]]
 """Block means by run; positive, no run without blocks."""
@@ -64,8 +64,8 @@ def ratio_interval(
     if base_at is not None and new_at is not None and len(a) + len(b) >= MIN_RUNS_FOR_DRIFT:
         a, b = _without_drift(a, b, np.asarray(base_at, dtype=np.float64), np.asarray(new_at, dtype=np.float64))
         kept = (len(a) + len(b) - 3) / (len(a) + len(b) - 2)
-    reach = welch_reach(_variance(a) / kept, len(a), _variance(b) / kept, len(b), kept)
-    return log_interval(float(a.mean() - b.mean()), reach)
+    margin = welch_margin(_variance(a) / kept, len(a), _variance(b) / kept, len(b), kept)
+    return log_interval(float(a.mean() - b.mean()), margin)
 
 
 def mean_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval | None:
@@ -73,8 +73,8 @@ def mean_interval(values: Sequence[float] | NDArray[np.float64]) -> Interval | N
     if len(values) < MIN_RUNS:
         return None
     found = np.asarray(values, dtype=np.float64)
-    mean, reach = float(found.mean()), _t(len(found) - 1) * math.sqrt(_variance(found) / len(found))
-    return Interval(value=mean, low=mean - reach, high=mean + reach)
+    mean, margin = float(found.mean()), _t(len(found) - 1) * math.sqrt(_variance(found) / len(found))
+    return Interval(value=mean, low=mean - margin, high=mean + margin)
 
 
 def drift(groups: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
@@ -84,8 +84,8 @@ def drift(groups: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> 
     return product / square if square else 0.0
 
 
-def welch_reach(variance_a: float, n_a: int, variance_b: float, n_b: int, kept: float = 1.0) -> float:
-    """Return half the width of Welch's 95 % interval of a difference of means.
+def welch_margin(variance_a: float, n_a: int, variance_b: float, n_b: int, kept: float = 1.0) -> float:
+    """Return the margin of error of a difference of means: half the width of Welch's 95 % interval.
 
     Variances are of single values, of which each group has at least two; ``kept`` is the fraction of the degrees of
     freedom that is left.
@@ -114,7 +114,7 @@ def noise_band(runs: Runs, at: Sequence[float] | None = None) -> float:
         places = np.asarray(at, dtype=np.float64)
         logs, n_fitted = logs - drift([(logs, places)]) * (places - places.mean()), 2
     deviation = math.sqrt(float(((logs - logs.mean()) ** 2).sum()) / (n - n_fitted))
-    return max(MIN_BAND, math.expm1(min(_LARGEST, _REACH * deviation)))
+    return max(MIN_BAND, math.expm1(min(_LARGEST, _Z_DIFFERENCE * deviation)))
 
 
 def _without_drift(
@@ -133,7 +133,7 @@ def _t(df: float) -> float:
     return float(stdtrit(df, 0.5 + CONFIDENCE / 2))
 
 
-def log_interval(center: float, reach: float) -> Interval:
-    """Return the interval whose logarithms are ``center`` ± ``reach``; it is finite, because JSON has no infinity."""
-    reach = min(reach, 300.0)
-    return Interval(value=math.exp(center), low=math.exp(center - reach), high=math.exp(center + reach))
+def log_interval(center: float, margin: float) -> Interval:
+    """Return the interval whose logarithms are ``center`` ± ``margin``; it is finite, because JSON has no infinity."""
+    margin = min(margin, 300.0)
+    return Interval(value=math.exp(center), low=math.exp(center - margin), high=math.exp(center + margin))

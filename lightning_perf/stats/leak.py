@@ -52,9 +52,9 @@ def fit_trend(x: Sequence[float], y: Sequence[float]) -> Trend | None:
     slope = float(np.median(slopes))
     r = _lag_1_correlation(ys - slope * xs)
     variance = n * (n - 1) * (2 * n + 5) / 18 * (1 + r) / (1 - r)
-    reach = _Z_95 * math.sqrt(variance)
-    below = max(0, math.floor((len(slopes) - reach) / 2))
-    above = min(len(slopes) - 1, math.ceil((len(slopes) + reach) / 2))
+    margin = _Z_95 * math.sqrt(variance)
+    below = max(0, math.floor((len(slopes) - margin) / 2))
+    above = min(len(slopes) - 1, math.ceil((len(slopes) + margin) / 2))
     return Trend(slope=slope, low=float(slopes[below]), high=float(slopes[above]), is_steady=_is_steady(xs, ys, slope))
 
 

@@ -24,6 +24,7 @@ LAST_RUNS = 5
 """Runs whose mean level the next run is compared with. More would follow a drift less well."""
 
 MIN_RUNS = 3
+"""Earlier runs that a comparison needs."""
 
 ALPHA = 0.0075
 """Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal and
@@ -32,7 +33,7 @@ Satterthwaite's degrees of freedom an approximation, so this is less than the 1 
 POWER = 0.95
 """Probability of finding a regression of the size that ``detectable`` returns."""
 
-_FIRST_LOOK = 0.9
+_FIRST_COMPARISON = 0.9
 """Part of ``ALPHA`` for the first comparison. The noise between runs is the same in later ones, so they find little
 that the first does not."""
 
@@ -41,7 +42,7 @@ _TRIM = 0.25
 them, the median as that of 64 %."""
 
 _MIN_PARTS = 4
-"""Parts of a course that one level needs."""
+"""Parts of a time series that one level needs."""
 
 _CLIP = 3 * MAD_TO_SIGMA
 """Times the median absolute residual: 3 standard deviations. One earlier run that was disturbed, or an earlier change
@@ -54,24 +55,24 @@ PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
 often as it should be, even if levels are normal."""
 
 
-def alpha_of(look: int) -> float:
+def alpha_of(n: int) -> float:
     """Return the part of ``ALPHA`` for the n-th comparison of a run, from 0 on."""
-    return float(ALPHA * _FIRST_LOOK * (1 - _FIRST_LOOK) ** look)
+    return float(ALPHA * _FIRST_COMPARISON * (1 - _FIRST_COMPARISON) ** n)
 
 
-class Course(NamedTuple):
+class TimeSeries(NamedTuple):
     """One run: seconds per step of successive parts (positive, at least one), each of as many steps or epochs."""
 
     step_s: Sequence[float]
     part_length: float
 
 
-def excess(earlier: Sequence[Course], new: Course) -> float:
+def excess(earlier: Sequence[TimeSeries], new: TimeSeries) -> float:
     """Return by how much the log level of a run exceeds the mean of the last ``LAST_RUNS`` before it."""
     return _level(_logs(new)) - float(np.mean([_level(_logs(one)) for one in earlier[-LAST_RUNS:]]))
 
 
-def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
+def threshold(earlier: Sequence[TimeSeries], new: TimeSeries, alpha: float) -> float:
     """Return the threshold that ``excess`` exceeds with probability ``alpha`` (one-sided) if nothing changed.
 
     There are at least ``MIN_RUNS`` earlier runs, oldest first.
@@ -80,13 +81,13 @@ def reach(earlier: Sequence[Course], new: Course, alpha: float) -> float:
     return float(stdtrit(df, 1 - alpha * part_of_alpha)) * deviation
 
 
-def detectable(earlier: Sequence[Course], new: Course, alpha: float) -> float:
-    """Return the least increase of the log level that exceeds ``reach`` with probability ``POWER``."""
+def detectable(earlier: Sequence[TimeSeries], new: TimeSeries, alpha: float) -> float:
+    """Return the least increase of the log level that exceeds ``threshold`` with probability ``POWER``."""
     deviation, df, part_of_alpha = _prediction(earlier, new)
     return float(stdtrit(df, 1 - alpha * part_of_alpha) + stdtrit(df, POWER)) * deviation
 
 
-def _prediction(earlier: Sequence[Course], new: Course) -> tuple[float, float, float]:
+def _prediction(earlier: Sequence[TimeSeries], new: TimeSeries) -> tuple[float, float, float]:
     """Return the standard deviation of ``excess``, its degrees of freedom, and the part of alpha to use with them."""
     errors = residuals([_level(_logs(one)) for one in earlier])
     between = float((errors**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
@@ -98,7 +99,7 @@ def _prediction(earlier: Sequence[Course], new: Course) -> tuple[float, float, f
     return math.sqrt(variance), whole_df, PARTS_OF_ALPHA.get(n, 1.0) if df else 1.0
 
 
-def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
+def _within(earlier: Sequence[TimeSeries], length: float) -> tuple[float, int]:
     """Return how much larger the variance of the level is in a run of this length, and its degrees of freedom."""
     square, df, own = 0.0, 0, []
     for one in earlier:
@@ -115,7 +116,7 @@ def _within(earlier: Sequence[Course], length: float) -> tuple[float, int]:
     return (square / df * (1 - float(np.mean(own))), df) if df else (0.0, 0)
 
 
-def _logs(one: Course) -> NDArray[np.float64]:
+def _logs(one: TimeSeries) -> NDArray[np.float64]:
     return np.log(np.asarray(one.step_s, dtype=np.float64))
 
 

@@ -31,7 +31,7 @@ MAX_LATENCY_S = 1e-3
 """An operator that takes longer is slow for another reason than launch latency, which is microseconds."""
 
 LOWER_PRECISIONS = ("bf16", "fp16")
-WORTHWHILE_SPEED_UP = 1.5  # the lower end of what sources give for mixed precision
+MIN_SPEEDUP = 1.5  # the lower end of what sources give for mixed precision
 
 
 class LowerBounds(NamedTuple):
@@ -86,14 +86,14 @@ def intensity(flops: int | None, n_bytes: int | None) -> float | None:
     return flops / n_bytes if flops is not None and n_bytes else None
 
 
-def speed_up(ceilings: Ceilings, precision: str) -> tuple[str, float] | None:
+def lower_precision_speedup(ceilings: Ceilings, precision: str) -> tuple[str, float] | None:
     """Return the fastest 16-bit precision and its speedup of matrix multiplication; None if none is faster."""
     now = ceilings.matmul_flops_per_s.get(precision)
     if not now or precision in LOWER_PRECISIONS:
         return None
     others = {name: ceilings.matmul_flops_per_s.get(name, 0.0) / now for name in LOWER_PRECISIONS}
     best = max(others, key=lambda name: others[name])
-    return (best, others[best]) if others[best] >= WORTHWHILE_SPEED_UP else None
+    return (best, others[best]) if others[best] >= MIN_SPEEDUP else None
 
 
 def advice(bound: Bound | None, precision: str, ceilings: Ceilings | None) -> str:
@@ -101,7 +101,7 @@ def advice(bound: Bound | None, precision: str, ceilings: Ceilings | None) -> st
     if bound is None or ceilings is None:
         return ""
     if bound == "compute":
-        faster = speed_up(ceilings, precision)
+        faster = lower_precision_speedup(ceilings, precision)
         if faster is not None:
             return f"use {faster[0]}: matrix multiplication is {faster[1]:.1f}x faster than in {precision} here"
         return "already at the device's peak: reduce operations, or use a faster device"
@@ -129,7 +129,7 @@ def assessed(
         profile = msgspec.structs.replace(
             profile, step_s=step_s, n_timed=n_timed, is_optimizer_timed=is_optimizer_timed
         )
-    used = utilisation(profile, ceilings, datasheet)
+    used = utilization(profile, ceilings, datasheet)
     if used is not None and (used.measured_fraction or 0.0) > MAX_BELIEVABLE_FRACTION:
         reason = (
             f"the device was measured at {(used.measured_flops_per_s or 0.0) / 1e9:.3g} GFLOP/s and the model reached "
@@ -149,13 +149,13 @@ def assessed(
         datasheet=datasheet,
         modules=modules,
         operators=operators,
-        utilisation=utilisation(profile, ceilings, datasheet),
+        utilisation=utilization(profile, ceilings, datasheet),
         bound=bound,
         advice=advice(bound, profile.precision, ceilings),
     )
 
 
-def utilisation(
+def utilization(
     profile: ModelProfile, ceilings: Ceilings | None, datasheet: DatasheetPeak | None
 ) -> Utilisation | None:
     """Return the model FLOPS utilization (PaLM, 2022) of a training step, else of the forward pass.

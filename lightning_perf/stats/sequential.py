@@ -21,18 +21,18 @@ from .estimates import log_interval
 Verdict = Literal["kept", "undone"]
 
 ERROR = 0.05
-"""How often the interval may miss the true speedup at any look."""
+"""How often the interval may miss the true speedup, at any of the looks."""
 
-MIN_LOOKS, MAX_LOOKS = 3, 40
-"""Values at the first look and at the last one."""
+MIN_VALUES, MAX_VALUES = 3, 40
+"""Values before the first decision, and at the last one."""
 
 PRIOR_VARIANCE = 10.0
 """Prior variance of the effect, in units of the variance of a value. The interval is valid for any choice. With this
 one, the first intervals are narrowest if effects are about three times the noise: 10 % with blocks that vary by 3 %."""
 
-_MAX_REACH = 15.0  # of the logarithm: a factor of three million, to stay finite
+_MAX_MARGIN = 15.0  # of the logarithm: a factor of three million, to stay finite
 
-_LIKELY_REACH = 2.0  # standard errors above the mean: the largest effect that is still likely
+_LIKELY_ERRORS = 2.0  # standard errors above the mean: effects up to there are likely
 
 
 class BlockTrial:
@@ -40,17 +40,17 @@ class BlockTrial:
 
     Args:
         chance: Random generator that draws the order of blocks.
-        pairs_per_look: Pairs whose mean is one value: 2 for neighboring blocks, because the middle of A B B A is two
+        pairs_per_value: Pairs whose mean is one value: 2 for neighboring blocks, because the middle of A B B A is two
             blocks of one arm, whose noise two pairs would share; 1 for blocks as long as an epoch.
-        max_looks: Values after which the change is undone unless it is kept.
+        max_values: Values after which the change is undone unless it is kept.
 
     Attributes:
         logs: Logarithm of the speedup of each pair.
         lost_s_per_step: Sum over all pairs of the treated block's mean minus the other's.
     """
 
-    def __init__(self, chance: random.Random, pairs_per_look: int = 2, max_looks: int = MAX_LOOKS) -> None:
-        self._chance, self._pairs_per_look, self._max_looks = chance, pairs_per_look, max_looks
+    def __init__(self, chance: random.Random, pairs_per_value: int = 2, max_values: int = MAX_VALUES) -> None:
+        self._chance, self._pairs_per_value, self._max_values = chance, pairs_per_value, max_values
         self._order: list[bool] = []
         self._first_s: float | None = None  # of the pair under way
         self.logs: list[float] = []
@@ -80,36 +80,36 @@ class BlockTrial:
             self.lost_s_per_step += treated - base
 
     @property
-    def _looks(self) -> list[float]:
-        n = self._pairs_per_look
+    def _values(self) -> list[float]:
+        n = self._pairs_per_value
         return [fmean(self.logs[i : i + n]) for i in range(0, len(self.logs) - n + 1, n)]
 
     def speedup(self) -> Interval | None:
         """Return the speedup with its interval; None before enough pairs."""
-        looks = self._looks
-        if len(looks) < MIN_LOOKS:
+        values = self._values
+        if len(values) < MIN_VALUES:
             return None
-        return log_interval(fmean(looks), min(_MAX_REACH, _reach(len(looks), math.sqrt(variance(looks)))))
+        return log_interval(fmean(values), min(_MAX_MARGIN, _margin(len(values), math.sqrt(variance(values)))))
 
     def verdict(self) -> Verdict | None:
         """Return what the pairs so far decide; None if more are needed."""
-        looks, found = self._looks, self.speedup()
+        values, found = self._values, self.speedup()
         if found is None:
             return None
         if found.low > LEAST_GAIN:
             return "kept"
-        if found.high < LEAST_GAIN or len(looks) >= self._max_looks or self._is_futile(looks):
+        if found.high < LEAST_GAIN or len(values) >= self._max_values or self._is_futile(values):
             return "undone"
         return None
 
-    def _is_futile(self, looks: list[float]) -> bool:
-        """Return whether even the largest likely effect would not be certain at the last look."""
-        deviation = math.sqrt(variance(looks))
-        hopeful = fmean(looks) + _LIKELY_REACH * deviation / math.sqrt(len(looks))
-        return hopeful - _reach(self._max_looks, deviation) < math.log(LEAST_GAIN)
+    def _is_futile(self, values: list[float]) -> bool:
+        """Return whether even the largest likely effect would not be certain at the last value."""
+        deviation = math.sqrt(variance(values))
+        hopeful = fmean(values) + _LIKELY_ERRORS * deviation / math.sqrt(len(values))
+        return hopeful - _margin(self._max_values, deviation) < math.log(LEAST_GAIN)
 
 
-def _reach(n: int, deviation: float) -> float:
+def _margin(n: int, deviation: float) -> float:
     """Return half the width of the interval of the mean of n values with this standard deviation."""
     # With x = t²/(n-1) and r = 1 + n·PRIOR_VARIANCE, the Bayes factor against a mean is below 1/ERROR where
     # (1 + x) / (1 + x/r) < (√r / ERROR)^(2/n).

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_perf.records import Interval
 
-from .estimates import log_interval, ratio_interval, welch_reach
+from .estimates import log_interval, ratio_interval, welch_margin
 
 USUAL_NOISE = 0.03
 """Largest relative difference of two runs of one training on a quiet machine in 19 of 20 cases.
@@ -29,7 +29,7 @@ MIN_RUNS_PER_SIDE = 3
 the assumed variation (docs/explanation/comparison.md)."""
 
 MIN_POINTS = 8
-"""Points of a course (means of some steps) that an interval within a run needs."""
+"""Points of a series (means of some steps) that an interval within a run needs."""
 
 _MIN_BATCHES, _MAX_BATCHES = 4, 32
 _MAX_CORRELATION = 0.9  # of more correlated batches, the mean is unknown
@@ -47,16 +47,16 @@ class Level(NamedTuple):
     n: float
 
 
-def level(course: Sequence[float]) -> Level:
+def level(series: Sequence[float]) -> Level:
     """Return the mean log time per step of a run, with its variance.
 
-    The course is divided into 4 to 32 batches in order. Each is represented by its median, so that one long pause does
+    The series is divided into 4 to 32 batches in order. Each is represented by its median, so that one long pause does
     not dominate. The variance accounts for autocorrelation of batches (AR(1): × (1 + ρ) ÷ (1 − ρ)).
 
     Args:
-        course: Seconds per step of successive parts of equal length, positive; at least one.
+        series: Seconds per step of successive parts of equal length, positive; at least one.
     """
-    values = np.log(np.asarray(course, dtype=np.float64))
+    values = np.log(np.asarray(series, dtype=np.float64))
     if len(values) < MIN_POINTS:
         return Level(float(np.median(values)), None, 0)
     n = max(_MIN_BATCHES, min(_MAX_BATCHES, len(values) // 4))
@@ -83,7 +83,7 @@ def ratio_of(base: Sequence[Level], new: Sequence[Level], noise: float) -> Inter
         return None
     center = float(np.mean([one.log for one in new]) - np.mean([one.log for one in base]))
     (variance_base, n_base), (variance_new, n_new) = _pooled(base), _pooled(new)
-    within = welch_reach(variance_base * n_base, n_base, variance_new * n_new, n_new)
+    within = welch_margin(variance_base * n_base, n_base, variance_new * n_new, n_new)
     noise_log = max(math.log1p(noise), *(float(np.ptp([one.log for one in side])) for side in (base, new)))
     between = noise_log * math.sqrt((1 / len(base) + 1 / len(new)) / 2)
     return log_interval(center, math.hypot(within, between))

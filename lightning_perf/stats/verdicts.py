@@ -12,9 +12,9 @@ import numpy as np
 
 from lightning_perf.records import Interval
 
-from .estimates import MIN_RUNS, Runs, levels, ratio_interval, welch_reach
+from .estimates import MIN_RUNS, Runs, levels, ratio_interval, welch_margin
 
-Call = Literal["improved", "regressed", "no_change", "inconclusive"]
+Verdict = Literal["improved", "regressed", "no_change", "inconclusive"]
 
 MAX_SAME = 0.05
 """Largest change that may count as none, however wide the noise: 5 % matters to users."""
@@ -33,14 +33,14 @@ class ArmComparison(NamedTuple):
     """One arm against another.
 
     Attributes:
-        call: Position of the interval relative to the band.
+        verdict: Position of the interval relative to the band.
         speedup: Base step ÷ new step; None with too few runs.
         p_value: Of the exact permutation test; None without runs, or with too many to enumerate.
         repeats_needed: More repeats that would probably settle it; None if settled, or if no number would.
         reason: Why it is inconclusive.
     """
 
-    call: Call
+    verdict: Verdict
     speedup: Interval | None
     p_value: float | None
     repeats_needed: int | None
@@ -58,7 +58,8 @@ def compare(
     a, b = levels(base).tolist(), levels(new).tolist()
     p_value = permutation_p(a, b)
     verdict = classify(speedup, band)
-    if verdict in ("improved", "regressed") and can_reach(len(a), len(b)) and p_value is not None and p_value > LEVEL:
+    has_power = smallest_p(len(a), len(b)) <= LEVEL
+    if verdict in ("improved", "regressed") and has_power and p_value is not None and p_value > LEVEL:
         return ArmComparison(
             "inconclusive", speedup, p_value, 1,
             f"the interval is beyond the noise, but single runs overlap (p {p_value:.2f})",
@@ -69,7 +70,7 @@ def compare(
     return ArmComparison(verdict, speedup, p_value, needed, _why(speedup, band, needed))
 
 
-def classify(speedup: Interval, band: float) -> Call:
+def classify(speedup: Interval, band: float) -> Verdict:
     """Return ``improved`` or ``regressed`` beyond the band, ``no_change`` inside, else ``inconclusive``.
 
     The band is 1/(1 + band) … 1 + band; inside means within ``MAX_SAME`` at most.
@@ -96,8 +97,8 @@ def repeats_needed(base: Runs, new: Runs, band: float) -> int | None:
     variance_a, variance_b = float(a.var(ddof=1)), float(b.var(ddof=1))
     growth = max(1, round(len(a) / len(b)))
     for more in range(1, MAX_MORE + 1):
-        reach = welch_reach(variance_a, len(a) + growth * more, variance_b, len(b) + more)
-        if reach < room:
+        margin = welch_margin(variance_a, len(a) + growth * more, variance_b, len(b) + more)
+        if margin < room:
             return more
     return None
 
@@ -111,13 +112,8 @@ def _why(speedup: Interval, band: float, needed: int | None) -> str:
 
 
 def smallest_p(m: int, n: int) -> float:
-    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1."""
+    """Return the smallest two-sided p-value of m and n runs: 2 / C(m+n, m), at most 1. With 3 and 3 it is 0.1."""
     return min(1.0, 2 / math.comb(m + n, m))
-
-
-def can_reach(m: int, n: int, level: float = LEVEL) -> bool:
-    """Return whether m and n runs can show a difference at ``level``: 3 and 3 cannot at 0.05, 4 and 4 can."""
-    return smallest_p(m, n) <= level
 
 
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float | None:

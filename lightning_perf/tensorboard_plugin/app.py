@@ -207,7 +207,7 @@ class App:
             direct_passthrough=True,
         )
 
-    # -- inside ------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------
 
     def _entries(self, request: Request, timeout_s: float) -> dict[str, Entry]:
         found = self._catalogue.entries(timeout_s if not self._catalogue.is_complete else 0.0)

@@ -232,8 +232,10 @@ def _trace_beside(session: str, name: str | None) -> str | None:
     parts = Path(name).parts
     if Path(name).is_absolute() or ".." in parts:
         return None
-    file = Path(session).parent.joinpath(*parts)
-    return str(file) if file.is_file() else None
+    folder = Path(session).parent
+    file = folder.joinpath(*parts)
+    is_below = file.resolve().is_relative_to(folder.resolve())  # it may be a link
+    return str(file) if is_below and file.is_file() else None
 
 
 def session_of(record: TraceRecord) -> Session:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_perf.reports.figures.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Theme
+from lightning_perf.reports.figures.palette import BLUE, GRAY, GREEN, ORANGE, PURPLE, SKY, Theme
 from lightning_perf.reports.figures.parts import Figure, figure, label, rows_axis, seconds_scale
 from lightning_perf.reports.wording import count, seconds
 from lightning_perf.traces import Trace
@@ -23,7 +23,7 @@ _KINDS = {
     RUNTIME: ("runtime calls", SKY),
     KERNEL: ("kernels", BLUE),
     MEMCPY: ("copies", ORANGE),
-    MEMSET: ("memory set", GREY),
+    MEMSET: ("memory set", GRAY),
     DEVICE_ANNOTATION: ("steps and phases on the device", PURPLE),
 }
 _HOST = (ANNOTATION, OPERATOR, RUNTIME)

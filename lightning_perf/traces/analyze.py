@@ -17,7 +17,7 @@ from .critical_path import describe_critical_path
 from .idle import describe_device, describe_idle
 from .intervals import SECOND
 from .kernels import describe_kernels
-from .kinds import KERNEL
+from .kinds import KERNEL, UNKNOWN_DEVICE
 from .multi_rank import RankLog, log_rank
 from .patterns import describe_attention, describe_convolutions, describe_matrix_shapes, has_shapes
 from .phases import describe_phases, find_phases
@@ -150,7 +150,7 @@ def _missing(timeline: Timeline, kernels: Kernels | None) -> dict[str, str]:
 
 
 def _why_no_device(timeline: Timeline) -> str:
-    if timeline.has_unknown_device:
+    if len(timeline.trace.rows(UNKNOWN_DEVICE)):
         names = sorted({str(device.get("name")) for device in timeline.trace.origin.devices} - {"None"})
         return f"the trace is of an unknown device ({', '.join(names) or 'unnamed'}): only the host side was read"
     if timeline.hides_device:

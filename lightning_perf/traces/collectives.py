@@ -256,11 +256,11 @@ def describe_communication(timeline: Timeline, collectives: Collectives, phases:
             collectives.exposed[inside],
         ),
         shards=_shard_traffic(timeline, collectives, phases, inside),
-        least_exposed_s=_least_of_steps(timeline, exposed),
+        least_exposed_s=_least_exposed_s(timeline, exposed),
     )
 
 
-def _least_of_steps(timeline: Timeline, exposed: Intervals) -> float | None:
+def _least_exposed_s(timeline: Timeline, exposed: Intervals) -> float | None:
     steps = timeline.steps
     if not steps.n_steps:
         return None

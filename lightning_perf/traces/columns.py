@@ -14,7 +14,7 @@ from .kinds import UNKNOWN_DEVICE
 from .nesting import Rows
 
 
-class Details(msgspec.Struct, gc=False, rename="lower"):
+class Details(msgspec.Struct, gc=False):
     """Recorded arguments of an operator or a collective kernel."""
 
     shapes: Any = msgspec.field(default=None, name="Input Dims")

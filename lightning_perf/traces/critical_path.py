@@ -50,7 +50,7 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
     hidden = (timeline.device & _host_chain(timeline, gaps) & span) - collecting
     delayed = collecting & costly_waits(timeline) & span
     causes = _device_causes(timeline, span - hidden - delayed)
-    kinds = _kinds(timeline, span - hidden, causes["compute"])
+    kinds = _kernel_kinds_s(timeline, span - hidden, causes["compute"])
     causes["sync_communication"] = delayed.total_ns
     causes["hidden"] = hidden.total_ns
     causes["edges"] = recorded_ns - span.total_ns
@@ -59,7 +59,7 @@ def describe_critical_path(timeline: Timeline, stacks: Stacks, collectives: Coll
     causes |= {name: moments.total_ns for name, moments in waits.items()}
     for moments in waits.values():
         idle = idle - moments
-    late, places, long_ns = _late(timeline, stacks, gaps, idle & span, waits["blocked"])
+    late, places, long_ns = _late_gap_causes(timeline, stacks, gaps, idle & span, waits["blocked"])
     late["pageable_copy"] += causes["pageable_copy"]
     return CriticalPath(
         causes={name: ns / SECOND for name, ns in (causes | late).items() if ns},
@@ -138,7 +138,7 @@ def _device_causes(timeline: Timeline, path: Intervals) -> dict[str, int]:
     return causes
 
 
-def _kinds(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, float]:
+def _kernel_kinds_s(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, float]:
     """Return seconds of computing on the path by kind of kernel; concurrent kernels share them."""
     trace, rows = timeline.trace, timeline.compute_rows
     names, position = np.unique(trace.name_ids[rows], return_inverse=True)
@@ -153,7 +153,7 @@ def _kinds(timeline: Timeline, path: Intervals, total_ns: int) -> dict[str, floa
     return {kind: seconds for kind, seconds in kinds.items() if seconds}
 
 
-def _late(
+def _late_gap_causes(
     timeline: Timeline, stacks: Stacks, gaps: LateGaps, free: Intervals, blocked: Intervals
 ) -> tuple[dict[str, float], tuple[LatePlace, ...], int]:
     """Divide the rest of the late gaps: after a wait, inside operators and calls of the runtime, and between them.

@@ -111,7 +111,7 @@ def describe_device(timeline: Timeline) -> DeviceActivity | None:
     listed = next((each for each in trace.origin.devices if each.get("id") == index), {})
     memory, major, minor = (listed.get(key) for key in ("totalGlobalMem", "computeMajor", "computeMinor"))
     return DeviceActivity(
-        kind=device_kind(timeline),
+        kind=_device_kind(timeline),
         span_s=(hi - lo) / SECOND,
         busy_s=busy / SECOND,
         idle_s=(hi - lo - busy) / SECOND,
@@ -132,7 +132,7 @@ def _lanes(timeline: Timeline, work: Rows) -> Rows:
     return trace.devices[work].astype(np.int64) * 2**32 + trace.streams[work]
 
 
-def device_kind(timeline: Timeline) -> str:
+def _device_kind(timeline: Timeline) -> str:
     """Return ``"rocm"`` or ``"cuda"`` by the names of runtime calls, else ``"unknown"``."""
     names = timeline.trace.names
     if any(name.startswith("hip") for name in names):

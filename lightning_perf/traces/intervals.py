@@ -37,11 +37,11 @@ class Intervals:
             if (lo[1:] < lo[:-1]).any():
                 order = np.argsort(lo, kind="stable")
                 lo, hi = lo[order], hi[order]
-            reach = np.maximum.accumulate(hi)
-            fresh = np.concatenate(([True], lo[1:] > reach[:-1]))
+            latest_ends = np.maximum.accumulate(hi)
+            fresh = np.concatenate(([True], lo[1:] > latest_ends[:-1]))
             first = np.flatnonzero(fresh)
             lo = lo[first]
-            hi = reach[np.concatenate((first[1:], [len(fresh)])) - 1]
+            hi = latest_ends[np.concatenate((first[1:], [len(fresh)])) - 1]
         self.starts: Times = lo
         self.ends: Times = hi
         self._before: Times | None = None

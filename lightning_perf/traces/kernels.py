@@ -23,106 +23,89 @@ MATRIX_KINDS: Final = ("matmul", "convolution", "attention")
 N_TOP: Final = 32
 
 
-class _Pattern:
-    """A pattern that ignores case if it begins with ``(?i)``.
-
-    It is then searched in the lower-case name, because the flag itself makes ``re`` several times slower.
-    """
-
-    def __init__(self, pattern: str) -> None:
-        self._ignores_case = pattern.startswith("(?i)")
-        self._search = re.compile(pattern[4:].lower() if self._ignores_case else pattern).search
-
-    def is_in(self, name: str) -> bool:
-        return self._search(name.lower() if self._ignores_case else name) is not None
-
-
-# In this order; the first that matches decides.
+# Patterns are searched in lower-case names. The first that matches decides.
 _KINDS: Final = tuple(
-    (kind, _Pattern(pattern))
+    (kind, re.compile(pattern).search)
     for kind, pattern in (
-        ("communication", r"(?i)nccl(dev)?kernel|^nccl|rccl|oneshot_?all_?reduce|cross_device_reduce|nvshmem"),
-        ("attention", r"(?i)flash(?!infer_kv_ind)|fmha|attention|attn_|_attn|efficient_?attention"),
+        ("communication", r"nccl(dev)?kernel|^nccl|rccl|oneshot_?all_?reduce|cross_device_reduce|nvshmem"),
+        ("attention", r"flash(?!infer_kv_ind)|fmha|attention|attn_|_attn|efficient_?attention"),
         (
-            "layout",
-            r"(?i)nchwtonhwc|nhwctonchw|batched_transpose|converttensor_kernel|nchw2nhwc|nhwc2nchw|tensor_reorder",
+            "copy",
+            r"nchwtonhwc|nhwctonchw|batched_transpose|converttensor_kernel|nchw2nhwc|nhwc2nchw|tensor_reorder",
         ),
-        ("normalization", r"(?i)batch_?norm|layer_?norm|group_?norm|rms_?norm|instance_?norm|bn_(fw|bw)|bnfwd|bnbwd"),
-        ("normalization", r"(?i)softmax|rowwisemoments|gammabetabackward|computefusedparams"),
-        ("optimizer", r"(?i)multi_tensor_apply.*(adam|sgd|lamb|adagrad|rmsprop|addcdiv)|fused_?(adam|sgd)"),
+        ("normalization", r"batch_?norm|layer_?norm|group_?norm|rms_?norm|instance_?norm|bn_(fw|bw)|bnfwd|bnbwd"),
+        ("normalization", r"softmax|rowwisemoments|gammabetabackward|computefusedparams"),
+        ("optimizer", r"multi_tensor_apply.*(adam|sgd|lamb|adagrad|rmsprop|addcdiv)|fused_?(adam|sgd)"),
         (
             "convolution",
-            r"(?i)conv(?!ert)|winograd|wgrad|dgrad|fprop|implicit_gemm|scudnn|hcudnn|cudnn.*(gemm|Kernel2?<)"
-            r"|im2col|col2im|igemm_(fwd|bwd|wrw)|^miopen.*conv|computeOffsetsKernel|naive_conv",
+            r"conv(?!ert)|winograd|wgrad|dgrad|fprop|implicit_gemm|scudnn|hcudnn|cudnn.*(gemm|kernel2?<)"
+            r"|im2col|col2im|igemm_(fwd|bwd|wrw)|^miopen.*conv|computeoffsetskernel|naive_conv",
         ),
         (
             "matmul",
-            r"(?i)(?<!fb)gemm|gemv|^Cijk_|splitk_?reduce|matmul|cutlass|xmma|nvjet|mfma.*gemm|cublas|dot_kernel",
+            r"(?<!fb)gemm|gemv|^cijk_|splitk_?reduce|matmul|cutlass|xmma|nvjet|mfma.*gemm|cublas|dot_kernel",
         ),
-        ("memset", r"(?i)fillfunctor|^memset|__amd_rocclr_fillbuffer"),
-        ("copy", r"(?i)direct_copy|copy_kernel|CatArray|_copy_|copybuffer|float16_copy|transpose|permute"),
-        ("reduction", r"(?i)reduce_kernel|reduce|DeviceScan|radix|sort|topk|argmax|argmin|cumsum|norm_"),
+        ("memset", r"fillfunctor|^memset|__amd_rocclr_fillbuffer"),
+        ("copy", r"direct_copy|copy_kernel|catarray|_copy_|copybuffer|float16_copy|transpose|permute"),
+        ("reduction", r"reduce_kernel|reduce|devicescan|radix|sort|topk|argmax|argmin|cumsum|norm_"),
         (
             "elementwise",
-            r"(?i)elementwise|pointwise|^triton_poi|multi_tensor_apply|TensorOp|OpTensor|dropout|scalePacked",
+            r"elementwise|pointwise|^triton_poi|multi_tensor_apply|tensorop|optensor|dropout|scalepacked",
         ),
         ("reduction", r"^triton_(red|per)"),
-        ("embedding", r"(?i)embedding|index_?select|index_|scatter|gather"),
-        ("pooling", r"(?i)pool|upsample"),
+        ("embedding", r"embedding|index_?select|index_|scatter|gather"),
+        ("pooling", r"pool|upsample"),
     )
 )
 
-_TENSOR_CORE: Final = _Pattern(
-    r"(?i)[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|hmma|imma|wgmma|tensorop|tensor_op|gmma"
+_TENSOR_CORE: Final = re.compile(
+    r"[si](884|1688|16816|16832|8816|16864|161616)|[hb]1688|h884|hmma|imma|wgmma|tensorop|tensor_op|gmma"
     r"|sm(80|86|89|90|100|120)_xmma|xmma_gemm|xmma_(fprop|dgrad|wgrad)|flash_(fwd|bwd)|flash_attn|fmha_(cutlass|v2)"
-    r"|_MI\d+x\d+x\d+|mfma|xdl|igemm_(fwd|bwd|wrw)_gtcx|^_ZN\d*flash|nvjet|warpgroup"
+    r"|_mi\d+x\d+x\d+|mfma|xdl|igemm_(fwd|bwd|wrw)_gtcx|^_zn\d*flash|nvjet|warpgroup"
 )
 """``884``, ``1688``, ``16816`` … are the shapes of one matrix instruction; ``MI16x16x1`` and ``xdl`` are AMD's."""
 
-_NO_TENSOR_CORE: Final = _Pattern(r"(?i)simt|sm(50|60|61)_|ffma|^(volta|ampere|turing)_sgemm")
+_NO_TENSOR_CORE: Final = re.compile(r"simt|sm(50|60|61)_|ffma|^(volta|ampere|turing)_sgemm")
 
 _PRECISIONS: Final = tuple(
-    (precision, _Pattern(pattern))
+    (precision, re.compile(pattern).search)
     for precision, pattern in (
-        ("fp8", r"(?i)e4m3|e5m2|_f8|fp8|^nvjet_(sm\d+_)?[qo]"),
-        ("bf16", r"(?i)bf16|bfloat16|_BBS_|_B16|^nvjet_(sm\d+_)?t"),
-        ("tf32", r"(?i)tf32|s1688gemm(?!_(fp16|bf16))|_xf32|_X_|1688_nn_|tensorop_s1688|^nvjet_(sm\d+_)?s(?!m)"),
-        ("fp16", r"(?i)f16|fp16|half|hgemm|h884|hcudnn|_HHS_|_HSS_|c10::Half|s884|s16816|^nvjet_(sm\d+_)?h"),
-        ("int8", r"(?i)int8|i8816|i16832|_i8_|igemm_int8|imma"),
-        ("fp64", r"(?i)dgemm|f64|double|d884|_DB_"),
-        ("fp32", r"(?i)sgemm|scudnn|f32|float|_SB_|ffma|winograd|gemmSN|simt|fp32"),
+        ("fp8", r"e4m3|e5m2|_f8|fp8|^nvjet_(sm\d+_)?[qo]"),
+        ("bf16", r"bf16|bfloat16|_bbs_|_b16|^nvjet_(sm\d+_)?t"),
+        ("tf32", r"tf32|s1688gemm(?!_(fp16|bf16))|_xf32|_x_|1688_nn_|tensorop_s1688|^nvjet_(sm\d+_)?s(?!m)"),
+        ("fp16", r"f16|fp16|half|hgemm|h884|hcudnn|_hhs_|_hss_|c10::half|s884|s16816|^nvjet_(sm\d+_)?h"),
+        ("int8", r"int8|i8816|i16832|_i8_|igemm_int8|imma"),
+        ("fp64", r"dgemm|f64|double|d884|_db_"),
+        ("fp32", r"sgemm|scudnn|f32|float|_sb_|ffma|winograd|gemmsn|simt|fp32"),
     )
 )
-_LAYOUT: Final = _Pattern(r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d+x\d+")
+_LAYOUT: Final = re.compile(r"nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d+x\d+")
 
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_kind(name: str) -> str:
     """Return the kind of a kernel; ``other`` if unknown."""
-    for kind, pattern in _KINDS:
-        if pattern.is_in(name):
-            return "copy" if kind == "layout" else kind
-    return "other"
+    name = name.lower()
+    return next((kind for kind, search in _KINDS if search(name)), "other")
 
 
 @functools.lru_cache(maxsize=65_536)
 def uses_tensor_cores(name: str) -> bool:
     """Return whether a kernel multiplies matrices on matrix units."""
-    return _TENSOR_CORE.is_in(name) and not _NO_TENSOR_CORE.is_in(name)
+    name = name.lower()
+    return bool(_TENSOR_CORE.search(name)) and not _NO_TENSOR_CORE.search(name)
 
 
 @functools.lru_cache(maxsize=65_536)
 def kernel_precision(name: str) -> str:
     """Return the input precision of a matrix kernel, or ``unknown``."""
-    for precision, pattern in _PRECISIONS:
-        if pattern.is_in(name):
-            return precision
-    return "unknown"
+    name = name.lower()
+    return next((precision for precision, search in _PRECISIONS if search(name)), "unknown")
 
 
 def converts_layout(name: str) -> bool:
     """Return whether a kernel only converts between NCHW and NHWC."""
-    return _LAYOUT.is_in(name)
+    return bool(_LAYOUT.search(name.lower()))
 
 
 def communication_rows(trace: Trace) -> Rows:
@@ -151,7 +134,7 @@ def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kerne
     is_matrix = np.array([kind in MATRIX_KINDS for kind in kinds])
     on_tensor_cores = np.array([uses_tensor_cores(name) for name in names])
     is_layout = np.array([converts_layout(name) for name in names])
-    is_known = is_matrix & on_tensor_cores  # whether it is certain if the kernel uses Tensor Cores
+    is_known = is_matrix & on_tensor_cores  # whether the name shows if the kernel uses Tensor Cores
     precisions: dict[str, float] = {}
     for i in np.flatnonzero(is_matrix).tolist():
         precision = kernel_precision(names[i])

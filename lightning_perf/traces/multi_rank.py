@@ -192,15 +192,15 @@ def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]
             if key.step in steps:
                 found.setdefault(key, []).append((i, row))
                 members.setdefault(key.group, set()).add(i)
-    cut = {key[:4] for key, places in found.items() if len(places) < len(members[key.group])}
-    matched, left = [], np.zeros(len(logs), dtype=np.int64)
+    incomplete = {key[:4] for key, places in found.items() if len(places) < len(members[key.group])}
+    matched, n_unmatched = [], np.zeros(len(logs), dtype=np.int64)
     for key, places in found.items():
-        if key[:4] in cut:
-            left[[i for i, _ in places]] += 1
+        if key[:4] in incomplete:
+            n_unmatched[[i for i, _ in places]] += 1
         elif len(places) > 1:
             where = np.array(places, dtype=np.int64)
             matched.append(_Match(key.kind, where[:, 0], where[:, 1]))
-    return matched, int(left.max())
+    return matched, int(n_unmatched.max())
 
 
 class _Waits:

@@ -61,9 +61,9 @@ def _latest_reaching(ends: Times, thresholds: Times) -> Rows:
         latest_ends.append(np.maximum(below[::2], below[1::2]))
     found = np.full(n, -1, dtype=np.int64)
     found_by_level: list[tuple[Rows, Rows]] = []
-    searching, before = np.arange(n), np.arange(n)  # ``before``: how many blocks of this level lie before
+    searching, before = np.arange(n), np.arange(n)  # ``before``: number of blocks of this level before the event
     for level_ends in latest_ends:
-        aside = np.flatnonzero(before & 1)  # the last of these is not half of a larger block that lies before
+        aside = np.flatnonzero(before & 1)  # with an odd number, the last block is not part of a larger one before it
         block = before[aside] - 1
         reaches = level_ends[block] >= thresholds[searching[aside]]
         found_by_level.append((searching[aside[reaches]], block[reaches]))
@@ -72,7 +72,7 @@ def _latest_reaching(ends: Times, thresholds: Times) -> Rows:
         searching, before = searching[going_on], before[going_on] >> 1
     queries = blocks = np.empty(0, dtype=np.int64)
     for level_ends, (more, their_blocks) in zip(reversed(latest_ends), reversed(found_by_level), strict=True):
-        # From a block to its later half where that reaches far enough, else to its earlier half.
+        # Go from a block to its later half if that ends late enough, else to its earlier half.
         halves = np.minimum(2 * blocks + 1, len(level_ends) - 1)
         later = (halves == 2 * blocks + 1) & (level_ends[halves] >= thresholds[queries])
         blocks = np.concatenate((2 * blocks + later, their_blocks))
@@ -86,7 +86,7 @@ def _tree_sizes(parents: Rows) -> Rows:
     depths = (parents >= 0).astype(np.int64)
     ancestors = parents.copy()
     rising = np.flatnonzero(ancestors >= 0)
-    while len(rising):  # to the caller, its caller's caller, four further …
+    while len(rising):  # each pass doubles the distance: the caller, its caller, four callers up, …
         depths[rising] += depths[ancestors[rising]]
         ancestors[rising] = ancestors[ancestors[rising]]
         rising = rising[ancestors[rising] >= 0]
@@ -105,7 +105,7 @@ def _changes(starts: Times, ends: Times, parents: Rows, last: Rows) -> tuple[Tim
     following = np.append(starts, np.iinfo(np.int64).max)[last[closing]]
     moments = np.empty(2 * n, dtype=np.int64)
     tops = np.empty(2 * n, dtype=np.int64)
-    # Before event i begin i events, and those end that have all they called before it.
+    # Event i comes after i starts, and after the ends of events whose calls all come before it.
     begins = np.arange(n) + np.searchsorted(last[closing], np.arange(n), side="right")
     is_begin = np.zeros(2 * n, dtype=np.bool_)
     is_begin[begins] = True

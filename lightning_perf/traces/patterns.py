@@ -1,5 +1,6 @@
 """Find operators that have a faster form: matrix multiplications, convolutions and attention, by shape or sequence."""
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,6 @@ from .stacks import Stacks
 from .timeline import Timeline
 
 N_SHAPES: Final = 32
-_WHOLE: Final = {int}
 _PRODUCTS: Final = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1, "aten::_scaled_mm": 0}
 _CONVOLUTION: Final = "aten::convolution"
 _BATCHED: Final = ("aten::bmm", "aten::baddbmm")
@@ -35,7 +35,7 @@ def shapes_of(details: Details | None) -> list[list[int]]:
 
 
 def _is_shape(shape: Any) -> bool:
-    if not isinstance(shape, list) or not set(map(type, shape)) <= _WHOLE:
+    if not isinstance(shape, list) or not set(map(type, shape)) <= {int}:
         return False
     return not shape or (min(shape) >= 0 and max(shape) < 2**40)
 
@@ -177,7 +177,7 @@ def describe_attention(timeline: Timeline, times: OperatorTimes, stacks: Stacks)
         for i, row in enumerate(own):
             name = trace.name(row)
             if name == _SOFTMAX and all(batched[i - 1 : i + 2 : 2]) and 0 < i < len(own) - 1:
-                if _fit(trace.details, own[i - 1], row):
+                if _is_softmax_of(trace.details, own[i - 1], row):
                     forwards.append(row)
                     stretches.append((own[i - 1], own[i + 1]))
             elif name == _SOFTMAX_BACKWARD and 2 <= i < len(own) - 2 and sum(batched[i - 2 : i + 3]) == 4:
@@ -198,7 +198,7 @@ def _attention(
     whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.steps.intervals
     spent = device if timeline.has_device_work else moments.total_ns
     site = next((site for site in stacks.sites(softmaxes) if site), None)
-    largest = max((_scores(trace, row) for row in softmaxes.tolist()), key=lambda shape: shape[0] * shape[1])
+    largest = max((_score_matrix_shape(trace, row) for row in softmaxes.tolist()), key=math.prod)
     return MaterialisedAttention(
         n=len(softmaxes),
         host_s=moments.total_ns / SECOND,
@@ -211,16 +211,16 @@ def _attention(
     )
 
 
-def _scores(trace: Trace, softmax: int) -> tuple[int, int]:
+def _score_matrix_shape(trace: Trace, softmax: int) -> tuple[int, int]:
     """Return rows and columns of one score matrix; zeros if they were not recorded."""
     shape = next(iter(shapes_of(trace.details.get(softmax))), [])
     return (shape[-2], shape[-1]) if len(shape) >= 2 else (0, 0)
 
 
-def _fit(details: DetailsByRow, product: int, softmax: int) -> bool:
+def _is_softmax_of(details: DetailsByRow, product: int, softmax: int) -> bool:
     operands = shapes_of(details.get(product))
     operands = operands[1:3] if len(operands) >= 3 and operands[2] else operands[:2]  # baddbmm adds to its first
     scores = next(iter(shapes_of(details.get(softmax))), [])
     if len(operands) < 2 or not all(operands) or len(scores) < 2:
-        return True  # no shapes: the order has to do
+        return True  # without shapes, the order decides
     return operands[0][-2] == scores[-2] and operands[1][-1] == scores[-1]

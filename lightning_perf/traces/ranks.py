@@ -22,7 +22,7 @@ _NOT_COMPARED: Final = (
 )
 
 
-def trace_files(paths: Iterable[str | os.PathLike[str] | RemotePath]) -> list[AnyPath]:
+def _trace_files(paths: Iterable[str | os.PathLike[str] | RemotePath]) -> list[AnyPath]:
     """Return the trace files among files and folders (searched recursively), also at URLs, sorted by name.
 
     Raises:
@@ -49,19 +49,14 @@ def trace_files(paths: Iterable[str | os.PathLike[str] | RemotePath]) -> list[An
     return list(found)
 
 
-def in_order(records: Iterable[TraceRecord]) -> list[TraceRecord]:
-    """Return the records sorted by rank; those with an unknown rank come last."""
-    return sorted(records, key=lambda record: (record.rank is None, record.rank or 0))
-
-
 def analyze_many(
     paths: Iterable[str | os.PathLike[str]], *, max_bytes: int | None = None
 ) -> tuple[list[TraceRecord], list[TraceError]]:
     """Analyze every trace among files and folders.
 
     Returns:
-        The records by rank, and the errors of files that could not be read. If several traces are of one run, ``ranks``
-        of the first one compares them.
+        The records by rank, unknown ranks last, and the errors of files that could not be read. If several traces are
+        of one run, ``ranks`` of the first one compares them.
 
     Raises:
         TraceError: A path does not exist, or a folder contains no trace.
@@ -69,7 +64,7 @@ def analyze_many(
     records: list[TraceRecord] = []
     logs: list[RankLog | None] = []
     errors: list[TraceError] = []
-    for file in trace_files(paths):
+    for file in _trace_files(paths):
         try:
             record, log = analyze_timeline(Timeline(read(file, max_bytes=max_bytes)))
         except TraceError as error:
@@ -77,7 +72,8 @@ def analyze_many(
             continue
         records.append(record)
         logs.append(log)
-    return in_order(_with_ranks(records, logs)), errors
+    by_rank = sorted(_with_ranks(records, logs), key=lambda record: (record.rank is None, record.rank or 0))
+    return by_rank, errors
 
 
 def _with_ranks(records: list[TraceRecord], logs: Sequence[RankLog | None]) -> list[TraceRecord]:

@@ -45,9 +45,10 @@ def user_site(frame: str) -> tuple[str, str] | None:
     file = match["file"].replace("\\", "/")
     if not file or _INSTALLED.search(file):
         return None
-    root = file.lstrip("./").split("/")[0]
-    is_standard = root.removesuffix(".py") in _STANDARD_FILES and not file.startswith(("/", "./"))
-    if root.removesuffix(".py") in _LIBRARIES or is_standard:
+    # The profiler writes paths of modules from their package on, so an absolute path may begin with any folder.
+    root = file.lstrip("./").split("/")[0].removesuffix(".py")
+    is_standard = root in _STANDARD_FILES and not file.startswith("./")
+    if not file.startswith("/") and (root in _LIBRARIES or is_standard):
         return None
     return f"{file}:{match['line']}", match["function"]
 

@@ -78,7 +78,7 @@ def find_steps(trace: Trace, launches: Launches) -> StepTimes:
         return _host_steps(trace, launches, rows)
     rows = trace.rows_named(trace.rows(DEVICE_ANNOTATION), lambda name: name.startswith(STEP_PREFIX))
     if len(rows):
-        starts, ends = _one_after_another(trace, rows)
+        starts, ends = _without_overlap(trace, rows)
         return StepTimes(tuple(map(trace.name, rows.tolist())), starts, ends, starts, ends)
     lo, hi = trace.span
     whole = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
@@ -89,22 +89,20 @@ def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> StepTimes:
     threads, counts = np.unique(trace.thread_ids[rows], return_counts=True)
     thread = int(threads[np.argmax(counts)])
     rows = rows[trace.thread_ids[rows] == thread]
-    host_starts, host_ends = _one_after_another(trace, rows)
+    host_starts, host_ends = _without_overlap(trace, rows)
     names = tuple(map(trace.name, rows.tolist()))
-    starts, ends = _until_the_device_is_done(trace, launches, host_starts, host_ends)
+    starts, ends = _with_device_work(trace, launches, host_starts, host_ends)
     return StepTimes(names, host_starts, host_ends, starts, ends, thread)
 
 
-def _one_after_another(trace: Trace, rows: Rows) -> tuple[Times, Times]:
+def _without_overlap(trace: Trace, rows: Rows) -> tuple[Times, Times]:
     """Return starts and ends of the rows; each begins no earlier than those before it end."""
     starts, ends = trace.starts[rows], trace.ends[rows]
     starts = np.maximum(starts, np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1])))
     return starts, np.maximum(ends, starts)
 
 
-def _until_the_device_is_done(
-    trace: Trace, launches: Launches, host_starts: Times, host_ends: Times
-) -> tuple[Times, Times]:
+def _with_device_work(trace: Trace, launches: Launches, host_starts: Times, host_ends: Times) -> tuple[Times, Times]:
     """Return the steps on the device: work belongs to the step that enqueued it, however late it runs."""
     enqueued = launches.times(trace)
     step = np.searchsorted(host_starts, enqueued, side="right") - 1

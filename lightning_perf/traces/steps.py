@@ -19,8 +19,8 @@ def category_times(timeline: Timeline, starts: Times, ends: Times) -> dict[str, 
     """
     times: dict[str, Times] = {}
     covered = np.zeros(len(starts), dtype=np.int64)
-    for category, reached in zip(CATEGORIES, timeline.priorities, strict=False):
-        inside = reached.covered(starts, ends)
+    for category, active in zip(CATEGORIES, timeline.priorities, strict=False):
+        inside = active.covered(starts, ends)
         times[category] = inside - covered
         covered = inside
     times["other"] = (ends - starts) - covered

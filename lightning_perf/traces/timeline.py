@@ -4,6 +4,8 @@ import dataclasses
 import re
 from collections.abc import Callable
 from functools import cached_property
+from itertools import accumulate
+from operator import or_
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from .columns import Trace
 from .intervals import Intervals, Times
 from .kernels import communication_rows
-from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, UNKNOWN_DEVICE, is_loader_name
+from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, is_loader_name
 from .launches import Launches, find_launches
 from .nesting import ROUNDING_NS, Nesting, Rows
 from .step_times import StepTimes, find_steps
@@ -72,11 +74,6 @@ class Timeline:
         return len(self.launches.device_rows) > 0
 
     @cached_property
-    def has_unknown_device(self) -> bool:
-        """Whether the trace shows work of an unknown device."""
-        return len(self.trace.rows(UNKNOWN_DEVICE)) > 0
-
-    @cached_property
     def hides_device(self) -> bool:
         """Whether there was a device whose work the trace does not show."""
         return not self.has_device_work and bool(self.trace.origin.devices or len(self.runtime))
@@ -119,15 +116,8 @@ class Timeline:
     @cached_property
     def priorities(self) -> tuple[Intervals, ...]:
         """The moments of each category together with all above it, in the order of ``records.CATEGORIES``."""
-        reached = Intervals()
-        sets = []
-        for part in (
-            *(self.compute, self.communication, self.memcpy, self.memset),
-            *(self.runtime, self.loader, self.operators),
-        ):
-            reached = reached | part
-            sets.append(reached)
-        return tuple(sets)
+        parts = (self.compute, self.communication, self.memcpy, self.memset, self.runtime, self.loader, self.operators)
+        return tuple(accumulate(parts, or_))
 
     @cached_property
     def computing(self) -> Intervals:
@@ -146,12 +136,12 @@ class Timeline:
         """Fetches, the outermost where they nest."""
         rows = self.trace.rows_named(self.trace.rows(ANNOTATION), is_loader_name)
         kept: list[int] = []
-        reach: dict[int, int] = {}
+        ended_ns: dict[int, int] = {}
         for row in rows.tolist():
             thread = int(self.trace.thread_ids[row])
-            if self.trace.starts[row] >= reach.get(thread, -1):
+            if self.trace.starts[row] >= ended_ns.get(thread, -1):
                 kept.append(row)
-                reach[thread] = int(self.trace.ends[row])
+                ended_ns[thread] = int(self.trace.ends[row])
         return np.array(kept, dtype=np.int64)
 
     @cached_property
@@ -168,8 +158,8 @@ class Timeline:
     def host_compute(self) -> Intervals:
         """When any host thread was inside an operator that computes.
 
-        Those of autograd's engine enclose hooks, in which gradients are exchanged and waited for; those of c10d ask
-        for collectives.
+        Operators of autograd's engine do not count, because they enclose hooks that wait for communication, nor do
+        those of c10d, which request collectives.
         """
         return self.trace.intervals(
             self.trace.rows_named(

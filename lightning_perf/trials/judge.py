@@ -145,7 +145,7 @@ def _verdict(
         reasons.append(f"{len(unsteady)} of {len(ended_well)} runs left out: they had no steady state")
     if id_ == AGAIN and comparison.speedup is not None and classify(comparison.speedup, MIN_BAND) in _CHANGES:
         reasons.append("the same training differs from itself, so this machine is too noisy")
-    return comparison.call, "; ".join(reasons), comparison
+    return comparison.verdict, "; ".join(reasons), comparison
 
 
 def failure_of(id_: str, done: Sequence[ArmRun]) -> str:

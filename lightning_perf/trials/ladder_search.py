@@ -115,7 +115,7 @@ class LadderSearch:
             reason = arm.reason if arm is not None else "it never ran"
             self.rungs.append(self._rung(candidate, id_, "failed", False, None, reason))
             return
-        reason = "" if step.call == "improved" else _why_not(step)
+        reason = "" if step.verdict == "improved" else _why_not(step)
         if not reason:
             step_s = step_interval([run.block_means_s for run in own if run.arm == below and run.block_means_s])
             reason = self._unpaid(step.speedup, candidate.treatment, step_s)
@@ -125,7 +125,7 @@ class LadderSearch:
             self.kept.append(candidate)
             total = compare_arms(own, [BASELINE], id_, band).speedup
             self._reached = total.value if total is not None else self._reached
-        self.rungs.append(self._rung(candidate, id_, step.call, not reason, step.speedup, reason))
+        self.rungs.append(self._rung(candidate, id_, step.verdict, not reason, step.speedup, reason))
 
     def _why_unfit(self, candidate: Candidate) -> str:
         """Return why the result of the treatment alone excludes it from the ladder; empty if it does not."""
@@ -185,6 +185,6 @@ def _conflict(a: Candidate, b: Candidate) -> bool:
 
 
 def _why_not(step: ArmComparison) -> str:
-    if step.call == "inconclusive":
+    if step.verdict == "inconclusive":
         return f"no gain shown on top of the rungs kept: {step.reason}" if step.reason else "no gain shown on top"
-    return "slower on top of the rungs kept" if step.call == "regressed" else "no gain on top of the rungs kept"
+    return "slower on top of the rungs kept" if step.verdict == "regressed" else "no gain on top of the rungs kept"

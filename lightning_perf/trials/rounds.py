@@ -127,16 +127,18 @@ def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: 
     """Return whether an arm runs again after ``n_rounds``, of which ``n_measured`` were measured."""
     if n_rounds < min(MIN_ROUNDS, plan.repeats):
         return True
-    if comparison.call in ("improved", "regressed"):
+    if comparison.verdict in ("improved", "regressed"):
         return False
     if n_rounds < plan.repeats:
-        return comparison.call == "inconclusive" or band > NARROW_BAND
+        return comparison.verdict == "inconclusive" or band > NARROW_BAND
     if plan.repeats < MIN_ROUNDS:
         return False
-    if comparison.call == "inconclusive" and n_measured < plan.repeats:
+    if comparison.verdict == "inconclusive" and n_measured < plan.repeats:
         return True  # repeat a run that was never steady
     needed = comparison.repeats_needed
-    return comparison.call == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
+    return (
+        comparison.verdict == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
+    )
 
 
 def compared_alone(runs: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:

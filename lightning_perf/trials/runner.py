@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lightning_perf.errors import TrialError
 from lightning_perf.records.base import Record
-from lightning_perf.records.files import require_room, write_whole
+from lightning_perf.records.files import require_free_space, write_whole
 from lightning_perf.trials.job import RESULT_FILE, Job, Result, environment_for, read_events, read_result
 from lightning_perf.trials.reach import Notice, ignores_environment, watch_reach, where_it_ended
 
@@ -106,7 +106,7 @@ def run_supervised(
     """
     folder = Path(job.folder)
     try:
-        require_room(folder, 0)  # another training may have filled this disk
+        require_free_space(folder, 0)  # another training may have filled this disk
     except OSError as error:
         raise TrialError(f"cannot run the command: {error}") from error
     for name in LEFT_BEHIND:  # of an earlier run in the same folder

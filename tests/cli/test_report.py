@@ -12,7 +12,7 @@ from reports.sessions import SESSIONS, starved
 
 from lightning_perf.cli.app import main
 from lightning_perf.cli.report import FORMATS
-from lightning_perf.records import RANKS_FOLDER, RankSummary, files, together
+from lightning_perf.records import RANKS_FOLDER, RankSummary, combine_ranks, files
 from lightning_perf.reports.brief import MAX_LINES
 from lightning_perf.reports.console import brief_report, session_document, to_text
 from lightning_perf.reports.formats import draw
@@ -232,7 +232,7 @@ def test_ranks_are_compared_when_the_first_one_left_nothing(
         )  # fmt: skip
         alone = starved()
         run = msgspec.structs.replace(alone.run, rank=rank, world_size=4, id=f"rank{rank}")
-        alone = diagnose(msgspec.structs.replace(alone, run=run, ranks=together((summary,), 4)))
+        alone = diagnose(msgspec.structs.replace(alone, run=run, ranks=combine_ranks((summary,), 4)))
         assert "PD701" not in {finding.code for finding in alone.findings}
         alone.save(tmp_path / RANKS_FOLDER / f"perf_session.rank{rank}.json")
     assert call(monkeypatch, "report", tmp_path, "--full") == 0

@@ -16,7 +16,14 @@ from reports.sessions import healthy
 
 from lightning_perf.errors import SessionError, TraceError
 from lightning_perf.records import SESSION_FILE, load, load_run
-from lightning_perf.records.files import RESERVE_BYTES, RoomKeeper, read_regular, require_room, whole_file, write_whole
+from lightning_perf.records.files import (
+    RESERVE_BYTES,
+    SpaceCheckedFile,
+    read_regular,
+    require_free_space,
+    whole_file,
+    write_whole,
+)
 from lightning_perf.tensorboard_plugin.catalogue import Catalogue
 from lightning_perf.traces import analyze
 
@@ -33,18 +40,20 @@ def entries(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-# -- room ------------------------------------------------------------
+# -- free space ------------------------------------------------------------
 
 
-def test_require_room_raises_when_the_reserve_would_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_free_space_raises_when_the_reserve_would_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", disk_with(RESERVE_BYTES + 10))
-    require_room(tmp_path, 10)
+    require_free_space(tmp_path, 10)
     with pytest.raises(OSError, match="128 MiB would stay free") as raised:
-        require_room(tmp_path, 11)
+        require_free_space(tmp_path, 11)
     assert raised.value.errno == errno.ENOSPC
 
 
-def test_require_room_asks_the_nearest_parent_when_the_folder_is_missing(
+def test_require_free_space_asks_the_nearest_parent_when_the_folder_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
@@ -57,18 +66,18 @@ def test_require_room_asks_the_nearest_parent_when_the_folder_is_missing(
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(OSError, match="128 MiB"):
-        require_room(tmp_path / "a" / "b", 0)
+        require_free_space(tmp_path / "a" / "b", 0)
     assert asked == [tmp_path / "a" / "b", tmp_path / "a", tmp_path]
 
 
 @pytest.mark.parametrize("folder", ["s3://bucket/logs", "zero\0byte", "x" * 300])
-def test_require_room_passes_when_the_free_space_is_unknown(folder: str) -> None:
-    require_room(folder, 2**60)
+def test_require_free_space_passes_when_the_free_space_is_unknown(folder: str) -> None:
+    require_free_space(folder, 2**60)
 
 
-def test_require_room_passes_when_the_disk_reports_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_free_space_passes_when_the_disk_reports_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", disk_with(0, total_bytes=0))
-    require_room(tmp_path, 1)
+    require_free_space(tmp_path, 1)
 
 
 def test_large_file_leaves_nothing_behind_when_room_runs_out_meanwhile(
@@ -80,7 +89,7 @@ def test_large_file_leaves_nothing_behind_when_room_runs_out_meanwhile(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_with(free[0])(path))
     n_written = 0
     with pytest.raises(OSError, match="128 MiB"), whole_file(target) as file:  # noqa: PT012 - how far it came counts
-        keeper = RoomKeeper(file, tmp_path)
+        keeper = SpaceCheckedFile(file, tmp_path)
         for _ in range(100):
             keeper.write(bytes(2**20))
             n_written += 1

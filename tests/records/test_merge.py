@@ -17,8 +17,8 @@ from lightning_perf.records import (
     RankSummary,
     Run,
     Session,
+    combine_ranks,
     load_run,
-    together,
 )
 from lightning_perf.records.merge import MAX_RANKS
 from lightning_perf.records.remote import RemotePath
@@ -32,7 +32,7 @@ def session(rank: int, started_at: str = "2026-11-21T10:00:00Z", world_size: int
         run=Run(id=f"r{rank}", stage="fit", status="finished", started_at=started_at, wall_s=1.0, rank=rank,
                 world_size=world_size),
         machine=Machine(os="Linux", python="3.11"),
-        ranks=together((summary,), world_size),
+        ranks=combine_ranks((summary,), world_size),
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_number_of_ranks_is_not_trusted(tmp_path: Path) -> None:
 def test_rank_that_was_not_heard_of_is_missing_until_its_session_is_found(tmp_path: Path) -> None:
     unheard = tuple(MissingRank(rank=rank, reason="it did not answer") for rank in (1, 2))
     first = session(0)
-    save(tmp_path, msgspec.structs.replace(first, ranks=together(first.ranks.summaries, WORLD, unheard)))
+    save(tmp_path, msgspec.structs.replace(first, ranks=combine_ranks(first.ranks.summaries, WORLD, unheard)))
     save(tmp_path, session(1))
     merged = load_run(tmp_path)
     assert [one.rank for one in merged.ranks.summaries] == [0, 1]

@@ -29,7 +29,7 @@ from lightning_perf.records import (
     TraceStep,
     Window,
 )
-from lightning_perf.records.ranks import together
+from lightning_perf.records.ranks import combine_ranks
 from lightning_perf.reports import figures
 from lightning_perf.reports.cells import Value
 from lightning_perf.reports.document import Figure, Table
@@ -129,7 +129,7 @@ def with_ranks(n: int, slow: int = 3) -> Session:
         for rank in range(n)
         if rank != 5
     )  # fmt: skip
-    return msgspec.structs.replace(starved(), ranks=together(summaries, n))
+    return msgspec.structs.replace(starved(), ranks=combine_ranks(summaries, n))
 
 
 def with_timeline(n: int = 40) -> Session:

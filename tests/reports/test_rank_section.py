@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lightning_perf.records import MissingRank, RankSummary, together
+from lightning_perf.records import MissingRank, RankSummary, combine_ranks
 from lightning_perf.reports import console
 from lightning_perf.reports.cells import Value
 from lightning_perf.reports.render.markdown import to_markdown
@@ -33,7 +33,7 @@ def ranks_of(n: int, slow: dict[int, float] | None = None, n_missing: int = 0):
             )
         )
     missing = tuple(MissingRank(rank=n + i, reason="it did not report within 2 s") for i in range(n_missing))
-    return together(tuple(summaries), n + n_missing, missing)
+    return combine_ranks(tuple(summaries), n + n_missing, missing)
 
 
 def test_each_of_few_ranks_has_its_row() -> None:

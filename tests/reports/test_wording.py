@@ -95,7 +95,7 @@ def test_gain_is_empty_without_one() -> None:
      ("mean\nof", "", "mean of"), (3.5, "watts", "3.50 watts"), (2, "", "2"), (0.00041, "", "0.00041")],
 )  # fmt: skip
 def test_evidence_is_shown_in_its_unit(value: float | str | bool, unit: str, said: str) -> None:
-    assert wording.evidence_value(Evidence(metric="m", value=value, unit=unit)) == said
+    assert wording.quantity(value, unit) == said
 
 
 def test_evidence_basis_names_bound_and_number_of_observations() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from lightning_perf.stats.next_run import ALPHA, POWER, Course, alpha_of, detectable, excess, reach
+from lightning_perf.stats.next_run import ALPHA, POWER, TimeSeries, alpha_of, detectable, excess, threshold
 
 
-def runs(*levels: float, n: int = 1) -> list[Course]:
-    return [Course([math.exp(level)] * n, 8) for level in levels]
+def runs(*levels: float, n: int = 1) -> list[TimeSeries]:
+    return [TimeSeries([math.exp(level)] * n, 8) for level in levels]
 
 
 def test_a_run_is_compared_with_the_mean_of_the_last_five() -> None:
@@ -21,14 +21,14 @@ def test_a_run_is_compared_with_the_mean_of_the_last_five() -> None:
 def test_the_reach_is_that_of_a_prediction_interval() -> None:
     levels = np.array([0.01, -0.02, 0.03, 0.0])
     expected = t.ppf(0.99, 3) * levels.std(ddof=1) * math.sqrt(1 + 1 / 4)
-    assert reach(runs(*levels), runs(0.0)[0], 0.01) == pytest.approx(expected)
+    assert threshold(runs(*levels), runs(0.0)[0], 0.01) == pytest.approx(expected)
 
 
 def test_the_rate_of_false_alarms_is_alpha_for_runs_that_differ_normally() -> None:
     rng = np.random.default_rng(1)
     for n in (3, 5, 20):
         found = [
-            excess(earlier, new) > reach(earlier, new, 0.05)
+            excess(earlier, new) > threshold(earlier, new, 0.05)
             for *earlier, new in (runs(*rng.normal(0, 0.03, n + 1)) for _ in range(1500))
         ]
         assert np.mean(found) == pytest.approx(0.05, abs=0.02)
@@ -37,38 +37,38 @@ def test_the_rate_of_false_alarms_is_alpha_for_runs_that_differ_normally() -> No
 @pytest.mark.parametrize(("n", "part_of_alpha"), [(3, 1 / 3), (4, 2 / 3), (5, 1.0), (6, 1.0)])
 def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ(n: int, part_of_alpha: float) -> None:
     rng = np.random.default_rng(2)
-    noisy = [Course(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(n)]
-    short, long = Course(noisy[0].step_s[:20], 8), noisy[0]
-    between = (reach(noisy, long, 0.01) / t.ppf(0.99, n - 1)) ** 2
+    noisy = [TimeSeries(np.exp(rng.normal(0, 0.1, 100)).tolist(), 8) for _ in range(n)]
+    short, long = TimeSeries(noisy[0].step_s[:20], 8), noisy[0]
+    between = (threshold(noisy, long, 0.01) / t.ppf(0.99, n - 1)) ** 2
     parts = [np.log(run.step_s).reshape(5, 20) for run in noisy]
     levels = np.array([[np.sort(part)[5:15].mean() for part in run] for run in parts])
     within = levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5)
     df = (between + within) ** 2 / (between**2 / (n - 1) + within**2 / (4 * n))
     expected = t.ppf(1 - 0.01 * part_of_alpha, df) * math.sqrt(between + within)
-    assert reach(noisy, short, 0.01) == pytest.approx(expected)
+    assert threshold(noisy, short, 0.01) == pytest.approx(expected)
 
 
 def test_an_increase_that_is_detectable_is_found_in_95_percent() -> None:
     rng = np.random.default_rng(4)
     found = [
-        excess(earlier, new) + detectable(earlier, new, 0.01) > reach(earlier, new, 0.01)
+        excess(earlier, new) + detectable(earlier, new, 0.01) > threshold(earlier, new, 0.01)
         for *earlier, new in (runs(*rng.normal(0, 0.03, 6)) for _ in range(1500))
     ]
     assert np.mean(found) == pytest.approx(POWER, abs=0.02)
 
 
-def test_equal_earlier_runs_have_no_reach() -> None:
-    assert reach(runs(0.5, 0.5, 0.5, n=20), runs(0.5)[0], 0.01) == pytest.approx(0.0)
+def test_equal_earlier_runs_have_a_threshold_of_zero() -> None:
+    assert threshold(runs(0.5, 0.5, 0.5, n=20), runs(0.5)[0], 0.01) == pytest.approx(0.0)
 
 
 def test_one_disturbed_run_of_many_and_rare_slow_steps_hide_little() -> None:
     rng = np.random.default_rng(3)
     levels = rng.normal(0, 0.01, 20)
-    usual = reach(runs(*levels), runs(0.0)[0], 0.01)
+    usual = threshold(runs(*levels), runs(0.0)[0], 0.01)
     levels[3] = 1.0
-    assert reach(runs(*levels), runs(0.0)[0], 0.01) < 4 * usual
+    assert threshold(runs(*levels), runs(0.0)[0], 0.01) < 4 * usual
     calm = runs(*rng.normal(0, 0.01, 5), n=20)
-    slow_steps = Course([*calm[0].step_s[:16], 9.0, 9.0, 9.0, 9.0], 8)
+    slow_steps = TimeSeries([*calm[0].step_s[:16], 9.0, 9.0, 9.0, 9.0], 8)
     assert excess(calm, slow_steps) == pytest.approx(excess(calm, calm[0]))
 
 

@@ -10,8 +10,8 @@ from lightning_perf.stats.roofline import (
     intensity,
     lower_bounds,
     lower_bounds_of_step,
+    lower_precision_speedup,
     ridge,
-    speed_up,
     work_of,
 )
 
@@ -68,12 +68,12 @@ def test_ridge_is_where_arithmetic_takes_as_long_as_memory() -> None:
 
 
 def test_speed_up_is_none_when_the_precision_is_low_already_or_gains_little() -> None:
-    assert speed_up(CEILINGS, "fp32") == ("bf16", 4.0)
-    assert speed_up(CEILINGS, "bf16") is None
+    assert lower_precision_speedup(CEILINGS, "fp32") == ("bf16", 4.0)
+    assert lower_precision_speedup(CEILINGS, "bf16") is None
     slow = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp32": 1e11, "bf16": 1.4e11})
-    assert speed_up(slow, "fp32") is None
+    assert lower_precision_speedup(slow, "fp32") is None
     odd = Ceilings(device="cpu", name="CPU", torch="2", matmul_flops_per_s={"fp16": 1e9, "bf16": 1e11})
-    assert speed_up(odd, "fp16") is None  # one 16-bit precision is not advised for the other
+    assert lower_precision_speedup(odd, "fp16") is None  # one 16-bit precision is not advised for the other
 
 
 def test_advice_names_the_precision_when_arithmetic_decides() -> None:

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from lightning_perf.records import Interval
-from lightning_perf.stats.sequential import ERROR, MAX_LOOKS, BlockTrial, _reach, combined_speedup
+from lightning_perf.stats.sequential import ERROR, MAX_VALUES, BlockTrial, _margin, combined_speedup
 from tests.fuzzing import FUZZ
 
 
@@ -66,19 +66,19 @@ def test_certain_gain_of_less_than_two_percent_is_undone() -> None:
 
 def test_interval_contains_the_mean_at_all_checks_together() -> None:
     n_trials, draw = 40 * FUZZ, np.random.default_rng(5)
-    values = draw.normal(0, 1, (n_trials, MAX_LOOKS))
+    values = draw.normal(0, 1, (n_trials, MAX_VALUES))
     missed = [
-        any(abs(row[:n].mean()) > _reach(n, float(row[:n].std(ddof=1))) for n in range(2, MAX_LOOKS + 1))
+        any(abs(row[:n].mean()) > _margin(n, float(row[:n].std(ddof=1))) for n in range(2, MAX_VALUES + 1))
         for row in values
     ]
     assert sum(missed) <= stats.binom.ppf(0.9999, n_trials, ERROR)
 
 
 def test_interval_becomes_narrower_with_each_value_and_is_unbounded_with_two() -> None:
-    reaches = [_reach(n, 1.0) for n in range(2, 50)]
-    assert reaches[0] == math.inf
-    assert all(before > after for before, after in pairwise(reaches))
-    assert reaches[-1] > stats.t.ppf(0.975, 48) / math.sqrt(49)  # wider than with one look only
+    margins = [_margin(n, 1.0) for n in range(2, 50)]
+    assert margins[0] == math.inf
+    assert all(before > after for before, after in pairwise(margins))
+    assert margins[-1] > stats.t.ppf(0.975, 48) / math.sqrt(49)  # wider than with one look only
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 7])

@@ -20,9 +20,9 @@ def test_level_has_no_variance_when_all_steps_take_the_same() -> None:
 
 
 def test_level_stays_when_one_part_is_a_long_pause() -> None:
-    course = [0.1 + 0.001 * (i % 3) for i in range(64)]
-    paused = [*course[:30], 10.0, *course[31:]]
-    assert math.exp(level(paused).log) == pytest.approx(math.exp(level(course).log), rel=0.01)
+    series = [0.1 + 0.001 * (i % 3) for i in range(64)]
+    paused = [*series[:30], 10.0, *series[31:]]
+    assert math.exp(level(paused).log) == pytest.approx(math.exp(level(series).log), rel=0.01)
 
 
 def test_level_is_less_certain_when_neighbors_are_alike() -> None:

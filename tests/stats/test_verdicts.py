@@ -45,7 +45,7 @@ def test_call_is_mirrored_when_the_arms_are_swapped(centre: float, reach: float,
 
 def test_comparison_improves_when_all_runs_are_faster() -> None:
     found = compare([[0.030], [0.0301], [0.0299], [0.0302]], [[0.0200], [0.0201], [0.0199]], 0.01)
-    assert found.call == "improved"
+    assert found.verdict == "improved"
     assert found.speedup is not None
     assert found.speedup.value == pytest.approx(1.5, rel=0.01)
     assert found.p_value == pytest.approx(2 / 35)
@@ -55,7 +55,7 @@ def test_comparison_improves_when_all_runs_are_faster() -> None:
 
 def test_comparison_is_inconclusive_when_an_arm_ran_once() -> None:
     found = compare([[0.03], [0.03]], [[0.02]], 0.01)
-    assert (found.call, found.speedup, found.repeats_needed) == ("inconclusive", None, 1)
+    assert (found.verdict, found.speedup, found.repeats_needed) == ("inconclusive", None, 1)
     assert found.reason == "an interval needs 2 runs of each arm"
     assert compare([[0.03], [0.03]], [], 0.01).repeats_needed == 2
 
@@ -65,16 +65,16 @@ def test_comparison_is_inconclusive_when_single_runs_overlap_and_the_test_has_po
     found = compare(base, [[0.839], [0.843], [0.843]], 0.01)
     assert found.speedup is not None
     assert found.speedup.low > 1.01
-    assert found.call == "inconclusive"
+    assert found.verdict == "inconclusive"
     assert found.reason == "the interval is beyond the noise, but single runs overlap (p 0.10)"
     # Two runs fewer, and no p at this level can be reached: then the interval alone decides.
-    assert compare([[1.0], [1.01], [0.9]], [[0.6], [0.61], [0.6]], 0.01).call == "improved"
+    assert compare([[1.0], [1.01], [0.9]], [[0.6], [0.61], [0.6]], 0.01).verdict == "improved"
 
 
 def test_comparison_names_the_number_of_repeats_that_decides_it() -> None:
     base, new = [[1.0], [1.03], [1.0], [1.03]], [[0.95], [0.98]]
     found = compare(base, new, 0.01)
-    assert found.call == "inconclusive"
+    assert found.verdict == "inconclusive"
     assert found.repeats_needed is not None
     assert (
         found.reason
@@ -83,7 +83,7 @@ def test_comparison_names_the_number_of_repeats_that_decides_it() -> None:
     more = found.repeats_needed
     grown_base = base + [[1.0], [1.03]] * more
     grown_new = new + [[0.95], [0.98]] * ((more + 1) // 2)
-    assert compare(grown_base, grown_new, 0.01).call == "improved"
+    assert compare(grown_base, grown_new, 0.01).verdict == "improved"
 
 
 def test_verdict_is_never_no_change_when_the_difference_exceeds_five_percent() -> None:

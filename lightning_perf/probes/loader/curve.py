@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lightning_perf.cgroups import free_bytes
-from lightning_perf.records.loader_probe import MAX_WORKERS, WAITING_REACH, WorkerPoint
+from lightning_perf.records.loader_probe import MAX_WORKERS, MAX_WORKERS_PER_CORE, WorkerPoint
 
 from .batch import mean_interval
 from .load import Load
@@ -279,12 +279,12 @@ def _times_taken(batches: Iterator[Any], n_workers: int, end_s: float, load: Loa
 def candidates(usable_cores: float, cpu_fraction: float | None, now: int) -> list[int]:
     """Return numbers of workers to try: 0, 1, 2, 4 … up to the cores, beyond where samples wait; and the one in use."""
     cores = max(1, int(usable_cores))
-    reach = cores * WAITING_REACH if cpu_fraction is not None and cpu_fraction < COMPUTE_BOUND else cores
-    numbers, n = {0, cores, reach}, 1
-    while n < reach:
+    most = cores * MAX_WORKERS_PER_CORE if cpu_fraction is not None and cpu_fraction < COMPUTE_BOUND else cores
+    numbers, n = {0, cores, most}, 1
+    while n < most:
         numbers.add(n)
         n *= 2
-    if 0 < now <= reach:
+    if 0 < now <= most:
         numbers.add(now)
     return sorted(number for number in numbers if number <= MAX_WORKERS)
 

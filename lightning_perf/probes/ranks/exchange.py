@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.records import MissingRank, Ranks, RankSummary, together
+from lightning_perf.records import MissingRank, Ranks, RankSummary, combine_ranks
 
 _decode = msgspec.json.Decoder(RankSummary | None).decode  # built once: building it in two threads at once crashes
 
@@ -59,7 +59,7 @@ class Exchange:
             self._store.delete_key(self._key(self._rank, self._round - 2))
         if self._rank != 0:
             self._round += 1
-            return None if summary is None else together((summary,), self._world_size)
+            return None if summary is None else combine_ranks((summary,), self._world_size)
         reported = self._wait(begin + limit_s)
         missing: list[MissingRank] = []
         for rank, encoded in zip(reported, self._read([self._key(rank) for rank in reported]), strict=True):
@@ -76,7 +76,7 @@ class Exchange:
             then = "; figures are of an earlier report" if rank in self._known else ""
             missing.append(MissingRank(rank=rank, reason=f"it did not report within {limit_s:g} s{then}"))
         self._round += 1
-        return together(tuple(self._known.values()), self._world_size, tuple(missing), self._now_s() - begin)
+        return combine_ranks(tuple(self._known.values()), self._world_size, tuple(missing), self._now_s() - begin)
 
     def _key(self, rank: int, number: int | None = None) -> str:
         return f"{self._round if number is None else number}/{rank}"

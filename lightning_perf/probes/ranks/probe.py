@@ -20,8 +20,8 @@ from lightning_perf.records import (
     Ranks,
     RankSummary,
     StageTimes,
+    combine_ranks,
     costly_line,
-    together,
 )
 
 from .backward import BackwardWatch, MarkedBroadcast, backward_watch, exchanges_in_forward
@@ -115,7 +115,7 @@ class RankProbe(Probe):
             return
         known = self.ranks.summaries if self.ranks is not None else ()
         missing = self.ranks.missing if self.ranks is not None else ()
-        self.ranks = together((*known, own), self._trainer.world_size, missing)
+        self.ranks = combine_ranks((*known, own), self._trainer.world_size, missing)
 
     def share(self, loop: LoopProbe | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
         """Combine all ranks in ``ranks``. A rank whose own probes failed must take part too, with ``loop`` None."""
@@ -130,7 +130,7 @@ class RankProbe(Probe):
         if self._exchange is not None:
             self.ranks = self._exchange.share(summary, RUN_LIMIT_S if is_last else EPOCH_LIMIT_S)
         elif summary is not None:
-            self.ranks = together((summary,), self._trainer.world_size)
+            self.ranks = combine_ranks((summary,), self._trainer.world_size)
         if failure is not None:
             raise failure
 

@@ -8,7 +8,7 @@ from lightning_perf.records import Gain, Interval, Rung, Session
 from lightning_perf.reports import wording
 from lightning_perf.reports.sections.findings import ordered_findings
 
-from .palette import BLUE, GREEN, GREY, ORANGE, RED, SEVERITY_COLORS, Theme
+from .palette import BLUE, GRAY, GREEN, ORANGE, RED, SEVERITY_COLORS, Theme
 from .parts import Figure, figure, label, rows_axis, rows_height, vertical_line
 
 MAX_FINDINGS = 24
@@ -99,7 +99,7 @@ def _speedup_markers(name: str, symbol: str, points: list[tuple[int, Rung, Inter
         "type": "scatter", "mode": "markers", "name": name,
         "x": [speedup.value for _, _, speedup in points], "y": [row for row, _, _ in points],
         "error_x": {
-            "type": "data", "symmetric": False, "thickness": 2, "color": GREY,
+            "type": "data", "symmetric": False, "thickness": 2, "color": GRAY,
             "array": [max(speedup.high - speedup.value, 0.0) for _, _, speedup in points],
             "arrayminus": [max(speedup.value - speedup.low, 0.0) for _, _, speedup in points],
         },

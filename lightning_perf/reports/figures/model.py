@@ -9,7 +9,7 @@ from lightning_perf.reports.sections.model import bound_name, flops_in
 from lightning_perf.reports.wording import line, number, seconds, share
 from lightning_perf.stats.roofline import intensity, module_s, work_of
 
-from .palette import BLUE, GREY, ORANGE, SERIES, Theme
+from .palette import BLUE, GRAY, ORANGE, SERIES, Theme
 from .parts import Figure, figure, label
 
 _SMALLEST_PX, _LARGEST_PX = 8, 26
@@ -123,7 +123,7 @@ def _ceilings(ceilings: Ceilings, own: str, points: list[_Work]) -> list[dict[st
         data.append({
             "type": "scatter", "mode": "lines", "x": [left, ridge, right], "y": [left * rate, speed, speed],
             "name": f"ceiling in {label(precision, 12)}: {flops_in(speed, 'FLOP/s')}",
-            "line": {"color": GREY, "width": 3, "dash": "solid"} if precision == own else line,
+            "line": {"color": GRAY, "width": 3, "dash": "solid"} if precision == own else line,
             "hovertemplate": f"{label(precision, 12)}: %{{y:.3s}}FLOP/s at %{{x:.3g}} FLOP/byte<extra></extra>",
         })  # fmt: skip
     return data

@@ -9,7 +9,7 @@ from typing import Any, Literal
 Theme = Literal["light", "dark"]
 
 ORANGE, SKY, GREEN, BLUE, RED, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
-BROWN, GREY = "#8C6D31", "#8A8A8A"
+BROWN, GRAY = "#8C6D31", "#8A8A8A"
 
 PHASE_COLORS: dict[str, str] = {
     "data_wait": RED,
@@ -24,9 +24,9 @@ PHASE_COLORS: dict[str, str] = {
     "checkpoint": GREEN,
     "epoch_boundary": ORANGE,
     "startup": PURPLE,
-    "other": GREY,
+    "other": GRAY,
 }
-"""By phase; unaccounted time is grey too."""
+"""By phase; unaccounted time is gray too."""
 
 PHASE_PATTERNS: dict[str, str] = {
     "scheduler": "-",
@@ -37,13 +37,13 @@ PHASE_PATTERNS: dict[str, str] = {
 }
 """Patterns of the phases that share a color with another."""
 
-SEVERITY_COLORS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GREY}
+SEVERITY_COLORS: dict[str, str] = {"high": RED, "medium": ORANGE, "low": BLUE, "info": GRAY}
 
-SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BROWN, GREY)
+SERIES = (BLUE, ORANGE, GREEN, RED, SKY, PURPLE, BROWN, GRAY)
 """For series without a fixed color, in this order."""
 
 LESS_TO_MORE = [[0.0, SKY], [0.5, "#777777"], [1.0, "#FF7A1A"]]
-"""Diverging scale; the middle is grey, which is unobtrusive on light and dark."""
+"""Diverging scale; the middle is gray, which is unobtrusive on light and dark."""
 
 _INK = {"light": "#1f2328", "dark": "#e6e6e6"}
 _GRID = {"light": "#d9d9d9", "dark": "#4a4a4a"}

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from lightning_perf.reports.wording import line
 
-from .palette import GREY, Theme, template
+from .palette import GRAY, Theme, template
 
 Figure: TypeAlias = Any
 """A ``plotly.graph_objects.Figure``, which has no types and is imported with the first figure."""
@@ -57,7 +57,7 @@ def rows_height(n_rows: int, extra_px: int = 90) -> int:
 def vertical_line(at: float) -> dict[str, Any]:
     """Return a dotted vertical line."""
     return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1,
-            "line": {"color": GREY, "dash": "dot"}}  # fmt: skip
+            "line": {"color": GRAY, "dash": "dot"}}  # fmt: skip
 
 
 def figure(

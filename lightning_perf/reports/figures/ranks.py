@@ -18,6 +18,9 @@ column would hide the one rank that matters."""
 MAX_TEXTS = 12
 """Cells show their value for up to this many ranks."""
 
+MAX_CELLS = 100_000
+"""Cells of the grid: further ranks are not drawn, because a file may contain any rank."""
+
 MAX_HOVER_TEXTS = 2048
 """For more ranks, hovering shows only the own work: the rest would add 150 bytes per rank to the file."""
 
@@ -29,12 +32,12 @@ _NO_LINES = {"showgrid": False, "zeroline": False}
 
 def ranks(session: Session, theme: Theme = "light") -> Figure | None:
     """Return how each rank differs from the median, by part of its work; for many ranks, a grid of their own work."""
-    together = session.ranks
-    if together is None or len(together.summaries) < 2:
+    found = session.ranks
+    if found is None or len(found.summaries) < 2:
         return None
-    if len(together.summaries) <= MAX_COLUMNS:
-        return _by_part(together.summaries, theme)
-    return _grid(together.summaries, theme)
+    if len(found.summaries) <= MAX_COLUMNS:
+        return _by_part(found.summaries, theme)
+    return _grid(found.summaries, theme)
 
 
 def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
@@ -42,9 +45,9 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
     rows += [(f"… {part}", [one.parts_s.get(part) for one in summaries]) for part in PARTS]
     rows.append(("waits for others", [one.waiting_s for one in summaries]))
     differences = [_from_median(values) for _, values in rows]
-    unit, factor, reach = _scale([value for values in differences for value in values], summaries)
+    unit, factor, strongest_s = _scale([value for values in differences for value in values], summaries)
     cells: dict[str, Any] = {
-        **_heat(unit, reach * factor),
+        **_heat(unit, strongest_s * factor),
         "x": list(range(len(summaries))),
         "y": list(range(len(rows))),
         "z": [[None if value is None else value * factor for value in values] for values in differences],
@@ -68,16 +71,16 @@ def _by_part(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
 
 def _grid(summaries: tuple[RankSummary, ...], theme: Theme) -> Figure:
     by_rank = {one.rank: one for one in summaries}
-    n = max(by_rank) + 1
+    n = min(max(by_rank) + 1, MAX_CELLS)
     columns = 2 ** math.ceil(math.log2(math.sqrt(n)))
     starts = list(range(0, n, columns))
     differences = dict(zip(by_rank, _from_median([one.own_s for one in summaries]), strict=True))
-    unit, factor, reach = _scale(list(differences.values()), summaries)
+    unit, factor, strongest_s = _scale(list(differences.values()), summaries)
     is_brief = n > MAX_HOVER_TEXTS
     texts = {rank: _hover_text(one, is_brief) for rank, one in by_rank.items()}
     at = [[start + i for i in range(columns)] for start in starts]
     cells = {
-        **_heat(unit, reach * factor),
+        **_heat(unit, strongest_s * factor),
         "x": list(range(columns)),
         "y": list(range(len(starts))),
         "z": [[None if (value := differences.get(rank)) is None else value * factor for rank in row] for row in at],
@@ -107,10 +110,10 @@ def _from_median(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _scale(differences: Sequence[float | None], summaries: tuple[RankSummary, ...]) -> tuple[str, float, float]:
-    """Return the unit, its factor, and the difference in seconds with the strongest color: noise stays grey."""
+    """Return the unit, its factor, and the difference in seconds with the strongest color: noise stays gray."""
     largest = max((abs(value) for value in differences if value is not None), default=0.0)
-    reach = max(largest, LEAST_DIFFERENCE * median(one.step_s for one in summaries)) or 1e-6
-    return *seconds_scale([reach]), reach
+    strongest_s = max(largest, LEAST_DIFFERENCE * median(one.step_s for one in summaries)) or 1e-6
+    return *seconds_scale([strongest_s]), strongest_s
 
 
 def _hover_text(one: RankSummary, is_brief: bool) -> str:
@@ -122,9 +125,9 @@ def _hover_text(one: RankSummary, is_brief: bool) -> str:
     return f"{own}<br>{parts}{waits}<br>on {label(one.node, 40)}"
 
 
-def _heat(unit: str, reach: float) -> dict[str, Any]:
+def _heat(unit: str, strongest: float) -> dict[str, Any]:
     return {
         "type": "heatmap", "xgap": 1, "ygap": 1, "colorscale": LESS_TO_MORE,
-        "zmin": -reach, "zmid": 0, "zmax": reach,
+        "zmin": -strongest, "zmid": 0, "zmax": strongest,
         "colorbar": {"title": {"text": f"{unit} per step from the median", "side": "right"}, "thickness": 14},
     }  # fmt: skip

@@ -10,7 +10,7 @@ from lightning_perf.reports.sections.phases import FOLDED_BELOW_SHARE
 from lightning_perf.reports.sections.verdict import step_word
 from lightning_perf.reports.wording import phase_name, seconds, size
 
-from .palette import GREY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
+from .palette import GRAY, PHASE_COLORS, PHASE_PATTERNS, RED, Theme
 from .parts import Figure, bytes_scale, figure, label, seconds_scale, stacked, vertical_line
 
 MAX_EPOCH_BARS = 200
@@ -58,7 +58,7 @@ def timeline(session: Session, theme: Theme = "light") -> Figure | None:
     slowest = [block.max_step_s * factor for block in blocks]
     data.append({
         "type": "scatter", "mode": "lines", "name": f"slowest {word}", "x": xs, "y": [*slowest, slowest[-1]],
-        "line": {"shape": "hv", "width": 1, "color": GREY, "dash": "dot"},
+        "line": {"shape": "hv", "width": 1, "color": GRAY, "dash": "dot"},
         "customdata": [[seconds(block.max_step_s)] for block in (*blocks, blocks[-1])],
         "hovertemplate": f"slowest {word} nearby: %{{customdata[0]}}<extra></extra>",
         "visible": True if max(slowest) <= 5 * max(block.step_s for block in blocks) * factor else "legendonly",
@@ -66,7 +66,7 @@ def timeline(session: Session, theme: Theme = "light") -> Figure | None:
     recorded = [window for window in session.windows if window.status == "recorded"]
     shapes = [
         {"type": "rect", "xref": "x", "x0": window.first_step, "x1": window.first_step + max(window.n_steps, 1),
-         "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.5, "color": GREY, "dash": "dash"}, "layer": "above"}
+         "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 1.5, "color": GRAY, "dash": "dash"}, "layer": "above"}
         for window in recorded[:50]
     ]  # fmt: skip
     notes = [
@@ -122,7 +122,7 @@ def stacked_bars(
     return [
         {
             "type": "bar", "name": name, "width": width, "x": xs, "y": [value * factor for value in values],
-            "marker": {"color": PHASE_COLORS.get(phase, GREY),
+            "marker": {"color": PHASE_COLORS.get(phase, GRAY),
                        "pattern": {"shape": PHASE_PATTERNS.get(phase, ""), "size": 6, "solidity": 0.35}},
             "customdata": [[where, seconds(value)] for where, value in zip(names, values, strict=True)],
             "hovertemplate": "%{customdata[0]}<br>" + name + ": %{customdata[1]}<extra></extra>",

@@ -1,9 +1,9 @@
 """The steps of the last profiler window."""
 
-from lightning_perf.records import CATEGORIES, Session, TraceRecord
+from lightning_perf.records import CATEGORIES, Session
 from lightning_perf.reports.wording import seconds, share
 
-from .palette import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, RED, SKY, Theme
+from .palette import BLUE, BROWN, GRAY, GREEN, ORANGE, PURPLE, RED, SKY, Theme
 from .parts import Figure, label, seconds_scale, stacked
 
 _CATEGORY_COLORS = {
@@ -14,22 +14,14 @@ _CATEGORY_COLORS = {
     "runtime": SKY,
     "data_loading": RED,
     "cpu_op": GREEN,
-    "other": GREY,
+    "other": GRAY,
 }
-
-
-def trace_of(session: Session) -> TraceRecord | None:
-    """Return the trace of the last recorded window; None without one."""
-    recorded = (window.trace for window in reversed(session.windows) if window.status == "recorded")
-    return next((trace for trace in recorded if trace is not None), None)
 
 
 def trace_steps(session: Session, theme: Theme = "light") -> Figure | None:
     """Return the time of each step by category; time hidden behind a kernel counts for the kernel."""
-    trace = trace_of(session)
-    if trace is None:
-        return None
-    steps = trace.windows
+    recorded = (each.trace for each in reversed(session.windows) if each.status == "recorded")
+    steps = next((trace.windows for trace in recorded if trace is not None), ())
     if not steps:
         return None
     unit, factor = seconds_scale(step.duration_s for step in steps)

@@ -71,7 +71,7 @@ class Page:
             yield self._facts(part.items)
         elif isinstance(part, doc.Listing):
             for item in part.items:
-                yield self._labelled("-", item, 0)
+                yield self._labeled("-", item, 0)
         elif isinstance(part, doc.Pairs):
             yield self._grid([(label.lower(), text) for label, text in part.rows], style=QUIET)
         elif isinstance(part, doc.Code):
@@ -111,10 +111,10 @@ class Page:
                 rows = [row[:2] for row in rows]
             yield self._grid(rows, [False, True, False][: len(rows[0])], style=QUIET, indent=_INDENT)
         for fix in finding.fixes:
-            yield self._labelled("fix", f"{fix.text} ({fix.kind})")
+            yield self._labeled("fix", f"{fix.text} ({fix.kind})")
             yield from self._code(fix.code)
         if finding.basis:
-            yield self._labelled("basis", finding.basis)
+            yield self._labeled("basis", finding.basis)
 
     def _table(self, table: doc.Table) -> Iterator[RenderableType]:
         if table.title:
@@ -150,7 +150,7 @@ class Page:
             code.no_wrap, code.overflow = True, "ignore"
             yield code
 
-    def _labelled(self, label: str, content: str, indent: int = _INDENT) -> RenderableType:
+    def _labeled(self, label: str, content: str, indent: int = _INDENT) -> RenderableType:
         grid = Grid.grid(padding=(0, 1, 0, 0))
         grid.add_column(width=5 if indent else 1, no_wrap=True)
         grid.add_column(overflow="fold")

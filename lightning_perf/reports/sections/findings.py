@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lightning_perf.records import SEVERITIES, Finding, Session
 from lightning_perf.reports.cells import Value
 from lightning_perf.reports.document import AnyPart, Diagnosis, Fix
-from lightning_perf.reports.wording import block, certainty, evidence_basis, evidence_value, gain, line
+from lightning_perf.reports.wording import block, certainty, evidence_basis, gain, line, quantity
 from lightning_perf.rules.wording import is_negligible
 
 
@@ -41,7 +41,7 @@ def diagnosis(finding: Finding, is_open: bool = False) -> Diagnosis:
         remarks=", ".join(filter(None, remarks)),
         summary=line(finding.summary, 600),
         evidence=tuple(
-            (line(each.metric, 200), Value(evidence_value(each), _number(each.value)), evidence_basis(each))
+            (line(each.metric, 200), Value(quantity(each.value, each.unit), _number(each.value)), evidence_basis(each))
             for each in finding.evidence
         ),
         fixes=tuple(

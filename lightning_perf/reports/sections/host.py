@@ -20,6 +20,7 @@ from lightning_perf.reports.wording import count, line, share
 from lightning_perf.reports.wording import number as number_text
 from lightning_perf.reports.wording import seconds as seconds_text
 from lightning_perf.rules.user_lines import lines_of
+from lightning_perf.rules.wording import site_of
 
 HEAVY_SHARE = 0.40
 """A module is named if it takes at least this share of the time of all modules."""
@@ -122,5 +123,4 @@ def heavy_module_fact(profile: ModelProfile | None) -> str:
 def _place(file: str, at: int, function: str = "") -> str:
     if not file:
         return "unknown"
-    name = file.replace("\\", "/").rsplit("/", 1)[-1]
-    return line(f"{name}:{at} {function}".strip(), 60)
+    return line(f"{site_of(file, at)} {function}".strip(), 60)

@@ -50,8 +50,9 @@ def finding_cost(session: Session, finding: Finding) -> str:
     cost = session.telemetry.cost if session.telemetry is not None else None
     if cost is None or not cost.hour_price or finding.gain is None or finding.gain.high < 1.005:
         return ""
-    low, high = (cost.hour_price * _HOURS_A_DAY * (1 - 1 / gain) for gain in (finding.gain.low, finding.gain.high))
-    return f"up to {number(high)}" if finding.gain.low < 1.005 else f"{number(low)} to {number(high)}"
+    gain, day_price = finding.gain, cost.hour_price * _HOURS_A_DAY
+    high = number(day_price * (1 - 1 / gain.high))
+    return f"up to {high}" if gain.low < 1.005 else f"{number(day_price * (1 - 1 / gain.low))} to {high}"
 
 
 def _device(device: GpuTelemetry) -> str:

@@ -15,8 +15,10 @@ from lightning_perf.reports.wording import count, line, seconds, share
 _ALL = 8
 """Up to this many ranks are all listed."""
 _WORST = 5
-_STRIP = 64
+"""Ranks with most own work that are listed otherwise."""
+_STRIP_CHARS = 64
 _LOCAL_CODES = ("PD1", "PD2", "PD3", "PD8")
+"""Starts of the codes of findings about data, transfer, compute and the machine."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -80,7 +82,7 @@ def rank_strip(ranks: Ranks) -> str:
     own = [one.own_s for one in ranks.summaries]
     if len(own) <= _ALL:
         return ""
-    bins = min(_STRIP, len(own))
+    bins = min(_STRIP_CHARS, len(own))
     edges = [round(i * len(own) / bins) for i in range(bins + 1)]
     most = [max(own[start:end]) for start, end in pairwise(edges)]
     low, high = min(own), max(own)

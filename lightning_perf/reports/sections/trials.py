@@ -1,5 +1,6 @@
 """What a trial measured: the ladder of treatments, what was left out and why, what to copy."""
 
+import re
 from collections.abc import Iterator
 from statistics import fmean, median
 
@@ -22,6 +23,7 @@ _VERDICTS = {"no_change": "no change"}
 MEASUREMENT = "bare-loop"
 """Id of the arm without a treatment that measures the cost of Lightning."""
 _SEARCH = -1
+"""Stage of runs that search the fastest batch size."""
 _MAX_SPREAD = 1.25
 """Slowest ÷ fastest run of the baseline; above it, effects of usual size cannot be measured."""
 _NAME = 60
@@ -146,13 +148,15 @@ def batch_fact(trial: Trial) -> str:
     if not tried:
         return ""
     below = tried[0].arm.rpartition("+")[0] or _PAIR[0]
-    usual = [_rate(run, 1) for run in trial.runs if run.arm == below and run.block_means_s]
-    if not usual:
+    rates = [_rate(run, 1) for run in trial.runs if run.arm == below and run.block_means_s]
+    usual = median(rates) if rates else 0.0
+    if usual <= 0:
         return ""
     parts = []
     for run in tried:
-        factor = int("".join(filter(str.isdigit, run.arm.rpartition("=")[2])) or 1)
-        rate = times(_rate(run, factor) / median(usual)) if run.block_means_s else line(run.reason, 80) or "failed"
+        digits = re.search(r"[0-9]{1,9}", run.arm.rpartition("=")[2])
+        factor = int(digits[0]) if digits is not None else 1
+        rate = times(_rate(run, factor) / usual) if run.block_means_s else line(run.reason, 80) or "failed"
         parts.append((factor, f"{factor}x: {rate}"))
     return "relative samples/s by batch size: " + ", ".join(text for _, text in sorted(parts))
 
@@ -193,7 +197,8 @@ def _treatments(trial: Trial) -> list[Arm]:
 
 
 def _rate(run: ArmRun, factor: int) -> float:
-    return factor * run.batches_per_step / median(run.block_means_s)
+    block_s = median(run.block_means_s)
+    return factor * run.batches_per_step / block_s if block_s > 0 else 0.0
 
 
 def _cells(name: str, one: Arm | Rung, step_gain: Interval | None = None) -> tuple[Cell, ...]:

@@ -12,7 +12,7 @@ from lightning_perf import PerfDoctor
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.ranks import RankProbe
-from lightning_perf.records import NamedTime, StageTimes, together
+from lightning_perf.records import NamedTime, StageTimes, combine_ranks
 from lightning_perf.run import DoctorRun
 
 from .made_up import steady, summary
@@ -54,7 +54,7 @@ def test_rank_keeps_its_measurements_and_does_not_communicate_when_an_error_ends
     probe = RankProbe(SimpleNamespace(world_size=3, global_rank=2, strategy=None))
     probe.end_alone(FakeLoop())
     assert [one.rank for one in probe.ranks.summaries] == [2]
-    probe.ranks = together((summary(0), summary(2)), 3)
+    probe.ranks = combine_ranks((summary(0), summary(2)), 3)
     probe.end_alone(FakeLoop())
     assert [(one.rank, one.n_steps) for one in probe.ranks.summaries] == [(0, 10), (2, 100)]
 
@@ -81,7 +81,7 @@ def test_reason_is_reported_when_waiting_is_unknown() -> None:
     strategy = SimpleNamespace(model=nn.Linear(1, 1))
     probe = RankProbe(SimpleNamespace(world_size=2, global_rank=0, strategy=strategy))
     assert "none was reached" in probe.reasons()["ranks"]
-    probe.ranks = together((summary(0),), 2)
+    probe.ranks = combine_ranks((summary(0),), 2)
     loop = SimpleNamespace(make_event=lambda: None, timeline=None)
     probe.loops_ready(SimpleNamespace(stage="fit", loop=loop))
     assert "not at the end of backward" in probe.reasons()["ranks.summaries.waiting_s"]
