@@ -1,7 +1,7 @@
 """The thresholds and other numeric constants of the rules, each with its unit, status and source.
 
-Statuses: ``published`` (a public document states the value), ``measured`` (a page of docs/benchmarks shows it) and
-``heuristic`` (chosen by us; the text says why). The documentation shows them in one table.
+Statuses: ``published`` (a public document states the value) and ``heuristic`` (chosen by us; the text says why). The
+documentation shows them in one table.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -17,12 +17,12 @@ class Threshold(NamedTuple):
         unit: Unit; ``"share"`` is a fraction of training time unless the text says otherwise.
         status: How the value was obtained.
         why: Meaning of the constant, and the reason for its value.
-        source: A URL, or the path of a page in docs/; empty for a heuristic.
+        source: A URL; empty for a heuristic.
     """
 
     value: float
     unit: str
-    status: Literal["published", "measured", "heuristic"]
+    status: Literal["published", "heuristic"]
     why: str
     source: str = ""
 
@@ -32,11 +32,6 @@ _rows: list[Threshold] = []
 
 def _published(value: _Number, unit: str, why: str, source: str) -> _Number:
     _rows.append(Threshold(value, unit, "published", why, source))
-    return value
-
-
-def _measured(value: _Number, unit: str, why: str, page: str) -> _Number:
-    _rows.append(Threshold(value, unit, "measured", why, page))
     return value
 
 
