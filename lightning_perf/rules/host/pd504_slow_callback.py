@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, NamedTime, Prescription, Session, St
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
 from lightning_perf.rules.wording import called, duration, percent
 
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
         return None
     times = [_placed(time, session) for time in times]
     worst = max(times, key=lambda time: time.share)
-    each_s = worst.total_s / max(1, worst.n_calls)
+    each_s = call_s(worst)
     where, it = f"{len(times)} hooks of {name}", worst.hook
     if len(times) == 1:
         where, it = f"{name}.{worst.hook}", "It"
