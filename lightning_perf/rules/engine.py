@@ -70,7 +70,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
     """
     check_codes(select, ignore)
     answers = without_explained([(rule, *_answer(rule, session)) for rule in all_rules()])
-    weakening = [rule for rule, finding, _ in answers if finding is not None and rule.weakens is not None]
+    weakens = [rule.weakens for rule, finding, _ in answers if finding is not None and rule.weakens is not None]
     findings: list[Finding] = []
     outcomes: list[RuleOutcome] = []
     for rule, finding, outcome in answers:
@@ -80,7 +80,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         outcomes.append(outcome)
         if finding is not None:
             possible = within_limits(without_user_lines(finding, session), session)
-            found = with_line(weakened(possible, weakening), session)
+            found = with_line(weakened(possible, weakens), session)
             findings.append(_placed(session, with_measurement(found)))
     findings = causes_first(sorted(findings, key=lambda finding: rank_of(finding, session)), all_rules())
     return msgspec.structs.replace(

@@ -1,6 +1,6 @@
 """The order of findings: causes before symptoms, what is certain before what is not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -136,12 +136,12 @@ def _at_stake(finding: Finding) -> float:
     return next((float(one.value) for one in finding.evidence if one.metric == AT_STAKE), 0.0)
 
 
-def weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
-    """Return the finding with its confidence one step lower for each finding about the measurement that it rests on.
+def weakened(finding: Finding, weakens: Sequence[Callable[[Finding], bool]]) -> Finding:
+    """Return the finding with its confidence one step lower for each rule in ``weakens`` that doubts its measurement.
 
     Each step halves the certain part of the gain, and the severity follows.
     """
-    n_steps = sum(rule.weakens(finding) for rule in weakening if rule.weakens is not None and rule.category == QUALITY)
+    n_steps = sum(is_weaker(finding) for is_weaker in weakens)
     if n_steps == 0 or finding.category == QUALITY:
         return finding
     place = min(_CONFIDENCES.index(finding.confidence) + n_steps, len(_CONFIDENCES) - 1)
