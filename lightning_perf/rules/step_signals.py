@@ -89,7 +89,7 @@ def loop_finding(
     The gain of a loop in forward includes the same fraction of backward. No gain is certain, because iterations that
     depend on one another cannot be vectorized.
     """
-    seconds = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
+    seconds = loop.share * (1 - 1 / loop.repeats) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":
@@ -106,11 +106,6 @@ def loop_finding(
         basis=basis,
         confidence="medium",
     )
-
-
-def steps_s(steady: StageTimes) -> float:
-    """Return the seconds of the steady span in steps."""
-    return phase_s(steady, *STEP_PHASES)
 
 
 def counted(session: Session) -> ModelProfile:
