@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import POWER_CAPPED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
 
@@ -13,10 +13,9 @@ POWER_REASONS = ("sw_power_cap", "hw_power_brake")
 @rule("PD802", "power-capped")
 def check(session: Session) -> Finding | None:
     device = device_telemetry_of(session)
-    if device.throttle_fractions is None:
-        reason = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")
-        raise Skip(reason or f"{device.device} does not report throttling reasons")
-    capped = min(1.0, sum(device.throttle_fractions.get(reason, 0.0) for reason in POWER_REASONS))
+    missing = session.missing.get(f"telemetry.devices.{device.device}.throttle_fractions")
+    fractions = required(device.throttle_fractions, missing or f"{device.device} does not report throttling reasons")
+    capped = min(1.0, sum(fractions.get(reason, 0.0) for reason in POWER_REASONS))
     if capped < POWER_CAPPED_MIN_FRACTION:
         return None
     limit_w, default_w = device.power_limit_w, device.default_power_limit_w

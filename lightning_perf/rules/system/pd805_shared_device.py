@@ -3,17 +3,15 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.wording import number_of
 
 
 @rule("PD805", "shared-device")
 def check(session: Session) -> Finding | None:
     device = device_telemetry_of(session)
-    n_others = device.other_processes
-    if n_others is None:
-        reason = session.missing.get(f"telemetry.devices.{device.device}.other_processes")
-        raise Skip(reason or f"{device.device} does not report its processes")
+    reason = session.missing.get(f"telemetry.devices.{device.device}.other_processes")
+    n_others = required(device.other_processes, reason or f"{device.device} does not report its processes")
     if n_others < 1:
         return None
     # Not rated by time saved: the device time of other processes is not known.
