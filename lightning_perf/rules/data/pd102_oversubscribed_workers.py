@@ -23,7 +23,7 @@ def check(session: Session) -> Finding | None:
     host = host_of(session)
     n_workers = loader.num_workers or 0
     wait = loading_wait(host, n_workers)
-    queueing = wait.cores
+    queueing = wait.queueing
     if queueing is None and host.cpu_busy_fraction is None and host.process_cpu_cores is None:
         raise Skip("neither queueing for cores nor CPU utilization was sampled")
     busy = _busy_fraction(session, host)

@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
     host = host_of(session)
     wait = loading_wait(host, n_workers)
-    blocked = wait.elsewhere
+    blocked = wait.blocked
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
         raise Skip("the kernel reports neither how long the loader is blocked nor how long cores are idle for I/O")
@@ -70,7 +70,7 @@ def check(session: Session) -> Finding | None:
                 "fraction of data wait in which the loader is blocked",
                 blocked,
                 "fraction",
-                max(wait.cores or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.cores or 0.0))),
+                max(wait.queueing or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.queueing or 0.0))),
             ),
             sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
             sampled("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
