@@ -135,7 +135,7 @@ def preflight(
     for rule in all_rules():
         if rule.preflight is None or not _is_selected(rule.code, select, ignore):
             continue
-        finding = _signed(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
+        finding = _labeled(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
         if finding is not None:
             found.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
     return tuple(sorted(found, key=lambda finding: rank_of(finding, session)))
@@ -170,10 +170,10 @@ def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: 
         return None
 
 
-def _signed(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
+def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
     """Return the finding with the code of its rule; without a Trainer, with code instead of Trainer flags."""
-    signed = rule.sign(finding)
-    return signed if signed is None or session.run.has_trainer else without_trainer(signed)
+    labeled = rule.label(finding)
+    return labeled if labeled is None or session.run.has_trainer else without_trainer(labeled)
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
@@ -181,7 +181,7 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
     if missing is not None:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=missing)
     try:
-        finding = _signed(rule, rule.check(session), session)
+        finding = _labeled(rule, rule.check(session), session)
     except Skip as skip:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=str(skip))
     except Exception as error:  # noqa: BLE001 - the outcome reports the error

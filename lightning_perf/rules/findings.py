@@ -109,7 +109,7 @@ def compile_prescription(what: str, has_graphs: bool = True) -> Prescription:
     )
 
 
-def unsigned_finding(
+def make_finding(
     severity: Severity,
     summary: str,
     evidence: Shown,
@@ -212,7 +212,7 @@ def timed_finding(
         high_s += queueing * max(0.0, promised_span_s(steady) - high_s)
         basis += f"; the upper end includes {percent(queueing)} of the rest, which is queueing for a core"
         gain = gain_from(steady, low_s, high_s, basis, method)
-    return unsigned_finding(severity, summary, evidence, prescriptions, confidence, bounded, gain)
+    return make_finding(severity, summary, evidence, prescriptions, confidence, bounded, gain)
 
 
 def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:

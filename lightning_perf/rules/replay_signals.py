@@ -8,7 +8,7 @@ import msgspec
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
-from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
+from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, make_finding, timed_finding, unapplied
 from .rule import Rule, Skip, rule
 from .signals import CODE_PHASES, is_cpu_run, phase_s, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
@@ -181,7 +181,7 @@ def not_measured(
     """Return a finding without a gain, with the command that measures it."""
     prescription = unapplied(diagnosis.prescription)
     at_stake = (fact(AT_STAKE, diagnosis.at_stake, "fraction"),) if diagnosis.at_stake else ()
-    return unsigned_finding(
+    return make_finding(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
         evidence=(*diagnosis.evidence, *at_stake, fact(WHY_NOT_MEASURED, reason)),

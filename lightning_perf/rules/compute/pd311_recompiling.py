@@ -1,7 +1,7 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, promised_span_s, severity_of_gain, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, gain_from, make_finding, promised_span_s, severity_of_gain
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
@@ -32,7 +32,7 @@ def check(session: Session) -> Finding | None:
         "at most the time spent recompiling" if at_limit else "all but one of these recompilations",
         "timed",
     )
-    return unsigned_finding(
+    return make_finding(
         # The cost of running uncompiled from then on is not known.
         severity="low" if at_limit and share < LOW_SHARE else severity_of_gain(gain),
         summary=(

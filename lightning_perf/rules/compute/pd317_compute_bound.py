@@ -3,7 +3,7 @@
 import re
 
 from lightning_perf.records import Evidence, Finding, MatrixShape, Session, TraceRecord
-from lightning_perf.rules.findings import compile_prescription, fact, unsigned_finding
+from lightning_perf.rules.findings import compile_prescription, fact, make_finding
 from lightning_perf.rules.kernel_signals import kind_s, work_share
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import BUSY_MIN_SHARE
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
     if busy < BUSY_MIN_SHARE or work_share(trace, *_kinds(trace)) <= 0:
         return None
     matrix = work_share(trace, *MATRIX_KINDS)
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=(
             f"The device is busy {percent(busy)} of the time; {percent(matrix)} of kernel time is matrix "

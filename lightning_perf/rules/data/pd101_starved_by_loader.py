@@ -3,7 +3,7 @@
 import math
 
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
-from lightning_perf.rules.findings import fact, fix, timed_finding, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
 from lightning_perf.rules.loader_signals import in_process_of
 from lightning_perf.rules.rule import Skip, rule
@@ -53,7 +53,7 @@ def check(session: Session) -> Finding | None:
     waiting = f"The device waits for data {percent(share)} of the time" if device else spent_waiting(share)
     summary = f"{waiting}. Making a batch takes {duration(plan.batch_s)}, computing a step {duration(plan.compute_s)}."
     if plan.is_too_cheap:
-        return unsigned_finding(
+        return make_finding(
             "info",
             f"{summary} Fetching a batch from a worker process takes longer, so workers would not help.",
             evidence,

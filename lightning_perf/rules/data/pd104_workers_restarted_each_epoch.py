@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
-from lightning_perf.rules.findings import SPREAD, fact, fix, least_mean, loader_fix, timed_finding, unsigned_finding
+from lightning_perf.rules.findings import SPREAD, fact, fix, least_mean, loader_fix, make_finding, timed_finding
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     iterator_s,
@@ -24,7 +24,7 @@ def preflight(session: Session) -> Finding | None:
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None
     summary = f"Each epoch will likely start {number_of(loader.num_workers or 0, 'loader worker')} again."
-    return unsigned_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
+    return make_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
 
 
 @rule("PD104", "workers-restarted-each-epoch", preflight=preflight, explains=("PD601",))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
-from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, removal_finding
 from lightning_perf.rules.logging_cost import (
     log_every,
     log_once,
@@ -27,7 +27,7 @@ def preflight(session: Session) -> Finding | None:
     interval = required(trainer.log_every_n_steps, "log_every_n_steps is not known")
     if not trainer.loggers or not 0 < interval < LOG_FREQUENT_STEPS:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=f"Logging every {interval} steps is likely to cost time.",
         evidence=fact("log_every_n_steps", interval, threshold=LOG_FREQUENT_STEPS),

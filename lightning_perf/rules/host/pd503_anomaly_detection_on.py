@@ -1,7 +1,7 @@
 """PD503: autograd's anomaly detection is on."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import SPREAD, fact, timed_finding, trainer_fix, unsigned_finding
+from lightning_perf.rules.findings import SPREAD, fact, make_finding, timed_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import CODE_PHASES, steady_of
@@ -13,7 +13,7 @@ def preflight(session: Session) -> Finding | None:
     is_on = required(session.settings.trainer.is_anomaly_detection_on, "whether anomaly detection is on is not known")
     if not is_on:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="low",  # the cost is not measured
         summary="Anomaly detection is on and will likely slow down every step.",
         evidence=fact("detect_anomaly", True),

@@ -3,7 +3,7 @@
 import statistics
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, UNDERUSED_MAX_BUSY
@@ -22,7 +22,7 @@ def check(session: Session) -> Finding | None:
     is_idle = median is not None and median < UNDERUSED_MAX_BUSY
     if fraction >= HEADROOM_MAX_FRACTION or (busy and not is_idle):
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="low" if is_idle else "info",
         summary=f"{device.device} uses {percent(fraction)} of its memory at its peak.",
         evidence=(

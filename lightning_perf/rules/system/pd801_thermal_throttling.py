@@ -1,7 +1,7 @@
 """PD801: the device lowers its clock because it is hot."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fix, optional_fact, timed_finding, unsigned_finding
+from lightning_perf.rules.findings import fix, make_finding, optional_fact, timed_finding
 from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
@@ -48,7 +48,7 @@ def check(session: Session) -> Finding | None:
         optional_fact("highest clock", device.max_sm_clock_mhz, "MHz"),
     )
     if lost is None:  # the cost is not known
-        return unsigned_finding(severity="low", summary=summary, evidence=evidence, prescriptions=_COOLER)
+        return make_finding(severity="low", summary=summary, evidence=evidence, prescriptions=_COOLER)
     return timed_finding(
         steady,
         summary=summary,

@@ -1,7 +1,7 @@
 """PD802: the power limit lowers the device's clock."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import POWER_CAPPED_MIN_FRACTION
@@ -21,7 +21,7 @@ def check(session: Session) -> Finding | None:
     limit_w, default_w = device.power_limit_w, device.default_power_limit_w
     is_lowered = limit_w is not None and default_w is not None and limit_w < default_w
     # At its default limit a device is well used and nothing can be gained, hence info.
-    return unsigned_finding(
+    return make_finding(
         severity="low" if is_lowered else "info",
         summary=(
             f"{device.device} was at its power limit {percent(capped)} of the time."

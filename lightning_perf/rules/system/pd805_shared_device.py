@@ -1,7 +1,7 @@
 """PD805: another process uses the same device."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
 from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.wording import number_of
@@ -15,7 +15,7 @@ def check(session: Session) -> Finding | None:
     if n_others < 1:
         return None
     # Not rated by time saved: the device time of other processes is not known.
-    return unsigned_finding(
+    return make_finding(
         severity="medium",
         summary=(
             f"{number_of(n_others, 'other process', 'other processes')} used {device.device} during this training. "
