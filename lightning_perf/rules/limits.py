@@ -4,7 +4,7 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, STEP_PHASES, Finding, Session, StageTimes
 
-from .findings import promised_span_s, severity_of_gain
+from .findings import gain_span_s, severity_of_gain
 from .rule import Skip
 from .signals import is_cpu_run, phase_s
 from .thresholds import WAITING_PART
@@ -32,7 +32,7 @@ def within_limits(finding: Finding, session: Session) -> Finding:
     if not limits:
         return finding
     in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES if name != "data_wait") / claimed_s
-    span_s = promised_span_s(steady)
+    span_s = gain_span_s(steady)
     low_s = (1 - 1 / gain.low) * span_s
     most_s = min([in_steps * low_s, *limits]) + (1 - in_steps) * low_s
     if most_s >= low_s:

@@ -17,7 +17,7 @@ from lightning_perf.records import (
     TensorLoop,
 )
 
-from .findings import Advice, Shown, fact, timed_finding
+from .findings import EvidenceLike, PrescriptionLike, fact, timed_finding
 from .rule import Skip, required
 from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s, steady_of
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
@@ -82,7 +82,7 @@ def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
 
 
 def loop_finding(
-    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: Shown, prescriptions: Advice
+    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: EvidenceLike, prescriptions: PrescriptionLike
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 

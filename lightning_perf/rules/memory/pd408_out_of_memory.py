@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
-from lightning_perf.rules.findings import Advice, fact, fix, make_finding
+from lightning_perf.rules.findings import PrescriptionLike, fact, fix, make_finding
 from lightning_perf.rules.memory_signals import (
     EXPANDABLE_SEGMENTS,
     batch_parts,
@@ -50,7 +50,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _prescriptions(session: Session, oom: OutOfMemory) -> Advice:
+def _prescriptions(session: Session, oom: OutOfMemory) -> PrescriptionLike:
     if oom.where in ("worker", "host"):
         return fewer_batches_ahead(session), _STREAM
     if oom.where == "shm":
