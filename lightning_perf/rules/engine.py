@@ -19,7 +19,7 @@ from lightning_perf.records import Finding, Hypothesis, Machine, RuleOutcome, Ru
 from .findings import fact, with_measurement
 from .limits import within_limits
 from .line_signals import with_line, without_user_lines
-from .rank_signals import where_found
+from .rank_signals import ranks_with_finding
 from .ranking import causes_first, rank_of, weakened, without_explained
 from .rule import Rule, Skip
 from .trace_reading import lacks_device_events
@@ -81,19 +81,19 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         if finding is not None:
             possible = within_limits(without_user_lines(finding, session), session)
             found = with_line(weakened(possible, weakens), session)
-            findings.append(_placed(session, with_measurement(found)))
+            findings.append(_with_ranks(session, with_measurement(found)))
     findings = causes_first(sorted(findings, key=lambda finding: rank_of(finding, session)), all_rules())
     return msgspec.structs.replace(
         session, findings=tuple(findings), outcomes=tuple(outcomes), verdict=verdict_of(session, findings, outcomes)
     )
 
 
-def _placed(session: Session, finding: Finding) -> Finding:
+def _with_ranks(session: Session, finding: Finding) -> Finding:
     """Return the finding with the ranks that have it as evidence, if other ranks do not have it."""
-    where = where_found(session, f"{finding.code} {finding.name}")
-    if not where or finding.category in _OF_ALL_RANKS:
+    ranks = ranks_with_finding(session, f"{finding.code} {finding.name}")
+    if not ranks or finding.category in _OF_ALL_RANKS:
         return finding
-    return msgspec.structs.replace(finding, evidence=(*finding.evidence, fact("on ranks", where)))
+    return msgspec.structs.replace(finding, evidence=(*finding.evidence, fact("on ranks", ranks)))
 
 
 def diagnose_trace(

@@ -180,7 +180,7 @@ def smaller_batch(session: Session, oom: OutOfMemory | None = None) -> Prescript
     )
 
 
-def larger_batch(session: Session) -> str:
+def larger_batch_text(session: Session) -> str:
     """Return the largest batch that fits as ``", up to 512"``; empty if it is not known to be larger than now."""
     headroom = session.memory.headroom
     if session.memory.oom is not None or headroom is None or not headroom.largest_batch:

@@ -67,7 +67,7 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return (matrix_s / all_s if all_s > 0 else 0.0), reading.share(matrix_s)
     if kernels is None:
         return 0.0, 0.0
-    seconds = full_precision_s(trace, is_known=precision is not None)
+    seconds = full_precision_s(trace, is_precision_known=precision is not None)
     if seconds and kernels.matrix_tensor_core_fraction is None and precision is None:
         raise Skip("the names of the matrix kernels do not show their precision")
     return work_share(trace, *MATRIX_KINDS), reading.share(seconds)

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
-from lightning_perf.rules.rank_signals import found_alone, median_of_others, ranks_of, ranks_text, traced_ranks_of
+from lightning_perf.rules.rank_signals import distinct_findings, median_of_others, ranks_of, ranks_text, traced_ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_within, is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
@@ -84,7 +84,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                     f"found on rank {worst.rank} but not on most others",
                     f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
                 )
-                for text in found_alone(ranks, worst.rank)
+                for text in distinct_findings(ranks, worst.rank)
                 if not text.startswith("PD701")
             ),
         ),
@@ -141,7 +141,7 @@ def _name_of(worst: RankSummary, part: str) -> str:
 
 def _line_of(ranks: Ranks, worst: RankSummary) -> str:
     """Return a sentence on the line in which only this rank spends much time."""
-    alone = (worst.found_lines.get(text, "") for text in found_alone(ranks, worst.rank))
+    alone = (worst.found_lines.get(text, "") for text in distinct_findings(ranks, worst.rank))
     line = next(filter(None, alone), "")
     return f" Only rank {worst.rank} spends much time in {line}." if line else ""
 

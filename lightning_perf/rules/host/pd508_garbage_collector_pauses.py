@@ -59,18 +59,18 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
     """
     n_calls = sum(each.n for each in asked)
     asked_s = sum(each.total_s for each in asked)
-    of = {each.generation: each for each in found.generations}
+    by_generation = {each.generation: each for each in found.generations}
     youngest, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
-    if not (youngest and middle and oldest) or 2 not in of:
+    if not (youngest and middle and oldest) or 2 not in by_generation:
         return 1.0  # the collector is off or has other generations, so how often it would run is unknown
-    full_s = of[2].total_s / of[2].n
+    full_s = by_generation[2].total_s / by_generation[2].n
 
     def collection_s(generation: int, n_objects: int) -> float:
-        if generation in of:
-            return of[generation].total_s / of[generation].n
+        if generation in by_generation:
+            return by_generation[generation].total_s / by_generation[generation].n
         return full_s * min(1.0, n_objects / found.n_objects) if found.n_objects else full_s
 
-    n_young = n_calls + (of[0].n if 0 in of else 0)
+    n_young = n_calls + (by_generation[0].n if 0 in by_generation else 0)
     left_s = n_young * (
         collection_s(0, youngest) + collection_s(1, youngest * middle) / middle + full_s / (middle * oldest)
     )

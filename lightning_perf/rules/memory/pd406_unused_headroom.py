@@ -4,7 +4,7 @@ import statistics
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
-from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch_text
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, UNDERUSED_MAX_BUSY
 from lightning_perf.rules.wording import percent
@@ -29,6 +29,8 @@ def check(session: Session) -> Finding | None:
             fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION),
             optional_fact("device busy in profiled steps", median, "fraction", UNDERUSED_MAX_BUSY, len(busy)),
         ),
-        prescriptions=fix(f"use a larger batch{larger_batch(session)}", "minutes", "semantics", treatment="batch-size"),
+        prescriptions=fix(
+            f"use a larger batch{larger_batch_text(session)}", "minutes", "semantics", treatment="batch-size"
+        ),
         confidence="medium" if is_idle else "low",
     )
