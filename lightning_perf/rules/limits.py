@@ -16,7 +16,7 @@ _ABOUT_HOST = ("PD502", "PD503", "PD504", "PD505", "PD506", "PD507", "PD508", "P
 
 
 def within_limits(finding: Finding, session: Session) -> Finding:
-    """Return the finding with no more certain than the device and the loader let the steps get faster.
+    """Return the finding with the certain part of its gain limited to what the device and the loader allow.
 
     Host code that runs while the device computes saves only time in which the device is idle, and steps do not get
     shorter than workers need to make a batch. The upper end of the gain stays.

@@ -1,4 +1,4 @@
-"""Measurements of the loader probe that the data rules use."""
+"""Measurements that the data rules use: of the loader probe, and of the start of epochs and validations."""
 
 from statistics import fmean
 from typing import Literal

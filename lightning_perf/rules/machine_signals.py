@@ -38,8 +38,8 @@ def host_of(session: Session) -> HostTelemetry:
 def queueing_of(session: Session) -> float:
     """Return the fraction of its time that the training thread queues for a core behind other threads of its process.
 
-    That is at most the cores that they keep busy. 0 if unknown, with loader workers, other ranks, or more torch threads
-    than cores, which it may queue behind, and on a device, where queueing may be part of a wait for it.
+    At most the number of cores that these threads keep busy. 0 if unknown; with loader workers, other ranks or more
+    torch threads than cores, because it may queue behind those; and on a device, where queueing may be part of a wait.
     """
     host, machine = sampled_host(session), session.machine
     if host is None or host.n_samples < MIN_TELEMETRY_SAMPLES or host.process_cpu_cores is None:

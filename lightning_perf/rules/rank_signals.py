@@ -93,9 +93,9 @@ def small_part(reading: Reading) -> float:
     return min(1.0, small / communication.n_per_step) if small > COLLECTIVES_MIN_SMALL else 0.0
 
 
-def median_of_others(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
+def median_of_others(ranks: Ranks, value: Callable[[RankSummary], float], excluded: RankSummary) -> float:
     """Return the median of a value over all ranks but one."""
-    return median(value(one) for one in ranks.summaries if one is not but)
+    return median(value(one) for one in ranks.summaries if one is not excluded)
 
 
 def ranks_with_finding(session: Session, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The order of findings: causes before symptoms, what is certain before what is not."""
+"""The order of findings: causes before symptoms, and certain gains before uncertain ones."""
 
 from collections.abc import Callable, Mapping, Sequence
 

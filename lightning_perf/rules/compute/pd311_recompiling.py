@@ -17,7 +17,7 @@ def check(session: Session) -> Finding | None:
     spent_s = min(watch.compile_after_warmup_s, sum(each.compile_s or 0.0 for each in late) or float("inf"))
     span_s = gain_span_s(steady)
     share = spent_s / (span_s + spent_s)
-    rest_s = max(steady.n_steps * steady.step_s.mean, steady.span_s - steady.own_s)  # all of its own time left out
+    rest_s = max(steady.n_steps * steady.step_s.mean, steady.span_s - steady.own_s)  # without all of PerfDoctor's time
     most = RECOMPILES_AT_LIMIT if watch.recompile_limit is None else watch.recompile_limit - 1
     at_limit = [each for each in watch.recompiles if each.n >= most]
     if not at_limit and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):

@@ -31,7 +31,7 @@ def check(session: Session) -> Finding | None:
     n_batches = session.settings.trainer.accumulate_grad_batches or 1
     fraction = n_batches * looked_up_bytes / table_bytes if table_bytes > 0 else 1.0
     part = table_bytes / profile.parameters_bytes
-    # With a layer whose gradient is dense anyway: then the table counts twice. Indices are part of the bytes, too.
+    # A table shared with a dense layer counts in both parts. The margin is for the indices, which the bytes include.
     is_shared = part + (model.matmul_parameter_fraction or 0.0) > 1.05
     if fraction > ROWS_LOOKED_UP_MAX_FRACTION or is_shared:
         return None

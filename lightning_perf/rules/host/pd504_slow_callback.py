@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=_advice(f"{name}.{worst.hook}", worst),
         timed=claims_of(times, steady.span_s),
-        left=1 - worst.share * (1 - _left(worst, steady)) / share,
+        left=1 - worst.share * (1 - _remaining_part(worst, steady)) / share,
         left_least=0.0,
         queueing=queueing_of(session),  # behind threads that it leaves work to, e.g. a logger's
     )
@@ -52,7 +52,7 @@ def _is_in_steps(time: NamedTime) -> bool:
     return "batch" in time.hook or not time.hook.endswith(("_start", "_end"))
 
 
-def _left(time: NamedTime, steady: StageTimes) -> float:
+def _remaining_part(time: NamedTime, steady: StageTimes) -> float:
     """Return the part of a hook's time that remains for certain if its work is done as rarely as recommended.
 
     A hook that prepares the batch must run in each step. Other hooks may skip their work in most calls already, unless

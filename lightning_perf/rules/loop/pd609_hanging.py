@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _different(ranks: tuple[RankState, ...]) -> list[RankState]:
-    """Return one rank of each place; none if all are at the same."""
+    """Return one rank per place at which ranks hang; empty if all hang at the same place."""
     places = {(one.n_steps, one.phase, one.where): one for one in reversed(ranks)}
     return sorted(places.values(), key=lambda one: one.rank) if len(places) > 1 else []
 
