@@ -200,8 +200,9 @@ def timed_finding(
 
     ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
     least, which determine the severity. ``queueing`` is the fraction of the time in which the training thread waits for
-    a core because of what is removed: as much of the rest may be saved, too. ``basis`` and ``method`` say how both were
-    obtained. The first sentence of the summary is the headline of a verdict. For the other arguments see ``Finding``.
+    a core because of the removed work: the same fraction of the remaining time may be saved in addition. ``basis`` and
+    ``method`` say how the seconds were obtained. The first sentence of the summary is the headline of a verdict. For
+    the other arguments see ``Finding``.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())

@@ -79,7 +79,7 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
 
 
 def _alternatives_last(ordered: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:
-    """Return the findings with alternatives of which nothing is certain behind certain ones of their severity.
+    """Return the findings with alternatives of uncertain gain behind findings of their severity with a certain gain.
 
     A finding is an alternative if a cause before it explains it: it is another way to save the same time.
     """

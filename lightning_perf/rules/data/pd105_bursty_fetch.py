@@ -53,7 +53,7 @@ def check(session: Session) -> Finding | None:
     compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
     in_process_s = fetch.in_process_batch_s
     if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * loader.num_workers * compute_s:
-        return None  # PD101: too few workers.
+        return None  # PD101 applies: too few workers.
     prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
     return timed_finding(
         steady,

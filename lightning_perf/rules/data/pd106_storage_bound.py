@@ -39,7 +39,7 @@ def check(session: Session) -> Finding | None:
     probe = session.loader_probe
     if probe is not None and probe.getitem_cpu_fraction is not None:
         if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
-            return None  # Applies: PD107 (computing), PD105 (a few slow samples), PD115 (workers block one another).
+            return None  # PD107 (computing), PD105 (a few slow samples) or PD115 (workers block one another) applies.
         return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
     if any(each.n_threads is not None for each in loaders_of(session)):
         return None  # the training thread is blocked on the pipeline's own threads

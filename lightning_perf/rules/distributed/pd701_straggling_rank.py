@@ -54,7 +54,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
     measured_s = _measured_s(ranks, worst)
-    # Work of the training itself does not go away: all ranks then have a part of it.
+    # Loading and compute do not disappear: they are distributed over all ranks.
     least_part = 1.0 if part == "host" else 1 - 1 / len(ranks.summaries)
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""

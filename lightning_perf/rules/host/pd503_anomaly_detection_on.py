@@ -28,7 +28,7 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD503", "anomaly-detection-on", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Report the setting; at least the stacks that it records in forward are saved, as far as samples show them."""
+    """Report the setting; the lower end of the gain is the sampled time of recording stacks in forward."""
     finding = preflight(session)
     steady = steady_of(session)
     if finding is None:
@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
     recording = [time for time in lines_of(session, "forward") if records_stacks(session, time.line)]
     phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
     phases["forward"] += sum(time.seconds for time in recording)
-    others = recording[1:LINES_SHOWN]  # the costliest is added to each finding about host time
+    others = recording[1:LINES_SHOWN]  # the engine adds the costliest line
     from_samples = "from the time of recording stacks, by stack samples, to" if recording else "at most"
     return timed_finding(
         steady,

@@ -22,7 +22,7 @@ def check(session: Session) -> Finding | None:
         code = "@torch.inference_mode()\ndef validation_step(self, batch, batch_idx):\n    ..."
     else:
         what, code = "validate", "with torch.inference_mode():\n    ...  # validate"
-    # Trainer(inference_mode=True) is not for the validation within fit, which runs under no_grad.
+    # Trainer(inference_mode=True) has no effect on validation within fit, which runs under no_grad.
     prescription = fix(f"{what} with torch.inference_mode()", "one line", treatment="inference-mode", code=code)
     share = phase_s(steady, "validation") / steady.span_s
     return make_finding(

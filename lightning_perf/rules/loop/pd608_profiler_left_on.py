@@ -1,4 +1,4 @@
-"""PD608: the Trainer's profiler records a run that is too long to be made for its profile, or takes its time."""
+"""PD608: the Trainer's profiler is on in a long run, or takes a share of the time."""
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import (

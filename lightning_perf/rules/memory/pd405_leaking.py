@@ -23,9 +23,8 @@ def check(session: Session) -> Finding | None:
     is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     n_compiles = session.compiler.n_after_warmup if session.compiler is not None else 0
-    is_unexplained = (
-        worst is not None and not suspects and n_compiles < MIN_RECOMPILES
-    )  # compiled code takes memory too
+    # Compiled code takes memory too.
+    is_unexplained = worst is not None and not suspects and n_compiles < MIN_RECOMPILES
     return make_finding(
         # Running out of memory is worse than a slow run, but only high if the cause is known.
         severity="high" if worst is not None and suspects else "medium" if is_unexplained else "low",
