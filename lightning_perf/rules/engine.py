@@ -20,7 +20,7 @@ from .findings import fact, with_measurement
 from .limits import within_limits
 from .line_signals import with_line, without_user_lines
 from .rank_signals import ranks_with_finding
-from .ranking import causes_first, rank_of, weakened, without_explained
+from .ranking import causes_first, sort_key_of, weakened, without_explained
 from .rule import Rule, Skip
 from .trace_reading import lacks_device_events
 from .verdict import trace_verdict_of, verdict_of
@@ -82,7 +82,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             possible = within_limits(without_user_lines(finding, session), session)
             found = with_line(weakened(possible, weakens), session)
             findings.append(_with_ranks(session, with_measurement(found)))
-    findings = causes_first(sorted(findings, key=lambda finding: rank_of(finding, session)), all_rules())
+    findings = causes_first(sorted(findings, key=lambda finding: sort_key_of(finding, session)), all_rules())
     return msgspec.structs.replace(
         session, findings=tuple(findings), outcomes=tuple(outcomes), verdict=verdict_of(session, findings, outcomes)
     )
@@ -138,7 +138,7 @@ def preflight(
         finding = _labeled(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
         if finding is not None:
             found.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
-    return tuple(sorted(found, key=lambda finding: rank_of(finding, session)))
+    return tuple(sorted(found, key=lambda finding: sort_key_of(finding, session)))
 
 
 def hypotheses(

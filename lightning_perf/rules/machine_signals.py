@@ -24,7 +24,7 @@ def sampled_host(session: Session) -> HostTelemetry | None:
     return session.telemetry.host if session.telemetry is not None else None
 
 
-def host_of(session: Session) -> HostTelemetry:
+def host_telemetry_of(session: Session) -> HostTelemetry:
     """Return the host's telemetry; raise Skip if it was not sampled, or too few times."""
     host = sampled_host(session)
     if host is None:
@@ -114,7 +114,7 @@ def compute_claims(steady: StageTimes, fraction: float) -> dict[str, float]:
     return {name: fraction * phase_s(steady, name) for name in COMPUTE_PHASES}
 
 
-def sampled(
+def telemetry_fact(
     metric: str,
     spread: Spread | None,
     unit: str,

@@ -171,7 +171,7 @@ def _unknown(finding: Finding, share: float) -> int:
     return 2 if share < MEDIUM_SHARE and not _is_certain(finding) else 0
 
 
-def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, int, float, float, int, str]:
+def sort_key_of(finding: Finding, session: Session) -> tuple[int, bool, bool, int, float, float, int, str]:
     """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort.
 
     Among findings of low severity, those come first that explain much of the time, though not how much of it the fix

@@ -108,7 +108,7 @@ def loop_finding(
     )
 
 
-def counted(session: Session) -> ModelProfile:
+def model_profile_of(session: Session) -> ModelProfile:
     """Return the profile of a step whose FLOPs were counted; raise Skip if those of no step were."""
     profile = session.model_profile
     if profile is None or profile.forward_flops is None:
@@ -119,4 +119,4 @@ def counted(session: Session) -> ModelProfile:
 def bound_of(session: Session) -> Bound:
     """Return the bound of the profiled step, e.g. ``"launch"``; raise Skip if it is not known."""
     reason = session.missing.get("model_profile.ceilings", "the bound of the step is not known")
-    return required(counted(session).bound, reason)
+    return required(model_profile_of(session).bound, reason)

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, OperatorProfile, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, steady_of
-from lightning_perf.rules.step_signals import counted
+from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE, ROWS_LOOKED_UP_MAX_FRACTION
 from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
@@ -18,7 +18,7 @@ _TAKES_SPARSE = ("Adagrad", "SGD", "SparseAdam")
 @rule("PD322", "dense-embedding-gradients")
 def check(session: Session) -> Finding | None:
     """Compare the bytes of the gradients with those looked up, both counted in the profiled step."""
-    profile, steady = counted(session), steady_of(session)
+    profile, steady = model_profile_of(session), steady_of(session)
     model = required(session.settings.model, session.missing.get("settings.model", "the model is not known"))
     lookups = [one for one in profile.operators if one.name == "aten::embedding"]
     gradients = [one for one in profile.operators if one.name == "aten::embedding_dense_backward"]

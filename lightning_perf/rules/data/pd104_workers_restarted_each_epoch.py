@@ -9,9 +9,9 @@ from lightning_perf.rules.loader_signals import (
     iterator_s,
     n_boundaries,
     restarting_loader,
-    start_s,
     start_waits,
     validation_start_s,
+    worker_start_s,
 )
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
     waits, n = start_waits(steady), n_boundaries(session)
     if not waits or n == 0:
         raise Skip("no epoch has been followed by another one yet")
-    spent_s, created_s = start_s(session, steady), iterator_s(session, steady)
+    spent_s, created_s = worker_start_s(session, steady), iterator_s(session, steady)
     share, each_s = (spent_s + val_s) / steady.span_s, spent_s / n
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None

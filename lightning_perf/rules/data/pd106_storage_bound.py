@@ -12,7 +12,14 @@ from lightning_perf.rules.loader_signals import (
     items_in_memory,
     wait_fact,
 )
-from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, sampled_host, wait_share
+from lightning_perf.rules.machine_signals import (
+    host_telemetry_of,
+    is_blocked,
+    loading_wait,
+    sampled_host,
+    telemetry_fact,
+    wait_share,
+)
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.thresholds import (
@@ -44,7 +51,7 @@ def check(session: Session) -> Finding | None:
     if any(each.n_threads is not None for each in loaders_of(session)):
         return None  # the training thread is blocked on the pipeline's own threads
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
-    host = host_of(session)
+    host = host_telemetry_of(session)
     wait = loading_wait(host, n_workers)
     blocked = wait.blocked
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
@@ -72,9 +79,9 @@ def check(session: Session) -> Finding | None:
                 "fraction",
                 max(wait.queueing or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.queueing or 0.0))),
             ),
-            sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
-            sampled("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
-            sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
+            telemetry_fact("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
+            telemetry_fact("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
+            telemetry_fact("read from storage per second", host.read_bytes_per_s, "bytes"),
             optional_fact("file system of the dataset", disk.file_system if disk is not None else None),
         ),
         prescriptions=(items_in_memory(session), _FASTER_STORAGE),

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fix, make_finding, optional_fact, timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled
+from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, telemetry_fact
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import CLOCK_MIN_LOSS, HOT_C, THROTTLED_MIN_FRACTION
@@ -43,8 +43,8 @@ def check(session: Session) -> Finding | None:
             THROTTLED_MIN_FRACTION,
             device.n_samples,
         ),
-        sampled("temperature", hot, "°C", HOT_C, "p95"),
-        sampled("clock", clock, "MHz"),
+        telemetry_fact("temperature", hot, "°C", HOT_C, "p95"),
+        telemetry_fact("clock", clock, "MHz"),
         optional_fact("highest clock", device.max_sm_clock_mhz, "MHz"),
     )
     if lost is None:  # the cost is not known

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
-from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
+from lightning_perf.rules.machine_signals import device_telemetry_of, telemetry_fact
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import POWER_CAPPED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
@@ -29,9 +29,9 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("time at the power limit", capped, "fraction", POWER_CAPPED_MIN_FRACTION, device.n_samples),
-            sampled("power", device.power_w, "W", limit_w),
+            telemetry_fact("power", device.power_w, "W", limit_w),
             optional_fact("default limit", default_w, "W"),
-            sampled("clock", device.sm_clock_mhz, "MHz"),
+            telemetry_fact("clock", device.sm_clock_mhz, "MHz"),
         ),
         prescriptions=fix(
             f"raise the power limit to {default_w:.0f} W, if power supply and cooling allow",

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
-from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
+from lightning_perf.rules.machine_signals import device_telemetry_of, telemetry_fact
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.wording import number_of
 
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("other processes on the device", n_others, "count", n=device.n_samples),
             optional_fact("memory of other processes", device.other_memory_bytes, "bytes"),
-            sampled("utilization by all processes", device.utilisation_fraction, "fraction"),
+            telemetry_fact("utilization by all processes", device.utilisation_fraction, "fraction"),
         ),
         prescriptions=fix("find the processes with nvidia-smi; use a free device", "minutes"),
         confidence="medium",
