@@ -29,12 +29,11 @@ def check(session: Session) -> Finding | None:
         return None
     heat = f"at {hot.p95:.0f} °C (p95)" if hot is not None else ""
     slow = f"its clock was {percent(lost)} below its highest" if lost is not None else ""
-    held_back = f"{device.device} was thermally throttled {percent(min(1.0, throttled))} of the time"
-    summary = (
-        f"{device.device} ran {heat}; {slow}. The driver gives no reason."
-        if is_hot_and_slow
-        else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
-    )
+    if is_hot_and_slow:
+        summary = f"{device.device} ran {heat}; {slow}. The driver gives no reason."
+    else:
+        summary = f"{device.device} was thermally throttled {percent(min(1.0, throttled))} of the time"
+        summary += (f", {heat}" if heat else "") + (f"; {slow}" if slow else "") + "."
     evidence = (
         optional_fact(
             "time thermally throttled",
