@@ -6,8 +6,8 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 from .rule import required
 from .thresholds import ATTENTION_MIN_SHARE, MATRIX_MIN_SHARE, TENSOR_CORE_MAX_FRACTION
 
-ELEMENTWISE_KINDS = ("elementwise", "normalization", "reduction", "copy")
-HALF_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
+MEMORY_BOUND_KINDS = ("elementwise", "normalization", "reduction", "copy")
+LOW_PRECISIONS = ("bf16", "fp16", "fp8", "int8")
 
 
 def kind_path_s(trace: TraceRecord, *kinds: str) -> float:
@@ -38,7 +38,7 @@ def full_precision_s(trace: TraceRecord, is_precision_known: bool = False) -> fl
     kernels = trace.kernels
     if kernels is None or work_share(trace, *MATRIX_KINDS) < MATRIX_MIN_SHARE:
         return 0.0
-    half_s = sum(kernels.matrix_precisions.get(each, 0.0) for each in HALF_PRECISIONS)
+    half_s = sum(kernels.matrix_precisions.get(each, 0.0) for each in LOW_PRECISIONS)
     fraction = 0.0 if is_precision_known else kernels.matrix_tensor_core_fraction or 0.0
     if fraction > TENSOR_CORE_MAX_FRACTION or half_s > TENSOR_CORE_MAX_FRACTION * kernels.matrix_s:
         return 0.0
