@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
     hot, clock = device.temperature_c, device.sm_clock_mhz
     if reasons is None and (hot is None or clock is None or not device.max_sm_clock_mhz):
         raise Skip(f"{device.device} reports neither throttling reasons nor its temperature and clock")
-    throttled = sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS)
+    throttled = min(1.0, sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS))
     lost = None if clock is None or not device.max_sm_clock_mhz else 1.0 - clock.mean / device.max_sm_clock_mhz
     is_hot_and_slow = (
         reasons is None and hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= CLOCK_MIN_LOSS
@@ -32,12 +32,12 @@ def check(session: Session) -> Finding | None:
     if is_hot_and_slow:
         summary = f"{device.device} ran {heat}; {slow}. The driver gives no reason."
     else:
-        summary = f"{device.device} was thermally throttled {percent(min(1.0, throttled))} of the time"
+        summary = f"{device.device} was thermally throttled {percent(throttled)} of the time"
         summary += (f", {heat}" if heat else "") + (f"; {slow}" if slow else "") + "."
     evidence = (
         optional_fact(
             "time thermally throttled",
-            min(1.0, throttled) if reasons is not None else None,
+            throttled if reasons is not None else None,
             "fraction",
             THROTTLED_MIN_FRACTION,
             device.n_samples,
