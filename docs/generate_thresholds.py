@@ -12,8 +12,7 @@ INTRODUCTION = """\
 # Thresholds
 
 Each numeric constant that a [rule](../rules/index.md) uses. *Published*: the linked document names the value.
-*Measured*: the linked benchmark shows it. *Heuristic*: a choice, for the reason given. A share is a fraction of the
-training time unless the unit says otherwise.
+*Heuristic*: a choice, for the reason given. A share is a fraction of the training time unless the unit says otherwise.
 
 | name | value | unit | status | why | used by |
 |:--|--:|:--|:--|:--|:--|
@@ -30,8 +29,7 @@ def page() -> str:
 
 
 def _status(row: thresholds.Threshold) -> str:
-    link = row.source if row.source.startswith("http") else f"../{row.source}"
-    return f"[{row.status}]({link})" if row.source else row.status
+    return f"[{row.status}]({row.source})" if row.source else row.status
 
 
 def _users() -> dict[str, list[str]]:

@@ -19,8 +19,8 @@ from lightning_perf.records import Finding, Hypothesis, Machine, RuleOutcome, Ru
 from .findings import fact, with_measurement
 from .limits import within_limits
 from .line_signals import with_line, without_user_lines
-from .rank_signals import where_found
-from .ranking import causes_first, rank_of, weakened, without_explained
+from .rank_signals import ranks_with_finding
+from .ranking import causes_first, sort_key_of, weakened, without_explained
 from .rule import Rule, Skip
 from .trace_reading import lacks_device_events
 from .verdict import trace_verdict_of, verdict_of
@@ -70,7 +70,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
     """
     check_codes(select, ignore)
     answers = without_explained([(rule, *_answer(rule, session)) for rule in all_rules()])
-    weakening = [rule for rule, finding, _ in answers if finding is not None and rule.weakens is not None]
+    weakens = [rule.weakens for rule, finding, _ in answers if finding is not None and rule.weakens is not None]
     findings: list[Finding] = []
     outcomes: list[RuleOutcome] = []
     for rule, finding, outcome in answers:
@@ -80,20 +80,20 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
         outcomes.append(outcome)
         if finding is not None:
             possible = within_limits(without_user_lines(finding, session), session)
-            found = with_line(weakened(possible, weakening), session)
-            findings.append(_placed(session, with_measurement(found)))
-    findings = causes_first(sorted(findings, key=lambda finding: rank_of(finding, session)), all_rules())
+            found = with_line(weakened(possible, weakens), session)
+            findings.append(_with_ranks(session, with_measurement(found)))
+    findings = causes_first(sorted(findings, key=lambda finding: sort_key_of(finding, session)), all_rules())
     return msgspec.structs.replace(
         session, findings=tuple(findings), outcomes=tuple(outcomes), verdict=verdict_of(session, findings, outcomes)
     )
 
 
-def _placed(session: Session, finding: Finding) -> Finding:
+def _with_ranks(session: Session, finding: Finding) -> Finding:
     """Return the finding with the ranks that have it as evidence, if other ranks do not have it."""
-    where = where_found(session, f"{finding.code} {finding.name}")
-    if not where or finding.category in _OF_ALL_RANKS:
+    ranks = ranks_with_finding(session, f"{finding.code} {finding.name}")
+    if not ranks or finding.category in _OF_ALL_RANKS:
         return finding
-    return msgspec.structs.replace(finding, evidence=(*finding.evidence, fact("on ranks", where)))
+    return msgspec.structs.replace(finding, evidence=(*finding.evidence, fact("on ranks", ranks)))
 
 
 def diagnose_trace(
@@ -135,10 +135,10 @@ def preflight(
     for rule in all_rules():
         if rule.preflight is None or not _is_selected(rule.code, select, ignore):
             continue
-        finding = _signed(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
+        finding = _labeled(rule, _reply_of(rule, rule.preflight, session, "on the settings"), session)
         if finding is not None:
             found.append(msgspec.structs.replace(finding, confidence="low", is_preflight=True))
-    return tuple(sorted(found, key=lambda finding: rank_of(finding, session)))
+    return tuple(sorted(found, key=lambda finding: sort_key_of(finding, session)))
 
 
 def hypotheses(
@@ -170,10 +170,10 @@ def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: 
         return None
 
 
-def _signed(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
+def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
     """Return the finding with the code of its rule; without a Trainer, with code instead of Trainer flags."""
-    signed = rule.sign(finding)
-    return signed if signed is None or session.run.has_trainer else without_trainer(signed)
+    labeled = rule.label(finding)
+    return labeled if labeled is None or session.run.has_trainer else without_trainer(labeled)
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
@@ -181,7 +181,7 @@ def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:
     if missing is not None:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=missing)
     try:
-        finding = _signed(rule, rule.check(session), session)
+        finding = _labeled(rule, rule.check(session), session)
     except Skip as skip:
         return None, RuleOutcome(code=rule.code, status="skipped", reason=str(skip))
     except Exception as error:  # noqa: BLE001 - the outcome reports the error

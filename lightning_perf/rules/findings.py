@@ -41,13 +41,13 @@ AT_STAKE = "share of the time that the fix acts on"
 SPREAD = AGREEMENT
 """Uncertainty of a time: halves of a run that differ by less count as equally fast."""
 
-Shown: TypeAlias = Evidence | Iterable[Evidence | None]
+EvidenceLike: TypeAlias = Evidence | Iterable[Evidence | None]
 """Evidence of a finding; None is left out."""
 
-Advice: TypeAlias = Prescription | Iterable[Prescription | None]
+PrescriptionLike: TypeAlias = Prescription | Iterable[Prescription | None]
 """Recommendations of a finding, best first; None is left out."""
 
-One = TypeVar("One", bound=msgspec.Struct)
+Item = TypeVar("Item", bound=msgspec.Struct)
 
 
 def fact(
@@ -109,11 +109,11 @@ def compile_prescription(what: str, has_graphs: bool = True) -> Prescription:
     )
 
 
-def unsigned_finding(
+def make_finding(
     severity: Severity,
     summary: str,
-    evidence: Shown,
-    prescriptions: Advice = (),
+    evidence: EvidenceLike,
+    prescriptions: PrescriptionLike = (),
     confidence: Confidence = "high",
     claims: Mapping[str, float] | None = None,
     gain: Gain | None = None,
@@ -166,7 +166,7 @@ def severity_of_gain(gain: Gain) -> Severity:
     return "low" if certain == "info" and is_possible else certain
 
 
-def promised_span_s(steady: StageTimes) -> float:
+def gain_span_s(steady: StageTimes) -> float:
     """Return the seconds that speedups refer to: the steady span without PerfDoctor's own hooks, never 0."""
     return steady.span_s - min(steady.own_s, steady.span_s / 2)
 
@@ -177,7 +177,7 @@ def gain_from(steady: StageTimes, low_s: float, high_s: float, basis: str, metho
     ``low_s`` are the seconds saved at least, ``high_s`` at most, without time that overlaps with other work; negative
     values count as 0. For the other arguments see ``Gain``.
     """
-    span_s = promised_span_s(steady)
+    span_s = gain_span_s(steady)
     high = min(max(high_s, 0.0) / span_s, MAX_RECOVERABLE_SHARE)
     low = min(max(low_s, 0.0) / span_s, high)
     return Gain(low=1 / (1 - low), high=1 / (1 - high), basis=basis, method=method)
@@ -187,8 +187,8 @@ def timed_finding(
     steady: StageTimes,
     *,
     summary: str,
-    evidence: Shown,
-    prescriptions: Advice,
+    evidence: EvidenceLike,
+    prescriptions: PrescriptionLike,
     claims: Mapping[str, float],
     basis: str,
     low_s: float = 0.0,
@@ -200,8 +200,9 @@ def timed_finding(
 
     ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
     least, which determine the severity. ``queueing`` is the fraction of the time in which the training thread waits for
-    a core because of what is removed: as much of the rest may be saved, too. ``basis`` and ``method`` say how both were
-    obtained. The first sentence of the summary is the headline of a verdict. For the other arguments see ``Finding``.
+    a core because of the removed work: the same fraction of the remaining time may be saved in addition. ``basis`` and
+    ``method`` say how the seconds were obtained. The first sentence of the summary is the headline of a verdict. For
+    the other arguments see ``Finding``.
     """
     bounded = {phase: min(seconds, phase_s(steady, phase)) for phase, seconds in claims.items() if seconds > 0}
     high_s = sum(bounded.values())
@@ -209,10 +210,10 @@ def timed_finding(
     gain = gain_from(steady, low_s, high_s, basis, method)
     severity = severity_of_gain(gain)
     if queueing > 0:
-        high_s += queueing * max(0.0, promised_span_s(steady) - high_s)
+        high_s += queueing * max(0.0, gain_span_s(steady) - high_s)
         basis += f"; the upper end includes {percent(queueing)} of the rest, which is queueing for a core"
         gain = gain_from(steady, low_s, high_s, basis, method)
-    return unsigned_finding(severity, summary, evidence, prescriptions, confidence, bounded, gain)
+    return make_finding(severity, summary, evidence, prescriptions, confidence, bounded, gain)
 
 
 def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
@@ -231,15 +232,15 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
             continue
         if phase.p10_s >= SAME_WORK_FRACTION * mean_s:
             slower_s += (1.0 - claims.get(name, 0.0) / phase.total_s) * (mean_s - phase.p10_s) * steady.n_steps
-    return slower_s * min(1.0, sum(claims.values()) / promised_span_s(steady))
+    return slower_s * min(1.0, sum(claims.values()) / gain_span_s(steady))
 
 
 def removal_finding(
     steady: StageTimes,
     *,
     summary: str,
-    evidence: Shown,
-    prescriptions: Advice,
+    evidence: EvidenceLike,
+    prescriptions: PrescriptionLike,
     timed: Mapping[str, float],
     left: float,
     left_least: float | None = None,
@@ -316,7 +317,7 @@ def unapplied(prescription: Prescription) -> Prescription:
     return msgspec.structs.replace(prescription, trainer_flags={}, loader_args={})
 
 
-def _listed(items: One | Iterable[One | None]) -> tuple[One, ...]:
+def _listed(items: Item | Iterable[Item | None]) -> tuple[Item, ...]:
     return (items,) if isinstance(items, msgspec.Struct) else tuple(one for one in items if one is not None)
 
 

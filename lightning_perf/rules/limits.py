@@ -4,7 +4,7 @@ import msgspec
 
 from lightning_perf.records import SEVERITIES, STEP_PHASES, Finding, Session, StageTimes
 
-from .findings import promised_span_s, severity_of_gain
+from .findings import gain_span_s, severity_of_gain
 from .rule import Skip
 from .signals import is_cpu_run, phase_s
 from .thresholds import WAITING_PART
@@ -16,7 +16,7 @@ _ABOUT_HOST = ("PD502", "PD503", "PD504", "PD505", "PD506", "PD507", "PD508", "P
 
 
 def within_limits(finding: Finding, session: Session) -> Finding:
-    """Return the finding with no more certain than the device and the loader let the steps get faster.
+    """Return the finding with the certain part of its gain limited to what the device and the loader allow.
 
     Host code that runs while the device computes saves only time in which the device is idle, and steps do not get
     shorter than workers need to make a batch. The upper end of the gain stays.
@@ -32,7 +32,7 @@ def within_limits(finding: Finding, session: Session) -> Finding:
     if not limits:
         return finding
     in_steps = sum(finding.claims.get(name, 0.0) for name in STEP_PHASES if name != "data_wait") / claimed_s
-    span_s = promised_span_s(steady)
+    span_s = gain_span_s(steady)
     low_s = (1 - 1 / gain.low) * span_s
     most_s = min([in_steps * low_s, *limits]) + (1 - in_steps) * low_s
     if most_s >= low_s:

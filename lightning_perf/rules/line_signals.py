@@ -4,7 +4,7 @@ import msgspec
 
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
 
-from .findings import SPREAD, fact, gain_from, promised_span_s, severity_of, severity_of_gain
+from .findings import SPREAD, fact, gain_from, gain_span_s, severity_of, severity_of_gain
 from .loader_signals import costly_line
 from .signals import CODE_PHASES, phase_s
 from .thresholds import LINE_MIN_PART
@@ -111,7 +111,7 @@ def without_user_lines(finding: Finding, session: Session) -> Finding:
     gain = finding.gain
     if gain is not None:
         # Scale both ends of the interval.
-        low_s, high_s = (part * promised_span_s(steady) * (1 - 1 / end) for end in (gain.low, gain.high))
+        low_s, high_s = (part * gain_span_s(steady) * (1 - 1 / end) for end in (gain.low, gain.high))
         gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines", gain.method)
     severity = severity_of_gain(gain) if gain is not None else severity_of(sum(claims.values()) / steady.span_s)
     severity = max(severity, finding.severity, key=SEVERITIES.index)  # less time is claimed: never more severe

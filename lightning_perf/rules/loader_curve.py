@@ -29,8 +29,6 @@ from .rule import required
 from .signals import COMPUTE_PHASES, loaders_of, phase_s, steady_of
 from .thresholds import (
     COMPUTES_MIN_FRACTION,
-    DEFAULT_PREFETCH,
-    PREFETCH_MAX,
     STEP_MAX_SPREAD,
     TRANSPORT_HIGH_S,
     TRANSPORT_LOW_S,
@@ -39,8 +37,6 @@ from .thresholds import (
 from .user_lines import sampler_lines
 from .wording import number_of
 from .worker_bounds import CORES, WorkerStep, batch_cost, most_workers, step_bounds
-
-PREFETCH_FACTORS = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Measurements of the loader probe that the data rules use."""
+"""Measurements that the data rules use: of the loader probe, and of the start of epochs and validations."""
 
 from statistics import fmean
 from typing import Literal
@@ -241,7 +241,7 @@ def iterator_s(session: Session, stage: StageTimes) -> float:
     return max(0.0, min(timed_s, phase_s(stage, "epoch_boundary")) - lines_s)
 
 
-def start_s(session: Session, stage: StageTimes) -> float:
+def worker_start_s(session: Session, stage: StageTimes) -> float:
     """Return the seconds of the span that workers took to end and start again, up to each epoch's first batch."""
     if restarting_loader(session) is None:
         return 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from lightning_perf.records import NamedTime, Prescription, Session, StageTimes
 
 from .findings import fix, trainer_fix
-from .signals import named_by_kind
+from .signals import call_s
 from .thresholds import (
     LOG_EVERY_STEPS,
     LOG_FREQUENT_STEPS,
@@ -15,16 +15,6 @@ from .thresholds import (
     SLOW_CALL_S,
     SLOW_FREQUENT_CALL_S,
 )
-
-
-def loggers_of(steady: StageTimes) -> dict[str, list[NamedTime]]:
-    """Return the loggers' times by name, the costliest first."""
-    return named_by_kind(steady, "logger")
-
-
-def call_s(time: NamedTime) -> float:
-    """Return the mean seconds per call."""
-    return time.total_s / max(1, time.n_calls)
 
 
 def slow_call_s(session: Session) -> float:
@@ -50,7 +40,7 @@ def n_rows_of(times: Iterable[NamedTime]) -> int:
 
 
 def step_rows_part(steady: StageTimes, interval: int, n_rows: int) -> float:
-    """Return the part of the rows written that steps write, one every ``interval`` steps; others are of epochs."""
+    """Return the fraction of a logger's rows that steps write, one every ``interval`` steps; epochs write the rest."""
     return min(1.0, (steady.n_steps + steady.n_warmup_steps) / (max(1, interval) * max(1, n_rows)))
 
 

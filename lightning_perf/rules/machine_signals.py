@@ -24,7 +24,7 @@ def sampled_host(session: Session) -> HostTelemetry | None:
     return session.telemetry.host if session.telemetry is not None else None
 
 
-def host_of(session: Session) -> HostTelemetry:
+def host_telemetry_of(session: Session) -> HostTelemetry:
     """Return the host's telemetry; raise Skip if it was not sampled, or too few times."""
     host = sampled_host(session)
     if host is None:
@@ -38,8 +38,8 @@ def host_of(session: Session) -> HostTelemetry:
 def queueing_of(session: Session) -> float:
     """Return the fraction of its time that the training thread queues for a core behind other threads of its process.
 
-    That is at most the cores that they keep busy. 0 if unknown, with loader workers, other ranks, or more torch threads
-    than cores, which it may queue behind, and on a device, where queueing may be part of a wait for it.
+    At most the number of cores that these threads keep busy. 0 if unknown; with loader workers, other ranks or more
+    torch threads than cores, because it may queue behind those; and on a device, where queueing may be part of a wait.
     """
     host, machine = sampled_host(session), session.machine
     if host is None or host.n_samples < MIN_TELEMETRY_SAMPLES or host.process_cpu_cores is None:
@@ -68,12 +68,12 @@ class LoadingWait(NamedTuple):
     """The causes of data wait, as fractions of it; the rest is compute in the loader.
 
     Attributes:
-        cores: Ready to run, but queueing for a core. None if not known.
-        elsewhere: Blocked on storage, a network or a lock. None if not known.
+        queueing: Ready to run, but waiting for a core. None if not known.
+        blocked: Waiting for storage, a network or a lock. None if not known.
     """
 
-    cores: float | None
-    elsewhere: float | None
+    queueing: float | None
+    blocked: float | None
 
 
 def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
@@ -89,8 +89,8 @@ def loading_wait(host: HostTelemetry, n_workers: int) -> LoadingWait:
     by_workers = LoadingWait(host.workers_queueing_fraction, host.workers_blocked_fraction)
     if queueing is None or blocked is None:
         return by_workers
-    cores = queueing + blocked * (by_workers.cores or 0.0)
-    return LoadingWait(cores, None if by_workers.elsewhere is None else blocked * by_workers.elsewhere)
+    queueing += blocked * (by_workers.queueing or 0.0)
+    return LoadingWait(queueing, None if by_workers.blocked is None else blocked * by_workers.blocked)
 
 
 def is_blocked(wait: LoadingWait, bound: float) -> bool:
@@ -98,8 +98,8 @@ def is_blocked(wait: LoadingWait, bound: float) -> bool:
 
     The bound shrinks with the time spent queueing for a core, because on a busy host code queues after each wait.
     """
-    cores = wait.cores or 0.0
-    return wait.elsewhere is not None and wait.elsewhere >= max(cores, bound * (1.0 - cores))
+    queueing = wait.queueing or 0.0
+    return wait.blocked is not None and wait.blocked >= max(queueing, bound * (1.0 - queueing))
 
 
 def wait_share(steady: StageTimes) -> float:
@@ -114,7 +114,7 @@ def compute_claims(steady: StageTimes, fraction: float) -> dict[str, float]:
     return {name: fraction * phase_s(steady, name) for name in COMPUTE_PHASES}
 
 
-def sampled(
+def telemetry_fact(
     metric: str,
     spread: Spread | None,
     unit: str,

@@ -81,18 +81,6 @@ def growth_evidence(growth: Growth) -> tuple[Evidence, ...]:
     )
 
 
-CHECKPOINTING = fix(
-    "use activation checkpointing: half of their memory or less, 20 to 30 % slower steps",
-    "minutes",
-    treatment="activation-checkpointing",
-    code="x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)",
-)
-FSDP_CHECKPOINTING = fix(
-    "use FSDP's activation checkpointing: half of their memory or less, 20 to 30 % slower steps",
-    "minutes",
-    treatment="fsdp-checkpointing",
-    code="FSDPStrategy(activation_checkpointing_policy={Block})  # the class of your repeated blocks",
-)
 BF16 = trainer_fix(
     'set precision="bf16-mixed": activations need half the memory', "numerics", "precision-bf16", precision="bf16-mixed"
 )
@@ -106,7 +94,13 @@ EXPANDABLE_SEGMENTS = fix(
 
 def checkpointing_of(session: Session) -> Prescription:
     """Return the recommendation of activation checkpointing, for FSDP as an argument of its strategy."""
-    return FSDP_CHECKPOINTING if "FSDP" in (session.settings.trainer.strategy or "") else CHECKPOINTING
+    treatment, what = "activation-checkpointing", "activation checkpointing"
+    code = "x = torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False)"
+    if "FSDP" in (session.settings.trainer.strategy or ""):
+        treatment, what = "fsdp-checkpointing", "FSDP's activation checkpointing"
+        code = "FSDPStrategy(activation_checkpointing_policy={Block})  # the class of your repeated blocks"
+    summary = f"use {what}: half of their memory or less, 20 to 30 % slower steps"
+    return fix(summary, "minutes", treatment=treatment, code=code)
 
 
 def bf16_of(session: Session) -> tuple[Prescription, ...]:
@@ -180,7 +174,7 @@ def smaller_batch(session: Session, oom: OutOfMemory | None = None) -> Prescript
     )
 
 
-def larger_batch(session: Session) -> str:
+def larger_batch_text(session: Session) -> str:
     """Return the largest batch that fits as ``", up to 512"``; empty if it is not known to be larger than now."""
     headroom = session.memory.headroom
     if session.memory.oom is not None or headroom is None or not headroom.largest_batch:

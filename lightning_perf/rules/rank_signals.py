@@ -93,12 +93,12 @@ def small_part(reading: Reading) -> float:
     return min(1.0, small / communication.n_per_step) if small > COLLECTIVES_MIN_SMALL else 0.0
 
 
-def median_of_others(ranks: Ranks, value: Callable[[RankSummary], float], but: RankSummary) -> float:
+def median_of_others(ranks: Ranks, value: Callable[[RankSummary], float], excluded: RankSummary) -> float:
     """Return the median of a value over all ranks but one."""
-    return median(value(one) for one in ranks.summaries if one is not but)
+    return median(value(one) for one in ranks.summaries if one is not excluded)
 
 
-def where_found(session: Session, text: str) -> str:
+def ranks_with_finding(session: Session, text: str) -> str:
     """Return the ranks with a finding, as ``"0, 3 and 5 more of 16"``; empty if all have it or others are unknown.
 
     ``text`` is the code and name of the finding.
@@ -111,7 +111,7 @@ def where_found(session: Session, text: str) -> str:
     return f"{ranks_text(sorted(found))} of {len(summaries)}" if len(found) < len(summaries) else ""
 
 
-def found_alone(ranks: Ranks, rank: int) -> tuple[str, ...]:
+def distinct_findings(ranks: Ranks, rank: int) -> tuple[str, ...]:
     """Return the findings of a rank that at least half of the others do not have."""
     own = next((one.found for one in ranks.summaries if one.rank == rank), ())
     by_finding = ranks_by_finding(ranks.summaries)

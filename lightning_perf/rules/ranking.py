@@ -1,6 +1,6 @@
-"""The order of findings: causes before symptoms, what is certain before what is not."""
+"""The order of findings: causes before symptoms, and certain gains before uncertain ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -79,7 +79,7 @@ def causes_first(findings: list[Finding], rules: Sequence[Rule]) -> list[Finding
 
 
 def _alternatives_last(ordered: list[Finding], explains: Mapping[str, tuple[str, ...]]) -> list[Finding]:
-    """Return the findings with alternatives of which nothing is certain behind certain ones of their severity.
+    """Return the findings with alternatives of uncertain gain behind findings of their severity with a certain gain.
 
     A finding is an alternative if a cause before it explains it: it is another way to save the same time.
     """
@@ -136,12 +136,12 @@ def _at_stake(finding: Finding) -> float:
     return next((float(one.value) for one in finding.evidence if one.metric == AT_STAKE), 0.0)
 
 
-def weakened(finding: Finding, weakening: Sequence[Rule]) -> Finding:
-    """Return the finding with its confidence one step lower for each finding about the measurement that it rests on.
+def weakened(finding: Finding, weakens: Sequence[Callable[[Finding], bool]]) -> Finding:
+    """Return the finding with its confidence one step lower for each rule in ``weakens`` that doubts its measurement.
 
     Each step halves the certain part of the gain, and the severity follows.
     """
-    n_steps = sum(rule.weakens(finding) for rule in weakening if rule.weakens is not None and rule.category == QUALITY)
+    n_steps = sum(is_weaker(finding) for is_weaker in weakens)
     if n_steps == 0 or finding.category == QUALITY:
         return finding
     place = min(_CONFIDENCES.index(finding.confidence) + n_steps, len(_CONFIDENCES) - 1)
@@ -171,7 +171,7 @@ def _unknown(finding: Finding, share: float) -> int:
     return 2 if share < MEDIUM_SHARE and not _is_certain(finding) else 0
 
 
-def rank_of(finding: Finding, session: Session) -> tuple[int, bool, bool, int, float, float, int, str]:
+def sort_key_of(finding: Finding, session: Session) -> tuple[int, bool, bool, int, float, float, int, str]:
     """Return the sort key: most severe first, findings about the measurement last, then certain gain by effort.
 
     Among findings of low severity, those come first that explain much of the time, though not how much of it the fix

@@ -8,7 +8,7 @@ import msgspec
 
 from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
-from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, timed_finding, unapplied, unsigned_finding
+from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, make_finding, timed_finding, unapplied
 from .rule import Rule, Skip, rule
 from .signals import CODE_PHASES, is_cpu_run, phase_s, steady_of
 from .thresholds import LOW_SHARE, WIDE_RATIO
@@ -27,7 +27,7 @@ class Diagnosis(NamedTuple):
         effect: Clause that a measured speedup completes, e.g. ``"bf16 runs these operators"``.
         replayed_as: Treatment to replay, as in ``Hypothesis.treatment``; empty for that of the recommendation.
         phases: Phases in which the replayed operators run.
-        also: Phases of a CPU run whose operators become as much faster at most; they were not replayed.
+        other_phases: Phases of a CPU run whose operators were not replayed, and become as much faster at most.
         at_stake: Share of the time that the treatment affects and no other finding claims; on a device, of the critical
             path of a trace.
         most_s: Seconds of the steady span that the treatment affects at most, if it also affects the host; None if it
@@ -43,7 +43,7 @@ class Diagnosis(NamedTuple):
     effect: str
     replayed_as: str = ""
     phases: tuple[str, ...] = CODE_PHASES
-    also: tuple[str, ...] = ("validation",)
+    other_phases: tuple[str, ...] = ("validation",)
     at_stake: float = 0.0
     most_s: float | None = None
     seen_s: float | None = None
@@ -139,7 +139,7 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     if high_s < LOW_SHARE * steady.span_s:
         return None
     saved_part = high_s / sum(phases.values())
-    phases |= _also_faster(session, diagnosis)
+    phases |= _other_phases_s(session, diagnosis)
     is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
     return timed_finding(
@@ -159,13 +159,13 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     )
 
 
-def _also_faster(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
+def _other_phases_s(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
     """Return the seconds of other phases in operators that a treatment may speed up as well, by phase."""
     steady, validation = steady_of(session), session.validation
     if not is_cpu_run(session) or diagnosis.most_s is not None or "forward" not in diagnosis.phases:
         return {}
-    found = {name: computing_s(session, steady, name) for name in diagnosis.also if name != "validation"}
-    if "validation" in diagnosis.also and validation is not None and validation.span_s > 0:
+    found = {name: computing_s(session, steady, name) for name in diagnosis.other_phases if name != "validation"}
+    if "validation" in diagnosis.other_phases and validation is not None and validation.span_s > 0:
         part = phase_s(validation, *CODE_PHASES) / validation.span_s
         found["validation"] = min(1.0, part) * phase_s(steady, "validation")
     return found
@@ -181,7 +181,7 @@ def not_measured(
     """Return a finding without a gain, with the command that measures it."""
     prescription = unapplied(diagnosis.prescription)
     at_stake = (fact(AT_STAKE, diagnosis.at_stake, "fraction"),) if diagnosis.at_stake else ()
-    return unsigned_finding(
+    return make_finding(
         severity=diagnosis.unmeasured,
         summary=f"{diagnosis.symptom}. {how_to_measure([prescription])}",
         evidence=(*diagnosis.evidence, *at_stake, fact(WHY_NOT_MEASURED, reason)),

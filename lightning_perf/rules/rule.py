@@ -68,7 +68,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         package, _, name = self.module.rpartition(".")
         return (pkgutil.get_data(package, f"{name}.md") or b"").decode()
 
-    def sign(self, finding: Finding | None) -> Finding | None:
+    def label(self, finding: Finding | None) -> Finding | None:
         """Return the finding with code, name and category of this rule, unless it has a code already."""
         if finding is None or finding.code:
             return finding

@@ -97,6 +97,11 @@ def share_of(times: Iterable[NamedTime]) -> float:
     return sum(time.share for time in times)
 
 
+def call_s(*times: NamedTime) -> float:
+    """Return the mean seconds per call."""
+    return sum(time.total_s for time in times) / max(1, sum(time.n_calls for time in times))
+
+
 def claims_of(times: Iterable[NamedTime], span_s: float) -> dict[str, float]:
     """Return the seconds of the span by phase."""
     claims: dict[str, float] = {}

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.records import Finding, OptimizerSettings, Prescription, Session, Settings
+from lightning_perf.records import Finding, Prescription, Session, Settings
 
 from .verdict import verdict_of
 
@@ -28,21 +28,13 @@ def with_stable_advice(session: Session, previous: Session | None) -> Session:
     return msgspec.structs.replace(session, findings=findings, verdict=verdict)
 
 
-def _chosen(settings: Settings) -> Settings:
+def _chosen(settings: Settings) -> tuple[Any, ...]:
     """Return the settings without what the run shows of its optimizers, which changes while they are watched."""
     model, replace = settings.model, msgspec.structs.replace
     if model is None:
-        return settings
-    optimizers = tuple(
-        OptimizerSettings(
-            class_name=one.class_name,
-            implementation=one.implementation,
-            n_tensors=one.n_tensors,
-            n_elements=one.n_elements,
-        )
-        for one in model.optimizers
-    )
-    return replace(settings, model=replace(model, optimizers=optimizers))
+        return (settings,)
+    optimizers = [(one.class_name, one.implementation, one.n_tensors, one.n_elements) for one in model.optimizers]
+    return replace(settings, model=replace(model, optimizers=())), optimizers
 
 
 def _stable(finding: Finding, before: Finding | None) -> Finding:

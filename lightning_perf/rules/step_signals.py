@@ -17,7 +17,7 @@ from lightning_perf.records import (
     TensorLoop,
 )
 
-from .findings import Advice, Shown, fact, timed_finding
+from .findings import EvidenceLike, PrescriptionLike, fact, timed_finding
 from .rule import Skip, required
 from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s, steady_of
 from .thresholds import LOOP_MIN_REPEATS, LOW_SHARE, SYNC_MIN_PER_STEP
@@ -82,14 +82,14 @@ def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
 
 
 def loop_finding(
-    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: Shown, prescriptions: Advice
+    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: EvidenceLike, prescriptions: PrescriptionLike
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 
     The gain of a loop in forward includes the same fraction of backward. No gain is certain, because iterations that
     depend on one another cannot be vectorized.
     """
-    seconds = loop.share * (1 - 1 / loop.repeats) * steps_s(steady)
+    seconds = loop.share * (1 - 1 / loop.repeats) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":
@@ -108,12 +108,7 @@ def loop_finding(
     )
 
 
-def steps_s(steady: StageTimes) -> float:
-    """Return the seconds of the steady span in steps."""
-    return phase_s(steady, *STEP_PHASES)
-
-
-def counted(session: Session) -> ModelProfile:
+def model_profile_of(session: Session) -> ModelProfile:
     """Return the profile of a step whose FLOPs were counted; raise Skip if those of no step were."""
     profile = session.model_profile
     if profile is None or profile.forward_flops is None:
@@ -124,4 +119,4 @@ def counted(session: Session) -> ModelProfile:
 def bound_of(session: Session) -> Bound:
     """Return the bound of the profiled step, e.g. ``"launch"``; raise Skip if it is not known."""
     reason = session.missing.get("model_profile.ceilings", "the bound of the step is not known")
-    return required(counted(session).bound, reason)
+    return required(model_profile_of(session).bound, reason)

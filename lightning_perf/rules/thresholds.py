@@ -1,7 +1,7 @@
 """The thresholds and other numeric constants of the rules, each with its unit, status and source.
 
-Statuses: ``published`` (a public document states the value), ``measured`` (a page of docs/benchmarks shows it) and
-``heuristic`` (chosen by us; the text says why). The documentation shows them in one table.
+Statuses: ``published`` (a public document states the value) and ``heuristic`` (chosen by us; the text says why). The
+documentation shows them in one table.
 """
 
 from typing import Literal, NamedTuple, TypeVar
@@ -17,12 +17,12 @@ class Threshold(NamedTuple):
         unit: Unit; ``"share"`` is a fraction of training time unless the text says otherwise.
         status: How the value was obtained.
         why: Meaning of the constant, and the reason for its value.
-        source: A URL, or the path of a page in docs/; empty for a heuristic.
+        source: A URL; empty for a heuristic.
     """
 
     value: float
     unit: str
-    status: Literal["published", "measured", "heuristic"]
+    status: Literal["published", "heuristic"]
     why: str
     source: str = ""
 
@@ -32,11 +32,6 @@ _rows: list[Threshold] = []
 
 def _published(value: _Number, unit: str, why: str, source: str) -> _Number:
     _rows.append(Threshold(value, unit, "published", why, source))
-    return value
-
-
-def _measured(value: _Number, unit: str, why: str, page: str) -> _Number:
-    _rows.append(Threshold(value, unit, "measured", why, page))
     return value
 
 
@@ -211,7 +206,7 @@ SLOW_FREQUENT_CALL_S = _heuristic(
 LOGGER_ROWS_PER_EPOCH = _heuristic(
     2, "rows", "Written at the end of the training and validation epoch, at any interval."
 )
-PROGRESS_LEFT_S = _heuristic(10e-6, "s", "Per step: hooks of the bar that count steps, at any refresh rate.")
+PROGRESS_LEFT_S = _heuristic(10e-6, "s", "Time per step in hooks of the bar that count steps, at any refresh rate.")
 PROGRESS_MAX_STEPS = _heuristic(100, "steps", "A bar that moves less often looks stuck.")
 ANOMALY_HIGH_FRACTION = _heuristic(
     0.95, "of forward and backward", "Recording a stack takes longer than a small operator."
@@ -231,7 +226,7 @@ CHECKPOINT_TARGET_RATIO = _heuristic(0.02, "ratio", "Saving ÷ the rest, at the 
 RELOAD_MIN_PART = _heuristic(
     0.5, "of epoch boundaries", "Creating the loader again is the cause if it takes most of the time."
 )
-PROFILED_MIN_STEPS = _heuristic(1_000, "steps", "A longer run is hardly made for its profile.")
+PROFILED_MIN_STEPS = _heuristic(1_000, "steps", "A longer run was probably not started for a profile.")
 IN_EPOCH_MAX_EPOCHS = _heuristic(0.5, "epochs per checkpoint", "Below it, checkpoints are saved within epochs.")
 LONG_START_S = _heuristic(60.0, "s", "Users notice a minute.")
 START_MIN_FIT_SHARE = _heuristic(0.20, "of the fit", "A shorter start is a small part of the run.")
@@ -283,8 +278,8 @@ CLOCK_MIN_LOSS = _heuristic(0.10, "of the highest clock", "Boost clocks normally
 THROTTLED_MIN_FRACTION = _heuristic(0.05, "of the time", "Less throttling costs too little time.")
 POWER_CAPPED_MIN_FRACTION = _heuristic(0.20, "of samples", "Any busy device reaches its power limit in short peaks.")
 MIN_SWITCHES_PER_S = _heuristic(50.0, "per second", "An undisturbed thread is preempted a few times per second.")
-THREAD_QUEUEING_MIN = _heuristic(0.10, "of the time", "Training thread waiting for a core.")
-FAR_NODE_MIN_FRACTION = _heuristic(0.50, "of the time", "Training thread on another NUMA node than the device.")
+THREAD_QUEUEING_MIN = _heuristic(0.10, "of the time", "A thread with a core of its own queues for less time.")
+FAR_NODE_MIN_FRACTION = _heuristic(0.50, "of the time", "With less, the thread mostly runs on the device's node.")
 FAR_NODE_MAX_GAIN = _heuristic(
     0.25, "of copies", "Copies from the other socket reach about three quarters of the rate."
 )
@@ -327,7 +322,7 @@ STEP_MAX_SPREAD = _heuristic(
     0.5, "ratio - 1", "Upper limit of the variation: steps that vary more change during the run."
 )
 TRANSPORT_LOW_S = _heuristic(50e-6, "s", "Receiving a batch of a few small tensors from a worker on an idle machine.")
-TRANSPORT_HIGH_S = _heuristic(500e-6, "s", "The same on a busy machine; batches made faster gain nothing from workers.")
+TRANSPORT_HIGH_S = _heuristic(500e-6, "s", "Such a batch on a busy machine; cheaper ones gain nothing from workers.")
 WORKER_MIN_CORES = _heuristic(2.0, "cores per rank", "With fewer, a worker uses the core of the training process.")
 COMPUTES_MIN_FRACTION = _heuristic(0.5, "of the time", "Below it, making samples counts as waiting.")
 SHM_MAX_FRACTION = _heuristic(0.5, "of /dev/shm", "Prefetched batches may fill half of it.")
@@ -371,7 +366,7 @@ FIRST_BATCH_MIN_SHARE = _heuristic(0.01, "of the epoch", "A smaller share is wit
 HOURS_WEIGHT = _heuristic(
     8.0, "factor", "Weight of effort in the ranking of findings; less than the ratio of times, so large gains win."
 )
-MINUTES_WEIGHT = _heuristic(2.0, "factor", "The same for a change that takes minutes instead of one line.")
+MINUTES_WEIGHT = _heuristic(2.0, "factor", "Weight of a change that takes minutes; one line has 1.")
 GC_RAISED_YOUNG = _heuristic(100, "factor", "The recommended threshold of generation 0 ÷ the present one.")
 GC_RAISED_MIDDLE = _heuristic(50, "collections", "The recommended threshold of generation 1.")
 GC_RAISED_FULL = _heuristic(100, "collections", "The recommended threshold of generation 2.")

@@ -23,7 +23,7 @@ from lightning_perf.records import (
 )
 from lightning_perf.traces.whatif import predict
 
-from .findings import Advice, Shown, fact, timed_finding
+from .findings import EvidenceLike, PrescriptionLike, fact, timed_finding
 from .kernel_signals import on_path_s, path_s
 from .rule import Skip, required
 from .signals import CODE_PHASES, COMPUTE_PHASES, claims_within, phase_s
@@ -64,8 +64,8 @@ class Reading(NamedTuple):
         self,
         *,
         summary: str,
-        evidence: Shown,
-        prescriptions: Advice,
+        evidence: EvidenceLike,
+        prescriptions: PrescriptionLike,
         high_s: float,
         basis: str,
         low_s: float = 0.0,

@@ -19,11 +19,11 @@ def starved_in_trace(session: Session) -> Finding | None:
     reading = complete_reading_of(session)
     trace = reading.trace
     loader = required(trace.loader, "the trace has no fetches of a loader")
-    gone = reading.without("loader")
+    prediction = reading.without("loader")
     exposed_s = reading.path_s("loader")
-    if gone is None or reading.share(exposed_s) < WAIT_MIN_SHARE:
+    if prediction is None or reading.share(exposed_s) < WAIT_MIN_SHARE:
         return None
-    what_if, low_s, high_s = gone
+    what_if, low_s, high_s = prediction
     who = "device" if trace.device is not None else "host"
     span = "step" if trace.steps else "trace"
     return reading.finding(

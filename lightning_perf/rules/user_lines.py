@@ -62,7 +62,7 @@ def lines_of(session: Session, *phases: str) -> list[LineTime]:
 def sampler_lines(session: Session) -> list[LineTime]:
     """Return the lines that draw the indices of samples in the training process, costliest first.
 
-    They are those of an iterator, if neither the dataset nor the loader has one of the user's.
+    These run below ``__iter__``. Empty if the dataset or the loader may have an iterator of the user's there.
     """
     loaders = [one for one in session.settings.loaders if one.stage == "train"]
     if not loaders or any(one.is_iterable or not one.is_plain for one in loaders):

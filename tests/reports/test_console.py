@@ -20,7 +20,7 @@ from lightning_perf.reports.console import (
     session_document,
     to_text,
 )
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from reports.sessions import (
     GIB,
     LOGGING_EVERY_STEP,
@@ -89,7 +89,7 @@ def test_report_keeps_code_whole_when_it_is_longer_than_the_line() -> None:
 
 
 def test_evidence_keeps_its_name_in_one_line_when_no_evidence_has_a_basis() -> None:
-    found = unsigned_finding("info", "", [fact("steps", 21), fact("loaded twice", "2 files")])
+    found = make_finding("info", "", [fact("steps", 21), fact("loaded twice", "2 files")])
     session = msgspec.structs.replace(starved(), findings=(found,))
     assert "        loaded twice  2 files\n" in to_text(session_document(session), 80)
 

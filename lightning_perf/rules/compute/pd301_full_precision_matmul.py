@@ -7,7 +7,7 @@ from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import is_cpu_run, steady_of
-from lightning_perf.rules.step_signals import counted
+from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MATRIX_MIN_SHARE
 from lightning_perf.rules.trace_reading import lacks_device_events, reading_of
 from lightning_perf.rules.user_lines import computing_s
@@ -67,14 +67,14 @@ def _matrix_shares(session: Session) -> tuple[float, float]:
         return (matrix_s / all_s if all_s > 0 else 0.0), reading.share(matrix_s)
     if kernels is None:
         return 0.0, 0.0
-    seconds = full_precision_s(trace, is_known=precision is not None)
+    seconds = full_precision_s(trace, is_precision_known=precision is not None)
     if seconds and kernels.matrix_tensor_core_fraction is None and precision is None:
         raise Skip("the names of the matrix kernels do not show their precision")
     return work_share(trace, *MATRIX_KINDS), reading.share(seconds)
 
 
 def _sampled_shares(session: Session) -> tuple[float, float]:
-    steady, operators = steady_of(session), counted(session).operators
+    steady, operators = steady_of(session), model_profile_of(session).operators
     all_s = sum(one.total_s or 0.0 for one in operators)
     full = [one for one in operators if one.flops and one.dtype == "float32"]
     # Operators on a device are not timed: if any multiplies matrices in fp32, all compute time counts.

@@ -6,7 +6,7 @@ from lightning_perf.rules.kernel_signals import launching_s
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import CODE_PHASES, claims_within, phase_s, steady_of
-from lightning_perf.rules.step_signals import bound_of, counted, from_trace_or_steps
+from lightning_perf.rules.step_signals import bound_of, from_trace_or_steps, model_profile_of
 from lightning_perf.rules.thresholds import LATE_MIN_SHARE, SHORT_KERNEL_S
 from lightning_perf.rules.trace_reading import device_reading_of
 from lightning_perf.rules.wording import duration, percent
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _from_steps(session: Session) -> Finding | None:
-    profile = counted(session)
+    profile = model_profile_of(session)
     if profile.device == "cpu":
         raise Skip("a CPU launches no kernels")
     if bound_of(session) != "launch":

@@ -54,7 +54,7 @@ def check(session: Session) -> Diagnosis | None:
         replayed_as=treatment,
         phases=("optimizer",),
         most_s=None if is_cpu_run(session) else seen_s,
-        seen_s=seen_s,  # copies lie in caches that the rest of a step would fill
+        seen_s=seen_s,  # replayed copies stay in caches that the rest of a step would evict
     )
 
 

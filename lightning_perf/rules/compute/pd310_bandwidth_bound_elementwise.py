@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session, TraceRecord
 from lightning_perf.rules.findings import compile_prescription, fact
-from lightning_perf.rules.kernel_signals import ELEMENTWISE_KINDS, kind_path_s, work_share
+from lightning_perf.rules.kernel_signals import MEMORY_BOUND_KINDS, kind_path_s, work_share
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import ELEMENTWISE_MIN_SHARE, KIND_SHOWN_SHARE
@@ -18,7 +18,7 @@ def check(session: Session) -> Finding | None:
     """
     reading, _ = device_reading_of(session)
     trace = reading.trace
-    spent_s, everything_s = kind_path_s(trace, *ELEMENTWISE_KINDS), reading.path_s("compute")
+    spent_s, everything_s = kind_path_s(trace, *MEMORY_BOUND_KINDS), reading.path_s("compute")
     if everything_s <= 0 or spent_s / everything_s < ELEMENTWISE_MIN_SHARE or not reading.is_noticeable(spent_s):
         return None
     diagnosis = Diagnosis(
@@ -43,7 +43,7 @@ def check(session: Session) -> Finding | None:
 def _kinds(trace: TraceRecord) -> str:
     parts = [
         f"{kind} {percent(share)}"
-        for kind in ELEMENTWISE_KINDS
+        for kind in MEMORY_BOUND_KINDS
         if (share := work_share(trace, kind)) >= KIND_SHOWN_SHARE
     ]
     return f"By kind: {', '.join(parts)}"

@@ -1,7 +1,7 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, promised_span_s, severity_of_gain, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, gain_from, gain_span_s, make_finding, severity_of_gain
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
@@ -15,9 +15,9 @@ def check(session: Session) -> Finding | None:
     late = [each for each in watch.recompiles if each.n_after_warmup]
     n = sum(each.n_after_warmup for each in late)
     spent_s = min(watch.compile_after_warmup_s, sum(each.compile_s or 0.0 for each in late) or float("inf"))
-    span_s = promised_span_s(steady)
+    span_s = gain_span_s(steady)
     share = spent_s / (span_s + spent_s)
-    rest_s = max(steady.n_steps * steady.step_s.mean, steady.span_s - steady.own_s)  # all of its own time left out
+    rest_s = max(steady.n_steps * steady.step_s.mean, steady.span_s - steady.own_s)  # without all of PerfDoctor's time
     most = RECOMPILES_AT_LIMIT if watch.recompile_limit is None else watch.recompile_limit - 1
     at_limit = [each for each in watch.recompiles if each.n >= most]
     if not at_limit and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):
@@ -32,7 +32,7 @@ def check(session: Session) -> Finding | None:
         "at most the time spent recompiling" if at_limit else "all but one of these recompilations",
         "timed",
     )
-    return unsigned_finding(
+    return make_finding(
         # The cost of running uncompiled from then on is not known.
         severity="low" if at_limit and share < LOW_SHARE else severity_of_gain(gain),
         summary=(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lightning_perf.records import Finding, GraphBreak, Session, TensorLoop
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.step_signals import loop_evidence, loop_finding, loops_of, sampled_steps_of
 from lightning_perf.rules.wording import number_of, percent, place_of
@@ -33,7 +33,7 @@ def check(session: Session) -> Finding | None:
         code="torch.compile(model, fullgraph=True)  # raises at each break, with the line",
     )
     if loop is None:
-        return unsigned_finding(
+        return make_finding(
             severity="low",  # the cost is unknown, and small in most steps
             summary=summary,
             evidence=evidence,

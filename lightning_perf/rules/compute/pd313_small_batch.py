@@ -2,7 +2,7 @@
 
 from lightning_perf.records import STEP_PHASES, Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch_text
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import phase_s
 from lightning_perf.rules.step_signals import bound_of
@@ -40,7 +40,7 @@ def check(session: Session) -> Diagnosis | None:
             fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION),
             fact("bound of the step", bound),
         ),
-        fix(f"use a larger batch{larger_batch(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),
+        fix(f"use a larger batch{larger_batch_text(session)}{fewer}", "minutes", "semantics", treatment="batch-size"),
         "a batch twice as large runs these operators",
         replayed_as="batch=2",
         most_s=idle_s * phase_s(reading.span, *STEP_PHASES) / reading.trace.span_s,

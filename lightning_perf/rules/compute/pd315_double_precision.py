@@ -27,7 +27,7 @@ def _from_dtypes(session: Session) -> Diagnosis | None:
         _prescription(session),
         "float32 runs their operators",
         replayed_as="float32",
-        also=("optimizer", "validation"),
+        other_phases=("optimizer", "validation"),
     )
 
 

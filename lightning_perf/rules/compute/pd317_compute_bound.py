@@ -2,9 +2,9 @@
 
 import re
 
-from lightning_perf.records import Evidence, Finding, MatrixShape, Session, TraceRecord
-from lightning_perf.rules.findings import compile_prescription, fact, unsigned_finding
-from lightning_perf.rules.kernel_signals import kind_s, work_share
+from lightning_perf.records import Evidence, Finding, MatrixShape, Session
+from lightning_perf.rules.findings import compile_prescription, fact, make_finding
+from lightning_perf.rules.kernel_signals import kind_s, work_s, work_share
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import BUSY_MIN_SHARE
 from lightning_perf.rules.trace_reading import Reading, device_reading_of
@@ -21,10 +21,10 @@ def check(session: Session) -> Finding | None:
     # A trace without steps includes the start of the program: use the span of device events instead.
     busy = device.busy_s / (trace.span_s if trace.steps else max(device.span_s, device.busy_s, 1e-9))
     busy = min(busy, 1.0)
-    if busy < BUSY_MIN_SHARE or work_share(trace, *_kinds(trace)) <= 0:
+    if busy < BUSY_MIN_SHARE or work_s(trace) <= 0:
         return None
     matrix = work_share(trace, *MATRIX_KINDS)
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=(
             f"The device is busy {percent(busy)} of the time; {percent(matrix)} of kernel time is matrix "
@@ -39,10 +39,6 @@ def check(session: Session) -> Finding | None:
         prescriptions=compile_prescription(": it may fuse other operators"),
         confidence="high" if trace.steps else "medium",
     )
-
-
-def _kinds(trace: TraceRecord) -> tuple[str, ...]:
-    return tuple(trace.kernels.kinds) if trace.kernels is not None else ()
 
 
 def _speed(reading: Reading) -> tuple[Evidence, ...]:

@@ -4,7 +4,7 @@ from lightning_perf.records import OperatorProfile, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
-from lightning_perf.rules.step_signals import counted
+from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import DENORMAL_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
@@ -14,7 +14,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Diagnosis | None:
     if not is_cpu_run(session):
         return None
-    operators = counted(session).operators
+    operators = model_profile_of(session).operators
     slow = [operator for operator in operators if _has_denormal_inputs(operator)]
     if not slow:
         return None

@@ -1,7 +1,7 @@
 """PD320: fp16 training skips optimizer steps because gradients overflow."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, severity_of_gain, trainer_fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, gain_from, make_finding, severity_of_gain, trainer_fix
 from lightning_perf.rules.matrix_units import matrix_units
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import steady_of
@@ -25,7 +25,7 @@ def check(session: Session) -> Finding | None:
     lost_s = skipped * steady.span_s
     # bf16 has the range of fp32
     gain = gain_from(steady, lost_s if has_bf16 else 0.0, lost_s, "the skipped steps", "timed")
-    return unsigned_finding(
+    return make_finding(
         severity=severity_of_gain(gain) if skipped >= LOW_SHARE else "low",
         summary=(
             f"{percent(skipped)} of optimizer steps are skipped because fp16 gradients overflow "

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, OperatorProfile, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, steady_of
-from lightning_perf.rules.step_signals import counted
+from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE, ROWS_LOOKED_UP_MAX_FRACTION
 from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
@@ -18,7 +18,7 @@ _TAKES_SPARSE = ("Adagrad", "SGD", "SparseAdam")
 @rule("PD322", "dense-embedding-gradients")
 def check(session: Session) -> Finding | None:
     """Compare the bytes of the gradients with those looked up, both counted in the profiled step."""
-    profile, steady = counted(session), steady_of(session)
+    profile, steady = model_profile_of(session), steady_of(session)
     model = required(session.settings.model, session.missing.get("settings.model", "the model is not known"))
     lookups = [one for one in profile.operators if one.name == "aten::embedding"]
     gradients = [one for one in profile.operators if one.name == "aten::embedding_dense_backward"]
@@ -31,7 +31,7 @@ def check(session: Session) -> Finding | None:
     n_batches = session.settings.trainer.accumulate_grad_batches or 1
     fraction = n_batches * looked_up_bytes / table_bytes if table_bytes > 0 else 1.0
     part = table_bytes / profile.parameters_bytes
-    # With a layer whose gradient is dense anyway: then the table counts twice. Indices are part of the bytes, too.
+    # A table shared with a dense layer counts in both parts. The margin is for the indices, which the bytes include.
     is_shared = part + (model.matmul_parameter_fraction or 0.0) > 1.05
     if fraction > ROWS_LOOKED_UP_MAX_FRACTION or is_shared:
         return None

@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, HostTelemetry, LoaderSettings, Presc
 from lightning_perf.rules.findings import fact, fix, loader_fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers
 from lightning_perf.rules.loader_signals import is_waiting, wait_fact
-from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, wait_share
+from lightning_perf.rules.machine_signals import host_telemetry_of, is_blocked, loading_wait, telemetry_fact, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, steady_of
 from lightning_perf.rules.thresholds import BLOCKED_MIN_FRACTION, CPU_BUSY_MIN, LOADER_QUEUEING_MIN, WAIT_MIN_SHARE
@@ -20,10 +20,10 @@ def check(session: Session) -> Finding | None:
     if share < WAIT_MIN_SHARE:
         return None
     loader = max(loaders_of(session), key=lambda each: each.num_workers or 0)
-    host = host_of(session)
+    host = host_telemetry_of(session)
     n_workers = loader.num_workers or 0
     wait = loading_wait(host, n_workers)
-    queueing = wait.cores
+    queueing = wait.queueing
     if queueing is None and host.cpu_busy_fraction is None and host.process_cpu_cores is None:
         raise Skip("neither queueing for cores nor CPU utilization was sampled")
     busy = _busy_fraction(session, host)
@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
             fact("workers on this node", n_processes, "count", usable),
             optional_fact("fraction of data wait spent queueing for a core", queueing, "fraction", LOADER_QUEUEING_MIN),
             optional_fact("usable cores busy", busy or None, "fraction", CPU_BUSY_MIN),
-            sampled("CPU cores used by workers", host.workers_cpu_cores, "count"),
+            telemetry_fact("CPU cores used by workers", host.workers_cpu_cores, "count"),
         ),
         prescriptions=_prescription(session, loader, n_processes, plan),
         claims={"data_wait": lost_fraction * share * steady.span_s},

@@ -3,7 +3,13 @@
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, saved_by, step_spread
-from lightning_perf.rules.loader_signals import in_process_of, is_bursty, is_transport_costly, is_waiting, start_s
+from lightning_perf.rules.loader_signals import (
+    in_process_of,
+    is_bursty,
+    is_transport_costly,
+    is_waiting,
+    worker_start_s,
+)
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
@@ -25,7 +31,7 @@ def check(session: Session) -> Finding | None:
         raise Skip(f"the cost of a batch without workers: {basis}")
     if _has_another_cause(session) or fetch.wait_s.p50 <= in_process_s:
         return None  # Workers that deliver faster cost time only at their start, which PD104 reports.
-    restart_s = start_s(session, steady)
+    restart_s = worker_start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
     saved_s = steady.n_steps * (with_workers_s - in_process_s)
     if saved_s < LOW_SHARE * steady.span_s:

@@ -3,15 +3,15 @@
 from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
-from lightning_perf.rules.findings import SPREAD, fact, fix, least_mean, loader_fix, timed_finding, unsigned_finding
+from lightning_perf.rules.findings import SPREAD, fact, fix, least_mean, loader_fix, make_finding, timed_finding
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     iterator_s,
     n_boundaries,
     restarting_loader,
-    start_s,
     start_waits,
     validation_start_s,
+    worker_start_s,
 )
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, steady_of
@@ -24,7 +24,7 @@ def preflight(session: Session) -> Finding | None:
     if loader is None or session.settings.trainer.max_epochs == 1:
         return None
     summary = f"Each epoch will likely start {number_of(loader.num_workers or 0, 'loader worker')} again."
-    return unsigned_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
+    return make_finding("low", summary, (fact("persistent_workers", False),), (_prescription(loader),))
 
 
 @rule("PD104", "workers-restarted-each-epoch", preflight=preflight, explains=("PD601",))
@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
     waits, n = start_waits(steady), n_boundaries(session)
     if not waits or n == 0:
         raise Skip("no epoch has been followed by another one yet")
-    spent_s, created_s = start_s(session, steady), iterator_s(session, steady)
+    spent_s, created_s = worker_start_s(session, steady), iterator_s(session, steady)
     share, each_s = (spent_s + val_s) / steady.span_s, spent_s / n
     if share < LOW_SHARE and each_s < RESTART_MIN_S:
         return None

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, LoaderProbe, Session
 from lightning_perf.rules.findings import fact, fix, loader_fix, timed_finding
-from lightning_perf.rules.loader_curve import PREFETCH_FACTORS, ProbedLoader, probed_loader_of
+from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of
 from lightning_perf.rules.loader_signals import (
     burst_share,
     costliest_function_text,
@@ -20,6 +20,7 @@ from lightning_perf.rules.thresholds import (
     DEFAULT_PREFETCH,
     LOW_SHARE,
     PREFETCH_GROWTH,
+    PREFETCH_MAX,
     UNEVEN_MIN_RATIO,
     WORKERS_SLACK,
 )
@@ -52,7 +53,7 @@ def check(session: Session) -> Finding | None:
     compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
     in_process_s = fetch.in_process_batch_s
     if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * loader.num_workers * compute_s:
-        return None  # PD101: too few workers.
+        return None  # PD101 applies: too few workers.
     prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
     return timed_finding(
         steady,
@@ -134,8 +135,9 @@ def _probed(probed: ProbedLoader) -> Finding | None:
 
 
 def _prefetch_factor(probe: LoaderProbe, now: int) -> int:
-    """Return the smallest probed factor above ``now`` within ``WORKERS_SLACK`` of the best, else the next one up."""
+    """Return the least probed factor above ``now`` that is nearly as fast as the best, else the next of 2, 4 and 8."""
     tried = [point for point in probe.prefetch if (point.prefetch_factor or 0) > now]
     best_s = min((point.batch_s for point in tried), default=0.0)
     good = [point.prefetch_factor or now for point in tried if point.batch_s <= (1 + WORKERS_SLACK) * best_s]
-    return min(good, default=next((f for f in PREFETCH_FACTORS if f > now), now))
+    factors = (DEFAULT_PREFETCH, 2 * DEFAULT_PREFETCH, PREFETCH_MAX)
+    return min(good, default=next((factor for factor in factors if factor > now), now))

@@ -12,7 +12,14 @@ from lightning_perf.rules.loader_signals import (
     items_in_memory,
     wait_fact,
 )
-from lightning_perf.rules.machine_signals import host_of, is_blocked, loading_wait, sampled, sampled_host, wait_share
+from lightning_perf.rules.machine_signals import (
+    host_telemetry_of,
+    is_blocked,
+    loading_wait,
+    sampled_host,
+    telemetry_fact,
+    wait_share,
+)
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, loaders_of
 from lightning_perf.rules.thresholds import (
@@ -39,14 +46,14 @@ def check(session: Session) -> Finding | None:
     probe = session.loader_probe
     if probe is not None and probe.getitem_cpu_fraction is not None:
         if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
-            return None  # Applies: PD107 (computing), PD105 (a few slow samples), PD115 (workers block one another).
+            return None  # PD107 (computing), PD105 (a few slow samples) or PD115 (workers block one another) applies.
         return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
     if any(each.n_threads is not None for each in loaders_of(session)):
         return None  # the training thread is blocked on the pipeline's own threads
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
-    host = host_of(session)
+    host = host_telemetry_of(session)
     wait = loading_wait(host, n_workers)
-    blocked = wait.elsewhere
+    blocked = wait.blocked
     iowait = host.iowait_fraction.mean if host.iowait_fraction is not None else None
     if blocked is None and iowait is None:
         raise Skip("the kernel reports neither how long the loader is blocked nor how long cores are idle for I/O")
@@ -70,11 +77,11 @@ def check(session: Session) -> Finding | None:
                 "fraction of data wait in which the loader is blocked",
                 blocked,
                 "fraction",
-                max(wait.cores or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.cores or 0.0))),
+                max(wait.queueing or 0.0, BLOCKED_MIN_FRACTION * (1.0 - (wait.queueing or 0.0))),
             ),
-            sampled("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
-            sampled("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
-            sampled("read from storage per second", host.read_bytes_per_s, "bytes"),
+            telemetry_fact("cores idle for I/O", host.iowait_fraction, "fraction", IOWAIT_MIN_FRACTION),
+            telemetry_fact("utilization of the busiest disk", host.disk_busy_fraction, "fraction", DISK_BUSY_MIN),
+            telemetry_fact("read from storage per second", host.read_bytes_per_s, "bytes"),
             optional_fact("file system of the dataset", disk.file_system if disk is not None else None),
         ),
         prescriptions=(items_in_memory(session), _FASTER_STORAGE),

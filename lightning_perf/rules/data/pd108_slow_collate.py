@@ -62,7 +62,7 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
         ),
-        # The fix replaces this function: the default one alone, a user's with the functions that it calls.
+        # The fix replaces the default function alone, or a user's function with all functions that it calls.
         claims={"data_wait": probed.saved_s(share * part)},
         low_s=low_s,
         basis=f"at most the time of {who}, with the workers in use" + (AT_LEAST_COLLECTIONS if low_s else ""),

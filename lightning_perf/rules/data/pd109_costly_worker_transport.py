@@ -34,7 +34,7 @@ def check(session: Session) -> Finding | None:
     moved_s = transport.p50_s
     what = _what(n_tensors, n_objects, probe.batch_bytes or 0)
     certain_s = 0.0
-    if is_searching:  # piece by piece
+    if is_searching:  # each piece takes as long, and TRANSPORT_MIN_TENSORS of them may remain
         certain_s = (1 - SPREAD) * (1 - TRANSPORT_MIN_TENSORS / max(n_tensors, n_objects)) * searched_s
     low_s, high_s = _packed_s(probed), min(probed.wait_s, moved_s)
     prescriptions: tuple[Prescription, ...] = (_PACK,)

@@ -1,7 +1,7 @@
 """PD112: shared memory is too small for the prefetched batches."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.machine_signals import sampled_host
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of
@@ -21,7 +21,7 @@ def check(session: Session) -> Finding | None:
         return None
     gib = max(1, -(-needed_bytes // 2**30))
     # Not rated by time saved: the run may crash.
-    return unsigned_finding(
+    return make_finding(
         severity="high" if size_bytes < n_ready * batch_bytes else "medium",
         summary=(
             f"/dev/shm has {size_bytes / 2**20:.0f} MiB, and prefetched batches need "

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from lightning_perf.records import Evidence, Finding, LoaderProbe, LoaderSettings, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.loader_curve import predicted_steps
 from lightning_perf.rules.loader_signals import costliest, function_place
 from lightning_perf.rules.machine_signals import sampled_host
@@ -84,7 +84,7 @@ def _finding(
     what, seconds = _time_to_full(session, bytes_per_step)
     is_soon = seconds < MEMORY_MIN_LASTING_S
     warning = f" At this rate {what} is full in {seconds / 60:.0f} minutes." if is_soon else ""
-    return unsigned_finding(
+    return make_finding(
         severity="high" if is_soon else "medium",
         summary=f"{growth}{warning} {advice}",
         evidence=(

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
-from lightning_perf.rules.rank_signals import found_alone, median_of_others, ranks_of, ranks_text, traced_ranks_of
+from lightning_perf.rules.rank_signals import distinct_findings, median_of_others, ranks_of, ranks_text, traced_ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_within, is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
@@ -54,7 +54,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     lost_s = min(excess_s, step_s) * steady.n_steps
     others = [one.rank for one in ranks.summaries if one is not worst and one.own_s >= (1 + least_excess) * usual_s]
     measured_s = _measured_s(ranks, worst)
-    # Work of the training itself does not go away: all ranks then have a part of it.
+    # Loading and compute do not disappear: they are distributed over all ranks.
     least_part = 1.0 if part == "host" else 1 - 1 / len(ranks.summaries)
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
@@ -84,7 +84,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                     f"found on rank {worst.rank} but not on most others",
                     f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
                 )
-                for text in found_alone(ranks, worst.rank)
+                for text in distinct_findings(ranks, worst.rank)
                 if not text.startswith("PD701")
             ),
         ),
@@ -141,7 +141,7 @@ def _name_of(worst: RankSummary, part: str) -> str:
 
 def _line_of(ranks: Ranks, worst: RankSummary) -> str:
     """Return a sentence on the line in which only this rank spends much time."""
-    alone = (worst.found_lines.get(text, "") for text in found_alone(ranks, worst.rank))
+    alone = (worst.found_lines.get(text, "") for text in distinct_findings(ranks, worst.rank))
     line = next(filter(None, alone), "")
     return f" Only rank {worst.rank} spends much time in {line}." if line else ""
 

@@ -1,7 +1,7 @@
 """PD703: DDP searches for unused parameters in every step and finds none."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, timed_finding, trainer_fix, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding, timed_finding, trainer_fix
 from lightning_perf.rules.rank_signals import ranks_of
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -15,7 +15,7 @@ _RECOMMENDATION = trainer_fix(
 def preflight(session: Session) -> Finding | None:
     if not session.settings.trainer.find_unused_parameters or session.run.world_size < 2:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary="DDP will search for unused parameters in every step, which is needed only if there are some.",
         evidence=fact("find_unused_parameters", True),

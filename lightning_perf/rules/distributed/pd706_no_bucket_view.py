@@ -1,7 +1,7 @@
 """PD706: DDP stores every gradient twice while memory is nearly full."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
 from lightning_perf.rules.memory_signals import is_tight
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import check_has_ranks
@@ -19,7 +19,7 @@ def check(session: Session) -> Finding | None:
     breakdown = session.memory.breakdown
     n_bytes = breakdown.gradients_bytes if breakdown is not None else None
     saved = f"{size_text(n_bytes)} of gradients are" if n_bytes else "all gradients are"
-    return unsigned_finding(
+    return make_finding(
         severity="medium",
         summary=f"Memory is nearly full, and {saved} stored twice: DDP copies them into its buckets.",
         evidence=(fact("gradient_as_bucket_view", False), optional_fact("gradients", n_bytes or None, "bytes")),

@@ -1,7 +1,7 @@
 """PD707: the Trainer makes the host wait for the device in every step of a run on several ranks."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import check_has_ranks
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_ITEMS_PER_STEP
@@ -22,7 +22,7 @@ def check(session: Session) -> Finding | None:
     share = min(1.0, reading.share(syncs.wait_s))
     if syncs.item_n < MIN_ITEMS_PER_STEP * n_steps or share < LOW_SHARE:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=(
             f"The host reads {number_of(syncs.item_n / n_steps, 'number')} per step from the device and waits "

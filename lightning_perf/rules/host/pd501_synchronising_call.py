@@ -2,16 +2,15 @@
 
 import msgspec
 
-from lightning_perf.records import Finding, HostLine, Prescription, Session, SyncCall, SyncSite
+from lightning_perf.records import STEP_PHASES, Finding, HostLine, Prescription, Session, SyncCall, SyncSite
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within
+from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within, phase_s
 from lightning_perf.rules.step_signals import (
     from_trace_or_steps,
     is_within,
     loops_of,
     sampled_steps_of,
-    steps_s,
     user_sync_calls,
 )
 from lightning_perf.rules.thresholds import SYNC_MIN_SHARE
@@ -61,7 +60,7 @@ def _from_steps(session: Session) -> Finding | None:
             fact("synchronizing calls per step", n, "count", n=calls.n_steps),
         ),
         prescriptions=_prescription(f" at {place_of(waits[0])}"),
-        claims=claims_within(steady, share * steps_s(steady) if is_host else 0.0, COMPUTE_PHASES),
+        claims=claims_within(steady, share * phase_s(steady, *STEP_PHASES) if is_host else 0.0, COMPUTE_PHASES),
         low_s=sampled_s,
         basis=(
             f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls, timed in sampled steps"

@@ -3,19 +3,17 @@
 from collections.abc import Iterator
 
 from lightning_perf.records import Evidence, Finding, Session, StageTimes
-from lightning_perf.rules.findings import fact, fix, removal_finding, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, removal_finding
 from lightning_perf.rules.logging_cost import (
-    call_s,
     log_every,
     log_once,
-    loggers_of,
     longer_interval,
     n_rows_of,
     slow_calls,
     step_rows_part,
 )
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import named_by_kind, phase_s, share_of, steady_of
+from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
 from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_of
 from lightning_perf.rules.wording import percent
@@ -29,7 +27,7 @@ def preflight(session: Session) -> Finding | None:
     interval = required(trainer.log_every_n_steps, "log_every_n_steps is not known")
     if not trainer.loggers or not 0 < interval < LOG_FREQUENT_STEPS:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=f"Logging every {interval} steps is likely to cost time.",
         evidence=fact("log_every_n_steps", interval, threshold=LOG_FREQUENT_STEPS),
@@ -41,7 +39,7 @@ def preflight(session: Session) -> Finding | None:
 def check(session: Session) -> Finding | None:
     """Compare the logging phase, without slow loggers and the garbage collector, with the threshold."""
     steady = steady_of(session)
-    loggers = loggers_of(steady)
+    loggers = named_by_kind(steady, "logger")
     slow_share = sum(share_of(slow_calls(times, session)) for times in loggers.values())
     logging_s = phase_s(steady, "logging") - collecting_s(session, "logging")
     share = logging_s / steady.span_s - slow_share
@@ -89,7 +87,7 @@ def _evidence(session: Session, steady: StageTimes, share: float) -> Iterator[Ev
     yield fact("log_every_n_steps", trainer.log_every_n_steps)
     values = [time for time in named_by_kind(steady, "loop").get("metrics", ()) if time.hook == PER_VALUE]
     yield from (fact("time per value given to self.log", call_s(time), "s", n=time.n_calls) for time in values)
-    for name, times in loggers_of(steady).items():
+    for name, times in named_by_kind(steady, "logger").items():
         if n_rows := n_rows_of(times):
             each_s = sum(time.total_s for time in times) / n_rows
             yield fact(f"time per row written by {name}", each_s, "s", n=n_rows)

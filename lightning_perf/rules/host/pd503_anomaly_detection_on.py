@@ -1,7 +1,7 @@
 """PD503: autograd's anomaly detection is on."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import SPREAD, fact, timed_finding, trainer_fix, unsigned_finding
+from lightning_perf.rules.findings import SPREAD, fact, make_finding, timed_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import CODE_PHASES, steady_of
@@ -13,7 +13,7 @@ def preflight(session: Session) -> Finding | None:
     is_on = required(session.settings.trainer.is_anomaly_detection_on, "whether anomaly detection is on is not known")
     if not is_on:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="low",  # the cost is not measured
         summary="Anomaly detection is on and will likely slow down every step.",
         evidence=fact("detect_anomaly", True),
@@ -28,7 +28,7 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD503", "anomaly-detection-on", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Report the setting; at least the stacks that it records in forward are saved, as far as samples show them."""
+    """Report the setting; the lower end of the gain is the sampled time of recording stacks in forward."""
     finding = preflight(session)
     steady = steady_of(session)
     if finding is None:
@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
     recording = [time for time in lines_of(session, "forward") if records_stacks(session, time.line)]
     phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
     phases["forward"] += sum(time.seconds for time in recording)
-    others = recording[1:LINES_SHOWN]  # the costliest is added to each finding about host time
+    others = recording[1:LINES_SHOWN]  # the engine adds the costliest line
     from_samples = "from the time of recording stacks, by stack samples, to" if recording else "at most"
     return timed_finding(
         steady,

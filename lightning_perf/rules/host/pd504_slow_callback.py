@@ -6,7 +6,7 @@ from lightning_perf.records import Finding, NamedTime, Prescription, Session, St
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, MANY, SAME_WORK_FRACTION
 from lightning_perf.rules.wording import called, duration, percent
 
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
         return None
     times = [_placed(time, session) for time in times]
     worst = max(times, key=lambda time: time.share)
-    each_s = worst.total_s / max(1, worst.n_calls)
+    each_s = call_s(worst)
     where, it = f"{len(times)} hooks of {name}", worst.hook
     if len(times) == 1:
         where, it = f"{name}.{worst.hook}", "It"
@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
         ),
         prescriptions=_advice(f"{name}.{worst.hook}", worst),
         timed=claims_of(times, steady.span_s),
-        left=1 - worst.share * (1 - _left(worst, steady)) / share,
+        left=1 - worst.share * (1 - _remaining_part(worst, steady)) / share,
         left_least=0.0,
         queueing=queueing_of(session),  # behind threads that it leaves work to, e.g. a logger's
     )
@@ -52,7 +52,7 @@ def _is_in_steps(time: NamedTime) -> bool:
     return "batch" in time.hook or not time.hook.endswith(("_start", "_end"))
 
 
-def _left(time: NamedTime, steady: StageTimes) -> float:
+def _remaining_part(time: NamedTime, steady: StageTimes) -> float:
     """Return the part of a hook's time that remains for certain if its work is done as rarely as recommended.
 
     A hook that prepares the batch must run in each step. Other hooks may skip their work in most calls already, unless

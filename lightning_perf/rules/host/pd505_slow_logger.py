@@ -3,10 +3,8 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.logging_cost import (
-    call_s,
     log_every,
     log_once,
-    loggers_of,
     longer_interval,
     slow_call_s,
     slow_calls,
@@ -14,7 +12,7 @@ from lightning_perf.rules.logging_cost import (
 )
 from lightning_perf.rules.machine_signals import queueing_of
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.signals import call_s, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOGGER_ROWS_PER_EPOCH
 from lightning_perf.rules.wording import duration, percent
 
@@ -22,7 +20,7 @@ from lightning_perf.rules.wording import duration, percent
 @rule("PD505", "slow-logger", needs_phase="logging")
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
-    slow = {name: slow_calls(times, session) for name, times in loggers_of(steady).items()}
+    slow = {name: slow_calls(times, session) for name, times in named_by_kind(steady, "logger").items()}
     name, times = max(slow.items(), key=lambda item: share_of(item[1]), default=("", []))
     share = share_of(times)
     if share < HOOK_MIN_SHARE:

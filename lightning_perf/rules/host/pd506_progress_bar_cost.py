@@ -4,9 +4,8 @@ import math
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
-from lightning_perf.rules.logging_cost import call_s
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import claims_of, named_by_kind, share_of, steady_of
+from lightning_perf.rules.signals import call_s, claims_of, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import LOG_TARGET_SHARE, LOW_SHARE, PROGRESS_LEFT_S, PROGRESS_MAX_STEPS
 from lightning_perf.rules.wording import percent
 

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, HostLine, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, share_of, steady_of
+from lightning_perf.rules.signals import call_s, claims_of, is_cpu_run, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, USER_LINE_MIN_SHARE
 from lightning_perf.rules.user_lines import check_is_sampled, is_collecting, is_logging, is_metric, lines_of
 from lightning_perf.rules.wording import duration, percent
@@ -23,7 +23,7 @@ def check(session: Session) -> Finding | None:
     if not own:
         return None
     removed = [time for time in own if not _stays(session, time.line)]
-    each_s = sum(time.total_s for time in times) / max(1, sum(time.n_calls for time in times))
+    each_s = call_s(*times)
     foreach = "" if is_cpu_run(session) else ", foreach=True"
     return timed_finding(
         steady,

@@ -23,6 +23,7 @@ def check(session: Session) -> Finding | None:
     scale = steady.span_s / found.span_s
     asked = [each for each in found.asked if each.is_users]
     is_asked = sum(each.total_s for each in asked) > sum(found.automatic_by_phase_s.values())
+    worst = asked[0] if is_asked else None
     timed: dict[str, float] = {}
     for phase, seconds in [(a.phase, a.total_s) for a in asked] if is_asked else found.automatic_by_phase_s.items():
         timed[phase] = timed.get(phase, 0.0) + seconds * scale
@@ -31,7 +32,7 @@ def check(session: Session) -> Finding | None:
     return removal_finding(
         steady,
         summary=(
-            f"{percent(total_s / found.span_s)} of training time is spent in garbage collection. {_cause(found, asked)}"
+            f"{percent(total_s / found.span_s)} of training time is spent in garbage collection. {_cause(found, worst)}"
         ),
         evidence=(
             fact(
@@ -44,7 +45,7 @@ def check(session: Session) -> Finding | None:
             *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
             optional_fact("objects visited by a full collection", found.n_objects, "count"),
         ),
-        prescriptions=_prescription(found, asked[0] if is_asked else None),
+        prescriptions=_prescription(found, worst),
         timed=timed,
         left=_left_without_calls(found, asked) if is_asked else left_with_raised_thresholds(found),
         left_least=0.0,
@@ -59,28 +60,27 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
     """
     n_calls = sum(each.n for each in asked)
     asked_s = sum(each.total_s for each in asked)
-    of = {each.generation: each for each in found.generations}
+    by_generation = {each.generation: each for each in found.generations}
     youngest, middle, oldest = (*found.thresholds, 0, 0, 0)[:3]
-    if not (youngest and middle and oldest) or 2 not in of:
+    if not (youngest and middle and oldest) or 2 not in by_generation:
         return 1.0  # the collector is off or has other generations, so how often it would run is unknown
-    full_s = of[2].total_s / of[2].n
+    full_s = by_generation[2].total_s / by_generation[2].n
 
     def collection_s(generation: int, n_objects: int) -> float:
-        if generation in of:
-            return of[generation].total_s / of[generation].n
+        if generation in by_generation:
+            return by_generation[generation].total_s / by_generation[generation].n
         return full_s * min(1.0, n_objects / found.n_objects) if found.n_objects else full_s
 
-    n_young = n_calls + (of[0].n if 0 in of else 0)
+    n_young = n_calls + (by_generation[0].n if 0 in by_generation else 0)
     left_s = n_young * (
         collection_s(0, youngest) + collection_s(1, youngest * middle) / middle + full_s / (middle * oldest)
     )
     return min(1.0, left_s / asked_s)
 
 
-def _cause(found: Collections, asked: list[AskedCollection]) -> str:
-    if asked and asked[0].total_s > sum(found.automatic_by_phase_s.values()):
-        one = asked[0]
-        return f"{place_of(one)} called gc.collect() {called(one.n)}, {duration(one.total_s / one.n)} each."
+def _cause(found: Collections, asked: AskedCollection | None) -> str:
+    if asked is not None:
+        return f"{place_of(asked)} called gc.collect() {called(asked.n)}, {duration(asked.total_s / asked.n)} each."
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""
     what = f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation}"

@@ -1,7 +1,7 @@
 """PD510: gradients are not cleared between optimizer steps."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import UNCLEARED_MIN_FRACTION
 from lightning_perf.rules.wording import percent
@@ -18,7 +18,7 @@ def check(session: Session) -> Finding | None:
     fraction = n_uncleared / max(1, worst.n_steps_watched)
     if fraction < UNCLEARED_MIN_FRACTION:
         return None
-    return unsigned_finding(
+    return make_finding(
         # Not rated by time saved: the training itself is wrong.
         severity="medium",
         summary=(

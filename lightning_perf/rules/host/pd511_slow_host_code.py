@@ -1,4 +1,4 @@
-"""PD511: a line of the user's takes a share of the step outside torch operators."""
+"""PD511: a line of user code takes a share of the step outside torch operators."""
 
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import SPREAD, fix, timed_finding

@@ -92,7 +92,7 @@ def _fewer_batches(session: Session, part: float) -> tuple[float | int, float] |
 
 
 def _part_in_batches(session: Session) -> float:
-    """Return the part of validation that falls with its batches: without starting workers and hooks at its ends."""
+    """Return the fraction of validation time that is proportional to its number of batches; starting workers is not."""
     found = session.validation
     return min(1.0, phase_s(found, *STEP_PHASES) / found.span_s) if found is not None and found.span_s > 0 else 1.0
 
@@ -105,7 +105,7 @@ def _less_often(session: Session, ratio: float) -> tuple[dict[str, Any], float, 
     trainer = session.settings.trainer
     interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch or 1
     if isinstance(interval, float) and 0 < interval < 1:
-        n_now = math.floor(1 / interval + 1e-9)  # of 0.6, Lightning validates once per epoch
+        n_now = math.floor(1 / interval + 1e-9)  # with 0.6, Lightning validates once per epoch
         if n_now > 1:
             return {"val_check_interval": 1.0}, 1 / n_now, 1 / n_now
     wanted = min(VALIDATION_MAX_EPOCHS, max(2, math.ceil(ratio / VALIDATION_TARGET_RATIO)))

@@ -1,12 +1,11 @@
 """PD602: saving checkpoints takes a share of training time."""
 
 import math
-from collections.abc import Sequence
 
-from lightning_perf.records import Finding, NamedTime, Prescription, Session
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
-from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
+from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
 from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
 from lightning_perf.rules.wording import duration, number_of, percent
 
@@ -21,7 +20,7 @@ def check(session: Session) -> Finding | None:
     saves = named_by_kind(steady, "loop").get("save_checkpoint", [])
     name = next(iter(named_by_kind(steady, "checkpoint_callback")), "" if saves else "ModelCheckpoint")
     n_saves = sum(time.n_calls for time in saves)
-    each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(_each_s(saves))}." if n_saves > 1 else ""
+    each = f" Each of {number_of(n_saves, 'checkpoint')} took {duration(call_s(*saves))}." if n_saves > 1 else ""
     times = min(
         MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), max(1, n_saves or session.run.n_epochs)
     )
@@ -30,7 +29,7 @@ def check(session: Session) -> Finding | None:
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
         evidence=(
             fact("share of the time saving checkpoints", share, "fraction", LOOP_MIN_SHARE),
-            fact("time per checkpoint", _each_s(saves), "s", n=n_saves) if saves else None,
+            fact("time per checkpoint", call_s(*saves), "s", n=n_saves) if saves else None,
             fact("checkpoints saved by", name or "trainer.save_checkpoint"),
         ),
         prescriptions=(
@@ -49,10 +48,6 @@ def check(session: Session) -> Finding | None:
         left=1 / times,
         left_least=1 / times if times > 1 else 0.0,
     )
-
-
-def _each_s(saves: Sequence[NamedTime]) -> float:
-    return sum(time.total_s for time in saves) / max(1, sum(time.n_calls for time in saves))
 
 
 def _less_often(session: Session, name: str, n_saves: int, times: int) -> Prescription:

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, removal_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
-from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, start_s
+from lightning_perf.rules.loader_signals import first_waits_s, n_boundaries, n_epochs_in_one, worker_start_s
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, queued_s, steady_of
 from lightning_perf.rules.thresholds import LOOP_MIN_SHARE, RELOAD_MIN_PART
@@ -19,7 +19,7 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     if session.run.stage != "fit":
         raise Skip(f"only fit has epochs, this is {session.run.stage}")
-    loading_s = max(first_waits_s(session, steady), start_s(session, steady))  # reported by PD104 and PD114
+    loading_s = max(first_waits_s(session, steady), worker_start_s(session, steady))  # reported by PD104 and PD114
     seconds = phase_s(steady, "epoch_boundary") - loading_s - collecting_s(session, "epoch_boundary") - queued_s(steady)
     share = seconds / steady.span_s
     if share < LOOP_MIN_SHARE:

@@ -1,7 +1,7 @@
 """PD604: the first step ends late."""
 
 from lightning_perf.records import Finding, Prescription, Session, Severity
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.thresholds import (
     LONG_START_S,
@@ -37,7 +37,7 @@ def check(session: Session) -> Finding | None:
         startup["not attributed"] = rest_s
     parts = sorted(startup.items(), key=lambda part: -part[1])
     where = ", ".join(f"{name.replace('_', ' ')} {duration(seconds)}" for name, seconds in parts[:3])
-    return unsigned_finding(
+    return make_finding(
         severity=_severity(start_s, share),
         summary=(
             f"The first step ended after {duration(start_s)}"

@@ -1,7 +1,7 @@
 """PD607: validation builds autograd graphs."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import WHY_NOT_MEASURED, fact, fix, how_to_measure, unsigned_finding
+from lightning_perf.rules.findings import WHY_NOT_MEASURED, fact, fix, how_to_measure, make_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
@@ -22,10 +22,10 @@ def check(session: Session) -> Finding | None:
         code = "@torch.inference_mode()\ndef validation_step(self, batch, batch_idx):\n    ..."
     else:
         what, code = "validate", "with torch.inference_mode():\n    ...  # validate"
-    # Trainer(inference_mode=True) is not for the validation within fit, which runs under no_grad.
+    # Trainer(inference_mode=True) has no effect on validation within fit, which runs under no_grad.
     prescription = fix(f"{what} with torch.inference_mode()", "one line", treatment="inference-mode", code=code)
     share = phase_s(steady, "validation") / steady.span_s
-    return unsigned_finding(
+    return make_finding(
         severity="low" if share >= LOW_SHARE else "info",
         summary=(
             f"Validation, {percent(share)} of training time, builds autograd graphs that nothing uses; they cost "

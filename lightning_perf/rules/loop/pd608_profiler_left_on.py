@@ -1,13 +1,13 @@
-"""PD608: the Trainer's profiler records a run that is too long to be made for its profile, or takes its time."""
+"""PD608: the Trainer's profiler is on in a long run, or takes a share of the time."""
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import (
     WHY_NOT_MEASURED,
     fact,
     how_to_measure,
+    make_finding,
     removal_finding,
     trainer_fix,
-    unsigned_finding,
 )
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import claims_of, share_of, steady_of
@@ -51,7 +51,7 @@ def check(session: Session) -> Finding | None:
         )
     if name in CHEAP or n_steps < PROFILED_MIN_STEPS:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="low",
         summary=f"{name} has recorded all {n_steps:,} steps and slows the code in them. {how_to_measure([_FIX])}",
         evidence=(*evidence, fact(WHY_NOT_MEASURED, "no step was timed without the profiler")),

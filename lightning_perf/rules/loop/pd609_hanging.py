@@ -1,7 +1,7 @@
 """PD609: nothing in the training moved for a long time."""
 
 from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, severity_of, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact, severity_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import HANG_BUSY_MIN, HANG_MIN_STEPS
 from lightning_perf.rules.wording import duration, number_of
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
     is_over, lasted_s, wall_s = worst.lasted_s is not None, worst.lasted_s or worst.quiet_s, session.run.wall_s
     where = f" at {worst.where}{f', in {worst.call}' if worst.call else ''}" if worst.where else ""
     elsewhere = _different(worst.ranks)
-    return unsigned_finding(
+    return make_finding(
         severity="high" if not is_over else severity_of(lasted_s / wall_s) if wall_s > 0 else "info",
         summary=(
             f"Nothing moved for {duration(lasted_s)} in {worst.phase.replace('_', ' ')} after "
@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
 
 
 def _different(ranks: tuple[RankState, ...]) -> list[RankState]:
-    """Return one rank of each place; none if all are at the same."""
+    """Return one rank per place at which ranks hang; empty if all hang at the same place."""
     places = {(one.n_steps, one.phase, one.where): one for one in reversed(ranks)}
     return sorted(places.values(), key=lambda one: one.rank) if len(places) > 1 else []
 

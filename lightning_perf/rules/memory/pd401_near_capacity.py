@@ -1,7 +1,7 @@
 """PD401: peak memory is close to the device's capacity."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.memory_signals import (
     bf16_of,
     capacity_fraction,
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
     fraction = capacity_fraction(device)
     if fraction < NEAR_CAPACITY_FRACTION:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=(
             f"{device.device} uses {percent(fraction)} of its memory at its peak. "

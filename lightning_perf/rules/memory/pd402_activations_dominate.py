@@ -1,7 +1,7 @@
 """PD402: activations are most of the memory in use, and memory is nearly full."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.memory_signals import bf16_of, breakdown_of, checkpointing_of, fraction_in_use, is_tight
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
@@ -15,7 +15,7 @@ def check(session: Session) -> Finding | None:
     fraction = fraction_in_use(breakdown, n_bytes)
     if fraction <= DOMINANT_PART or not is_tight(session):
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="medium",
         summary=(
             f"Activations are {percent(fraction)} of the memory in use ({size_text(n_bytes)}), "

@@ -1,7 +1,7 @@
 """PD403: optimizer states are most of the memory in use."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.memory_signals import breakdown_of, fraction_in_use, is_tight, smaller_optimizer
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import DOMINANT_PART
@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     if fraction <= DOMINANT_PART:
         return None
     is_limited = is_tight(session)
-    return unsigned_finding(
+    return make_finding(
         severity="medium" if is_limited else "info",
         summary=(
             f"Optimizer states are {percent(fraction)} of the memory in use ({size_text(n_bytes)})."

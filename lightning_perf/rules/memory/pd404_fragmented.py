@@ -1,7 +1,7 @@
 """PD404: the allocator reserves far more memory than tensors use."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, is_tight
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import FRAGMENTED_MIN_BYTES, FRAGMENTED_RATIO, SPLIT_MIN_FRACTION
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
         return None
     if ratio < FRAGMENTED_RATIO and split_fraction < SPLIT_MIN_FRACTION:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="medium" if is_tight(session) else "low",
         summary=(
             f"The allocator reserves {size_text(device.peak_reserved_bytes)} of {device.device} for tensors of "

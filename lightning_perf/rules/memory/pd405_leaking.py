@@ -1,7 +1,7 @@
 """PD405: memory grows from step to step."""
 
 from lightning_perf.records import Finding, Growth, Prescription, Session, Suspect
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.memory_signals import HOST_PLACES, growth_evidence, is_leak
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import HELD_MIN_TENSORS, MIN_RECOMPILES
@@ -23,10 +23,9 @@ def check(session: Session) -> Finding | None:
     is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     n_compiles = session.compiler.n_after_warmup if session.compiler is not None else 0
-    is_unexplained = (
-        worst is not None and not suspects and n_compiles < MIN_RECOMPILES
-    )  # compiled code takes memory too
-    return unsigned_finding(
+    # Compiled code takes memory too.
+    is_unexplained = worst is not None and not suspects and n_compiles < MIN_RECOMPILES
+    return make_finding(
         # Running out of memory is worse than a slow run, but only high if the cause is known.
         severity="high" if worst is not None and suspects else "medium" if is_unexplained else "low",
         summary=_summary(worst, suspects, is_hidden),

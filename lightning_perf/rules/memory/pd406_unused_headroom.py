@@ -3,8 +3,8 @@
 import statistics
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, optional_fact, unsigned_finding
-from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
+from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch_text
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, UNDERUSED_MAX_BUSY
 from lightning_perf.rules.wording import percent
@@ -22,13 +22,15 @@ def check(session: Session) -> Finding | None:
     is_idle = median is not None and median < UNDERUSED_MAX_BUSY
     if fraction >= HEADROOM_MAX_FRACTION or (busy and not is_idle):
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="low" if is_idle else "info",
         summary=f"{device.device} uses {percent(fraction)} of its memory at its peak.",
         evidence=(
             fact("peak reserved memory ÷ device memory", fraction, "fraction", HEADROOM_MAX_FRACTION),
             optional_fact("device busy in profiled steps", median, "fraction", UNDERUSED_MAX_BUSY, len(busy)),
         ),
-        prescriptions=fix(f"use a larger batch{larger_batch(session)}", "minutes", "semantics", treatment="batch-size"),
+        prescriptions=fix(
+            f"use a larger batch{larger_batch_text(session)}", "minutes", "semantics", treatment="batch-size"
+        ),
         confidence="medium" if is_idle else "low",
     )

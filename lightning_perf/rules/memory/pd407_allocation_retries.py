@@ -1,7 +1,7 @@
 """PD407: the allocator flushed its cache to satisfy requests."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.memory_signals import EXPANDABLE_SEGMENTS, device_memory_of, smaller_batch
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.wording import called
@@ -13,7 +13,7 @@ def check(session: Session) -> Finding | None:
     n = required(device.alloc_retries, f"the allocator of {device.device} does not count its retries")
     if n == 0:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="medium",
         summary=(
             f"The allocator of {device.device} flushed its cache {called(n)} to allocate memory, "

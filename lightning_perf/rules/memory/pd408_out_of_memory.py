@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from lightning_perf.records import Finding, OutOfMemory, Prescription, Session
-from lightning_perf.rules.findings import Advice, fact, fix, unsigned_finding
+from lightning_perf.rules.findings import PrescriptionLike, fact, fix, make_finding
 from lightning_perf.rules.memory_signals import (
     EXPANDABLE_SEGMENTS,
     batch_parts,
@@ -36,7 +36,7 @@ def check(session: Session) -> Finding | None:
     phase = f" in {oom.phase.replace('_', ' ')}" if oom.phase else ""
     request = f" The failed request was {size_text(oom.requested_bytes)}." if oom.requested_bytes is not None else ""
     killed = " The system kills workers when host memory runs out." if oom.where == "worker" else ""
-    return unsigned_finding(
+    return make_finding(
         severity="high",
         summary=f"{where}{phase} after {number_of(oom.step, 'step')}.{killed}{request}",
         evidence=(
@@ -50,7 +50,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _prescriptions(session: Session, oom: OutOfMemory) -> Advice:
+def _prescriptions(session: Session, oom: OutOfMemory) -> PrescriptionLike:
     if oom.where in ("worker", "host"):
         return fewer_batches_ahead(session), _STREAM
     if oom.where == "shm":

@@ -1,7 +1,7 @@
 """PD409: the host is close to its memory limit, or swaps."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.memory_signals import fewer_batches_ahead
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.thresholds import FULL_FRACTION, HOST_MEMORY_FRACTION, SWAPPED_MIN_BYTES
@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
         sentences.append(f"{percent(fraction)} of {limit} ({size_text(host.limit_bytes)}) was in use.")
     if swapped_bytes >= SWAPPED_MIN_BYTES:
         sentences.append(f"{size_text(swapped_bytes)} of this training is swapped out.")
-    return unsigned_finding(
+    return make_finding(
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=" ".join(sentences),
         evidence=(

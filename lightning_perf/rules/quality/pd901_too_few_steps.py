@@ -1,7 +1,7 @@
 """PD901: too few steps for reliable averages."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import claims_time, fact, fix, unsigned_finding
+from lightning_perf.rules.findings import claims_time, fact, fix, make_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.thresholds import MIN_RELIABLE_STEPS
 
@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     summary = f"Only {n_steps} steps were measured in the steady state. Averages of so few steps are unreliable."
     if n_steps == 0:
         summary = "No steps were measured in the steady state."
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=summary,
         evidence=fact("steps in the steady state", n_steps, "count", MIN_RELIABLE_STEPS, n_steps),

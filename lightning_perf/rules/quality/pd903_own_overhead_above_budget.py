@@ -1,7 +1,7 @@
 """PD903: PerfDoctor's overhead exceeds its budget."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import OVERHEAD_MIN_STEP_SHARE
 from lightning_perf.rules.wording import duration, percent
@@ -15,7 +15,7 @@ def check(session: Session) -> Finding | None:
     if not (overhead.per_step_us > overhead.budget_us and is_noticeable) and not overhead.backed_off:
         return None
     stopped = f" It stopped measuring {', '.join(overhead.backed_off)}." if overhead.backed_off else ""
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=(
             f"PerfDoctor takes {overhead.per_step_us:.0f} µs per step; its budget is {overhead.budget_us:.0f} µs. "

@@ -1,7 +1,7 @@
 """PD904: much of the time is in no known phase."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.kernel_signals import launching_s, path_of
 from lightning_perf.rules.launch_signals import is_launch_bound, late_place, tiny_operators
 from lightning_perf.rules.rule import rule
@@ -34,7 +34,7 @@ def check(session: Session) -> Finding | None:
         return None
     line = next(iter(lines_of(session, "other")), None)
     where = f" {line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}." if line else ""
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=f"{percent(share)} of training time is in no known phase.{where}",
         evidence=fact("share of the time in no known phase", share, "fraction", UNACCOUNTED_MAX_SHARE, steady.n_steps),
@@ -61,7 +61,7 @@ def _in_a_trace(session: Session) -> Finding | None:
     words = words if trace.device is not None else words.removesuffix(" while the device waits")
     site = late_place(trace)
     where = f", longest at {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=f"{percent(reading.share(unexplained_s))} of the time is unexplained, mostly {words}{where}.",
         evidence=(

@@ -1,7 +1,7 @@
 """PD905: an accelerator is in use, but steps were not timed by device events."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 
@@ -18,7 +18,7 @@ def check(session: Session) -> Finding | None:
     if steady_of(session).device is not None:
         return None
     reason = session.missing.get("steady.device", "the reason is unknown")
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=f"Device times were not measured: {reason}.",
         evidence=fact("device", ", ".join(d.name for d in session.machine.devices) or "unknown"),

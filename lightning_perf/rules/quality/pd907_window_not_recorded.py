@@ -1,7 +1,7 @@
 """PD907: a profiler window recorded no events, or failed."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, unsigned_finding
+from lightning_perf.rules.findings import fact, make_finding
 from lightning_perf.rules.rule import Skip, rule
 
 
@@ -13,7 +13,7 @@ def check(session: Session) -> Finding | None:
     n = len(session.windows)
     if not lost:
         return None
-    return unsigned_finding(
+    return make_finding(
         severity="info",
         summary=(
             f"{len(lost)} of {n} profiler windows {'is' if len(lost) == 1 else 'are'} empty."

@@ -1,8 +1,8 @@
 """PD801: the device lowers its clock because it is hot."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fix, optional_fact, timed_finding, unsigned_finding
-from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, sampled
+from lightning_perf.rules.findings import fix, make_finding, optional_fact, timed_finding
+from lightning_perf.rules.machine_signals import compute_claims, device_telemetry_of, telemetry_fact
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import CLOCK_MIN_LOSS, HOT_C, THROTTLED_MIN_FRACTION
@@ -20,7 +20,7 @@ def check(session: Session) -> Finding | None:
     hot, clock = device.temperature_c, device.sm_clock_mhz
     if reasons is None and (hot is None or clock is None or not device.max_sm_clock_mhz):
         raise Skip(f"{device.device} reports neither throttling reasons nor its temperature and clock")
-    throttled = sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS)
+    throttled = min(1.0, sum((reasons or {}).get(reason, 0.0) for reason in THERMAL_REASONS))
     lost = None if clock is None or not device.max_sm_clock_mhz else 1.0 - clock.mean / device.max_sm_clock_mhz
     is_hot_and_slow = (
         reasons is None and hot is not None and hot.p95 >= HOT_C and lost is not None and lost >= CLOCK_MIN_LOSS
@@ -29,26 +29,25 @@ def check(session: Session) -> Finding | None:
         return None
     heat = f"at {hot.p95:.0f} °C (p95)" if hot is not None else ""
     slow = f"its clock was {percent(lost)} below its highest" if lost is not None else ""
-    held_back = f"{device.device} was thermally throttled {percent(min(1.0, throttled))} of the time"
-    summary = (
-        f"{device.device} ran {heat}; {slow}. The driver gives no reason."
-        if is_hot_and_slow
-        else "; ".join(filter(None, (f"{held_back}{f', {heat}' if heat else ''}", slow))) + "."
-    )
+    if is_hot_and_slow:
+        summary = f"{device.device} ran {heat}; {slow}. The driver gives no reason."
+    else:
+        summary = f"{device.device} was thermally throttled {percent(throttled)} of the time"
+        summary += (f", {heat}" if heat else "") + (f"; {slow}" if slow else "") + "."
     evidence = (
         optional_fact(
             "time thermally throttled",
-            min(1.0, throttled) if reasons is not None else None,
+            throttled if reasons is not None else None,
             "fraction",
             THROTTLED_MIN_FRACTION,
             device.n_samples,
         ),
-        sampled("temperature", hot, "°C", HOT_C, "p95"),
-        sampled("clock", clock, "MHz"),
+        telemetry_fact("temperature", hot, "°C", HOT_C, "p95"),
+        telemetry_fact("clock", clock, "MHz"),
         optional_fact("highest clock", device.max_sm_clock_mhz, "MHz"),
     )
     if lost is None:  # the cost is not known
-        return unsigned_finding(severity="low", summary=summary, evidence=evidence, prescriptions=_COOLER)
+        return make_finding(severity="low", summary=summary, evidence=evidence, prescriptions=_COOLER)
     return timed_finding(
         steady,
         summary=summary,

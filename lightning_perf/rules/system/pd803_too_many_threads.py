@@ -4,7 +4,7 @@ import math
 
 from lightning_perf.records import HostTelemetry, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact
-from lightning_perf.rules.machine_signals import host_of, sampled
+from lightning_perf.rules.machine_signals import host_telemetry_of, telemetry_fact
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank, is_cpu_run
@@ -15,7 +15,7 @@ from lightning_perf.rules.wording import number_of, percent
 
 @replay_rule("PD803", "too-many-threads")
 def check(session: Session) -> Diagnosis | None:
-    host = host_of(session)
+    host = host_telemetry_of(session)
     n_threads = session.settings.torch.n_threads or host.n_torch_threads
     if not n_threads:
         raise Skip("the number of threads is not known")
@@ -40,7 +40,7 @@ def check(session: Session) -> Diagnosis | None:
                 "fraction",
                 THREAD_QUEUEING_MIN,
             ),
-            sampled(
+            telemetry_fact(
                 "involuntary context switches per second", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S
             ),
             optional_fact("OMP_NUM_THREADS", host.n_openmp_threads, "count"),

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
-from lightning_perf.rules.machine_signals import host_of
+from lightning_perf.rules.machine_signals import host_telemetry_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import THROTTLED_MIN_FRACTION
@@ -12,7 +12,7 @@ from lightning_perf.rules.wording import percent
 @rule("PD804", "cpu-quota-throttled")
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
-    host = host_of(session)
+    host = host_telemetry_of(session)
     if not host.throttle_periods:
         return None  # no quota
     share = min(1.0, (host.throttled_periods or 0) / host.throttle_periods)

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.machine_signals import device_telemetry_of, sampled
+from lightning_perf.rules.machine_signals import device_telemetry_of, telemetry_fact
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 
@@ -29,8 +29,8 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("PCIe generation", generation, "count", max_generation, device.n_samples),
             fact("PCIe lanes", width, "count", max_width, device.n_samples),
-            sampled("to the device per second", device.pcie_receive_bytes_per_s, "bytes"),
-            sampled("from the device per second", device.pcie_send_bytes_per_s, "bytes"),
+            telemetry_fact("to the device per second", device.pcie_receive_bytes_per_s, "bytes"),
+            telemetry_fact("from the device per second", device.pcie_send_bytes_per_s, "bytes"),
         ),
         prescriptions=fix("reseat the card, or try another slot, riser or BIOS setting for the link speed", "hours"),
         claims={"transfer": lost * phase_s(steady, "transfer")},

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.machine_signals import device_telemetry_of, host_of
+from lightning_perf.rules.machine_signals import device_telemetry_of, host_telemetry_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.thresholds import FAR_NODE_MAX_GAIN, FAR_NODE_MIN_FRACTION
@@ -13,7 +13,7 @@ from lightning_perf.rules.wording import percent
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     device = device_telemetry_of(session)
-    host = host_of(session)
+    host = host_telemetry_of(session)
     node, nodes = device.numa_node, host.process_numa_nodes
     if node is None or not nodes:
         raise Skip("NUMA nodes are not known, or there is only one")

@@ -1,7 +1,7 @@
 """PD808: the device's utilization is low or uneven, and no other rule explains it."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, unsigned_finding
+from lightning_perf.rules.findings import fact, fix, make_finding
 from lightning_perf.rules.machine_signals import device_telemetry_of
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import steady_of
@@ -28,7 +28,7 @@ def check(session: Session) -> Finding | None:
     else:
         what = f"{device.device} was {percent(use.p5)} to {percent(use.p95)} utilized (p5 to p95)"
     # Not rated by time saved: without a cause no gain is known.
-    return unsigned_finding(
+    return make_finding(
         severity="low",
         summary=f"{what}, and no other rule explains it.",
         evidence=(

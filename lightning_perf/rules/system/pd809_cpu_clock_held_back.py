@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
-from lightning_perf.rules.machine_signals import compute_claims, host_of, sampled, wait_share
+from lightning_perf.rules.machine_signals import compute_claims, host_telemetry_of, telemetry_fact, wait_share
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import is_cpu_run, phase_s, steady_of
 from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART, WAIT_MIN_SHARE
@@ -11,7 +11,7 @@ from lightning_perf.rules.thresholds import CPU_CLOCK_MIN_PART, WAIT_MIN_SHARE
 @rule("PD809", "cpu-clock-held-back")
 def check(session: Session) -> Finding | None:
     steady = steady_of(session)
-    host = host_of(session)
+    host = host_telemetry_of(session)
     clock = host.cpu_mhz
     full_mhz = host.base_cpu_mhz or host.max_cpu_mhz
     if clock is None or not full_mhz:
@@ -35,7 +35,7 @@ def check(session: Session) -> Finding | None:
             f"load" + (f"; its governor is {host.cpu_governor}." if is_governed else ".")
         ),
         evidence=(
-            sampled("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
+            telemetry_fact("clock of the training thread's core", clock, "MHz", allowed * full_mhz, "p50"),
             optional_fact("base clock", host.base_cpu_mhz, "MHz"),
             optional_fact("maximum clock", host.max_cpu_mhz, "MHz"),
             fact("governor", host.cpu_governor),

@@ -66,6 +66,9 @@ def _needed_bytes(probe: LoaderProbe) -> int:
 
 
 def _why(probe: LoaderProbe) -> str:
-    if probe.narrow_bytes and probe.narrow_bytes >= probe.bytes_by_dtype.get("float64", 0):
+    wide, narrow = probe.bytes_by_dtype.get("float64", 0), probe.narrow_bytes or 0
+    if not narrow:
+        return "It is float64."
+    if narrow >= wide + probe.bytes_by_dtype.get("float32", 0):
         return "All of its float values fit into one byte."
-    return "It is float64." if not probe.narrow_bytes else "It is float64; part of its values fit into one byte."
+    return f"{'It is float64; part of its' if wide else 'Part of its float'} values fit into one byte."
