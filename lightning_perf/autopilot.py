@@ -290,13 +290,13 @@ class Autopilot:
         wait = Order("wait", self._n_steps + steps)
         if not usual_s or self._lost_s() >= self._budget_s():
             return wait
-        waiting = sorted(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
-        found = waiting[0] if waiting else None
-        refusal = self._refusal(found[0], found[2]) if found is not None else ""
-        if found is None or ((found[2] == "epoch") != is_epoch_start and not refusal):
-            return wait._replace(next_sync=self._n_steps + 1) if found is not None and is_epoch_start else wait
-        text, code, unit = found
-        self._waiting.remove(found)
+        if not self._waiting:
+            return wait
+        text, code, unit = min(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
+        refusal = self._refusal(text, unit)
+        if (unit == "epoch") != is_epoch_start and not refusal:
+            return wait._replace(next_sync=self._n_steps + 1) if is_epoch_start else wait
+        self._waiting.remove((text, code, unit))
         accumulated = max(1, int(self._trainer.accumulate_grad_batches))
         steps = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / usual_s)))
         steps = math.ceil(steps / accumulated) * accumulated  # as many optimizer steps in each block
