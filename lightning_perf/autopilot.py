@@ -346,8 +346,10 @@ class Autopilot:
 
     def _order_executed(self, action: str, is_done: bool) -> None:
         """Begin the ordered block; end the try if the treatment is kept or cannot be applied."""
-        if self._try is not None and (action == "keep" or not is_done):
-            self._close(*("kept",) if is_done else ("refused", self._failure or _OTHER_RANK))
+        if self._try is not None and not is_done:
+            self._close("refused", self._failure or _OTHER_RANK)
+        elif self._try is not None and action == "keep":
+            self._close("kept")
         self._times.begin(self._try.record.unit if self._try is not None else None)
 
     def collect(self) -> None:
