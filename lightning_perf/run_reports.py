@@ -135,14 +135,12 @@ class RunReports:
         if "json" in self._active():
             self._probes.call("json", self._save, session)
 
-    def _epoch_report(self, session: Session, epoch: int, is_within: bool = False) -> Any:
+    def _epoch_report(self, session: Session, epoch: int, is_within: bool) -> Any:
         """Return what the console shows of an epoch, or within it; None if nothing."""
-        if is_within:
-            report: Any = console_report.brief_epoch(session, epoch, self._shown, is_within)
+        if self._doctor.console == "full" and not is_within:
+            report: Any = console_report.epoch_document(session, epoch, self._shown)
         else:
-            is_full = self._doctor.console == "full"
-            make: Any = console_report.epoch_document if is_full else console_report.brief_epoch
-            report = make(session, epoch, self._shown)
+            report = console_report.brief_epoch(session, epoch, self._shown, is_within)
         if report is not None:
             self._shown = session
         return report
