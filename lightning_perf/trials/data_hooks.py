@@ -42,21 +42,11 @@ class DataProbeHooks:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if getattr(stage, "value", stage) == "fit":
             self._started_s = time.monotonic()
-            if not seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders), self._undos):
-                # Other versions of Lightning prepare one loader after the other: the first is probed.
-                seams.tap_train_loaders(trainer, lambda loader: self._probe_first(trainer, loader), self._undos)
+            seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders), self._undos)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._undos.close()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
-
-    def _probe_first(self, trainer: Any, loader: Any) -> Any:
-        if self.probe is None:
-            self._probe(trainer, [loader])
-        else:
-            others = "the Trainer combines several training loaders; this is the first of them"
-            self.probe = msgspec.structs.replace(self.probe, missing={**self.probe.missing, "others": others})
-        return loader
 
     def _probe(self, trainer: Any, loaders: list[Any]) -> None:
         """Probe each loader; keep the probe of the slowest one."""
