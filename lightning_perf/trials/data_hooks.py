@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_map
 
 from lightning_perf import seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
@@ -120,7 +121,8 @@ class OneBatch:
         self.batch = batch
 
     def __iter__(self) -> Iterator[Any]:
-        return (_copied_containers(self.batch) for _ in range(MANY_BATCHES))
+        # The same tensors in new containers, because a step may change these.
+        return (tree_map(lambda leaf: leaf, self.batch) for _ in range(MANY_BATCHES))
 
 
 class SizedOneBatch(OneBatch):
@@ -140,12 +142,3 @@ def one_batch_of(loader: Any) -> OneBatch:
     except TypeError:
         return OneBatch(batch)
     return SizedOneBatch(batch)
-
-
-def _copied_containers(batch: Any) -> Any:
-    """Return the same tensors in new containers, because a step may change these."""
-    if type(batch) is dict:
-        return {name: _copied_containers(value) for name, value in batch.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(_copied_containers(value) for value in batch)
-    return batch
