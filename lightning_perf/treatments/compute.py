@@ -360,8 +360,9 @@ class FusedAttention(Treatment):
                 f'{self.id} expected a Hugging Face model with attn_implementation="eager"; elsewhere, write '
                 "scaled_dot_product_attention yourself, or need_weights=False for nn.MultiheadAttention"
             )
-        configs = {id(one.config): one.config for one in models}.values()  # outer ones first: they set inner ones too
-        undos.note(partial(_restore_attention, [(one, _attention(one)) for one in configs]))
+        # An outer configuration sets inner ones too, so it is restored first: undos run in reverse order.
+        for config in reversed({id(one.config): one.config for one in models}.values()):
+            undos.note(partial(setattr, config, "_attn_implementation", _attention(config)))
         for model in eager:
             name = type(model).__name__
             if getattr(model.config, "output_attentions", False):
@@ -377,8 +378,3 @@ class FusedAttention(Treatment):
 
 def _attention(config: Any) -> Any:
     return getattr(config, "_attn_implementation", None)
-
-
-def _restore_attention(before: list[tuple[Any, Any]]) -> None:
-    for config, implementation in before:
-        config._attn_implementation = implementation
