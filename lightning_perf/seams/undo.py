@@ -52,7 +52,7 @@ class Undos:
             raise error
 
 
-def complete(function: Callable[..., None], *args: Any) -> None:
+def complete(function: Callable[[], None]) -> None:
     """Call a function that can be called twice; call it again if an interrupt ended it early.
 
     Raises:
@@ -61,7 +61,7 @@ def complete(function: Callable[..., None], *args: Any) -> None:
     interrupt: BaseException | None = None
     for _ in range(_ATTEMPTS):
         try:
-            function(*args)
+            function()
         except BaseException as raised:
             if isinstance(raised, Exception) and not is_from_signal(raised):
                 raise
