@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -152,7 +152,9 @@ def quick_profile(
     """
     _check(model, train, loss, depth, seconds, ceilings)
     device = _device_of(model, batch)
-    with preserved_state(model, device):
+    # Events are recorded on the current device.
+    current: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with preserved_state(model, device), current:
         counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=device.type == "cpu")
         run = _Run(model, batch, train, loss, device)
         run.once()  # initializes lazy parameters and libraries before the count
