@@ -20,7 +20,7 @@ def tap_profiler(
 
     The profiler stays the user's own object. Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``.
     Lightning's default pass-through profiler is not called: a span costs less than the generator that it makes each
-    time. Any other profiler is called as before, within ``profiling``. ``span_for`` is called once for each action's name.
+    time. Any other profiler is called as before, within ``profiling``. ``span_for`` is called once per action name.
 
     Return a function after which ``span_for`` is called again for every action; None if this Trainer has no profiler
     that can be patched.
