@@ -87,7 +87,7 @@ def notice_about(pid: int, folder: str | Path) -> Notice:
     reached = read_pids(folder)
     may_be_reached = False
     trains = waits = ""
-    for process in _family(pid):
+    for process in _process_tree(pid):
         with contextlib.suppress(psutil.Error, OSError):
             if _pids_inside(process.pid) & reached:
                 may_be_reached = True
@@ -116,7 +116,7 @@ def notice_about(pid: int, folder: str | Path) -> Notice:
     )
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _process_tree(pid: int) -> list[psutil.Process]:
     try:
         first = psutil.Process(pid)
         return [first, *first.children(recursive=True)]
