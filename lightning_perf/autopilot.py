@@ -36,14 +36,14 @@ IDLE_S = 10.0
 FIRST_SYNC_STEP = 100  # steps
 
 SLOW_FACTOR = 2.0
-"""A treatment whose first steps take longer by this factor than usual ones, before and after, is undone at once."""
+"""A treatment is undone at once if its first steps take this many times as long as steps before and after it."""
 
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
 _LEAST_DISCARDED = 2
 _MAX_PEAK_SHARE = 0.9  # of the device's memory: a treatment may not raise the peak above it
-_MOST_BLOCKS = 500  # most of them without a step that counts
+_MOST_BLOCKS = 500  # per try: only reached if hardly any block has a step that counts
 _NEVER = 2**62
-_CHECK_EVERY = 4  # steps; a run of one rank may end a slow block at these
+_CHECK_EVERY = 4  # steps between two readings of a block; with one rank, a slow block may end there
 _OTHER_RANK = "another rank refused it"
 _USED_UP = "the time allowed for slower treatments is used up"
 

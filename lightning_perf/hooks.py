@@ -117,7 +117,7 @@ class DoctorHooks(UserLoop, Results):
         self.session: Session | None = None
         self._saved_at: AnyPath | None = None
         self._run: DoctorRun | None = None
-        self._probes = ProbeSet()  # of the run; empty without one
+        self._probes = ProbeSet()  # empty outside a run
         self._autopilot: Autopilot | None = None
 
     def _release(self) -> None:

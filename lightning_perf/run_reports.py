@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lightning_perf")
 
-_REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
+_REPORTING_ALLOWED_S = 0.25  # a few reports, however short the run is
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
 WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
 
 _UPLOAD_S = 30.0  # for each upload at the end of a run
-_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; of a preempted one, killed soon, also for its reports
+_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; of a preempted one, for reports and uploads together
 
 
 class RunReports:
@@ -46,7 +46,7 @@ class RunReports:
         self._loggers = LoggerReports()
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
         self._ends_s: float | None = None  # when an interrupted run must be over
-        self._is_copied = False  # or copying failed
+        self._is_copied = False  # True also if copying failed
         self._spare: SpareThread | None = None  # for a loop without a Trainer, which may last until Python ends
         self._shown: Session | None = None  # the last one on the console before the end of the run
 

@@ -22,7 +22,7 @@ from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
 from lightning_perf.trials.job import Job, Result
 
 MAX_LOSSES = 1000
-_CHECK_EVERY_S = 1.0  # without a number of steps: how often to check whether the run is long enough
+_CHECK_EVERY_S = 1.0  # between two checks whether a run without a number of steps is long enough
 _CHECK_EVERY_STEPS = 20  # the same with several ranks, which must check together
 _READ_LOSSES_EVERY = 20  # batches
 _MIN_EPOCHS = 3  # that figures of whole epochs need
