@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lightning_perf import seams
-from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
 from lightning_perf.records.files import require_room, write_whole
@@ -21,6 +20,7 @@ from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.remote_folder import RemoteFolder, SpareThread, within
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import formats
+from lightning_perf.reports import tensorboard as tensorboard_report
 from lightning_perf.reports.sections.hang import hang_text
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RunReports:
         self.folder = Path()
         self.spent_s = 0.0
         self._doctor, self._trainer, self._probes = doctor, trainer, probes
-        self._loggers = LoggerReports()
+        self._session_writers: dict[int, tensorboard_report.SessionWriter] = {}  # by the id of the logger
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
         self._ends_s: float | None = None  # when an interrupted run must be over
         self._is_copied = False  # True also if copying failed
@@ -122,8 +122,28 @@ class RunReports:
         if news:
             self.news(news)
         if "tensorboard" in self._doctor.reports and not (is_within or trainer.fast_dev_run):
-            self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
+            self._probes.call("loggers", self._write_to_loggers, session)
         self.save(session)
+
+    def _write_to_loggers(self, session: Session) -> None:
+        """Report a session to each logger that accepts it, as a separate row: Lightning's own rows do not change."""
+        step = seams.logged_step(self._trainer)
+        for logger in self._trainer.loggers:
+            if seams.accepts_any_figure(logger):
+                # With the step of the epoch's last row, which Lightning's own row for the epoch has too.
+                self._probes.call(type(logger).__name__, _log_figures, logger, session, max(0, step - 1))
+            else:
+                self._probes.call("tensorboard", self._write_events, logger, session, step)
+
+    def _write_events(self, logger: Any, session: Session, step: int) -> None:
+        writer = seams.tensorboard_writer(logger)
+        if writer is None:
+            return
+        # If a write fails, each later write of the user's raises too: torch's writer does not recover.
+        require_room(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
+        tensorboard_report.write_scalars(writer, session, step)
+        tensorboard_report.write_text(writer, session, step)
+        self._session_writers.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)
 
     def news(self, text: str) -> None:
         """Print one line, unless nothing is printed."""
@@ -309,6 +329,11 @@ class RunReports:
         """Return where users find the session file."""
         file = self._session_path(session)
         return file if self._remote is None else self._remote.place_of(file)
+
+
+def _log_figures(logger: Any, session: Session, step: int) -> None:
+    require_room(logger.save_dir or ".", 0)  # services keep files of their own on this machine
+    seams.log_own_row(logger, tensorboard_report.scalars(session), step)
 
 
 def _has_content(session: Session) -> bool:
