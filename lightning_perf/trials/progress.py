@@ -92,9 +92,9 @@ def _result(run: ArmRun, arm: Arm | None) -> str:
 
 
 def _best_so_far(trial: Trial) -> str:
-    best = [arm for arm in trial.arms if arm.speedup and arm.verdict == "improved" and arm.id != MEASUREMENT]
-    if not best:
+    improved = [arm for arm in trial.arms if arm.verdict == "improved" and arm.id != MEASUREMENT]
+    speedups = [(arm.speedup.value, arm.id) for arm in improved if arm.speedup is not None]
+    if not speedups:
         return ""
-    top = max(best, key=lambda arm: arm.speedup.value if arm.speedup is not None else 0.0)
-    assert top.speedup is not None
-    return f" (best so far {top.id}: {top.speedup.value:.2f}x)"
+    speedup, name = max(speedups)
+    return f" (best so far {name}: {speedup:.2f}x)"
