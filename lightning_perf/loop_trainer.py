@@ -82,7 +82,7 @@ class LoopTrainer:
 
 
 def shown_loader(loader: Any) -> Any:
-    """Return what probes see of a loader.
+    """Return a loader as probes see it, without Fabric's wrapper.
 
     Probes would take a collection of batches for a collection of loaders; they see an object with its class name.
     """

@@ -58,7 +58,7 @@ class RunReports:
         return folder or os.path.join(trainer.default_root_dir, new)
 
     def open(self, default_folder: str) -> None:
-        """Choose the run's folder; if it cannot be written, say so once and write no files."""
+        """Choose the run's folder; if it cannot be written, warn once and write no files."""
         trainer, out_dir = self._trainer, self._doctor.out_dir
         place = any_path(default_folder) if out_dir is None else out_dir
         files = [name for name in ("json", *formats.RUN_FORMATS) if name in self._doctor.reports]
@@ -251,7 +251,7 @@ class RunReports:
             self._print(lambda: console_report.post_mortem_document(session))
 
     def hang(self, hang: Hang, stacks: str) -> Hang:
-        """Write a hang's file, and show it on the first rank that lives. Called in another thread."""
+        """Write the file of a hang, and print it on the first live rank. Called in another thread."""
         trainer, name = self._trainer, "hang.txt"
         if not trainer.is_global_zero:
             name = f"{RANKS_FOLDER}/hang.rank{trainer.global_rank}.txt"

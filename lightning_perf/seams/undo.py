@@ -76,7 +76,7 @@ _changes: "WeakSet[_Change]" = WeakSet()
 
 
 class _Change:
-    """An attribute of an owner, set to a value of ours until it is undone."""
+    """An attribute of an owner that is set to another value until that is undone."""
 
     def __init__(self, owner: Any, name: str, value: Any) -> None:
         self.owner, self.name, self.value = owner, name, value
@@ -94,7 +94,7 @@ class _Change:
             else:
                 delattr(self.owner, self.name)
             return
-        for later in list(_changes):  # a later change of ours then restores the value before this one
+        for later in list(_changes):  # so that a later change restores the value before this one
             if later.owner is self.owner and later.name == self.name and later.before is self.value:
                 later.had_own, later.before = self.had_own, self.before
 

@@ -11,7 +11,7 @@ from lightning_perf.records import LoaderSettings, Session
 from .treatment import Treatment, whole_cores_per_rank
 
 MAX_DEFAULT_WORKERS = 8
-"""Workers without a measurement, at most: more rarely help, and each holds the batches that it prefetches."""
+"""Most workers without a measurement: more rarely help, and each holds the batches that it prefetches."""
 
 
 class LoaderTreatment(Treatment):
@@ -188,7 +188,7 @@ class BatchSize(LoaderTreatment):
         pass  # the accumulation follows the batch size of the loader that was rebuilt
 
     def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
-        # A loader without a batch size refuses any, and says why.
+        # For a loader without a batch size, `rebuilt` refuses any, with the reason.
         batch_size = getattr(inner_loader(loader), "batch_size", None)
         return {"batch_size": _resized(value, batch_size) if batch_size is not None else 1}
 

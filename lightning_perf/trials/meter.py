@@ -132,7 +132,7 @@ class MeterHooks:
                 self._batch_type = type(batch)
                 self._size_of = size_reader(batch)
             size = self._size_of(batch)
-        except Exception as error:  # noqa: BLE001 - a batch without a size: the result says None
+        except Exception as error:  # noqa: BLE001 - a batch without a size: samples per step stay None
             raise_if_from_signal(error)
             size = -1
         if size < 0:
@@ -306,7 +306,7 @@ def _compile_s() -> float:
 
 
 def _planned_steps(trainer: Any) -> int | None:
-    """Return the optimizer steps of the whole training; None if it has no limit, or Lightning cannot know."""
+    """Return the optimizer steps of the whole training; None if it has no limit, or Lightning cannot compute it."""
     try:
         n_steps = trainer.estimated_stepping_batches
     except Exception as error:  # noqa: BLE001 - accumulation that changes between epochs
