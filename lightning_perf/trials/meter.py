@@ -15,6 +15,7 @@ import torch
 
 from lightning_perf import seams
 from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.probes.ceilings import synchronize
 from lightning_perf.probes.compiler import dynamo
 from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.plain import size_reader
@@ -179,7 +180,7 @@ class MeterHooks:
         is_first = self._is_unusual or has_saved  # a group that has begun is dropped: it contains more than steps
         if not is_first and self.n_steps - self._group_from < block:
             return
-        _synchronize(self._device)
+        synchronize(self._device)
         now = time.perf_counter_ns()
         self._record(now, 1 if is_first else self.n_steps - self._group_from)
         self._read_losses()
@@ -313,13 +314,6 @@ def _planned_steps(trainer: Any) -> int | None:
         raise_if_from_signal(error)
         return None
     return int(n_steps) if 0 < n_steps < math.inf else None
-
-
-def _synchronize(device: torch.device) -> None:
-    if hasattr(torch, "accelerator"):  # torch 2.6 and later
-        torch.accelerator.synchronize(device)
-    else:
-        torch.cuda.synchronize(device)
 
 
 def _peak_host_bytes() -> int:
