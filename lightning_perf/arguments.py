@@ -14,7 +14,7 @@ from lightning_perf.reports.formats import RUN_FORMATS
 from lightning_perf.treatments.specs import all_treatments, parse_all
 
 REPORTS = ("console", "tensorboard", "json", "upload")
-"""The default."""
+"""Reports that PerfDoctor makes by default."""
 
 KNOWN_REPORTS = (*REPORTS, *RUN_FORMATS)
 

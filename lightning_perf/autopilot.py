@@ -36,14 +36,14 @@ IDLE_S = 10.0
 FIRST_SYNC_STEP = 100  # steps
 
 SLOW_FACTOR = 2.0
-"""A treatment whose first steps take longer by this factor than usual ones, before and after, is undone at once."""
+"""A treatment is undone at once if its first steps take this many times as long as steps before and after it."""
 
 _DISCARDED_SHARE = 0.25  # of a block's steps, before those that count: caches, thread pools and queues settle
 _LEAST_DISCARDED = 2
 _MAX_PEAK_SHARE = 0.9  # of the device's memory: a treatment may not raise the peak above it
-_MOST_BLOCKS = 500  # most of them without a step that counts
+_MOST_BLOCKS = 500  # per try: only reached if hardly any block has a step that counts
 _NEVER = 2**62
-_CHECK_EVERY = 4  # steps; a run of one rank may end a slow block at these
+_CHECK_EVERY = 4  # steps between two readings of a block; with one rank, a slow block may end there
 _OTHER_RANK = "another rank refused it"
 _USED_UP = "the time allowed for slower treatments is used up"
 
@@ -290,13 +290,13 @@ class Autopilot:
         wait = Order("wait", self._n_steps + steps)
         if not usual_s or self._lost_s() >= self._budget_s():
             return wait
-        waiting = sorted(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
-        found = waiting[0] if waiting else None
-        refusal = self._refusal(found[0], found[2]) if found is not None else ""
-        if found is None or ((found[2] == "epoch") != is_epoch_start and not refusal):
-            return wait._replace(next_sync=self._n_steps + 1) if found is not None and is_epoch_start else wait
-        text, code, unit = found
-        self._waiting.remove(found)
+        if not self._waiting:
+            return wait
+        text, code, unit = min(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
+        refusal = self._refusal(text, unit)
+        if (unit == "epoch") != is_epoch_start and not refusal:
+            return wait._replace(next_sync=self._n_steps + 1) if is_epoch_start else wait
+        self._waiting.remove((text, code, unit))
         accumulated = max(1, int(self._trainer.accumulate_grad_batches))
         steps = min(BLOCK_STEPS, max(1, math.ceil(BLOCK_S / usual_s)))
         steps = math.ceil(steps / accumulated) * accumulated  # as many optimizer steps in each block
@@ -346,8 +346,10 @@ class Autopilot:
 
     def _order_executed(self, action: str, is_done: bool) -> None:
         """Begin the ordered block; end the try if the treatment is kept or cannot be applied."""
-        if self._try is not None and (action == "keep" or not is_done):
-            self._close(*("kept",) if is_done else ("refused", self._failure or _OTHER_RANK))
+        if self._try is not None and not is_done:
+            self._close("refused", self._failure or _OTHER_RANK)
+        elif self._try is not None and action == "keep":
+            self._close("kept")
         self._times.begin(self._try.record.unit if self._try is not None else None)
 
     def collect(self) -> None:

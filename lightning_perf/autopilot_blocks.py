@@ -42,7 +42,7 @@ class TreatmentTry:
         self._other_lost_s = 0.0
 
     def precheck(self, least_s: float | None, slow_factor: float) -> float:
-        """Add a first block; return by which factor it was slower than usual steps, 0 if it was not or not known yet.
+        """Add a first block; return its slowdown as a factor: 0 if it was not slower than usual, or not known yet.
 
         After a slow one, a block without the treatment follows: another program may have slowed down both.
         """
@@ -135,9 +135,9 @@ class BlockTimes:
         return sum(found.values()) - len(found) * usual_s
 
     def epoch_mean(self) -> tuple[float | None, int]:
-        """Return the time per step of the epoch, with its boundary and without validation and checkpoints, and steps.
+        """Return the seconds per step of the epoch (None without steps) and its number of steps.
 
-        The time is None without steps.
+        The time includes the epoch boundary, but neither validation nor checkpoints.
         """
         n_steps = self._n_epoch_steps
         return (self._epoch_s / n_steps if n_steps else None), n_steps

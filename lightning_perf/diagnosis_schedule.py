@@ -7,19 +7,19 @@ from lightning_perf.probes.loop import LoopProbe
 from lightning_perf.stats.changepoint import LevelWatch
 
 FIRST_STEADY_STEPS, FIRST_S = 200, 10.0
-"""The first diagnosis comes after both: medians are stable by then."""
+"""Steps and time that must both have passed before the first diagnosis: medians are stable by then."""
 
 FIRST_SLOW_STEPS, FIRST_SLOW_S = 20, 60.0
-"""Or after both of these, for long steps. Outliers and steadiness are known from 20 steps on."""
+"""The same for long steps: outliers and steadiness are known from 20 steps on."""
 
 MAX_INTERVAL_S = 300.0
-"""Longest time between two diagnoses; before, each comes after twice the time of the last one."""
+"""Longest time between two diagnoses; until then, each is made at twice the time of the last one."""
 
 COST_FACTOR = 100
-"""A diagnosis comes no sooner than this many times the duration of the last one: it takes at most 1 % of the run."""
+"""Least time between two diagnoses, as a multiple of the duration of the last one: at most 1 % of the run."""
 
 CHANGE = 1.3
-"""A median step that has changed by this factor since the last diagnosis causes another one."""
+"""Change of the median step since the last diagnosis that causes another one, as a factor."""
 
 CHECK_S = 1.0
 MAX_CHECK_EVERY = 64  # steps: they may become longer before the next check

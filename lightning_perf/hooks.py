@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_perf import arguments, seams
-from lightning_perf.autopilot import Autopilot
 from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.probes.window import WindowProbe
@@ -117,19 +116,18 @@ class DoctorHooks(UserLoop, Results):
         self.session: Session | None = None
         self._saved_at: AnyPath | None = None
         self._run: DoctorRun | None = None
-        self._probes = ProbeSet()  # of the run; empty without one
-        self._autopilot: Autopilot | None = None
+        self._probes = ProbeSet()  # empty outside a run
 
     def _release(self) -> None:
         """Drop all references to the Trainer and its module."""
         for name in ("log", "log_dict"):  # Lightning sets them for each run
             vars(self).pop(name, None)
-        self._run, self._probes, self._autopilot = None, ProbeSet(), None
+        self._run, self._probes = None, ProbeSet()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return arguments and results for pickling, without references to the Trainer."""
         state = {name: value for name, value in self.__dict__.items() if name not in vars(UserLoop)}
-        return {**state, "_run": None, "_probes": ProbeSet(), "_autopilot": None}
+        return {**state, "_run": None, "_probes": ProbeSet()}
 
     def profile_now(self) -> None:
         """Open a profiler window at the next step; does nothing if windows are off, or outside a run."""
@@ -154,7 +152,6 @@ class DoctorHooks(UserLoop, Results):
         run = DoctorRun(self, trainer, self._probes, self._release)
         self._run = run
         run.open(pl_module, getattr(stage, "value", stage))
-        self._autopilot = run.autopilot
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if self._run is not None:
@@ -214,8 +211,8 @@ class DoctorHooks(UserLoop, Results):
                     loop.main.batch_ends(batch)
                 except Exception as error:  # noqa: BLE001 - reported; the training goes on unmeasured
                     self._probes.switch_off("steps", error)
-        if self._autopilot is not None:
-            self._autopilot.step_ended(pl_module)
+        if self._run is not None and self._run.autopilot is not None:
+            self._run.autopilot.step_ended(pl_module)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Check in the first steps whether gradients are cleared."""

@@ -74,12 +74,14 @@ class LiveTreatments:
     def apply(self, requests: Sequence[Request], trainer: Any, module: Any) -> None:
         """Apply treatments in ``on_train_epoch_start`` or between steps; undo one that cannot be applied."""
         for text, code in requests:
-            spec = parse(text)
+            spec, epoch = parse(text), trainer.current_epoch
             self._waiting = [one for one in self._waiting if one.treatment.id != spec.treatment.id]
             reason = self.switch(Applier([spec], partial(_warn_unchanged, text))).on(trainer, module)
-            self.note(text, code, trainer.current_epoch, reason)
-            if trainer.is_global_zero:
-                self._log_result(text, code, trainer.current_epoch, reason)
+            self.note(text, code, epoch, reason)
+            if trainer.is_global_zero and reason:
+                _log.warning("PerfDoctor could not apply %s, which %s recommends: %s", text, code, reason)
+            elif trainer.is_global_zero:
+                _log.warning("PerfDoctor applied %s from epoch %d on, as %s recommends.", text, epoch, code)
 
     def switch(self, applier: Applier) -> Switch:
         """Return a switch that is off at the end of the run."""
@@ -95,13 +97,6 @@ class LiveTreatments:
     def undo(self) -> None:
         """Restore everything in reverse order, even if single treatments raise. Can be called twice."""
         self._undos.close()
-
-    @staticmethod
-    def _log_result(text: str, code: str, epoch: int, reason: str) -> None:
-        if reason:
-            _log.warning("PerfDoctor could not apply %s, which %s recommends: %s", text, code, reason)
-        else:
-            _log.warning("PerfDoctor applied %s from epoch %d on, as %s recommends.", text, epoch, code)
 
 
 def _warn_unchanged(treatment: str, error: TreatmentError) -> None:

@@ -93,7 +93,7 @@ def is_iterable(dataset: Any) -> bool:
 
 
 def is_sharded(dataset: Any, worker_init: Any = None) -> bool:
-    """Return whether an ``IterableDataset`` yields in each worker only a part: known libraries, or its code says so."""
+    """Return whether each worker yields only a part of an ``IterableDataset``: in known libraries, or by its code."""
     names = _class_names(type(dataset))
     if any(name in names for name in _SHARDING):
         return True

@@ -38,9 +38,9 @@ class LoopTrainer:
     Attributes:
         is_stand_in: Distinguishes it from a Trainer (`seams.has_trainer`).
         module: The user's module; an empty one if none was named.
-        optimizers: Those seen so far.
-        global_step: How often optimizers stepped.
-        current_epoch: How many loops over a loader have ended.
+        optimizers: Optimizers seen so far.
+        global_step: Number of optimizer steps so far.
+        current_epoch: Number of loops over a loader that have ended.
     """
 
     is_stand_in = True
@@ -82,7 +82,7 @@ class LoopTrainer:
 
 
 def shown_loader(loader: Any) -> Any:
-    """Return what probes see of a loader.
+    """Return a loader as probes see it, without Fabric's wrapper.
 
     Probes would take a collection of batches for a collection of loaders; they see an object with its class name.
     """

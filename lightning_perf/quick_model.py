@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from torch import nn
 
+from lightning_perf.arguments import checked_flag, checked_whole
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes import ceilings as ceilings_probe
 from lightning_perf.probes.breakdown import ModelMemory
@@ -151,7 +152,9 @@ def quick_profile(
     """
     _check(model, train, loss, depth, seconds, ceilings)
     device = _device_of(model, batch)
-    with preserved_state(model, device):
+    # Events are recorded on the current device.
+    current: AbstractContextManager[Any] = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with preserved_state(model, device), current:
         counter = ArithmeticCounter(model, depth, time.perf_counter_ns, times_operators=device.type == "cpu")
         run = _Run(model, batch, train, loss, device)
         run.once()  # initializes lazy parameters and libraries before the count
@@ -317,12 +320,10 @@ def _checked_device(device: Any) -> torch.device:
 def _check(model: Any, train: Any, loss: Any, depth: Any, seconds: Any, ceilings: Any) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected a torch.nn.Module")
-    for name, value in (("train", train), ("ceilings", ceilings)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name}={value!r}: expected True or False")
+    checked_flag("train", train)
+    checked_flag("ceilings", ceilings)
     if loss is not None and not callable(loss):
         raise ConfigError(f"loss={loss!r}: expected a function from the model's output to a number, or None")
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
-        raise ConfigError(f"depth={depth!r}: expected a whole number of at least 1")
+    checked_whole("depth", depth, least=1)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 3600:
         raise ConfigError(f"seconds={seconds!r}: expected a number above 0")

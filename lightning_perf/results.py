@@ -95,10 +95,7 @@ class Results:
 
     def __repr__(self) -> str:
         """Return one line: the verdict of the latest run."""
-        session, name = self.session, type(self).__name__
-        if session is None:
-            return f"{name}(no run yet)"
-        return f"{name}({session!r})"
+        return f"{type(self).__name__}({'no run yet' if self.session is None else repr(self.session)})"
 
     def _repr_html_(self) -> Any:
         return None if self.session is None else self.session._repr_html_()

@@ -182,7 +182,7 @@ class DoctorRun:
         with loop.diagnosing:
             probes.call("overhead", probes.keep_to_budget)
             probes.call("session", lambda: self._report_running(self._diagnosed("running", None), is_within=True))
-            if trainer.world_size == 1:  # other ranks do not know of this diagnosis
+            if trainer.world_size == 1:  # other ranks would not apply the same
                 self.apply_treatments(pl_module, is_within_epoch=True)
         self._reporting(False)
         probes.call("steps", loop.main.pause)
@@ -293,7 +293,7 @@ class DoctorRun:
             return
         try:
             self._conclude(status, error)
-        except BaseException:  # an interrupt: Lightning may call no other hook of ours
+        except BaseException:  # an interrupt, after which Lightning may call no other hook
             self.restore()
             raise
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lightning_perf import seams
-from lightning_perf.logger_reports import LoggerReports
 from lightning_perf.probes.probe_set import ProbeSet
 from lightning_perf.records import RANKS_FOLDER, SESSION_FILE, Finding, Hang, Session
 from lightning_perf.records.files import require_free_space, write_whole
@@ -21,6 +20,7 @@ from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.remote_folder import RemoteFolder, SpareThread, within
 from lightning_perf.reports import console as console_report
 from lightning_perf.reports import formats
+from lightning_perf.reports import tensorboard as tensorboard_report
 from lightning_perf.reports.sections.hang import hang_text
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lightning_perf")
 
-_REPORTING_ALLOWED_S = 0.25  # always: a few reports of a short run
+_REPORTING_ALLOWED_S = 0.25  # a few reports, however short the run is
 _REPORTING_SHARE = 0.02  # of the run's time: what the reports at the ends of epochs may take
 WITHIN_EPOCH_LEAST_S = 60.0  # of a run: a shorter one is over before its line could be acted on
 
 _UPLOAD_S = 30.0  # for each upload at the end of a run
-_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; of a preempted one, killed soon, also for its reports
+_INTERRUPTED_S = 1.0  # for all uploads of an interrupted run; of a preempted one, for reports and uploads together
 
 
 class RunReports:
@@ -43,10 +43,10 @@ class RunReports:
         self.folder = Path()
         self.spent_s = 0.0
         self._doctor, self._trainer, self._probes = doctor, trainer, probes
-        self._loggers = LoggerReports()
+        self._session_writers: dict[int, tensorboard_report.SessionWriter] = {}  # by the id of the logger
         self._remote: RemoteFolder | None = None  # if the run's folder is at a URL
         self._ends_s: float | None = None  # when an interrupted run must be over
-        self._is_copied = False  # or copying failed
+        self._is_copied = False  # True also if copying failed
         self._spare: SpareThread | None = None  # for a loop without a Trainer, which may last until Python ends
         self._shown: Session | None = None  # the last one on the console before the end of the run
 
@@ -58,7 +58,7 @@ class RunReports:
         return folder or os.path.join(trainer.default_root_dir, new)
 
     def open(self, default_folder: str) -> None:
-        """Choose the run's folder; if it cannot be written, say so once and write no files."""
+        """Choose the run's folder; if it cannot be written, warn once and write no files."""
         trainer, out_dir = self._trainer, self._doctor.out_dir
         place = any_path(default_folder) if out_dir is None else out_dir
         files = [name for name in ("json", *formats.RUN_FORMATS) if name in self._doctor.reports]
@@ -122,8 +122,28 @@ class RunReports:
         if news:
             self.news(news)
         if "tensorboard" in self._doctor.reports and not (is_within or trainer.fast_dev_run):
-            self._probes.call("loggers", self._loggers.write, trainer, session, self._probes.call)
+            self._probes.call("loggers", self._write_to_loggers, session)
         self.save(session)
+
+    def _write_to_loggers(self, session: Session) -> None:
+        """Report a session to each logger that accepts it, as a separate row: Lightning's own rows do not change."""
+        step = seams.logged_step(self._trainer)
+        for logger in self._trainer.loggers:
+            if seams.accepts_any_figure(logger):
+                # With the step of the epoch's last row, which Lightning's own row for the epoch has too.
+                self._probes.call(type(logger).__name__, _log_figures, logger, session, max(0, step - 1))
+            else:
+                self._probes.call("tensorboard", self._write_events, logger, session, step)
+
+    def _write_events(self, logger: Any, session: Session, step: int) -> None:
+        writer = seams.tensorboard_writer(logger)
+        if writer is None:
+            return
+        # If a write fails, each later write of the user's raises too: torch's writer does not recover.
+        require_room(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
+        tensorboard_report.write_scalars(writer, session, step)
+        tensorboard_report.write_text(writer, session, step)
+        self._session_writers.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)
 
     def news(self, text: str) -> None:
         """Print one line, unless nothing is printed."""
@@ -135,14 +155,12 @@ class RunReports:
         if "json" in self._active():
             self._probes.call("json", self._save, session)
 
-    def _epoch_report(self, session: Session, epoch: int, is_within: bool = False) -> Any:
+    def _epoch_report(self, session: Session, epoch: int, is_within: bool) -> Any:
         """Return what the console shows of an epoch, or within it; None if nothing."""
-        if is_within:
-            report: Any = console_report.brief_epoch(session, epoch, self._shown, is_within)
+        if self._doctor.console == "full" and not is_within:
+            report: Any = console_report.epoch_document(session, epoch, self._shown)
         else:
-            is_full = self._doctor.console == "full"
-            make: Any = console_report.epoch_document if is_full else console_report.brief_epoch
-            report = make(session, epoch, self._shown)
+            report = console_report.brief_epoch(session, epoch, self._shown, is_within)
         if report is not None:
             self._shown = session
         return report
@@ -233,7 +251,7 @@ class RunReports:
             self._print(lambda: console_report.post_mortem_document(session))
 
     def hang(self, hang: Hang, stacks: str) -> Hang:
-        """Write a hang's file, and show it on the first rank that lives. Called in another thread."""
+        """Write the file of a hang, and print it on the first live rank. Called in another thread."""
         trainer, name = self._trainer, "hang.txt"
         if not trainer.is_global_zero:
             name = f"{RANKS_FOLDER}/hang.rank{trainer.global_rank}.txt"
@@ -311,6 +329,11 @@ class RunReports:
         """Return where users find the session file."""
         file = self._session_path(session)
         return file if self._remote is None else self._remote.place_of(file)
+
+
+def _log_figures(logger: Any, session: Session, step: int) -> None:
+    require_room(logger.save_dir or ".", 0)  # services keep files of their own on this machine
+    seams.log_own_row(logger, tensorboard_report.scalars(session), step)
 
 
 def _has_content(session: Session) -> bool:

@@ -104,7 +104,7 @@ class LoopRun:
                         batch = next(iterator, _END)
                 if batch is _END:
                     break
-                self.is_in_step, self._step_before = True, trainer.global_step  # `step_begins`, inlined
+                self.is_in_step, self._step_before = True, trainer.global_step
                 with profile(self._step_start):
                     doctor.on_train_batch_start(trainer, module, batch, self._index)
                 given, batch = [batch], None  # only the user's code holds the batch
@@ -150,15 +150,11 @@ class LoopRun:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def step_outside_begins(self, batch: Any) -> None:
+    def step_begins(self, batch: Any) -> None:
         """Begin a step that fetched no batch through PerfDoctor."""
         self._epoch_begins(None)
         with self._profile(FETCH):  # ends the time of the last step
             pass
-        self.step_begins(batch)
-
-    def step_begins(self, batch: Any) -> None:
-        """Begin a step."""
         self.is_in_step, self._step_before = True, self._trainer.global_step
         with self._profile(self._step_start):
             self._doctor.on_train_batch_start(self._trainer, self._module, batch, self._index)
@@ -288,7 +284,7 @@ class Step:
         if run is not None and (run.is_over or run.is_in_loop or run.is_in_step):
             self._run = None  # within the step of a loop
         elif run is not None:
-            run.step_outside_begins(batch)
+            run.step_begins(batch)
 
     def __exit__(self, *exception: Any) -> None:
         if self._run is not None and exception[0] is None:

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from lightning_perf.errors import ConfigError, TraceError
-from lightning_perf.records import TraceRecord
 from lightning_perf.reports.console import to_text
 from lightning_perf.reports.render.markdown import render
 from lightning_perf.reports.sections.trace import trace_documents
@@ -43,16 +42,14 @@ def analyze(
     if not records:
         raise TraceError("; ".join(map(str, errors)))
     diagnosed = [diagnose_trace(record, select or None, ignore or None) for record in records]
-    write(_rendered(diagnosed, "json" if json else "markdown" if markdown else "console"), out, force)
+    if json:
+        text = json_text(diagnosed)
+    elif markdown:
+        text = "\n".join(map(render, trace_documents(diagnosed)))
+    else:
+        text = to_text(trace_documents(diagnosed), width=100)
+    write(text, out, force)
     for error in errors:
         write_error(str(error))
     if errors:
         raise typer.Exit(BAD_INPUT)
-
-
-def _rendered(records: list[TraceRecord], form: str) -> str:
-    if form == "json":
-        return json_text(records)
-    if form == "markdown":
-        return "\n".join(map(render, trace_documents(records)))
-    return to_text(trace_documents(records), width=100)

@@ -60,8 +60,10 @@ def configuration(session: Session, format_: str, safety: Safety) -> tuple[list[
         notes.insert(0, f"# Not included (--safety {safety}):")
     if format_ == "python":
         return list(_python(chosen)), notes
-    loader = ["# for the training DataLoader, if your DataModule passes them on:"] if chosen.loader else []
-    loader += [f"# {text}" for text in _yaml("data", chosen.loader, chosen)[bool(not chosen.loader) :]]
+    loader = []
+    if chosen.loader:
+        loader.append("# for the training DataLoader, if your DataModule passes them on:")
+        loader += [f"# {text}" for text in _yaml("data", chosen.loader, chosen)]
     if format_ == "yaml":
         return [*_yaml("trainer", chosen.trainer, chosen), *loader], notes
     return [" ".join(map(shlex.quote, _cli(chosen)))], [*loader, *notes]

@@ -38,11 +38,20 @@ def write_error(text: str) -> None:
 
 
 def write(text: str, out: str | None, is_forced: bool) -> None:
-    """Write text to the file of ``--out``, or to stdout; for errors see ``write_file``."""
+    """Write text to stdout, or as UTF-8 to the file of ``--out``, atomically; create its parent folders.
+
+    Raises ``ConfigError`` if the file cannot be written, or if it exists and ``is_forced`` is False.
+    """
     if out is None:
         write_stdout(text)
-    else:
-        write_file(out, text, is_forced)
+        return
+    check_file(out, is_forced)
+    try:
+        whole = text if text.endswith("\n") else text + "\n"
+        write_whole(any_path(out), whole.encode())
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot write --out {any_path(out)}: {reason}; choose another file") from error
 
 
 def json_text(record: Any) -> str:
@@ -105,17 +114,3 @@ def check_file(target: str | None, is_forced: bool) -> None:
         raise ConfigError(f"--out {place} is a folder; give the name of a file in it")
     if is_taken:
         raise ConfigError(f"--out {place} exists already; add --force to replace it, or choose another file")
-
-
-def write_file(target: str, text: str, is_forced: bool) -> None:
-    """Write UTF-8 text to a file atomically; create parent folders.
-
-    Raises ``ConfigError`` if the file cannot be written, or if it exists and ``is_forced`` is False.
-    """
-    check_file(target, is_forced)
-    try:
-        whole = text if text.endswith("\n") else text + "\n"
-        write_whole(any_path(target), whole.encode())
-    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot write --out {any_path(target)}: {reason}; choose another file") from error

@@ -49,13 +49,12 @@ def explain(
 
 
 def _find(wanted: str) -> Rule:
-    rules = all_rules()
-    for rule in rules:
-        if wanted.casefold() in (rule.code.casefold(), rule.name.casefold()):
-            return rule
-    known = {name.casefold(): rule for rule in rules for name in (rule.code, rule.name)}
-    begun = [name for name in known if wanted and name.startswith(wanted.casefold())][:_MAX_SUGGESTED]
-    close = begun or difflib.get_close_matches(wanted.casefold(), known, n=_MAX_SUGGESTED, cutoff=0.5)
+    known = {name.casefold(): rule for rule in all_rules() for name in (rule.code, rule.name)}
+    folded = wanted.casefold()
+    if folded in known:
+        return known[folded]
+    begun = [name for name in known if wanted and name.startswith(folded)][:_MAX_SUGGESTED]
+    close = begun or difflib.get_close_matches(folded, known, n=_MAX_SUGGESTED, cutoff=0.5)
     names = ", ".join(dict.fromkeys(f"{known[name].code} {known[name].name}" for name in close))
     hint = f"did you mean {names}? All of them:" if names else "all of them:"
     raise ConfigError(f"there is no rule {wanted!r}; {hint} lightning-perf rules")

@@ -23,7 +23,7 @@ from lightning_perf.records import (
 )
 
 MAX_BLOCKS = 128
-"""Points of the timeline: `stats.single_runs.level` makes 32 batches of them, and medians of these."""
+"""Most points of the timeline: `stats.single_runs.level` makes 32 batches of them, and medians of these."""
 
 MAX_EPOCHS = 9
 """Most epochs kept: the first, which comparisons leave out, and the last ones."""

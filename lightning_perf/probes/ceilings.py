@@ -312,8 +312,10 @@ class _Bench:
 
 def synchronize(device: torch.device) -> None:
     """Wait until a device has finished all work queued so far."""
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
+    if device.type == "mps":
+        torch.mps.synchronize()  # there is only one
+    elif device.type != "cpu":
+        getattr(torch, device.type).synchronize(device)
 
 
 def _tf32(device: torch.device, is_on: bool) -> AbstractContextManager[None]:

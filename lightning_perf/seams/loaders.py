@@ -13,7 +13,7 @@ def _is_training_stage(trainer: Any) -> bool:
 
 
 class _LoaderExchange:
-    """Replaces ``strategy.process_dataloader``, which gets every loader after its sampler was set."""
+    """Replaces ``strategy.process_dataloader``, which is called with every loader after its sampler was set."""
 
     def __init__(self, trainer: Any, change: Callable[[Any], Any], undos: Undos) -> None:
         self.trainer = trainer

@@ -8,8 +8,6 @@ from typing import Any
 
 from .actions import base_class
 
-_ANY_FIGURE = ("CometLogger", "MLFlowLogger", "NeptuneLogger")
-
 
 def tensorboard_writer(logger: Any) -> Any | None:
     """Return the ``SummaryWriter`` of Lightning's TensorBoardLogger or a subclass; None for any other logger."""
@@ -24,7 +22,7 @@ def accepts_any_figure(logger: Any) -> bool:
 
     Others may have fixed columns: a CSVLogger rewrites its file for a new one, a custom logger may reject it.
     """
-    return base_class(type(logger), (*_ANY_FIGURE, "WandbLogger")) is not None
+    return base_class(type(logger), ("CometLogger", "MLFlowLogger", "NeptuneLogger", "WandbLogger")) is not None
 
 
 def log_own_row(logger: Any, figures: Mapping[str, float], step: int) -> None:

@@ -14,13 +14,13 @@ SpanFor = Callable[[str], AbstractContextManager[Any]]
 
 
 def tap_profiler(
-    trainer: Any, span_for: SpanFor, undos: Undos, own: AbstractContextManager[Any] | None = None
+    trainer: Any, span_for: SpanFor, undos: Undos, profiling: AbstractContextManager[Any] | None = None
 ) -> Callable[[], None] | None:
     """Replace ``profile``, ``start`` and ``stop`` of the Trainer's profiler, so that each action enters its span.
 
     The profiler stays the user's own object. Lightning's loops wrap every hook in ``trainer.profiler.profile(name)``.
     Lightning's default pass-through profiler is not called: a span costs less than the generator that it makes each
-    time. Any other profiler is called as before, within ``own``. ``span_for`` is called once for each action's name.
+    time. Any other profiler is called as before, within ``profiling``. ``span_for`` is called once per action name.
 
     Return a function after which ``span_for`` is called again for every action; None if this Trainer has no profiler
     that can be patched.
@@ -28,7 +28,7 @@ def tap_profiler(
     profiler = getattr(trainer, "profiler", None)
     if base_class(type(profiler), ("Profiler",)) is None or not hasattr(profiler, "__dict__"):
         return None
-    spans = _Spans(profiler, span_for, own or nullcontext())
+    spans = _Spans(profiler, span_for, profiling or nullcontext())
     replaced = {"profile": spans.__getitem__, "start": spans.start, "stop": spans.stop}
     undos.note(spans.release)
     for name, method in replaced.items():
@@ -60,48 +60,48 @@ def _own_method(profiler: Any, name: str) -> Any:
 class _Spans(dict[str, "AbstractContextManager[Any]"]):
     """Context managers by action name: after the first call for a name, ``profile`` is only a lookup."""
 
-    def __init__(self, profiler: Any, span_for: SpanFor, working: AbstractContextManager[Any]) -> None:
+    def __init__(self, profiler: Any, span_for: SpanFor, profiling: AbstractContextManager[Any]) -> None:
         super().__init__()
-        self.working = working
+        self.profiling = profiling
         self.span_for = span_for
         self.profile = profiler.profile
         self.is_silent = type(profiler).__name__ == "PassThroughProfiler"
         self.is_entering = False
         """Whether the profiler's own ``profile`` runs now, which calls its ``start`` and ``stop``."""
         self.own_start, self.own_stop = profiler.start, profiler.stop
-        self.own: dict[str, AbstractContextManager[Any]] = {}
-        """The span alone, for actions that are started and stopped by hand."""
+        self.span_cache: dict[str, AbstractContextManager[Any]] = {}
+        """Spans without the profiler, by action."""
         self.is_released = False
 
     def start(self, action_name: str) -> Any:
         """Enter the span of an action that is started and stopped by hand."""
         if self.is_silent and not self.is_released:
-            self.own_span(action_name).__enter__()
+            self.span_of(action_name).__enter__()
             return None
         result = self.own_start(action_name)
         if not (self.is_entering or self.is_released):
-            self.own_span(action_name).__enter__()
+            self.span_of(action_name).__enter__()
         return result
 
     def stop(self, action_name: str) -> Any:
         """Exit the span of an action that is started and stopped by hand."""
         if not (self.is_entering or self.is_released):
-            self.own_span(action_name).__exit__(None, None, None)
+            self.span_of(action_name).__exit__(None, None, None)
             if self.is_silent:
                 return None
         return self.own_stop(action_name)
 
-    def own_span(self, action_name: str) -> AbstractContextManager[Any]:
-        """Return the span of an action."""
-        span = self.own.get(action_name)
+    def span_of(self, action_name: str) -> AbstractContextManager[Any]:
+        """Return the span of an action, without the profiler."""
+        span = self.span_cache.get(action_name)
         if span is None:
-            span = self.own[action_name] = self.span_for(action_name)
+            span = self.span_cache[action_name] = self.span_for(action_name)
         return span
 
     def clear(self) -> None:
         """Forget all spans, so that ``span_for`` is called again."""
         super().clear()
-        self.own.clear()
+        self.span_cache.clear()
 
     def release(self) -> None:
         """Only call the profiler itself from now on, in case somebody kept a replaced method."""
@@ -111,7 +111,7 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
         if self.is_released:
             return self.profile(action_name)  # type: ignore[no-any-return]
-        span = self.own_span(action_name)
+        span = self.span_of(action_name)
         context = span if self.is_silent else _ProfileAndSpan(self, span, action_name)
         self[action_name] = context
         return context
@@ -134,7 +134,7 @@ class _ProfileAndSpan:
         self.open.append(context)
         was_entering, spans.is_entering = spans.is_entering, True
         try:
-            with spans.working:
+            with spans.profiling:
                 entered = context.__enter__()
         except BaseException:
             self.open.pop()
@@ -160,7 +160,7 @@ class _ProfileAndSpan:
         spans = self.spans
         was_entering, spans.is_entering = spans.is_entering, True
         try:
-            with spans.working:
+            with spans.profiling:
                 return self.open.pop().__exit__(*exception)
         finally:
             spans.is_entering = was_entering

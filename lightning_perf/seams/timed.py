@@ -147,10 +147,15 @@ def tap_backward(trainer: Any, span: AbstractContextManager[Any], undos: Undos) 
     return _tap_method(getattr(trainer, "strategy", None), "backward", span, undos)
 
 
-def tap_call(owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]], undos: Undos) -> None:
-    """Enclose a function of a module, or a method, in the span that ``span_of`` returns for each call, if it exists."""
-    if callable(getattr(owner, name, None)):
-        _put(_Timed(owner, name, span_of), undos)
+def tap_call(owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]], undos: Undos) -> bool:
+    """Enclose a function of a module, or a method, in the span that ``span_of`` returns for each call.
+
+    Return False if there is no such function.
+    """
+    if not callable(getattr(owner, name, None)):
+        return False
+    _put(_Timed(owner, name, span_of), undos)
+    return True
 
 
 def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:
@@ -164,10 +169,7 @@ def tap_sigterm_broadcast(trainer: Any, span: AbstractContextManager[Any], undos
 
 
 def _tap_method(owner: Any, name: str, span: AbstractContextManager[Any], undos: Undos) -> bool:
-    if not callable(getattr(owner, name, None)):
-        return False
-    _put(_Timed(owner, name, lambda: span), undos)
-    return True
+    return tap_call(owner, name, lambda: span, undos)
 
 
 def tap_optimizers(

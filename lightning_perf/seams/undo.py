@@ -52,7 +52,7 @@ class Undos:
             raise error
 
 
-def complete(function: Callable[..., None], *args: Any) -> None:
+def complete(function: Callable[[], None]) -> None:
     """Call a function that can be called twice; call it again if an interrupt ended it early.
 
     Raises:
@@ -61,7 +61,7 @@ def complete(function: Callable[..., None], *args: Any) -> None:
     interrupt: BaseException | None = None
     for _ in range(_ATTEMPTS):
         try:
-            function(*args)
+            function()
         except BaseException as raised:
             if isinstance(raised, Exception) and not is_from_signal(raised):
                 raise
@@ -76,7 +76,7 @@ _changes: "WeakSet[_Change]" = WeakSet()
 
 
 class _Change:
-    """An attribute of an owner, set to a value of ours until it is undone."""
+    """An attribute of an owner that is set to another value until that is undone."""
 
     def __init__(self, owner: Any, name: str, value: Any) -> None:
         self.owner, self.name, self.value = owner, name, value
@@ -94,7 +94,7 @@ class _Change:
             else:
                 delattr(self.owner, self.name)
             return
-        for later in list(_changes):  # a later change of ours then restores the value before this one
+        for later in list(_changes):  # so that a later change restores the value before this one
             if later.owner is self.owner and later.name == self.name and later.before is self.value:
                 later.had_own, later.before = self.had_own, self.before
 

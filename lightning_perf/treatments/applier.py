@@ -36,14 +36,14 @@ class Applier:
         self.specs = tuple(specs)
         self._refused, self._check_loader, self._without = refused, check_loader, without
         self._undos = seams.Undos()
-        self._by_loader = [spec for spec in specs if spec.treatment.needs_loader]
-        self._merged = [spec for spec in specs if not spec.treatment.needs_loader]
-        self._has_followed = False
+        self._loader_dependent = [spec for spec in specs if spec.treatment.needs_loader]
+        self._independent = [spec for spec in specs if not spec.treatment.needs_loader]
+        self._is_trainer_adapted = False
 
     @property
     def changes_loaders(self) -> bool:
         """Whether a treatment changes the training loaders."""
-        return bool(self._by_loader or loader_args(self._merged))
+        return bool(self._loader_dependent or loader_args(self._independent))
 
     def change_trainer_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of the keyword arguments of ``Trainer`` with the treatments applied.
@@ -64,9 +64,9 @@ class Applier:
         """
         if not seams.is_fitting(trainer):
             return
-        arguments = loader_args(self._merged)
-        if arguments or self._by_loader:
-            self._has_followed = False
+        arguments = loader_args(self._independent)
+        if arguments or self._loader_dependent:
+            self._is_trainer_adapted = False
             seams.tap_train_loaders(trainer, lambda loader: self._changed(trainer, loader, arguments), self._undos)
         self._each(lambda spec: spec.treatment.set_up(_value(spec), trainer, module, self._undos))
 
@@ -84,7 +84,7 @@ class Applier:
         Raises:
             TreatmentError: A treatment cannot be applied; those before it are applied until ``undo``.
         """
-        arguments = {name: value for name, value in loader_args(self._merged).items() if name not in self._without}
+        arguments = {name: value for name, value in loader_args(self._independent).items() if name not in self._without}
         if arguments:
             seams.exchange_train_loaders(
                 trainer,
@@ -102,12 +102,12 @@ class Applier:
     def _changed(self, trainer: Any, loader: Any, arguments: dict[str, Any]) -> Any:
         """Rebuild a training loader. If one treatment is refused, the others may still change it."""
         new = self._rebuilt(loader, arguments) if arguments else loader
-        for spec in self._by_loader:
+        for spec in self._loader_dependent:
             before = new
             new = self._rebuilt(before, spec.treatment.loader_args_for(_value(spec), before, self._refused is None))
-            if new is not before and not self._has_followed:  # several loaders are one batch together
+            if new is not before and not self._is_trainer_adapted:  # several loaders are one batch together
                 spec.treatment.follow_loader(_value(spec), trainer, before, new, self._undos)
-        self._has_followed = True
+        self._is_trainer_adapted = True
         return new
 
     def _checked(self, loader: Any, arguments: dict[str, Any], is_live: bool = False) -> Any:

@@ -92,9 +92,7 @@ class CompileRegions(_Compiling):
         "For transformers and residual networks: most of the speedup of `compile` at a fraction of its compile time. "
         "The training must call the blocks, not their `forward`."
     )
-
-    def statements(self, value: Any) -> str:
-        return "for block in model.blocks:  # your own repeated blocks, before trainer.fit(model)\n    block.compile()"
+    code = "for block in model.blocks:  # your own repeated blocks, before trainer.fit(model)\n    block.compile()"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         check_compiler(trainer)

@@ -42,17 +42,15 @@ class ChannelsLast(Treatment):
         "convert back and forth, which costs more than it saves."
     )
     is_live = True
+    code = (
+        "model = model.to(memory_format=torch.channels_last)  # before trainer.fit(model)\n"
+        "images = images.contiguous(memory_format=torch.channels_last)  # in training_step"
+    )
 
     def applies_to(self, session: Session) -> str | None:
         model = session.settings.model
         has_convolutions = model is None or any(name.startswith("Conv") for name in model.layers)
         return None if has_convolutions else "the model has no convolutions"
-
-    def statements(self, value: Any) -> str:
-        return (
-            "model = model.to(memory_format=torch.channels_last)  # before trainer.fit(model)\n"
-            "images = images.contiguous(memory_format=torch.channels_last)  # in training_step"
-        )
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
@@ -171,13 +169,11 @@ class FlushDenormal(Treatment):
         "threads started later, so set it before the first computation."
     )
     is_live = True
+    code = "torch.set_flush_denormal(True)  # first of all"
 
     def applies_to(self, session: Session) -> str | None:
         accelerator = session.settings.trainer.accelerator
         return None if accelerator in ("cpu", None) else f"the training computes on {accelerator}"
-
-    def statements(self, value: Any) -> str:
-        return "torch.set_flush_denormal(True)  # first of all"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         import torch
@@ -198,6 +194,7 @@ class FusedOptimizer(Treatment):
         "clipping: Lightning refuses that."
     )
     is_live = True
+    code = "torch.optim.AdamW(self.parameters(), ..., fused=True)  # whichever optimizer you have"
 
     def applies_to(self, session: Session) -> str | None:
         trainer, model = session.settings.trainer, session.settings.model
@@ -209,9 +206,6 @@ class FusedOptimizer(Treatment):
         if optimizers and all(one.supports_fused is False for one in optimizers):
             return f"{optimizers[0].class_name} has no fused implementation on this device"
         return None
-
-    def statements(self, value: Any) -> str:
-        return "torch.optim.AdamW(self.parameters(), ..., fused=True)  # whichever optimizer you have"
 
     def configured(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if trainer.precision in MIXED_PRECISIONS and trainer.gradient_clip_val:
@@ -343,13 +337,11 @@ class FusedAttention(Treatment):
         "there is no fused kernel with dropout. Attention of your own is refused, because it is not known if its "
         "weights are used; for `nn.MultiheadAttention`, pass `need_weights=False` if they are not."
     )
+    code = 'model.set_attn_implementation("sdpa")  # or from_pretrained(..., attn_implementation="sdpa")'
 
     def applies_to(self, session: Session) -> str | None:
         model = session.settings.model
         return "torch.compile would compile the model again" if model is not None and model.is_compiled else None
-
-    def statements(self, value: Any) -> str:
-        return 'model.set_attn_implementation("sdpa")  # or from_pretrained(..., attn_implementation="sdpa")'
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         require_uncompiled(self.id, module)
@@ -360,8 +352,9 @@ class FusedAttention(Treatment):
                 f'{self.id} expected a Hugging Face model with attn_implementation="eager"; elsewhere, write '
                 "scaled_dot_product_attention yourself, or need_weights=False for nn.MultiheadAttention"
             )
-        configs = {id(one.config): one.config for one in models}.values()  # outer ones first: they set inner ones too
-        undos.note(partial(_restore_attention, [(one, _attention(one)) for one in configs]))
+        # An outer configuration sets inner ones too, so it is restored first: undos run in reverse order.
+        for config in reversed({id(one.config): one.config for one in models}.values()):
+            undos.note(partial(setattr, config, "_attn_implementation", _attention(config)))
         for model in eager:
             name = type(model).__name__
             if getattr(model.config, "output_attentions", False):
@@ -377,8 +370,3 @@ class FusedAttention(Treatment):
 
 def _attention(config: Any) -> Any:
     return getattr(config, "_attn_implementation", None)
-
-
-def _restore_attention(before: list[tuple[Any, Any]]) -> None:
-    for config, implementation in before:
-        config._attn_implementation = implementation

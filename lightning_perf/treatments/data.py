@@ -11,7 +11,7 @@ from lightning_perf.records import LoaderSettings, Session
 from .treatment import Treatment, whole_cores_per_rank
 
 MAX_DEFAULT_WORKERS = 8
-"""Workers without a measurement, at most: more rarely help, and each holds the batches that it prefetches."""
+"""Most workers without a measurement: more rarely help, and each holds the batches that it prefetches."""
 
 
 class LoaderTreatment(Treatment):
@@ -188,7 +188,7 @@ class BatchSize(LoaderTreatment):
         pass  # the accumulation follows the batch size of the loader that was rebuilt
 
     def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
-        # A loader without a batch size refuses any, and says why.
+        # For a loader without a batch size, `rebuilt` refuses any, with the reason.
         batch_size = getattr(inner_loader(loader), "batch_size", None)
         return {"batch_size": _resized(value, batch_size) if batch_size is not None else 1}
 
@@ -216,45 +216,6 @@ def _accumulation(n_batches: int, batch_size: int, new_batch_size: int) -> int |
     return n_samples // new_batch_size if n_samples % new_batch_size == 0 else None
 
 
-class DatasetCache(LoaderTreatment):
-    id = "dataset-cache"
-    effort = "minutes"
-    summary = "keeps the dataset's items in memory: from the second epoch on, they are not loaded again"
-    when = (
-        "Helps where items are slow to load and all of them fit into memory. Items with random augmentation, or that "
-        "change from epoch to epoch, must not be cached: put the random part behind the cache, or on the device. "
-        "It is refused if loading draws random numbers, if a sample of items differs when loaded again, or if the size "
-        "of the first items says that all would take more than half of the free memory. Each worker has a cache of its "
-        "own and persists: with `loader-workers=0` items are kept once, and each is loaded only once."
-    )
-    acts_on = "loop"
-    is_live = False
-    needs_loader = True
-
-    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
-        trainer = session.settings.trainer
-        if loader.is_iterable:
-            return "items of an IterableDataset have no index"
-        if loader.is_in_memory_tensors:
-            return "the items are in memory already"
-        if trainer.reload_dataloaders_every_n_epochs == 1:
-            return "each epoch has a loader of its own"
-        return "there is only one epoch" if trainer.max_epochs == 1 else None
-
-    def statements(self, value: Any) -> str:
-        return _CACHE_CODE
-
-    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
-        loaders = train_loaders(session)
-        return {"persistent_workers": True} if loaders and loaders[0].num_workers else {}
-
-    def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
-        from .cached_dataset import CachedDataset
-
-        has_workers = getattr(inner_loader(loader), "num_workers", 0) > 0
-        return {"dataset": partial(CachedDataset, is_strict=is_strict), "persistent_workers": has_workers}
-
-
 _CACHE_CODE = """\
 class Cached(torch.utils.data.Dataset):  # each worker has its own: set persistent_workers=True
     def __init__(self, dataset):
@@ -270,3 +231,40 @@ class Cached(torch.utils.data.Dataset):  # each worker has its own: set persiste
 
 
 dataset = Cached(dataset)  # of the training loader"""
+
+
+class DatasetCache(LoaderTreatment):
+    id = "dataset-cache"
+    effort = "minutes"
+    summary = "keeps the dataset's items in memory: from the second epoch on, they are not loaded again"
+    when = (
+        "Helps where items are slow to load and all of them fit into memory. Items with random augmentation, or that "
+        "change from epoch to epoch, must not be cached: put the random part behind the cache, or on the device. "
+        "It is refused if loading draws random numbers, if a sample of items differs when loaded again, or if the size "
+        "of the first items says that all would take more than half of the free memory. Each worker has a cache of its "
+        "own and persists: with `loader-workers=0` items are kept once, and each is loaded only once."
+    )
+    acts_on = "loop"
+    is_live = False
+    needs_loader = True
+    code = _CACHE_CODE
+
+    def applies_to_loader(self, loader: LoaderSettings, session: Session) -> str | None:
+        trainer = session.settings.trainer
+        if loader.is_iterable:
+            return "items of an IterableDataset have no index"
+        if loader.is_in_memory_tensors:
+            return "the items are in memory already"
+        if trainer.reload_dataloaders_every_n_epochs == 1:
+            return "each epoch has a loader of its own"
+        return "there is only one epoch" if trainer.max_epochs == 1 else None
+
+    def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
+        loaders = train_loaders(session)
+        return {"persistent_workers": True} if loaders and loaders[0].num_workers else {}
+
+    def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
+        from .cached_dataset import CachedDataset
+
+        has_workers = getattr(inner_loader(loader), "num_workers", 0) > 0
+        return {"dataset": partial(CachedDataset, is_strict=is_strict), "persistent_workers": has_workers}

@@ -92,16 +92,14 @@ class FsdpCheckpointing(Treatment):
         "to 30 % longer steps, so that a larger batch, or any batch, fits."
     )
     conflicts = frozenset({"activation-checkpointing"})
+    code = (
+        "from lightning.pytorch.strategies import FSDPStrategy\n"
+        "# Block is the class of your repeated blocks\n"
+        "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))"
+    )
 
     def applies_to(self, session: Session) -> str | None:
         return _why_not("FSDP", session)
-
-    def statements(self, value: Any) -> str:
-        return (
-            "from lightning.pytorch.strategies import FSDPStrategy\n"
-            "# Block is the class of your repeated blocks\n"
-            "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))"
-        )
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         kinds = {type(block) for block in repeated_blocks(module)}

@@ -104,12 +104,10 @@ class ProfilerOff(Treatment):
     id = "profiler-off"
     summary = "trains without the Trainer's profiler"
     when = "Always, once you have the profile: every action of every step is recorded, and memory grows with them."
+    trainer_flag = "profiler"  # set to None, the value of a treatment that takes none
 
     def applies_to(self, session: Session) -> str | None:
         return "the Trainer has no profiler" if session.settings.trainer.profiler is None else None
-
-    def trainer_flags(self, value: Any, session: Session | None = None) -> dict[str, Any]:
-        return {"profiler": None}
 
 
 class ProgBarOff(Treatment):

@@ -38,6 +38,7 @@ class InferenceMode(Treatment):
     acts_on = "loop"
     trainer_flag = "inference_mode"
     setting = True
+    code = "# within fit, Lightning ignores the flag: write @torch.inference_mode() above validation_step"
 
     def applies_to(self, session: Session) -> str | None:
         trainer = session.settings.trainer
@@ -46,9 +47,6 @@ class InferenceMode(Treatment):
         if "FSDP" in (trainer.strategy or ""):
             return f"Lightning uses no inference mode with {trainer.strategy}"
         return "inference mode is on already" if trainer.is_inference_mode else None
-
-    def statements(self, value: Any) -> str:
-        return "# within fit, Lightning ignores the flag: write @torch.inference_mode() above validation_step"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if getattr(trainer.strategy, "process_group_backend", None) == "gloo":

@@ -21,11 +21,7 @@ class ActivationCheckpointing(Treatment):
         "Helps where activations fill the memory. A step takes 20 to 30 % longer, so it pays only if a larger batch, "
         "or any batch, then fits. Dropout draws the same numbers again, so results do not change."
     )
-
-    def statements(self, value: Any) -> str:
-        return (
-            "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each of your repeated blocks"
-        )
+    code = "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # for each of your repeated blocks"
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         for block in repeated_blocks(module):
@@ -41,9 +37,7 @@ class CheckpointingBatch(BatchSize):
         "steps unless there was accumulation to lower, so adapt the learning rate and its schedule."
     )
     conflicts = frozenset({"activation-checkpointing", "batch-size"})
-
-    def statements(self, value: Any) -> str:
-        return ActivationCheckpointing().statements(None)
+    code = ActivationCheckpointing.code
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         ActivationCheckpointing().set_up(None, trainer, module, undos)

@@ -38,6 +38,7 @@ class Treatment:
         trainer_flag: Argument of ``Trainer`` that it sets.
         loader_argument: Argument of ``DataLoader`` that it sets.
         setting: What the argument is set to; None for the treatment's value.
+        code: Python lines to write besides ``Trainer(...)`` and ``DataLoader(...)``, whatever the value; empty if none.
     """
 
     id: ClassVar[str]
@@ -58,6 +59,7 @@ class Treatment:
     trainer_flag: ClassVar[str] = ""
     loader_argument: ClassVar[str] = ""
     setting: ClassVar[Any] = None
+    code: ClassVar[str] = ""
 
     # -- for a session ------------------------------------------------------------
 
@@ -122,8 +124,8 @@ class Treatment:
         return {}
 
     def statements(self, value: Any) -> str:
-        """Return Python lines to write besides ``Trainer(...)`` and ``DataLoader(...)``, if any."""
-        return ""
+        """Return the Python lines to write for a value besides ``Trainer(...)`` and ``DataLoader(...)``, if any."""
+        return self.code
 
     # -- applied to a run; each raises TreatmentError if that is not possible ---------------------------------
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._pytree import tree_map
 
 from lightning_perf import seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
@@ -42,21 +43,11 @@ class DataProbeHooks:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if getattr(stage, "value", stage) == "fit":
             self._started_s = time.monotonic()
-            if not seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders), self._undos):
-                # Other versions of Lightning prepare one loader after the other: the first is probed.
-                seams.tap_train_loaders(trainer, lambda loader: self._probe_first(trainer, loader), self._undos)
+            seams.tap_train_loaders_ready(trainer, lambda loaders: self._probe(trainer, loaders), self._undos)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._undos.close()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
-
-    def _probe_first(self, trainer: Any, loader: Any) -> Any:
-        if self.probe is None:
-            self._probe(trainer, [loader])
-        else:
-            others = "the Trainer combines several training loaders; this is the first of them"
-            self.probe = msgspec.structs.replace(self.probe, missing={**self.probe.missing, "others": others})
-        return loader
 
     def _probe(self, trainer: Any, loaders: list[Any]) -> None:
         """Probe each loader; keep the probe of the slowest one."""
@@ -130,7 +121,8 @@ class OneBatch:
         self.batch = batch
 
     def __iter__(self) -> Iterator[Any]:
-        return (_copied_containers(self.batch) for _ in range(MANY_BATCHES))
+        # The same tensors in new containers, because a step may change these.
+        return (tree_map(lambda leaf: leaf, self.batch) for _ in range(MANY_BATCHES))
 
 
 class SizedOneBatch(OneBatch):
@@ -150,12 +142,3 @@ def one_batch_of(loader: Any) -> OneBatch:
     except TypeError:
         return OneBatch(batch)
     return SizedOneBatch(batch)
-
-
-def _copied_containers(batch: Any) -> Any:
-    """Return the same tensors in new containers, because a step may change these."""
-    if type(batch) is dict:
-        return {name: _copied_containers(value) for name, value in batch.items()}
-    if type(batch) in (list, tuple):
-        return type(batch)(_copied_containers(value) for value in batch)
-    return batch

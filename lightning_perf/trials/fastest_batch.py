@@ -109,7 +109,7 @@ def _rates(points: Sequence[BatchPoint]) -> dict[int, float]:
 
 
 def _limit(points: Sequence[BatchPoint], capacity_bytes: int | None) -> float:
-    """Return the samples that should fit by a line through the peaks; infinity if unknown."""
+    """Return the largest size that should fit, by a line through the measured peaks; infinity if unknown."""
     if capacity_bytes is None:
         return math.inf
     line = fit_samples([(p.batch_size, p.peak_bytes) for p in points if p.samples_per_s and p.peak_bytes is not None])

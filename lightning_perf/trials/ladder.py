@@ -25,7 +25,7 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
 
     ``runs`` are those made so far, in order. Interrupted ones are repeated, failed ones are not.
     """
-    progress = _progress(plan, _finished(runs))
+    progress = _progress(plan, runs)
     if progress.round is None:
         return ()
     first = max((run.position + 1 for run in runs), default=0)
@@ -46,7 +46,7 @@ def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
 
 def runs_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
     """Return about how many runs remain: clear verdicts make them fewer, ``extra`` repeats more."""
-    progress = _progress(plan, _finished(runs))
+    progress = _progress(plan, runs)
     if progress.round is None:
         return 0
     current = progress.round
@@ -56,7 +56,7 @@ def runs_left(plan: Plan, runs: Sequence[ArmRun]) -> int:
 
 def ladder(plan: Plan, runs: Sequence[ArmRun]) -> tuple[Rung, ...]:
     """Return the ladder so far, the baseline first; rungs that were left out have a reason."""
-    return tuple(_progress(plan, _finished(runs)).rungs)
+    return tuple(_progress(plan, runs).rungs)
 
 
 def best(rungs: Sequence[Rung]) -> str:
@@ -72,15 +72,12 @@ class _Progress(NamedTuple):
     rungs_ahead: int
 
 
-def _finished(runs: Sequence[ArmRun]) -> list[ArmRun]:
-    return [run for run in runs if run.status != "interrupted"]
-
-
-def _progress(plan: Plan, done: list[ArmRun]) -> _Progress:
+def _progress(plan: Plan, runs: Sequence[ArmRun]) -> _Progress:
     """Repeat the decisions of the trial from its start, as far as the runs reach.
 
     Each decision only depends on complete rounds of its own stage, so that later runs cannot change it.
     """
+    done = [run for run in runs if run.status != "interrupted"]
     rungs: list[Rung] = []
     pair = [run for run in done if run.arm in (BASELINE, AGAIN)]
     if pair and all(run.status == "failed" for run in pair):

@@ -15,7 +15,7 @@ RETRY_SPEEDUP = 1.1
 
 
 class LadderSearch:
-    """The ladder while it is built, rung by rung."""
+    """A ladder that is built rung by rung."""
 
     def __init__(self, plan: Plan, done: list[ArmRun], judgement: Judgement, alone: Judgement) -> None:
         self._plan = plan
@@ -23,7 +23,7 @@ class LadderSearch:
         self._judgement = judgement
         self._alone = {arm.id: arm for arm in alone.arms}
         self._stage = 0
-        self._reached = 1.0
+        self._kept_speedup = 1.0
         self.kept: list[Candidate] = []
         self.rungs: list[Rung] = []
         baseline = self._alone.get(BASELINE)
@@ -55,7 +55,7 @@ class LadderSearch:
             if _conflict(candidate, other):
                 return f"cannot be combined with {other.treatment}"
         has_gained = self._alone[candidate.treatment].verdict == "improved"
-        if not has_gained and self._reached < RETRY_SPEEDUP:
+        if not has_gained and self._kept_speedup < RETRY_SPEEDUP:
             return self._alone[candidate.treatment].reason or "no gain alone"
         return "measured alone only" if self.kept and not self._plan.has_ladder else ""
 
@@ -68,7 +68,7 @@ class LadderSearch:
         """Keep the strongest treatment: measured alone, it was measured on top of the baseline."""
         arm = self._alone[candidate.treatment]
         self.kept.append(candidate)
-        self._reached = arm.speedup.value if arm.speedup is not None else 1.0
+        self._kept_speedup = arm.speedup.value if arm.speedup is not None else 1.0
         whole = self._judgement.arm(arm.id) or arm  # judged by its runs of all stages
         self.rungs.append(self._rung(candidate, arm.id, arm.verdict, True, whole.speedup, ""))
 
@@ -118,13 +118,13 @@ class LadderSearch:
         reason = "" if step.verdict == "improved" else _why_not(step)
         if not reason:
             step_s = step_interval([run.block_means_s for run in own if run.arm == below and run.block_means_s])
-            reason = self._unpaid(step.speedup, candidate.treatment, step_s)
+            reason = self._why_unpaid(step.speedup, candidate.treatment, step_s)
         if arm.loss == "diverged":
             reason = "its losses differ from the baseline's"
         if not reason:
             self.kept.append(candidate)
             total = compare_arms(own, [BASELINE], id_, band).speedup
-            self._reached = total.value if total is not None else self._reached
+            self._kept_speedup = total.value if total is not None else self._kept_speedup
         self.rungs.append(self._rung(candidate, id_, step.verdict, not reason, step.speedup, reason))
 
     def _why_unfit(self, candidate: Candidate) -> str:
@@ -136,8 +136,10 @@ class LadderSearch:
             return "slower alone"
         if candidate.safety not in self._plan.allow:
             return "changes the training itself, so it was measured alone only"
-        unpaid = self._unpaid(arm.speedup, arm.id, self._alone[BASELINE].step_s) if arm.verdict == "improved" else ""
-        return unpaid or ("its losses differ from the baseline's" if arm.loss == "diverged" else "")
+        is_improved = arm.verdict == "improved"
+        if is_improved and (reason := self._why_unpaid(arm.speedup, arm.id, self._alone[BASELINE].step_s)):
+            return reason
+        return "its losses differ from the baseline's" if arm.loss == "diverged" else ""
 
     def _with_compile_time(self, speedup: Interval, treatment: str, step_s: Interval | None) -> Interval:
         """Return the speedup over all planned steps of ``step_s`` each, with the time to compile the treatment."""
@@ -150,7 +152,7 @@ class LadderSearch:
         )
         return Interval(value=value, low=low, high=high)
 
-    def _unpaid(self, speedup: Interval | None, treatment: str, step_s: Interval | None) -> str:
+    def _why_unpaid(self, speedup: Interval | None, treatment: str, step_s: Interval | None) -> str:
         """Return why compiling does not pay within the planned steps; empty if it does or nothing was compiled."""
         if speedup is None or (whole := self._with_compile_time(speedup, treatment, step_s)) == speedup:
             return ""

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from lightning_perf.records import ArmRun, LossVerdict, Safety
 
 MIN_LOSSES = 8
-"""Losses that a comparison needs."""
+"""Fewest losses that a comparison needs."""
 
 WINDOWS = 16
-"""Windows that a loss curve is smoothed over: enough to see where it departs from another."""
+"""Windows over which a loss curve is averaged: enough to see where two curves part."""
 
 MIN_WINDOW = 4
-"""Losses of a window, at least: enough to average the batches out."""
+"""Fewest losses per window: enough to average over batches."""
 
 ROUNDING: dict[Safety, float] = {"exact": 2.0**-23, "numerics": 2.0**-8, "semantics": 2.0**-8}
 """Relative rounding by safety: the machine epsilon of float32, and the largest rounding error (half of the machine

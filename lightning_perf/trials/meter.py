@@ -15,6 +15,7 @@ import torch
 
 from lightning_perf import seams
 from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.probes.ceilings import synchronize
 from lightning_perf.probes.compiler import dynamo
 from lightning_perf.probes.host_memory import peak_rss_bytes
 from lightning_perf.probes.plain import size_reader
@@ -22,7 +23,7 @@ from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
 from lightning_perf.trials.job import Job, Result
 
 MAX_LOSSES = 1000
-_CHECK_EVERY_S = 1.0  # without a number of steps: how often to check whether the run is long enough
+_CHECK_EVERY_S = 1.0  # between two checks whether a run without a number of steps is long enough
 _CHECK_EVERY_STEPS = 20  # the same with several ranks, which must check together
 _READ_LOSSES_EVERY = 20  # batches
 _MIN_EPOCHS = 3  # that figures of whole epochs need
@@ -132,7 +133,7 @@ class MeterHooks:
                 self._batch_type = type(batch)
                 self._size_of = size_reader(batch)
             size = self._size_of(batch)
-        except Exception as error:  # noqa: BLE001 - a batch without a size: the result says None
+        except Exception as error:  # noqa: BLE001 - a batch without a size: samples per step stay None
             raise_if_from_signal(error)
             size = -1
         if size < 0:
@@ -179,7 +180,7 @@ class MeterHooks:
         is_first = self._is_unusual or has_saved  # a group that has begun is dropped: it contains more than steps
         if not is_first and self.n_steps - self._group_from < block:
             return
-        _synchronize(self._device)
+        synchronize(self._device)
         now = time.perf_counter_ns()
         self._record(now, 1 if is_first else self.n_steps - self._group_from)
         self._read_losses()
@@ -306,20 +307,13 @@ def _compile_s() -> float:
 
 
 def _planned_steps(trainer: Any) -> int | None:
-    """Return the optimizer steps of the whole training; None if it has no limit, or Lightning cannot know."""
+    """Return the optimizer steps of the whole training; None if it has no limit, or Lightning cannot compute it."""
     try:
         n_steps = trainer.estimated_stepping_batches
     except Exception as error:  # noqa: BLE001 - accumulation that changes between epochs
         raise_if_from_signal(error)
         return None
     return int(n_steps) if 0 < n_steps < math.inf else None
-
-
-def _synchronize(device: torch.device) -> None:
-    if hasattr(torch, "accelerator"):  # torch 2.6 and later
-        torch.accelerator.synchronize(device)
-    else:
-        torch.cuda.synchronize(device)
 
 
 def _peak_host_bytes() -> int:

@@ -16,7 +16,7 @@ from lightning_perf.trials.trial import State
 
 
 class Progress:
-    """Prints the progress to stderr, because ``--json`` prints to stdout; methods as in ``Watcher``."""
+    """Prints the progress of a trial to stderr, because ``--json`` prints to stdout."""
 
     def __init__(self, folder: Path, is_quiet: bool = False) -> None:
         self.console = Console(file=sys.stderr, highlight=False, markup=False, emoji=False, quiet=is_quiet)
@@ -32,9 +32,11 @@ class Progress:
         self._end()
 
     def diagnosing(self) -> None:
+        """Show that the baseline runs with PerfDoctor."""
         self._show("diagnosing the training as it is")
 
     def planned(self, session: Session, state: State) -> None:
+        """Print the diagnosis and the treatments to try."""
         self._end()
         trial = state.trial
         self.console.print(f"Diagnosis: {line(session.verdict.text, 300)}")
@@ -49,11 +51,13 @@ class Progress:
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")
 
     def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
+        """Show the start of a run, the first of ``about`` runs that remain."""
         number = len(trial.runs) + 1
         left = f"{about - 1} or more" if about > 1 else "perhaps no more"
         self._show(f"run {number}, {left} after it: {run.arm}{_best_so_far(trial)}")
 
     def ran(self, run: ArmRun, trial: Trial) -> None:
+        """Print the result of a run, with the updated trial."""
         self._end()
         arm = next((one for one in trial.arms if one.id == run.arm), None)
         self.console.print(f"{len(trial.runs):3d}  {run.arm}: {_result(run, arm)}")
@@ -88,9 +92,9 @@ def _result(run: ArmRun, arm: Arm | None) -> str:
 
 
 def _best_so_far(trial: Trial) -> str:
-    best = [arm for arm in trial.arms if arm.speedup and arm.verdict == "improved" and arm.id != MEASUREMENT]
-    if not best:
+    improved = [arm for arm in trial.arms if arm.verdict == "improved" and arm.id != MEASUREMENT]
+    speedups = [(arm.speedup.value, arm.id) for arm in improved if arm.speedup is not None]
+    if not speedups:
         return ""
-    top = max(best, key=lambda arm: arm.speedup.value if arm.speedup is not None else 0.0)
-    assert top.speedup is not None
-    return f" (best so far {top.id}: {top.speedup.value:.2f}x)"
+    speedup, name = max(speedups)
+    return f" (best so far {name}: {speedup:.2f}x)"

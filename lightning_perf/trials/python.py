@@ -80,8 +80,8 @@ def trial(
         seed=seed,
     )
     folder = Path(out_dir) if out_dir is not None else Path("perf_logs") / f"trial-{time.strftime('%Y%m%d-%H%M%S')}"
-    with Progress(folder, is_quiet=not progress) as watcher:
-        return run_trial(options, folder.resolve(), watcher, execute)
+    with Progress(folder, is_quiet=not progress) as shown:
+        return run_trial(options, folder.resolve(), shown, execute)
 
 
 def _fit(make_trainer: Any, make_module: Any, make_data: Any) -> None:

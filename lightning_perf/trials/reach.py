@@ -34,6 +34,17 @@ _STARTS_PYTHON = re.compile(r"python|torchrun$|accelerate$|deepspeed$|mpirun$|sr
 _FORKED_WITHOUT_EXEC = 0x40
 """``PF_FORKNOEXEC`` of linux/sched.h, among the flags in /proc/PID/stat."""
 
+_UNREACHED = "python -I, -E and -S ignore PYTHONPATH; env -i, containers and remote launchers do not pass it on"
+
+_WHERE = {
+    "fit": "Trainer.fit was called and trained no batch",
+    "trainer": "it built a Trainer, but never called its fit",
+    "refused": "its Python cannot import lightning_perf, which must be installed where the training runs",
+    "lightning": "it imported Lightning, but never built a Trainer",
+    "python": "it started Python, but never imported Lightning's Trainer",
+}
+"""How far a command got, by the event that it reached; the latest event first."""
+
 
 class Notice(NamedTuple):
     """Why a command has not imported a Lightning Trainer yet, and what to do, in one line.
@@ -87,7 +98,7 @@ def notice_about(pid: int, folder: str | Path) -> Notice:
     reached = read_pids(folder)
     may_be_reached = False
     trains = waits = ""
-    for process in _family(pid):
+    for process in _process_tree(pid):
         with contextlib.suppress(psutil.Error, OSError):
             if _pids_inside(process.pid) & reached:
                 may_be_reached = True
@@ -116,7 +127,7 @@ def notice_about(pid: int, folder: str | Path) -> Notice:
     )
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _process_tree(pid: int) -> list[psutil.Process]:
     try:
         first = psutil.Process(pid)
         return [first, *first.children(recursive=True)]
@@ -213,23 +224,10 @@ def _why(process: psutil.Process) -> str:
     return f"its Python did not run {BOOTSTRAP / 'sitecustomize.py'}; make sure that it can be read there"
 
 
-_UNREACHED = "python -I, -E and -S ignore PYTHONPATH; env -i, containers and remote launchers do not pass it on"
-
-
 def where_it_ended(events: frozenset[str] | set[str]) -> str:
     """Return how far the command got, as the end of a sentence."""
     last = next((event for event in _WHERE if event in events), None)
     return ": " + (_WHERE[last] if last else f"it never started a Python that lightning-perf reached ({_UNREACHED})")
-
-
-_WHERE = {
-    "fit": "Trainer.fit was called and trained no batch",
-    "trainer": "it built a Trainer, but never called its fit",
-    "refused": "its Python cannot import lightning_perf, which must be installed where the training runs",
-    "lightning": "it imported Lightning, but never built a Trainer",
-    "python": "it started Python, but never imported Lightning's Trainer",
-}
-"""By event, the latest first."""
 
 
 def ignores_environment(command: Sequence[str]) -> str | None:

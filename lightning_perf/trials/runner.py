@@ -34,9 +34,6 @@ REMOTE_OFF = {
 }
 """Keeps trials from services that scripts use besides Lightning's loggers, and from the history of runs."""
 
-_OFF_ALREADY = {"WANDB_MODE": {"disabled"}}
-"""The user's values that are kept, because they disable even more."""
-
 LEFT_BEHIND = (RESULT_FILE, "events", "ended.json")
 """Files that a run leaves in its folder."""
 
@@ -111,8 +108,9 @@ def run_supervised(
         raise TrialError(f"cannot run the command: {error}") from error
     for name in LEFT_BEHIND:  # of an earlier run in the same folder
         (folder / name).unlink(missing_ok=True)
-    remote_off = {name: to for name, to in REMOTE_OFF.items() if os.environ.get(name) not in _OFF_ALREADY.get(name, ())}
-    variables = environment_for(job, job.write(), {**os.environ, **remote_off, **(environment or {})})
+    variables = environment_for(job, job.write(), {**os.environ, **REMOTE_OFF, **(environment or {})})
+    if os.environ.get("WANDB_MODE") == "disabled":  # which turns off even more
+        variables["WANDB_MODE"] = "disabled"
     variables.setdefault("WANDB_DIR", str(folder))
     spec = {
         "command": list(command),

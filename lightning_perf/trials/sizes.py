@@ -13,7 +13,7 @@ TARGET_S = 8.0
 """Seconds of steady training per run: short compared with a start of Lightning, long compared with a block."""
 
 MIN_BLOCKS = 6
-"""Blocks of one run, at least: two halves of three blocks show whether it is steady."""
+"""Fewest blocks per run: two halves of three blocks show whether it is steady."""
 
 MAX_BLOCKS = 40
 EPOCHS = 10

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -24,6 +24,9 @@ from lightning_perf.trials.plan import choose, environment_of, specs_of
 from lightning_perf.trials.rounds import Plan, PlannedRun
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_supervised
 from lightning_perf.trials.sizes import Sizes, choose_sizes
+
+if TYPE_CHECKING:
+    from lightning_perf.trials.progress import Progress
 
 STATE_FILE = "state.json"
 PILOT_FOLDER = "diagnosis"
@@ -72,23 +75,9 @@ class State(Record, frozen=True, kw_only=True):
     features: tuple[str, ...] = ()
 
 
-class Watcher(Protocol):
-    """Reports the progress of a trial."""
-
-    def diagnosing(self) -> None:
-        """Handle the start of the baseline with PerfDoctor."""
-
-    def planned(self, session: Session, state: State) -> None:
-        """Handle the choice of treatments to try."""
-
-    def running(self, run: PlannedRun, about: int, trial: Trial) -> None:
-        """Handle the start of a run, the first of ``about`` runs."""
-
-    def ran(self, run: ArmRun, trial: Trial) -> None:
-        """Handle the end of a run, with the updated trial."""
-
-
-def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callable[..., Ended] | None = None) -> Trial:
+def run_trial(
+    options: Options, folder: Path, progress: "Progress", execute: Callable[..., Ended] | None = None
+) -> Trial:
     """Run a trial, or resume the interrupted one with the same options in this folder.
 
     ``execute`` runs a job in place of ``run_supervised``.
@@ -103,22 +92,22 @@ def run_trial(options: Options, folder: Path, watcher: Watcher, execute: Callabl
     execute = execute or run_supervised
     state = _interrupted(folder, options)
     if state is None:
-        watcher.diagnosing()
+        progress.diagnosing()
         state, session = _diagnose(options, folder, execute)
     else:
         session = load(folder / SESSION_FILE)
-    watcher.planned(session, state)
+    progress.planned(session, state)
     started = time.monotonic()
     earlier_s = state.trial.wall_s
     status: Literal["finished", "interrupted"] = "finished"
     try:
         while planned := next_runs(state.plan, state.trial.runs):
             for run in planned:
-                watcher.running(run, runs_left(state.plan, state.trial.runs), state.trial)
+                progress.running(run, runs_left(state.plan, state.trial.runs), state.trial)
                 made = _run_arm(run, state, folder, execute)
                 wall_s = earlier_s + time.monotonic() - started
                 state = _updated(state, folder, runs=(*state.trial.runs, made), wall_s=wall_s, status="running")
-                watcher.ran(made, state.trial)
+                progress.ran(made, state.trial)
     except KeyboardInterrupt:
         status = "interrupted"
     state = _updated(state, folder, status=status)

@@ -206,8 +206,8 @@ def test_tf32_is_switched_for_one_measurement_and_put_back(is_on: bool, expected
 
 def test_device_is_waited_for_before_and_after_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: events.append("waited"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"waited for {device}"))
     bench = ceilings._Bench(CPU, lambda: events.append("read") or 0.0)  # type: ignore[func-returns-value, arg-type]
-    bench._device = torch.device("cuda")
+    bench._device = torch.device("cuda:1")
     bench._timed(lambda: events.append("run"), 2)
-    assert events == ["waited", "read", "run", "run", "waited", "read"]
+    assert events == ["waited for cuda:1", "read", "run", "run", "waited for cuda:1", "read"]

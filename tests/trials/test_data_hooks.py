@@ -14,7 +14,6 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_perf import seams
 from lightning_perf.records import LoaderProbe, Session
 from lightning_perf.trials.data_hooks import MANY_BATCHES, DataProbeHooks, one_batch_of
 
@@ -80,16 +79,6 @@ def test_time_limit_is_kept_when_there_are_many_loaders(tmp_path: Path) -> None:
     probe = probed(tmp_path, [DataLoader(Slow(), batch_size=4), DataLoader(Quick(), batch_size=4)], 3.0)
     assert probe.index == 0
     assert "1: not probed, because time ran out" in probe.missing["others"]
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
-def test_first_loader_is_reported_when_lightning_loads_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seams, "tap_train_loaders_ready", lambda *_: False)
-    probe = probed(tmp_path, [DataLoader(Quick(), batch_size=4), DataLoader(Slow(), batch_size=4)], 2.0)
-    assert probe.index == 0
-    assert "this is the first of them" in probe.missing["others"]
 
 
 def test_one_batch_is_repeated_with_new_containers() -> None:
