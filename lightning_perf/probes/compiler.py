@@ -29,15 +29,10 @@ def dynamo(part: str) -> Any:
     return sys.modules.get(f"torch._dynamo.{part}")
 
 
-def has_compiled() -> bool:
-    """Return whether dynamo has compiled anything in this process."""
-    utils = dynamo("utils")
-    return utils is not None and bool(getattr(utils, "counters", {}).get("frames"))
-
-
 def is_any_compiled(module: Any) -> bool:
-    """Return whether operators may be hidden in compiled code, of a module or of what it calls."""
-    return has_compiled() or is_compiled(module)
+    """Return whether a module is compiled, or dynamo has compiled anything in this process: operators may be hidden."""
+    counters = getattr(dynamo("utils"), "counters", {})
+    return bool(counters.get("frames")) or is_compiled(module)
 
 
 class CompilerProbe(Probe):
