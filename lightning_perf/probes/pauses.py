@@ -12,11 +12,11 @@ import msgspec
 from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal
 from lightning_perf.records import AskedCollection, Collections, Generation, Session
 
+from .atomic_reads import n_live_objects
 from .base import Probe, RunContext
 from .code_lines import LIGHTNING, USER, owner_of
 from .host_lines import current_phase
 from .host_lines.calls import OwnCode, shown_file
-from .one_moment import n_live_objects
 from .spans import OWN
 
 _COUNT_SHARE = 0.01
