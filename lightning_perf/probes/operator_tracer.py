@@ -18,7 +18,7 @@ from lightning_perf.seams import Undos, change_attribute
 from .clock import now_ns as host_now_ns
 from .code_lines import CodeLines, Moment, Place, StackView, Visits
 from .tracing import PassiveMode, StepTracer, leave_mode
-from .written_attention import AttentionTrail
+from .written_attention import AttentionMatcher
 
 _METHODS = ("tolist", "numpy", "cpu")
 _N_VIEWS = 40  # operators per round when the cost of a dispatch mode is measured
@@ -69,8 +69,8 @@ def _reading_label(stack: StackView) -> str:
     return "bool(tensor)" if is_truth_test and not stack.via else "item"
 
 
-def is_optimizers(stack: StackView) -> bool:
-    """Return whether a torch optimizer reads its counters, which are on the host: nothing waits."""
+def is_in_optimizer(stack: StackView) -> bool:
+    """Return whether a torch optimizer called the operator to read its step counters: on the host, so nothing waits."""
     return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in stack.via)
 
 
@@ -109,7 +109,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._undos = Undos()
         self._names: dict[Any, str] = {}
         self.sites: dict[tuple[Place, str, str], Site] = {}
-        self.attention = AttentionTrail()
+        self.attention = AttentionMatcher()
 
     def open(self) -> None:
         self._is_open = True
@@ -184,7 +184,7 @@ class OperatorTracer(PassiveMode, StepTracer):
 
     def _add(self, stack: StackView, name: str, args: Any, out: Any, ns: int) -> None:
         label = sync_label(name, args, out, stack, self._device.type)
-        if label and not self._is_inside and not is_optimizers(stack):
+        if label and not self._is_inside and not is_in_optimizer(stack):
             self._count(stack.place, label, ns)
         if name == "unbind" and any(function == "__iter__" for _, function in stack.via):
             self.lines.unbound(stack, len(out))

@@ -21,8 +21,8 @@ class Attention:
         self.ns = 0
 
 
-class AttentionTrail:
-    """Follows the operators of one step; ``found`` holds attention by line."""
+class AttentionMatcher:
+    """Matches the operators of one step with those of attention; ``found`` holds attention by line."""
 
     def __init__(self) -> None:
         self.found: dict[Place, Attention] = {}
