@@ -15,7 +15,7 @@ from lightning_perf.records import GpuTelemetry
 from .nvml import DeviceLostError, Driver, WantedDevice, device_links, find_device, text_of, wanted_device
 from .series import Series
 
-RARELY = 5
+SLOW_READING_INTERVAL = 5
 """Throughput and processes are read once per this many samples: the driver takes 20 ms to measure throughput (NVML API
 reference, nvmlDeviceGetPcieThroughput)."""
 
@@ -206,7 +206,7 @@ class NvmlReader(GpuReader):
                 values |= {"utilisation_fraction": use.gpu / 100, "memory_utilisation_fraction": use.memory / 100}
             millijoules = read("energy", "nvmlDeviceGetTotalEnergyConsumption", whole)
             values["energy_j"] = None if millijoules is None else millijoules * 1e-3
-        if self._n_reads % RARELY == 1:
+        if self._n_reads % SLOW_READING_INTERVAL == 1:
             values |= self._read_figures(_SLOW_FIGURES) | self._read_others()
         return {name: float(value) for name, value in values.items() if value is not None}
 

@@ -156,14 +156,14 @@ def watch(now: list[int], *stands: tuple[int, int] | None) -> FetchWatch:
 
 def test_fetch_is_blocked_when_the_thread_neither_runs_nor_queues() -> None:
     made = watch([1000, 2000], (10, 20), (110, 220))
-    for number in range(FetchWatch.EVERY + 1):
+    for number in range(FetchWatch.INTERVAL_STEPS + 1):
         fetch(made, number)
     assert made.fractions() == (pytest.approx(0.7), pytest.approx(0.2))
 
 
 def test_fetch_is_unknown_when_the_kernel_does_not_report_it() -> None:
     made = watch([], None, None)
-    for number in range(2 * FetchWatch.EVERY + 1):
+    for number in range(2 * FetchWatch.INTERVAL_STEPS + 1):
         fetch(made, number)
     assert made.fractions() == (None, None)
     assert ScheduleClock("/nowhere").read() is None
@@ -201,15 +201,15 @@ def test_fetches_are_sampled_less_often_when_enough_were() -> None:
             fetch(made, next(numbers))
         return (next(reads) - before - 1) // 2  # at the beginning and at the end of a fetch
 
-    assert looks_in(FetchWatch.EVERY * FetchWatch.ENOUGH) == FetchWatch.ENOUGH
-    assert looks_in(FetchWatch.RARELY * 10) == 10
+    assert looks_in(FetchWatch.INTERVAL_STEPS * FetchWatch.N_FREQUENT) == FetchWatch.N_FREQUENT
+    assert looks_in(FetchWatch.LATER_INTERVAL_STEPS * 10) == 10
 
 
 @linux
 def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kernel() -> None:
     # By this clock what a hypervisor takes from a thread has not passed.
     made = FetchWatch(time.thread_time_ns)
-    for number in range(40 * FetchWatch.EVERY):
+    for number in range(40 * FetchWatch.INTERVAL_STEPS):
         fetch(made, number, lambda: sum(range(10_000)))  # a fraction of a millisecond
     made.close()
     blocked, queueing = made.fractions()
@@ -222,7 +222,7 @@ def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kerne
 def test_fetch_is_blocked_when_it_sleeps_and_not_when_it_computes() -> None:
     def fractions(work: Callable[[], object]) -> tuple[float, float]:
         made = FetchWatch(time.perf_counter_ns)
-        for number in range(2 * FetchWatch.EVERY + 1):
+        for number in range(2 * FetchWatch.INTERVAL_STEPS + 1):
             fetch(made, number, work)
         made.close()
         return made.fractions()  # type: ignore[return-value]
