@@ -137,7 +137,7 @@ class CompilerProbe(Probe):
 
     def record(self) -> CompilerWatch | None:
         self.poll()
-        compiled = [(step, m) for step, m in self._metrics if _is_a_frame(m)]
+        compiled = [(step, m) for step, m in self._metrics if _is_of_forward(m)]
         if not compiled and not self._compiled_steps:
             return None
         missing = {}
@@ -172,7 +172,7 @@ class CompilerProbe(Probe):
                 add(_first_line(getattr(each, "reason", "")), place)
         for _, metrics in self._metrics:  # one in a loop leaves the whole function uncompiled
             reason = _first_line(getattr(metrics, "fail_reason", "") or "")
-            if not reason or not _is_a_frame(metrics):
+            if not reason or not _is_of_forward(metrics):
                 continue
             file, line = _failed_at(metrics)
             if (file, line, reason) not in found and not file.startswith(_OURS):
@@ -190,7 +190,7 @@ def _all_metrics(utils: Any) -> list[Any]:
     return list(get()) if get is not None else []
 
 
-def _is_a_frame(metrics: Any) -> bool:
+def _is_of_forward(metrics: Any) -> bool:
     """Return whether metrics are of a user's function, not of its backward pass."""
     return bool(getattr(metrics, "co_name", None)) and getattr(metrics, "is_forward", True) is not False
 
@@ -225,7 +225,7 @@ def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
             line=line,
             n=len(each),
             n_after_warmup=sum(step > WARMUP_STEPS for step, _ in each),
-            reason=next((r for _, m in reversed(each) if (r := _guard(m))), ""),
+            reason=next((r for _, m in reversed(each) if (r := _failed_guard(m))), ""),
             compile_s=sum(_seconds(m) for _, m in each),
         )
         for (name, file, line), each in found.items()
@@ -233,7 +233,7 @@ def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
     return tuple(sorted(listed, key=lambda one: -one.n)[:_MAX_LISTED])
 
 
-def _guard(metrics: Any) -> str:
+def _failed_guard(metrics: Any) -> str:
     """Return the guard that failed, without the number of the compiled code."""
     reason = _first_line(getattr(metrics, "recompile_reason", "") or "")
     head, _, rest = reason.partition(": ")
