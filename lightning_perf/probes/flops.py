@@ -187,7 +187,7 @@ class ArithmeticCounter(StepTracer):
             except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
                 self.failure = error_text(error)
                 return func(*args, **kwargs)
-        if known.is_composite:  # as it stays whole in inference mode
+        if known.is_composite:  # in inference mode, torch does not decompose it first
             with self._mode:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

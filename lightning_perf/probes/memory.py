@@ -338,7 +338,7 @@ class MemoryProbe(Probe):
         except Exception as error:  # noqa: BLE001 - reported; nothing more is read, the training goes on
             self.is_off = True
             self._on_fail(error)
-            if self._saved is None or not self._saved.is_in_place:  # else once training_step is over: see ``leaves``
+            if self._saved is None or not self._saved.is_in_place:  # otherwise ``leaves`` does, at the end of it
                 self._loop.listen(None)
 
 

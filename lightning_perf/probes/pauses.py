@@ -84,7 +84,7 @@ class GarbagePauses(Probe):
             self._restore_hook()
 
     def _restore_hook(self) -> None:
-        """Take this run's hook out, also from below those of runs in other threads; leave one that someone else set."""
+        """Remove this run's hook, even below hooks of runs in other threads; leave a hook that other code set."""
         owner: Any = sys
         name = "unraisablehook"
         while getattr(owner, name) != self._on_unraisable:

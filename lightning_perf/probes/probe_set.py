@@ -1,4 +1,4 @@
-"""The probes of one run: opens and calls them, isolates their errors, schedules observed steps, makes the session."""
+"""Open and call the probes of one run, isolate their errors, schedule observed steps, and make the session."""
 
 import logging
 import os

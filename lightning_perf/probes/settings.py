@@ -29,7 +29,7 @@ STAGES_BY_FUNCTION = {"fit": ("train", "val"), "validate": ("val",), "test": ("t
 """The loaders that each entry point of the Trainer uses."""
 
 LOGGED = ("settings.trainer.prog_bar_metrics", "settings.trainer.sync_dist_on_step")
-"""What only the steps show; `SettingsProbe` reads it then."""
+"""Settings that are known once steps have logged; `SettingsProbe` reads them."""
 
 UNSHUFFLED_SAMPLERS = (torch_samplers.SequentialSampler,)
 SHUFFLED_SAMPLERS = (

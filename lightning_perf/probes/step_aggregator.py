@@ -36,9 +36,9 @@ WAIT = PHASE_INDEX["data_wait"]
 _BOUNDARY = PHASE_INDEX["epoch_boundary"]
 CALLBACKS = PHASE_INDEX["callbacks"]
 _SERIES = {column: series for series, column in enumerate(STEP_COLUMNS)}
-_STEP_SERIES = len(STEP_COLUMNS)  # the histogram behind those of the step's phases is the whole step's
+_STEP_SERIES = len(STEP_COLUMNS)  # the last histogram is that of the whole step
 
-SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (SageMaker's StepOutlier uses 3 sigma; RULES PD606)
+SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (PD606)
 WAITING_FRACTION = 0.1  # a fetch that blocks for more than this share of the median step is a wait
 _MIN_STEPS_FOR_OUTLIERS = 20
 _MIN_WAITS_FOR_BURSTS = 8
@@ -62,7 +62,7 @@ class StepAggregator:
     """Sums, quantiles, outliers and timeline of the steps of one stage.
 
     ``first_step`` is the index of the first step to be added, ``start_ns`` its start; both count from the start of the
-    run. With ``has_single_batches``, each epoch had one batch so far: its step is a usual one, after a fetch that is
+    run. With ``has_single_batches``, each epoch had one batch so far: its step counts as usual, and its fetch as
     epoch boundary, since no batch can be prefetched.
     """
 

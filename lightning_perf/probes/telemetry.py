@@ -154,9 +154,9 @@ class TelemetryProbe(Probe):
             self.missing["telemetry.host.dataset_disk"] = "the dataset has no attribute with an existing path"
 
     def set_aside(self, is_aside: bool) -> None:
-        """Exclude samples from now on, while PerfDoctor itself uses cores; energy is still counted.
+        """Exclude samples while PerfDoctor itself uses cores, or include them again; energy is always counted.
 
-        The sample during which this ends is excluded too.
+        The first sample after the exclusion ends is excluded too: it covers a part of it.
         """
         self._is_aside = is_aside
         self._was_aside = True

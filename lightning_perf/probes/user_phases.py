@@ -114,7 +114,7 @@ class UserPhases(Probe):
             return
         self.forward = self.profile(VALIDATION_FORWARD if self.is_validating else FORWARD)
         self.forward.__enter__()
-        while hook.inner:  # which this call makes needless: a hook makes each call slower
+        while hook.inner:  # not needed any more; each hook slows calls down
             hook.inner.pop().remove()
 
     def forward_ends(self) -> None:
@@ -143,13 +143,13 @@ class UserPhases(Probe):
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if get_ident() != self._thread:
             return
-        if self.forward is not None:  # of a closure
+        if self.forward is not None:  # that of the optimizer's closure
             self.forward_ends()
         self._trainer.global_step += 1
         span, self._optimizer = self._optimizer, None
         if span is not None:
             span.__exit__(None, None, None)
-        if self.probes.watches_backward:  # as the only probe that handles it does
+        if self.probes.watches_backward:  # only the probe that watches backward passes handles it
             self.probes.notify("after_step", optimizer)
 
     def _watch_optimizer(self, optimizer: Any) -> None:
