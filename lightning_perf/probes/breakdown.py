@@ -160,7 +160,7 @@ def _local_bytes(parameter: torch.Tensor) -> int:
     """Return the bytes of this parameter's gradient on this rank."""
     if plain.is_lazy(parameter) or not plain.is_readable_tensor(parameter):
         return 0
-    if not plain.is_missing(plain.class_attribute(type(parameter), "__tensor_flatten__")):
+    if plain.has_class_attribute(type(parameter), "__tensor_flatten__"):
         return sum(storage.n_bytes for storage in storages_of(parameter))
     with plain.without_overrides():
         return parameter.numel() * parameter.element_size()

@@ -157,9 +157,8 @@ def _is_ours(callback: Any) -> bool:
 def _refresh_rate_steps(progress_bar: Any) -> int | None:
     if progress_bar is None:
         return None
-    if plain.is_missing(plain.class_attribute(type(progress_bar), "refresh_rate")) and (
-        "refresh_rate" not in plain.attributes(progress_bar)
-    ):
+    is_on_class = plain.has_class_attribute(type(progress_bar), "refresh_rate")
+    if not is_on_class and "refresh_rate" not in plain.attributes(progress_bar):
         raise _Unknown(f"{type(progress_bar).__name__} has no refresh rate")
     if not seams.refreshes_by_step(progress_bar):
         raise _Unknown(f"{type(progress_bar).__name__} refreshes by time, not every so many steps")
