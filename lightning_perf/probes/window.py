@@ -210,17 +210,12 @@ class WindowProbe(Probe):
 
     def _obstacle(self) -> str | None:
         """Return why no window can open; None if one can."""
-        emit = self.options.emit
-        return (
-            active_profiler(emit) or self._user_profiler() or (nsys_obstacle(self._device) if emit == "nsys" else None)
-        )
-
-    def _user_profiler(self) -> str | None:
-        """Return a reason if Lightning's PyTorchProfiler is in use, which fails while a window is open; else None."""
-        profiler = seams.user_profiler(self._loop.trainer)
-        if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):
+        emit, profiler = self.options.emit, seams.user_profiler(self._loop.trainer)
+        if (active := active_profiler(emit)) is not None:
+            return active
+        if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):  # it fails while a window is open
             return "the Trainer's PyTorchProfiler profiles this run"
-        return None
+        return nsys_obstacle(self._device) if emit == "nsys" else None
 
     def _file_request(self, now_s: float) -> str | None:
         if now_s < self._next_request_check:
