@@ -9,6 +9,7 @@ import dis
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,15 +75,13 @@ def is_in_optimizer(stack: StackView) -> bool:
     return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in stack.via)
 
 
+@dataclass(slots=True)
 class Site:
-    """Calls of one kind from one line."""
+    """Calls of one kind from one line; ``text`` is the line itself."""
 
-    __slots__ = ("n", "ns", "text")
-
-    def __init__(self, text: str) -> None:
-        self.n = 0
-        self.ns = 0
-        self.text = text
+    text: str
+    n: int = 0
+    ns: int = 0
 
 
 class OperatorTracer(PassiveMode, StepTracer):

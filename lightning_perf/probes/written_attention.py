@@ -1,5 +1,6 @@
 """Find attention written out: matrix multiplication, softmax and multiplication, matched by the size of the scores."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,15 +11,15 @@ _PRODUCTS = frozenset({"bmm", "baddbmm"})
 _SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
 
 
+@dataclass(slots=True)
 class Attention:
-    """Attention written out on one line."""
+    """Attention written out on one line: the size of its scores, torch's function around it, calls and time."""
 
-    __slots__ = ("columns", "n", "ns", "rows", "via")
-
-    def __init__(self, rows: int, columns: int, via: str) -> None:
-        self.rows, self.columns, self.via = rows, columns, via
-        self.n = 0
-        self.ns = 0
+    rows: int
+    columns: int
+    via: str
+    n: int = 0
+    ns: int = 0
 
 
 class AttentionMatcher:
