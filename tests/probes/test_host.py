@@ -272,36 +272,44 @@ def test_dataset_names_its_path_when_it_is_wrapped_or_lists_files(tmp_path: Path
     assert dataset_path(SimpleNamespace(samples=np.ones(3))) is None
 
 
-def test_disk_is_of_the_nearest_mount_when_mounts_nest(tmp_path: Path) -> None:
+def report_mounts(patch: pytest.MonkeyPatch, *mounts: tuple[str, str, str]) -> None:
+    """Let psutil list these mounts: device, folder and file system."""
+    listed = [SimpleNamespace(device=device, mountpoint=folder, fstype=kind) for device, folder, kind in mounts]
+    patch.setattr(psutil, "disk_partitions", lambda **_: listed)
+
+
+def test_disk_is_of_the_nearest_mount_when_mounts_nest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    mounts = (
-        "21 1 254:0 / / rw - ext4 /dev/vda rw\n"
-        f"30 21 0:50 / {tmp_path} rw shared:1 - nfs4 server:/export rw\n"
-        f"31 21 8:1 / {tmp_path}/other rw - xfs /dev/sda1 rw"
+    report_mounts(
+        monkeypatch,
+        ("/dev/vda", "/", "ext4"),
+        ("/dev/vdb", str(tmp_path), "ext4"),
+        ("server:/export", str(tmp_path), "nfs4"),
+        ("/dev/sda1", f"{tmp_path}/other", "xfs"),
     )
-    root = tree(tmp_path / "root", {"proc/self/mountinfo": mounts, "sys/dev/block/254:0/queue/rotational": "1"})
+    device = data.stat().st_dev
+    queue = f"sys/dev/block/{os.major(device)}:{os.minor(device)}/queue"
+    root = tree(tmp_path / "root", {f"{queue}/rotational": "1"})
     disk = dataset_disk(SimpleNamespace(root=data), root)
-    assert (disk.mount, disk.file_system, disk.source, disk.is_network) == (
+    assert (disk.mount, disk.file_system, disk.source, disk.is_network, disk.is_rotational) == (
         str(tmp_path),
         "nfs4",
         "server:/export",
         True,
+        True,
     )
-    assert disk.is_rotational is None
-    local = dataset_disk(SimpleNamespace(root="/usr"), root)
-    assert (local.mount, local.is_network, local.is_rotational) == ("/", False, True)
+    local = dataset_disk(SimpleNamespace(root="/usr"), tmp_path / "nowhere")
+    assert (local.mount, local.is_network, local.is_rotational) == ("/", False, None)
     assert dataset_disk(SimpleNamespace(), root) is None
 
 
-def test_disk_is_found_when_its_mount_has_spaces_and_letters_beyond_ascii(tmp_path: Path) -> None:
-    data = tmp_path / "mes données"
-    data.mkdir()
-    mounts = (
-        f"21 1 254:0 / / rw - ext4 /dev/vda rw\n30 21 0:50 / {tmp_path}/mes\\040données rw - nfs4 server:/export rw"
-    )
-    disk = dataset_disk(SimpleNamespace(root=data), tree(tmp_path / "root", {"proc/self/mountinfo": mounts}))
-    assert (disk.mount, disk.file_system) == (str(data), "nfs4")
+def test_disk_is_unknown_when_the_mounts_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreadable(**_: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(psutil, "disk_partitions", unreadable)
+    assert dataset_disk(SimpleNamespace(root=tmp_path)) is None
 
 
 # -- series ------------------------------------------------------------
