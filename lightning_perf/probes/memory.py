@@ -14,12 +14,12 @@ from lightning_perf import seams
 from lightning_perf.records import Breakdown, DeviceMemory, Growth, HostMemory, Memory, OutOfMemory
 
 from . import oom, plain
+from .allocation_history import MAX_ENTRIES, history_of, read_history, write_history
 from .base import Probe, RunContext
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
 from .compiler import is_any_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
-from .history import MAX_ENTRIES, history_of, read_history, write_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
 from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
