@@ -65,7 +65,7 @@ def buffers(root: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def states_of(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Return the parameters and states of an optimizer, of Lightning's wrapper too; empty where they are computed."""
+    """Return the parameters and states of an optimizer, or of one in DeepSpeed's wrapper; empty if it computes them."""
     inner = plain.attributes(optimizer).get("optimizer", optimizer)
     return plain.items_of(plain.stored(inner, "state")) or []
 
