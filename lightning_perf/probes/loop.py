@@ -343,9 +343,9 @@ class ValidationSpan:
             if loop.on_record_end is not None:
                 loop.on_record_end()
             loop.main.pause()
-            outer_record = timeline.swap_record(loop.validation.phase_ns)
+            outer_ns = timeline.swap_counters(loop.validation.phase_ns)
             start_ns = timeline.last_ns
-            self._outer = (outer_record, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
+            self._outer = (outer_ns, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
             timeline.stack.append(timeline.current)
             timeline.current = timeline.base
             timeline.base.phase = PHASE_INDEX["epoch_boundary"]
@@ -357,13 +357,13 @@ class ValidationSpan:
         try:
             if self._outer is None:
                 return
-            outer_record, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
+            outer_ns, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
             loop._validation_epoch_ends()
-            timeline.swap_record(outer_record)
+            timeline.swap_counters(outer_ns)
             total_ns = timeline.last_ns - start_ns
             checkpoint_ns = loop.checkpoint_ns() - checkpoint_before_ns
-            outer_record[PHASE_INDEX["checkpoint"]] += checkpoint_ns
-            outer_record[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
+            outer_ns[PHASE_INDEX["checkpoint"]] += checkpoint_ns
+            outer_ns[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
             timeline.base.phase = base_phase
             timeline.current = timeline.stack.pop() if timeline.stack else timeline.base  # as in `Span`
             self._outer = None
