@@ -96,7 +96,7 @@ class CompilerProbe(Probe):
             new.append(each)
         if listed:
             self._last_metrics = listed[-1]
-        self._metrics += [(self._step, each) for each in reversed(new) if len(self._metrics) < _MAX_KEPT]
+        self._metrics += [(self._step, each) for each in reversed(new)][: _MAX_KEPT - len(self._metrics)]
         reasons = getattr(utils, "graph_break_reasons", [])
         if len(reasons) < self._n_breaks:  # torch._dynamo.reset()
             self._n_breaks = 0
