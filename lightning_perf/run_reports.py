@@ -140,7 +140,7 @@ class RunReports:
         if writer is None:
             return
         # If a write fails, each later write of the user's raises too: torch's writer does not recover.
-        require_room(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
+        require_free_space(getattr(writer, "log_dir", None) or ".", tensorboard_report.EVENT_BYTES)
         tensorboard_report.write_scalars(writer, session, step)
         tensorboard_report.write_text(writer, session, step)
         self._session_writers.setdefault(id(logger), tensorboard_report.SessionWriter()).write(writer, session, step)
@@ -332,7 +332,7 @@ class RunReports:
 
 
 def _log_figures(logger: Any, session: Session, step: int) -> None:
-    require_room(logger.save_dir or ".", 0)  # services keep files of their own on this machine
+    require_free_space(logger.save_dir or ".", 0)  # services keep files of their own on this machine
     seams.log_own_row(logger, tensorboard_report.scalars(session), step)
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from lightning_perf.errors import SessionError
 from lightning_perf.records import SCHEMA_VERSION, Record, Session, from_json
-from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, require_free_space
+from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, mount_of, require_free_space
 from lightning_perf.stats.comparison import typical_step_s
 
 from .entry import key_of, reduced
@@ -262,7 +261,6 @@ def _execute_waiting(database: sqlite3.Connection, statement: str) -> None:
 
 def _journal_mode(folder: Path) -> str:
     """Return ``wal``, or ``delete`` on a network disk, where processes of several hosts share no memory for WAL."""
-    place = Path(os.path.realpath(folder))
-    disks = [disk for disk in psutil.disk_partitions(all=True) if place.is_relative_to(disk.mountpoint)]
-    kind = max(disks, key=lambda disk: len(disk.mountpoint)).fstype if disks else ""
+    mount = mount_of(Path(os.path.realpath(folder)))
+    kind = "" if mount is None else mount.fstype
     return "delete" if kind in NETWORK_FILE_SYSTEMS or kind.startswith(("nfs", "fuse.")) else "wal"

@@ -11,7 +11,7 @@ from lightning_perf.records import Breakdown, DeviceMemory, Headroom, HostMemory
 from lightning_perf.stats.headroom import fit_samples, largest_batch
 
 from . import module_walk, plain
-from .module_walk import owner_of, top_level_modules
+from .module_walk import containing_module, top_level_modules
 from .plain import tensors_in, visits
 from .saved_tensors import SavedTensors
 from .storages import StorageCount, storages_of
@@ -54,7 +54,7 @@ class ModelMemory:
 
         def add(part: str, name: str, tensors: Iterable[torch.Tensor | None]) -> int:
             added = count.add(tensors)
-            parts = by_module[owner_of(name, self.modules)]
+            parts = by_module[containing_module(name, self.modules)]
             parts[part] = parts.get(part, 0) + added
             return added
 
@@ -116,7 +116,7 @@ def gradients_by_module(module: nn.Module, device: Any) -> dict[str, int]:
     modules = top_level_modules(module)
     held: dict[str, int] = {}
     for name, parameter in module_walk.named_parameters(module):
-        owner = owner_of(name, modules)
+        owner = containing_module(name, modules)
         held[owner] = held.get(owner, 0) + count.add((plain.gradient_of(parameter),))
     return held
 
@@ -160,7 +160,7 @@ def _local_bytes(parameter: torch.Tensor) -> int:
     """Return the bytes of this parameter's gradient on this rank."""
     if plain.is_lazy(parameter) or not plain.is_readable_tensor(parameter):
         return 0
-    if not plain.is_missing(plain.class_attribute(type(parameter), "__tensor_flatten__")):
+    if plain.has_class_attribute(type(parameter), "__tensor_flatten__"):
         return sum(storage.n_bytes for storage in storages_of(parameter))
     with plain.without_overrides():
         return parameter.numel() * parameter.element_size()

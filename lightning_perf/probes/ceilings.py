@@ -46,9 +46,9 @@ _LONG_ENOUGH_S = 4e-3  # launching is negligible in a product of this length
 _COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}  # larger than any cache
 _TRANSFER_BYTES = 2**26
 _N_LAUNCHES = 500  # fewer than CUDA queues before the host has to wait (1,024 launches)
-_MATMUL_SHARE = 0.7  # of the time there is
+_MATMUL_SHARE = 0.7  # of the budget
 _ROUNDS = 3
-_LEAST_AGREEMENT = 0.85  # of the second best round with the best; below it, other programs disturbed all rounds but one
+_LEAST_AGREEMENT = 0.85  # ratio of the second best round to the best; below it, other programs disturbed the others
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -58,8 +58,8 @@ class DeviceClock:
     """With this many pending steps the device is too far behind: new fetches are not measured."""
 
     N_FIRST, PERIOD, N_OF_PERIOD = 320, 61, 8
-    """Fetches of which all are measured, over the steps of the first aggregation; then, of each ``PERIOD`` fetches, the
-    number measured. A prime period falls on each worker's turn and on each accumulated batch alike."""
+    """The first ``N_FIRST`` fetches are all measured, over the steps of the first aggregation; later, the first
+    ``N_OF_PERIOD`` of each ``PERIOD``. A prime period measures each worker and each accumulated batch equally often."""
 
     def __init__(
         self,

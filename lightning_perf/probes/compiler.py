@@ -29,15 +29,10 @@ def dynamo(part: str) -> Any:
     return sys.modules.get(f"torch._dynamo.{part}")
 
 
-def has_compiled() -> bool:
-    """Return whether dynamo has compiled anything in this process."""
-    utils = dynamo("utils")
-    return utils is not None and bool(getattr(utils, "counters", {}).get("frames"))
-
-
 def is_any_compiled(module: Any) -> bool:
-    """Return whether operators may be hidden in compiled code, of a module or of what it calls."""
-    return has_compiled() or is_compiled(module)
+    """Return whether a module is compiled, or dynamo has compiled anything in this process: operators may be hidden."""
+    counters = getattr(dynamo("utils"), "counters", {})
+    return bool(counters.get("frames")) or is_compiled(module)
 
 
 class CompilerProbe(Probe):
@@ -101,7 +96,7 @@ class CompilerProbe(Probe):
             new.append(each)
         if listed:
             self._last_metrics = listed[-1]
-        self._metrics += [(self._step, each) for each in reversed(new) if len(self._metrics) < _MAX_KEPT]
+        self._metrics += [(self._step, each) for each in reversed(new)][: _MAX_KEPT - len(self._metrics)]
         reasons = getattr(utils, "graph_break_reasons", [])
         if len(reasons) < self._n_breaks:  # torch._dynamo.reset()
             self._n_breaks = 0
@@ -142,7 +137,7 @@ class CompilerProbe(Probe):
 
     def record(self) -> CompilerWatch | None:
         self.poll()
-        compiled = [(step, m) for step, m in self._metrics if _is_a_frame(m)]
+        compiled = [(step, m) for step, m in self._metrics if _is_of_forward(m)]
         if not compiled and not self._compiled_steps:
             return None
         missing = {}
@@ -177,7 +172,7 @@ class CompilerProbe(Probe):
                 add(_first_line(getattr(each, "reason", "")), place)
         for _, metrics in self._metrics:  # one in a loop leaves the whole function uncompiled
             reason = _first_line(getattr(metrics, "fail_reason", "") or "")
-            if not reason or not _is_a_frame(metrics):
+            if not reason or not _is_of_forward(metrics):
                 continue
             file, line = _failed_at(metrics)
             if (file, line, reason) not in found and not file.startswith(_OURS):
@@ -195,7 +190,7 @@ def _all_metrics(utils: Any) -> list[Any]:
     return list(get()) if get is not None else []
 
 
-def _is_a_frame(metrics: Any) -> bool:
+def _is_of_forward(metrics: Any) -> bool:
     """Return whether metrics are of a user's function, not of its backward pass."""
     return bool(getattr(metrics, "co_name", None)) and getattr(metrics, "is_forward", True) is not False
 
@@ -230,7 +225,7 @@ def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
             line=line,
             n=len(each),
             n_after_warmup=sum(step > WARMUP_STEPS for step, _ in each),
-            reason=next((r for _, m in reversed(each) if (r := _guard(m))), ""),
+            reason=next((r for _, m in reversed(each) if (r := _failed_guard(m))), ""),
             compile_s=sum(_seconds(m) for _, m in each),
         )
         for (name, file, line), each in found.items()
@@ -238,7 +233,7 @@ def _recompiles(compiled: list[tuple[int, Any]]) -> tuple[Recompile, ...]:
     return tuple(sorted(listed, key=lambda one: -one.n)[:_MAX_LISTED])
 
 
-def _guard(metrics: Any) -> str:
+def _failed_guard(metrics: Any) -> str:
     """Return the guard that failed, without the number of the compiled code."""
     reason = _first_line(getattr(metrics, "recompile_reason", "") or "")
     head, _, rest = reason.partition(": ")

@@ -95,7 +95,7 @@ class Copier:
             return tensor
         gathered = plain.attributes(tensor).get("ds_shape")  # by DeepSpeed's stage 3
         is_sharded = gathered is not None or kind.__name__ == "DTensor"
-        is_known = is_sharded or plain.is_missing(plain.class_attribute(kind, "__tensor_flatten__"))
+        is_known = is_sharded or not plain.has_class_attribute(kind, "__tensor_flatten__")
         if not plain.has_shape(tensor) or not is_known or plain.field(tensor, "layout") is not torch.strided:
             raise RefusedError(f"it holds a tensor of class {kind.__name__} that is lazy, sparse or not torch's own")
         shape = tuple(plain.field(tensor, "shape") if gathered is None else gathered)

@@ -66,7 +66,7 @@ def fake_profile(
         return now
 
     with ExitStack() as undo:
-        arrived = undo.enter_context(_undisturbed(device))
+        arrived = undo.enter_context(_unchanged_process(device))
         copier = Copier(watch.mode, device)
         model = copier(root)
         calls = [call._replace(function=copier(call.function), args=copier(call.args), kwargs=copier(call.kwargs))
@@ -225,8 +225,8 @@ def _is_same(value: Any, before: Any) -> bool:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[list[int]]:
-    """Call Python's signal handlers afterwards: C++ ends the process if one raises while it asks for a device."""
+def _defer_signals() -> Iterator[list[int]]:
+    """Call signal handlers at the end: if one raises while C++ reads a tensor's device, the process ends."""
     arrived: list[int] = []
     with ExitStack() as undo:
         undo.callback(lambda: deque(map(signal.raise_signal, arrived), maxlen=0))
@@ -239,14 +239,14 @@ def _signals_wait() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _undisturbed(device: torch.device) -> Iterator[list[int]]:
-    """Keep random streams and hooks on all modules as they are, compiled code uncompiled, and signals waiting."""
+def _unchanged_process(device: torch.device) -> Iterator[list[int]]:
+    """Keep random number generators and hooks on all modules unchanged, run no compiled code, and defer signals."""
     if reason := refusal(device):
         raise RefusedError(reason)
     registries = [each for name, each in vars(torch_module).items()
                   if name.startswith("_global_") and isinstance(each, dict)]  # fmt: skip
     with ExitStack() as undo:
-        arrived = undo.enter_context(_signals_wait())
+        arrived = undo.enter_context(_defer_signals())
         undo.callback(random.setstate, random.getstate())
         undo.callback(np.random.set_state, np.random.get_state())
         undo.enter_context(unchanged(device))

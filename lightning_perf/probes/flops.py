@@ -20,7 +20,7 @@ from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
 from .clock import now_ns as host_now_ns
-from .module_walk import bare_profile, listed_modules, named_parameters, owner_of, parameters_by_module
+from .module_walk import bare_profile, containing_module, listed_modules, named_parameters, parameters_by_module
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import without_overrides
 from .replay.calls import CallLog
@@ -82,7 +82,7 @@ class ArithmeticCounter(StepTracer):
         self._now_ns = now_ns
         self._times = times_operators
         self._modules = listed_modules(module, depth)
-        self._owners = {id(p): owner_of(name, self._modules) for name, p in named_parameters(module)}
+        self._owners = {id(p): containing_module(name, self._modules) for name, p in named_parameters(module)}
         self._rows: dict[tuple[Direction, str, str, str], _Row] = {}
         self._known: dict[Any, Operator] = {}
         self._mode = _Mode(self)
@@ -187,7 +187,7 @@ class ArithmeticCounter(StepTracer):
             except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
                 self.failure = error_text(error)
                 return func(*args, **kwargs)
-        if known.is_composite:  # as it stays whole in inference mode
+        if known.is_composite:  # in inference mode, torch does not decompose it first
             with self._mode:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

@@ -15,7 +15,7 @@ from lightning_perf.records import GpuTelemetry
 from .nvml import DeviceLostError, Driver, WantedDevice, device_links, find_device, text_of, wanted_device
 from .series import Series
 
-RARELY = 5
+SLOW_READING_INTERVAL = 5
 """Throughput and processes are read once per this many samples: the driver takes 20 ms to measure throughput (NVML API
 reference, nvmlDeviceGetPcieThroughput)."""
 
@@ -113,7 +113,7 @@ class NvmlReader(GpuReader):
         self._family = family
         self._handle, self._matched_by = find_device(driver, wanted, environ)
         whole = self._whole_device()
-        mode = driver.find("nvmlDeviceGetMigMode", self._handle)
+        mode = driver.try_call("nvmlDeviceGetMigMode", self._handle)
         self._is_mig = whole is not self._handle or bool(mode and mode[0])
         self._whole = whole
         self._throttle_function = _throttle_function(driver, whole)
@@ -128,7 +128,7 @@ class NvmlReader(GpuReader):
 
     def close(self) -> None:
         # NVML counts its users.
-        self._driver.find("nvmlShutdown")
+        self._driver.try_call("nvmlShutdown")
 
     def read(self) -> dict[str, float]:
         if self.lost_reason:
@@ -169,54 +169,56 @@ class NvmlReader(GpuReader):
         )
 
     def _whole_device(self) -> Any:
-        if self._driver.find("nvmlDeviceIsMigDeviceHandle", self._handle):
-            parent = self._driver.find("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle)
+        if self._driver.try_call("nvmlDeviceIsMigDeviceHandle", self._handle):
+            parent = self._driver.try_call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", self._handle)
             return self._handle if parent is None else parent
         return self._handle
 
     def _read_facts(self, wanted: WantedDevice, root: Path) -> dict[str, Any]:
-        ask, whole = self._driver.ask, self._whole
-        bus = text_of(getattr(ask("pci_bus_id", "nvmlDeviceGetPciInfo", whole), "busId", None))
-        memory = ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
+        read, whole = self._driver.read_metric, self._whole
+        bus = text_of(getattr(read("pci_bus_id", "nvmlDeviceGetPciInfo", whole), "busId", None))
+        memory = read("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
         return {
             "device": self.device,
-            "name": text_of(ask("name", "nvmlDeviceGetName", self._handle)) or wanted.name,
+            "name": text_of(read("name", "nvmlDeviceGetName", self._handle)) or wanted.name,
             "source": "nvml",
             "matched_by": self._matched_by,
-            "uuid": text_of(ask("uuid", "nvmlDeviceGetUUID", self._handle)) or None,
+            "uuid": text_of(read("uuid", "nvmlDeviceGetUUID", self._handle)) or None,
             "pci_bus_id": bus or None,
             "is_mig": self._is_mig,
             "memory_total_bytes": None if memory is None else int(memory.total),
             "numa_node": _numa_node(bus, root),
-            **self._answers(_LIMITS),
+            **self._read_figures(_LIMITS),
         }
 
     def _read(self) -> dict[str, float]:
-        ask, whole = self._driver.ask, self._whole
-        answers = self._answers(_FIGURES)
-        answers["throttle_bits"] = ask("throttle_fractions", self._throttle_function, whole)
-        memory = ask("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
-        answers["memory_used_bytes"] = None if memory is None else memory.used
+        read, whole = self._driver.read_metric, self._whole
+        values = self._read_figures(_FIGURES)
+        values["throttle_bits"] = read("throttle_fractions", self._throttle_function, whole)
+        memory = read("memory_used_bytes", "nvmlDeviceGetMemoryInfo", self._handle)
+        values["memory_used_bytes"] = None if memory is None else memory.used
         if self._is_mig:
             reason = "this is a MIG instance: the driver counts the whole device only"
             self._driver.missing.update({"utilisation_fraction": reason, "energy": reason})
         else:
-            use = ask("utilisation_fraction", "nvmlDeviceGetUtilizationRates", whole)
+            use = read("utilisation_fraction", "nvmlDeviceGetUtilizationRates", whole)
             if use is not None:
-                answers |= {"utilisation_fraction": use.gpu / 100, "memory_utilisation_fraction": use.memory / 100}
-            millijoules = ask("energy", "nvmlDeviceGetTotalEnergyConsumption", whole)
-            answers["energy_j"] = None if millijoules is None else millijoules * 1e-3
-        if self._n_reads % RARELY == 1:
-            answers |= self._answers(_SLOW_FIGURES) | self._read_others()
-        return {name: float(value) for name, value in answers.items() if value is not None}
+                values |= {"utilisation_fraction": use.gpu / 100, "memory_utilisation_fraction": use.memory / 100}
+            millijoules = read("energy", "nvmlDeviceGetTotalEnergyConsumption", whole)
+            values["energy_j"] = None if millijoules is None else millijoules * 1e-3
+        if self._n_reads % SLOW_READING_INTERVAL == 1:
+            values |= self._read_figures(_SLOW_FIGURES) | self._read_others()
+        return {name: float(value) for name, value in values.items() if value is not None}
 
-    def _answers(self, figures: Sequence[_Figure]) -> dict[str, Any]:
-        asked = ((name, self._driver.ask(name, function, self._whole, *arguments), unit)
-                 for name, function, arguments, unit in figures)  # fmt: skip
-        return {name: answer if answer is None or unit == 1 else answer * unit for name, answer, unit in asked}
+    def _read_figures(self, figures: Sequence[_Figure]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, function, arguments, factor in figures:
+            value = self._driver.read_metric(name, function, self._whole, *arguments)
+            values[name] = value if value is None or factor == 1 else value * factor
+        return values
 
     def _read_others(self) -> dict[str, int]:
-        processes = self._driver.ask("other_processes", "nvmlDeviceGetComputeRunningProcesses", self._handle)
+        processes = self._driver.read_metric("other_processes", "nvmlDeviceGetComputeRunningProcesses", self._handle)
         if processes is None:
             return {}
         family = self._family()
@@ -318,14 +320,14 @@ def open_gpu(
         wanted = [wanted_device(torch.cuda.get_device_properties(each), each) for each in indices]
         return NvmlReader(driver, wanted_device(properties, index), family=family, node_devices=wanted), ""
     except (LookupError, DeviceLostError) as error:
-        driver.find("nvmlShutdown")
+        driver.try_call("nvmlShutdown")
         return None, str(error)
 
 
 def _throttle_function(driver: Driver, handle: Any) -> str:
     """Return the function's name, which changed in 2023: older bindings or drivers have the old one only."""
     new = "nvmlDeviceGetCurrentClocksEventReasons"
-    return new if driver.find(new, handle) is not None else "nvmlDeviceGetCurrentClocksThrottleReasons"
+    return new if driver.try_call(new, handle) is not None else "nvmlDeviceGetCurrentClocksThrottleReasons"
 
 
 def _numa_node(bus: str, root: Path) -> int | None:

@@ -121,11 +121,11 @@ class ZeroGradWatch(Probe):
     def after_backward(self) -> None:
         """Handle the end of a backward pass, before gradients are clipped or unscaled."""
         if self.is_done:
-            self._leave()
+            self._stop_watching()
         for watched in self._active():
             watched.after_backward()
 
-    def _leave(self) -> None:
+    def _stop_watching(self) -> None:
         """Stop watching, unless an optimizer of the Trainer was not seen yet."""
         if len(self._optimizers) >= len(self._context.trainer.optimizers):
             self._context.probes.leave_backward(self)

@@ -94,8 +94,8 @@ def is_growing(trend: Trend) -> bool:
 class GrowthWatch:
     """Memory readings of several places, with a heap comparison once memory grows.
 
-    ``readers`` return bytes by place, or None. ``roots`` returns the objects that a comparison starts from. ``once``
-    runs a slow function and excludes the current step from the statistics.
+    ``readers`` return bytes by place, or None. ``roots`` returns the objects that a comparison starts from.
+    ``call_excluded`` runs a slow function and excludes the current step from the statistics.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class GrowthWatch:
         readers: dict[str, Callable[[], int | None]],
         roots: Callable[[], dict[str, Any]],
         now_ns: Callable[[], int],
-        once: Callable[[Callable[[], None]], None],
+        call_excluded: Callable[[Callable[[], None]], None],
     ) -> None:
         self.readings = {place: Readings() for place in readers}
         self.next_step = WARMUP_STEPS
@@ -111,13 +111,13 @@ class GrowthWatch:
         self._own_places = [place for place in readers if place != WORKERS]
         self._roots = roots
         self._now_ns = now_ns
-        self._once = once
+        self._call_excluded = call_excluded
         self._stride = FIRST_STRIDE
         self._is_thinned = False
         self._n_observed = 0
         self._next_fit = MIN_READINGS
         self._spent_ns = dict.fromkeys(readers, 0)
-        self.once_ns = 0
+        self.one_time_ns = 0
         """Time spent on slow readings within ``FREE_NS``: a one-time cost, not a cost per step."""
         self.held_graphs: tuple[Suspect, ...] = ()
         """Attributes that accumulate tensors with their graphs, whether or not memory grows."""
@@ -140,7 +140,7 @@ class GrowthWatch:
             self._read(place, step)
             taken_ns = self._spent_ns[place] - spent_ns
             if taken_ns >= SLOW_READING_NS and spent_ns <= free_ns:
-                self.once_ns += taken_ns
+                self.one_time_ns += taken_ns
         if self._is_thinned:
             self._stride *= 2
         self._n_observed += 1
@@ -185,17 +185,17 @@ class GrowthWatch:
     def _follow_up(self, step: int) -> None:
         if not self._has_snapshot_of_attributes:
             self._has_snapshot_of_attributes = True
-            self._once(partial(self._snapshot_attributes, step))
+            self._call_excluded(partial(self._snapshot_attributes, step))
         for heap_diff in filter(None, (self._heap_diff, self._attributes)):
             if step - heap_diff.step >= HEAP_DIFF_STEPS:
-                self._once(partial(self._second_snapshot, heap_diff, step))
+                self._call_excluded(partial(self._second_snapshot, heap_diff, step))
         if (
             self._heap_diff is None
             and self._n_heap_diffs < _MAX_HEAP_DIFFS
             and not self._suspects
             and self._may_be_growing()
         ):
-            self._once(partial(self._first_snapshot_if_growing, step))
+            self._call_excluded(partial(self._first_snapshot_if_growing, step))
 
     def _snapshot_attributes(self, step: int) -> None:
         self._attributes = HeapDiff(self._roots(), step, is_wide=False)

@@ -21,8 +21,8 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Suspect
 
 from . import plain
+from .atomic_reads import live_objects
 from .module_walk import named_modules
-from .one_moment import live_objects
 from .plain import tensors_in
 from .storages import Storage, storages_of
 

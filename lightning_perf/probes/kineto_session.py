@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_perf.seams import Undos, change_attribute
 
-from .one_moment import live_objects
+from .atomic_reads import live_objects
 
 _ENTRIES = ("_prepare_profiler", "_enable_profiler")
 """Torch's functions through which every profiler starts, in ``torch.autograd.profiler``."""

@@ -64,7 +64,7 @@ class LoopProbe(ActionSpans):
         """Whether outputs of evaluation batches have an autograd graph; None before the first."""
         self._n_outputs_checked = 0
         self._is_foreign_fetch = False
-        self._done_before = (0, 0)  # epochs and optimizer steps of runs that this one goes on from
+        self._done_before = (0, 0)  # epochs and optimizer steps before this run: of a checkpoint, or of an earlier fit
         self._is_between = True  # between epochs, or before the first
         self._is_validation_between = True
         self._undos = seams.Undos()
@@ -200,8 +200,8 @@ class LoopProbe(ActionSpans):
             self.first_step_end_ns = self.timeline.charge()
             self._named.begin()
 
-    def ends_within_hooks(self) -> None:
-        """Count the last step if a callback's hook at its end raised."""
+    def count_step_whose_end_hook_raised(self) -> None:
+        """Count the step under way if a callback raised in ``on_train_batch_end``: the step itself was done."""
         progress = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if self.main.is_in_batch and progress.processed > progress.completed:
             self.main.batch_ends()
@@ -320,7 +320,7 @@ class _EpochSpan:
     def __exit__(self, *exception: Any) -> None:
         try:
             if exception and exception[0] is not None:
-                self._loop.ends_within_hooks()
+                self._loop.count_step_whose_end_hook_raised()
             self._loop.epoch_ends()
         except Exception as error:  # noqa: BLE001 - reported; measuring must not break the training
             self._loop.timeline.fail(error)
@@ -343,9 +343,9 @@ class ValidationSpan:
             if loop.on_record_end is not None:
                 loop.on_record_end()
             loop.main.pause()
-            outer_record = timeline.swap_record(loop.validation.phase_ns)
+            outer_ns = timeline.swap_counters(loop.validation.phase_ns)
             start_ns = timeline.last_ns
-            self._outer = (outer_record, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
+            self._outer = (outer_ns, start_ns, loop.checkpoint_ns(), timeline.base.phase, is_sanity)
             timeline.stack.append(timeline.current)
             timeline.current = timeline.base
             timeline.base.phase = PHASE_INDEX["epoch_boundary"]
@@ -357,13 +357,13 @@ class ValidationSpan:
         try:
             if self._outer is None:
                 return
-            outer_record, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
+            outer_ns, start_ns, checkpoint_before_ns, base_phase, is_sanity = self._outer
             loop._validation_epoch_ends()
-            timeline.swap_record(outer_record)
+            timeline.swap_counters(outer_ns)
             total_ns = timeline.last_ns - start_ns
             checkpoint_ns = loop.checkpoint_ns() - checkpoint_before_ns
-            outer_record[PHASE_INDEX["checkpoint"]] += checkpoint_ns
-            outer_record[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
+            outer_ns[PHASE_INDEX["checkpoint"]] += checkpoint_ns
+            outer_ns[PHASE_INDEX["startup" if is_sanity else "validation"]] += total_ns - checkpoint_ns
             timeline.base.phase = base_phase
             timeline.current = timeline.stack.pop() if timeline.stack else timeline.base  # as in `Span`
             self._outer = None

@@ -14,12 +14,12 @@ from lightning_perf import seams
 from lightning_perf.records import Breakdown, DeviceMemory, Growth, HostMemory, Memory, OutOfMemory
 
 from . import oom, plain
+from .allocation_history import MAX_ENTRIES, history_of, read_history, write_history
 from .base import Probe, RunContext
 from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_held_by, with_gradients, with_peak
 from .compiler import is_any_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
-from .history import MAX_ENTRIES, history_of, read_history, write_history
 from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
 from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
@@ -44,7 +44,7 @@ class MemoryProbe(Probe):
     after = ("steps",)
 
     def __init__(self, run: RunContext, allocator: Allocator | None = None) -> None:
-        self._once_ns = 0
+        self._excluded_ns = 0
         self._is_closed = False
         self.is_off = False
         self._trainer, self._module, self._loop, self._folder = run.trainer, run.pl_module, run.loop, run.folder
@@ -74,7 +74,7 @@ class MemoryProbe(Probe):
             readers[HEAP] = read_heap
         if (device_allocator := self._allocator) is not None:
             readers[device_allocator.device] = lambda: device_allocator.read().allocated
-        self._growth = GrowthWatch(readers, self._roots, self._now_ns, self._once)
+        self._growth = GrowthWatch(readers, self._roots, self._now_ns, self._call_excluded)
         self._workers.on_change = self._growth.readings[WORKERS].clear
         self._phases = PhaseReadings(self._allocator, self._own)
         self._next_sample = FIRST_SAMPLED_STEPS[0]
@@ -105,9 +105,9 @@ class MemoryProbe(Probe):
     def step_begins(self, batch: Any) -> None:
         step = self._loop.main.n_steps
         if step >= self.next_step and not self.is_off:
-            begin, once_ns = self._now_ns(), self._once_ns + self._growth.once_ns
+            begin, excluded_ns = self._now_ns(), self._excluded_ns + self._growth.one_time_ns
             self._guarded(self._observe, step, batch)
-            self.step_cost_ns += self._now_ns() - begin - (self._once_ns + self._growth.once_ns - once_ns)
+            self.step_cost_ns += self._now_ns() - begin - (self._excluded_ns + self._growth.one_time_ns - excluded_ns)
 
     def step_ends(self) -> None:
         if self._is_sampling:
@@ -121,7 +121,7 @@ class MemoryProbe(Probe):
         now = self._now_ns()
         if now >= self._next_host_ns:
             self._next_host_ns = now + _HOST_EVERY_NS
-            self._once(self.read_host)
+            self._call_excluded(self.read_host)
         if step >= self._next_sample:
             self._sample_begins(step, batch)
 
@@ -138,15 +138,15 @@ class MemoryProbe(Probe):
         is_wanted = self._breakdown is None or (self._breakdown.activations_bytes is None and self._saved is not None)
         if step > FIRST_SAMPLED_STEPS[0] and is_wanted and self._attempts < _BREAKDOWN_ATTEMPTS:
             self._attempts += 1
-            self._once(self._begin_breakdown, batch)
+            self._call_excluded(self._begin_breakdown, batch)
         self._loop.listen(self)
 
-    def _once(self, function: Callable[..., None], *args: Any) -> None:
+    def _call_excluded(self, function: Callable[..., None], *args: Any) -> None:
         """Call a slow function, and exclude the current step from all statistics."""
         begin = self._now_ns()
         self._loop.main.leave_out()
         function(*args)
-        self._once_ns += self._now_ns() - begin
+        self._excluded_ns += self._now_ns() - begin
 
     def _begin_breakdown(self, batch: Any) -> None:
         memory = self._count(batch)
@@ -338,7 +338,7 @@ class MemoryProbe(Probe):
         except Exception as error:  # noqa: BLE001 - reported; nothing more is read, the training goes on
             self.is_off = True
             self._on_fail(error)
-            if self._saved is None or not self._saved.is_in_place:  # else once training_step is over: see ``leaves``
+            if self._saved is None or not self._saved.is_in_place:  # otherwise ``leaves`` does, at the end of it
                 self._loop.listen(None)
 
 

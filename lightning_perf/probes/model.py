@@ -93,7 +93,7 @@ def _is_compiled_function(value: Any) -> bool:
 
 
 def unwrap(optimizer: Any) -> Any:
-    """Return the torch optimizer inside Lightning's wrapper."""
+    """Return the torch optimizer inside a wrapper that is not an optimizer itself, such as DeepSpeed's."""
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else getattr(optimizer, "optimizer", optimizer)
 
 

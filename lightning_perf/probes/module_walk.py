@@ -65,7 +65,7 @@ def buffers(root: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def states_of(optimizer: Any) -> list[tuple[Any, Any]]:
-    """Return the parameters and states of an optimizer, of Lightning's wrapper too; empty where they are computed."""
+    """Return the parameters and states of an optimizer, or of one in DeepSpeed's wrapper; empty if it computes them."""
     inner = plain.attributes(optimizer).get("optimizer", optimizer)
     return plain.items_of(plain.stored(inner, "state")) or []
 
@@ -125,8 +125,8 @@ def listed_modules(root: nn.Module, depth: int) -> dict[str, nn.Module]:
     return listed
 
 
-def owner_of(name: str, modules: Container[str]) -> str:
-    """Return the path of the innermost of ``modules`` that holds a parameter of this name; ``""`` if none does."""
+def containing_module(name: str, modules: Container[str]) -> str:
+    """Return the innermost path in ``modules`` that a parameter of this name is in; ``""`` if none is."""
     path = name.rpartition(".")[0]
     while path and path not in modules:
         path = path.rpartition(".")[0]
@@ -141,8 +141,8 @@ def parameters_by_module(root: nn.Module, modules: Container[str]) -> dict[str, 
     counts: dict[str, int] = {}
     for name, parameter in named_parameters(root):
         if plain.has_shape(parameter):
-            owner = owner_of(name, modules)
-            counts[owner] = counts.get(owner, 0) + plain.n_elements(parameter)
+            path = containing_module(name, modules)
+            counts[path] = counts.get(path, 0) + plain.n_elements(parameter)
     return counts
 
 

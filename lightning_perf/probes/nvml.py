@@ -56,7 +56,7 @@ class Driver:
         self._off: set[str] = set()
         self._failures: Counter[str] = Counter()
 
-    def ask(self, metric: str, function: str, *arguments: Any) -> Any:
+    def read_metric(self, metric: str, function: str, *arguments: Any) -> Any:
         """Call a function of NVML for a metric; return None if it has no answer.
 
         Once a metric fails for good, it is not requested again, and ``missing`` says why.
@@ -82,7 +82,7 @@ class Driver:
         self._failures[metric] = 0
         return answer
 
-    def find(self, function: str, *arguments: Any) -> Any:
+    def try_call(self, function: str, *arguments: Any) -> Any:
         """Call a function of NVML; return None if it fails, without counting the failure."""
         call = getattr(self.nvml, function, None)
         try:
@@ -106,27 +106,27 @@ def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]
     """
     entries = [entry.strip() for entry in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
     entry = entries[wanted.index] if wanted.index < len(entries) else ""
-    # A MIG instance must be asked for by its own name: torch may report the UUID of its parent device.
-    if entry.startswith("MIG-") and (handle := driver.find("nvmlDeviceGetHandleByUUID", entry.encode())) is not None:
-        return handle, "visible devices"
-    for prefix in ("GPU-", "MIG-") if wanted.uuid else ():
-        if (handle := driver.find("nvmlDeviceGetHandleByUUID", f"{prefix}{wanted.uuid}".encode())) is not None:
-            return handle, "uuid"
+    # A MIG instance has a UUID of its own, but torch may report that of its parent device.
+    by_uuid: list[tuple[str, str]] = [(entry, "visible devices")] if entry.startswith("MIG-") else []
+    by_uuid += [(f"{prefix}{wanted.uuid}", "uuid") for prefix in ("GPU-", "MIG-") if wanted.uuid]
+    for uuid, basis in by_uuid:
+        if (handle := driver.try_call("nvmlDeviceGetHandleByUUID", uuid.encode())) is not None:
+            return handle, basis
     if wanted.pci_bus_id:
-        handle = driver.find("nvmlDeviceGetHandleByPciBusId", wanted.pci_bus_id.encode())
+        handle = driver.try_call("nvmlDeviceGetHandleByPciBusId", wanted.pci_bus_id.encode())
         if handle is not None:
             return handle, "pci"
-    n_devices = driver.find("nvmlDeviceGetCount") or 0
-    handles = [driver.find("nvmlDeviceGetHandleByIndex", i) for i in range(n_devices)]
-    if entry and not entry.isdecimal():  # an UUID may be cut short as long as it is unique
-        alike = [h for h in handles if text_of(driver.find("nvmlDeviceGetUUID", h)).startswith(entry)]
+    n_devices = driver.try_call("nvmlDeviceGetCount") or 0
+    handles = [driver.try_call("nvmlDeviceGetHandleByIndex", i) for i in range(n_devices)]
+    if entry and not entry.isdecimal():  # a UUID may be abbreviated while it is unique
+        alike = [h for h in handles if text_of(driver.try_call("nvmlDeviceGetUUID", h)).startswith(entry)]
         if len(alike) == 1:
             return alike[0], "visible devices"
         raise LookupError(f"CUDA_VISIBLE_DEVICES={entry!r} fits {len(alike)} devices of the driver")
     index = int(entry) if entry else wanted.index
     if index >= len(handles) or handles[index] is None:
         raise LookupError(f"the driver shows {n_devices} devices, torch uses number {index}")
-    names = {text_of(driver.find("nvmlDeviceGetName", h)) for h in handles}
+    names = {text_of(driver.try_call("nvmlDeviceGetName", h)) for h in handles}
     if len(names) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise LookupError("devices differ and CUDA counts them by speed: set CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return handles[index], "visible devices" if entry else "index"
@@ -140,11 +140,12 @@ def device_links(
     try:
         handles = [find_device(driver, wanted, environ)[0] for wanted in devices]
         for (one, a), (other, b) in itertools.combinations(zip(devices, handles, strict=True), 2):
-            level = driver.ask("links", "nvmlDeviceGetTopologyCommonAncestor", a, b)
+            level = driver.read_metric("links", "nvmlDeviceGetTopologyCommonAncestor", a, b)
             if level is None:
                 driver.missing.setdefault("links", "the driver did not answer")
                 return None
-            status = driver.ask("links.has_nvlink", "nvmlDeviceGetP2PStatus", a, b, 2)  # NVML_P2P_CAPS_INDEX_NVLINK
+            # 2 is NVML_P2P_CAPS_INDEX_NVLINK.
+            status = driver.read_metric("links.has_nvlink", "nvmlDeviceGetP2PStatus", a, b, 2)
             links.append(
                 DeviceLink(
                     devices=(f"cuda:{one.index}", f"cuda:{other.index}"),

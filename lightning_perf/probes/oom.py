@@ -15,9 +15,9 @@ from lightning_perf import interrupts
 from lightning_perf.records import LiveTensor, OutOfMemory
 
 from . import plain
+from .atomic_reads import live_objects
 from .code_lines import USER, owner_of, short_place
 from .module_walk import named_buffers, named_parameters, states_of
-from .one_moment import live_objects
 from .storages import Key, Storage, storages_of
 
 Where = Literal["device", "host", "worker", "shm"]

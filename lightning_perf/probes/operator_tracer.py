@@ -9,6 +9,7 @@ import dis
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from lightning_perf.seams import Undos, change_attribute
 from .clock import now_ns as host_now_ns
 from .code_lines import CodeLines, Moment, Place, StackView, Visits
 from .tracing import PassiveMode, StepTracer, leave_mode
-from .written_attention import AttentionTrail
+from .written_attention import AttentionMatcher
 
 _METHODS = ("tolist", "numpy", "cpu")
 _N_VIEWS = 40  # operators per round when the cost of a dispatch mode is measured
@@ -69,20 +70,18 @@ def _reading_label(stack: StackView) -> str:
     return "bool(tensor)" if is_truth_test and not stack.via else "item"
 
 
-def is_optimizers(stack: StackView) -> bool:
-    """Return whether a torch optimizer reads its counters, which are on the host: nothing waits."""
+def is_in_optimizer(stack: StackView) -> bool:
+    """Return whether a torch optimizer called the operator to read its step counters: on the host, so nothing waits."""
     return any(function == "step" or file.startswith(("adam", "sgd", "optimizer")) for file, function in stack.via)
 
 
+@dataclass(slots=True)
 class Site:
-    """Calls of one kind from one line."""
+    """Calls of one kind from one line; ``text`` is the line itself."""
 
-    __slots__ = ("n", "ns", "text")
-
-    def __init__(self, text: str) -> None:
-        self.n = 0
-        self.ns = 0
-        self.text = text
+    text: str
+    n: int = 0
+    ns: int = 0
 
 
 class OperatorTracer(PassiveMode, StepTracer):
@@ -109,7 +108,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._undos = Undos()
         self._names: dict[Any, str] = {}
         self.sites: dict[tuple[Place, str, str], Site] = {}
-        self.attention = AttentionTrail()
+        self.attention = AttentionMatcher()
 
     def open(self) -> None:
         self._is_open = True
@@ -184,7 +183,7 @@ class OperatorTracer(PassiveMode, StepTracer):
 
     def _add(self, stack: StackView, name: str, args: Any, out: Any, ns: int) -> None:
         label = sync_label(name, args, out, stack, self._device.type)
-        if label and not self._is_inside and not is_optimizers(stack):
+        if label and not self._is_inside and not is_in_optimizer(stack):
             self._count(stack.place, label, ns)
         if name == "unbind" and any(function == "__iter__" for _, function in stack.via):
             self.lines.unbound(stack, len(out))

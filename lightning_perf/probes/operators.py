@@ -23,19 +23,19 @@ _TINY = np.float32(torch.finfo(torch.float32).tiny)
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
 
-_WRITES_ONLY = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_"})
+_OVERWRITING = frozenset({"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_"})
 """Operators that overwrite their first tensor without reading it."""
 
-_RESERVES = frozenset(
+_ALLOCATING = frozenset(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 )
-_FILLS = frozenset(
+_FILLING = frozenset(
     f"aten::{like}{value}{suffix}"
     for value in ("zeros", "ones", "full", "rand", "randn")
     for like, suffix in (("", ""), ("", "_like"), ("new_", ""))
 )
-_PICKS = {"aten::embedding": 0, "aten::index_select": 0, "aten::gather": 0, "aten::index": 0}
-"""Operators that read only as much of the argument at this position as they return."""
+_SELECTING = frozenset({"aten::embedding", "aten::index_select", "aten::gather", "aten::index"})
+"""Operators that read only as much of their first tensor as they return."""
 
 
 class Traffic(NamedTuple):
@@ -55,21 +55,16 @@ def traffic_of(operator: Any) -> Traffic:
     name = str(schema.name)
     returns = schema.returns
     is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-    if is_view or name in _RESERVES or name in ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh"):
+    if is_view or name in _ALLOCATING or name in ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh"):
         return Traffic(True, lambda args, kwargs, out: 0)
-    if name in _FILLS:
+    if name in _FILLING:
         return Traffic(False, lambda args, kwargs, out: _bytes_in(out))
-    if name in _PICKS:
-        place = _PICKS[name]
-
-        def picked(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
-            return 2 * _bytes_in(out) + sum(_bytes_in(value) for i, value in enumerate(args) if i != place)
-
-        return Traffic(False, picked)
+    if name in _SELECTING:
+        return Traffic(False, lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, args[1:])))
     written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
     names = [argument.name for argument in schema.arguments]
     written_names = {names[i] for i in written}
-    unread = {i for i in written if name in _WRITES_ONLY or schema.arguments[i].kwarg_only}
+    unread = {i for i in written if name in _OVERWRITING or schema.arguments[i].kwarg_only}
     is_fresh = [r.alias_info is None for r in returns]
 
     def n_bytes(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:

@@ -12,11 +12,11 @@ import msgspec
 from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal
 from lightning_perf.records import AskedCollection, Collections, Generation, Session
 
+from .atomic_reads import n_live_objects
 from .base import Probe, RunContext
 from .code_lines import LIGHTNING, USER, owner_of
 from .host_lines import current_phase
 from .host_lines.calls import OwnCode, shown_file
-from .one_moment import n_live_objects
 from .spans import OWN
 
 _COUNT_SHARE = 0.01
@@ -84,7 +84,7 @@ class GarbagePauses(Probe):
             self._restore_hook()
 
     def _restore_hook(self) -> None:
-        """Take this run's hook out, also from below those of runs in other threads; leave one that someone else set."""
+        """Remove this run's hook, even below hooks of runs in other threads; leave a hook that other code set."""
         owner: Any = sys
         name = "unraisablehook"
         while getattr(owner, name) != self._on_unraisable:

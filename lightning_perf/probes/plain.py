@@ -111,7 +111,7 @@ def items_of(value: Any, most: int | None = None) -> list[tuple[Any, Any]] | Non
     if issubclass(kind, UserDict):
         inner = attributes(value).get("data")
         return items_of(inner, most) if is_a(inner, dict) else None
-    if class_attribute(kind, "__dataclass_fields__") is not _MISSING:
+    if has_class_attribute(kind, "__dataclass_fields__"):
         return list(islice(attributes(value).items(), most))
     return None
 
@@ -214,9 +214,9 @@ def class_attribute(kind: type, name: str) -> Any:
     return _MISSING
 
 
-def is_missing(value: Any) -> bool:
-    """Return whether ``class_attribute`` found nothing."""
-    return value is _MISSING
+def has_class_attribute(kind: type, name: str) -> bool:
+    """Return whether a class or one of its bases defines a name."""
+    return class_attribute(kind, name) is not _MISSING
 
 
 def is_library(thing: Any) -> bool:
@@ -249,7 +249,7 @@ def attribute(value: Any, name: str) -> Any:
         return own[name]
     if on_class is _MISSING:
         raise AttributeError(f"{kind.__name__} has no attribute {name!r}")
-    if not is_missing(class_attribute(type(on_class), "__get__")):
+    if has_class_attribute(type(on_class), "__get__"):
         raise ComputedError(f"{kind.__name__}.{name} is computed by code of the script")
     return on_class
 

@@ -1,4 +1,4 @@
-"""The probes of one run: opens and calls them, isolates their errors, schedules observed steps, makes the session."""
+"""Open and call the probes of one run, isolate their errors, schedule observed steps, and make the session."""
 
 import logging
 import os
@@ -119,7 +119,7 @@ class ProbeSet:
         """Restore everything after measuring failed; keep what was measured."""
         self.loop = None
         for name in self._probes:
-            self._silence(name)
+            self._stop_calling(name)
         self.close()
         if self.context is not None:
             self.context.missing["steady"] = _FAILED
@@ -177,7 +177,7 @@ class ProbeSet:
         # A new dict: the old one may be iterated over.
         self._handlers[event] = {one: call for one, call in self._handlers.get(event, {}).items() if one != name}
 
-    def _silence(self, name: str) -> None:
+    def _stop_calling(self, name: str) -> None:
         """Stop calling a probe's handlers of steps and events."""
         self._observers.pop(name, None)
         for event in _EVENTS:
@@ -218,7 +218,7 @@ class ProbeSet:
         if name in _ESSENTIAL:
             self._give_up()
         elif name in self._probes:
-            self._silence(name)
+            self._stop_calling(name)
             self.call(f"{name} teardown", self._probes[name].abandon)
 
     def session(self, status: Status = "running", error: BaseException | None = None) -> Session:

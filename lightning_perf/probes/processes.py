@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 RESCAN_EVERY = 5
-"""Interval of scans that include children of all threads; threads other than the main one rarely start any."""
+"""Every so many scans, children of all threads are listed; threads other than the main one rarely start any."""
 
 
 class WorkerProcesses:
@@ -89,7 +89,7 @@ def _local_rank(environ: bytes) -> bytes:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the content of a small file of the kernel's; empty if it is gone or not readable."""
+    """Return the content of a small file that the kernel writes; empty if it is gone or not readable."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read()
@@ -98,7 +98,7 @@ def read_bytes(path: str) -> bytes:
 
 
 class KeptFile:
-    """A small file of numbers of the kernel's, kept open to make readings cheap."""
+    """A small file of numbers that the kernel writes, kept open to make readings cheap."""
 
     def __init__(self, path: str) -> None:
         self._descriptor: int | None = None
@@ -123,30 +123,31 @@ class KeptFile:
 
 
 class ScheduleClock(KeptFile):
-    """Reads how long one thread ran and queued for a core (Linux, ``schedstat``)."""
+    """Nanoseconds that one thread has spent on a core, and queueing for one (Linux, ``schedstat``)."""
 
-    read = KeptFile.numbers  # nanoseconds on a core, and queueing for one
+    read = KeptFile.numbers
 
 
 class FetchWatch:
     """State of the training thread during the data wait: computing, queueing for a core, or idle.
 
-    Samples a fetch every ``EVERY`` steps, and every ``RARELY`` steps after ``ENOUGH`` samples, so that it costs less
-    than a microsecond per step. Created in that thread. ``ran_ns`` reads the thread's CPU time: the kernel updates
-    ``schedstat`` only at thread switches or ticks, every few milliseconds, and would miss shorter fetches.
+    One fetch in ``INTERVAL_STEPS`` steps is sampled, and after ``N_FREQUENT`` samples one in ``LATER_INTERVAL_STEPS``,
+    so that sampling costs less than a microsecond per step. Created in that thread. ``ran_ns`` reads the thread's CPU
+    time: the kernel updates ``schedstat`` only at thread switches or ticks, every few milliseconds, and would miss
+    shorter fetches.
     """
 
-    EVERY = 7
+    INTERVAL_STEPS = 7
     """Prime, so that samples do not always meet the same worker: workers deliver in turn."""
 
-    ENOUGH = 256
-    RARELY = 251
+    N_FREQUENT = 256
+    LATER_INTERVAL_STEPS = 251
     """Prime, as above."""
 
     def __init__(self, now_ns: Callable[[], int], ran_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._now_ns, self._ran_clock_ns = now_ns, ran_ns
         self._clock = ScheduleClock(f"/proc/self/task/{threading.get_native_id()}/schedstat")
-        self.next_step = self.EVERY
+        self.next_step = self.INTERVAL_STEPS
         """Index of the next step whose fetch is sampled."""
         self._n_samples = 0
         self._before: tuple[int, int, int] | None = None
@@ -155,7 +156,8 @@ class FetchWatch:
 
     def begins(self, n_steps: int) -> None:
         self._n_samples += 1
-        self.next_step = n_steps + (self.EVERY if self._n_samples < self.ENOUGH else self.RARELY)
+        is_frequent = self._n_samples < self.N_FREQUENT
+        self.next_step = n_steps + (self.INTERVAL_STEPS if is_frequent else self.LATER_INTERVAL_STEPS)
         reading = self._clock.read()
         self._before = None if reading is None else (self._now_ns(), self._ran_clock_ns(), reading[1])
         self.is_sampling = True

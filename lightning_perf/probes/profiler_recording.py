@@ -10,6 +10,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -103,10 +104,19 @@ class Recording:
             _cuda_capture(True)
         self.cost_s += time.perf_counter() - started
 
-    def _quietly(self) -> "_QuietKineto":
-        quiet = _QuietKineto()
-        self._undos.note(quiet.undo)  # for an interrupt at its edges
-        return quiet
+    @contextlib.contextmanager
+    def _quietly(self) -> Iterator[None]:
+        """Return a context in which Kineto prints nothing, unless the user has set its log level."""
+        if "KINETO_LOG_LEVEL" in os.environ:
+            yield
+            return
+        restore = partial(os.environ.pop, "KINETO_LOG_LEVEL", None)
+        self._undos.note(restore)  # for an interrupt at its edges
+        os.environ["KINETO_LOG_LEVEL"] = "6"
+        try:
+            yield
+        finally:
+            restore()
 
     def step(self) -> bool:
         """Count a finished step; return whether the window is complete."""
@@ -254,25 +264,6 @@ def _kineto_profile(options: WindowOptions, device: Any) -> Any:
         profile_memory=options.profile_memory,
         with_flops=options.with_flops,
     )
-
-
-class _QuietKineto:
-    """Silences Kineto's output unless the user has set its log level."""
-
-    def __init__(self) -> None:
-        self._is_mine = "KINETO_LOG_LEVEL" not in os.environ
-
-    def __enter__(self) -> None:
-        if self._is_mine:
-            os.environ["KINETO_LOG_LEVEL"] = "6"
-
-    def __exit__(self, *exception: object) -> None:
-        self.undo()
-
-    def undo(self) -> None:
-        """Restore the environment. Can be called twice."""
-        if self._is_mine:
-            os.environ.pop("KINETO_LOG_LEVEL", None)
 
 
 def _cuda_capture(is_on: bool) -> None:

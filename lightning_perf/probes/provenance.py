@@ -61,7 +61,7 @@ class ProvenanceProbe(Probe):
         if path is not None:
             text = str(path.resolve())
             outside = f"outside the project ({hashlib.sha256(os.fsencode(text)).hexdigest()[:8]})"
-            self._dataset = self._inside(path) or outside
+            self._dataset = self._path_in_project(path) or outside
 
     def first_batch(self, batch: Any) -> None:
         """Read the shapes of the first batch; nested tensors have none."""
@@ -77,7 +77,7 @@ class ProvenanceProbe(Probe):
             parameters=self._parameters,
             sample_shapes=self._samples or (),
             dataset=self._dataset,
-            script=None if self._script is None else self._inside(self._script),
+            script=None if self._script is None else self._path_in_project(self._script),
             **self._code,
         )
 
@@ -103,7 +103,7 @@ class ProvenanceProbe(Probe):
         with suppress(subprocess.TimeoutExpired):  # on a disk that does not answer
             git.wait(1.0)
 
-    def _inside(self, path: Path) -> str | None:
+    def _path_in_project(self, path: Path) -> str | None:
         """Return a path relative to the project; None outside it."""
         path = path.resolve()
         return str(path.relative_to(self._project)) if self._project in path.parents else None

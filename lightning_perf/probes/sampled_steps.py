@@ -118,7 +118,7 @@ class SampledSteps(Probe):
     name = "sampled_steps"
     field, reason = "sync_calls", f"no step was sampled: the first one is step {ROUNDS[0] + 1} of a fit"
     stages = ("fit",)
-    after = ("memory", "windows")  # which take the step if they observe the same one
+    after = ("memory", "windows")  # they take precedence where both would sample a step
 
     def __init__(self, run: RunContext) -> None:
         self.profile: ModelProfile | None = None

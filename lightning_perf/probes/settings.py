@@ -29,7 +29,7 @@ STAGES_BY_FUNCTION = {"fit": ("train", "val"), "validate": ("val",), "test": ("t
 """The loaders that each entry point of the Trainer uses."""
 
 LOGGED = ("settings.trainer.prog_bar_metrics", "settings.trainer.sync_dist_on_step")
-"""What only the steps show; `SettingsProbe` reads it then."""
+"""Settings that are known once steps have logged; `SettingsProbe` reads them."""
 
 UNSHUFFLED_SAMPLERS = (torch_samplers.SequentialSampler,)
 SHUFFLED_SAMPLERS = (
@@ -157,9 +157,8 @@ def _is_ours(callback: Any) -> bool:
 def _refresh_rate_steps(progress_bar: Any) -> int | None:
     if progress_bar is None:
         return None
-    if plain.is_missing(plain.class_attribute(type(progress_bar), "refresh_rate")) and (
-        "refresh_rate" not in plain.attributes(progress_bar)
-    ):
+    is_on_class = plain.has_class_attribute(type(progress_bar), "refresh_rate")
+    if not is_on_class and "refresh_rate" not in plain.attributes(progress_bar):
         raise _Unknown(f"{type(progress_bar).__name__} has no refresh rate")
     if not seams.refreshes_by_step(progress_bar):
         raise _Unknown(f"{type(progress_bar).__name__} refreshes by time, not every so many steps")

@@ -230,7 +230,7 @@ class Timeline:
         self.now_ns = lambda: last_ns
         self.is_frozen = True
 
-    def swap_record(self, phase_ns: list[int]) -> list[int]:
+    def swap_counters(self, phase_ns: list[int]) -> list[int]:
         """Count phases in ``phase_ns`` from now on; return the previous counters. For stages inside a stage."""
         self.charge()
         used, self.phase_ns = self.phase_ns, phase_ns

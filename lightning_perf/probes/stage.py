@@ -202,7 +202,7 @@ class StageProbe:
         if self._aggregator is not None:
             self.aggregate()
             return self._aggregator.stage_times(self._n_warmup_steps)
-        aggregator, n_warmup = self._started(_as_matrix(self._rows))
+        aggregator, n_warmup = self._skip_warmup(_as_matrix(self._rows))
         return aggregator.stage_times(n_warmup)
 
     def device_times(self) -> DeviceTimes | None:
@@ -212,7 +212,7 @@ class StageProbe:
         resolved = self.device_clock.resolved
         device = self._device
         if self._aggregator is None:  # the warm-up may become longer: keep the resolved steps
-            _, n_warmup = self._started(_as_matrix(self._rows))
+            _, n_warmup = self._skip_warmup(_as_matrix(self._rows))
             device = DeviceAggregator()
             device.add(resolved[n_warmup:])
         else:
@@ -250,7 +250,7 @@ class StageProbe:
 
     def own_median_ns(self) -> float:
         """Return the time of PerfDoctor's own hooks in a usual step; 0 before the first."""
-        aggregator = self._aggregator if self._aggregator is not None else self._started(_as_matrix(self._rows))[0]
+        aggregator = self._aggregator or self._skip_warmup(_as_matrix(self._rows))[0]
         return aggregator.own_median_ns()
 
     def epochs_so_far(self) -> tuple[Epoch, ...]:
@@ -271,7 +271,7 @@ class StageProbe:
         self._sum_epoch()
         rows = _as_matrix(self._rows)
         if self._aggregator is None:
-            self._aggregator, self._n_warmup_steps = self._started(rows)
+            self._aggregator, self._n_warmup_steps = self._skip_warmup(rows)
             if self.device_clock is not None:
                 del self.device_clock.resolved[: self._n_warmup_steps]
         else:
@@ -317,8 +317,8 @@ class StageProbe:
             if self.on_left_out is not None:
                 self.on_left_out(is_left_out)
 
-    def _started(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
-        """Return an aggregator of the rows after the warm-up, and the number of warm-up steps."""
+    def _skip_warmup(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
+        """Return an aggregator of the rows that follow the warm-up, and the number of warm-up steps."""
         is_step = are_steps(rows[:, KIND])
         has_single_batches = int((rows[:, KIND] == FIRST_STEP).sum()) > 1 and not (rows[:, KIND] == USUAL_STEP).any()
         is_usual = rows[:, KIND] == (FIRST_STEP if has_single_batches else USUAL_STEP)

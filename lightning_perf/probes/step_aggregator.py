@@ -1,7 +1,7 @@
 """Add up the steps of a stage in constant memory."""
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +36,12 @@ WAIT = PHASE_INDEX["data_wait"]
 _BOUNDARY = PHASE_INDEX["epoch_boundary"]
 CALLBACKS = PHASE_INDEX["callbacks"]
 _SERIES = {column: series for series, column in enumerate(STEP_COLUMNS)}
-_STEP_SERIES = len(STEP_COLUMNS)  # the histogram behind those of the step's phases is the whole step's
+_STEP_SERIES = len(STEP_COLUMNS)  # the last histogram is that of the whole step
 
-SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (SageMaker's StepOutlier uses 3 sigma; RULES PD606)
+SLOW_FACTOR = 3.0  # a step this many times the median is an outlier (PD606)
 WAITING_FRACTION = 0.1  # a fetch that blocks for more than this share of the median step is a wait
 _MIN_STEPS_FOR_OUTLIERS = 20
+_MAX_OUTLIERS_LISTED = 10
 _MIN_WAITS_FOR_BURSTS = 8
 _MAX_BLOCKS = 512
 _FIRST_BLOCK_STEPS = 4
@@ -62,7 +63,7 @@ class StepAggregator:
     """Sums, quantiles, outliers and timeline of the steps of one stage.
 
     ``first_step`` is the index of the first step to be added, ``start_ns`` its start; both count from the start of the
-    run. With ``has_single_batches``, each epoch had one batch so far: its step is a usual one, after a fetch that is
+    run. With ``has_single_batches``, each epoch had one batch so far: its step counts as usual, and its fetch as
     epoch boundary, since no batch can be prefetched.
     """
 
@@ -83,7 +84,7 @@ class StepAggregator:
         self._n_waiting = 0
         self._first_waits: deque[int] = deque(maxlen=64)
         self._n_outliers = 0
-        self._outlier_phase_ns: dict[int, int] = {}
+        self._outlier_phase_ns: Counter[int] = Counter()
         self._worst: list[tuple[int, int, int, int]] = []
         self._blocks = _Blocks()
 
@@ -178,18 +179,16 @@ class StepAggregator:
         slow = np.flatnonzero(step_ns > SLOW_FACTOR * median)
         if len(slow) == 0:
             return
-        usual_phases = np.median(phases[:, STEP_COLUMNS], axis=0)
-        for position in slow:
-            excess = int(step_ns[position] - median)
-            growth = phases[position, STEP_COLUMNS] - usual_phases
-            phase = STEP_COLUMNS[int(growth.argmax())]
-            self._n_outliers += 1
-            self.outlier_ns += excess
-            self._outlier_phase_ns[phase] = self._outlier_phase_ns.get(phase, 0) + excess
-            entry = (int(step_ns[position]), int(numbers[position]), excess, phase)
-            heapq.heappush(self._worst, entry)
-            if len(self._worst) > 10:
-                heapq.heappop(self._worst)
+        step_phases = phases[:, STEP_COLUMNS]
+        growth = step_phases[slow] - np.median(step_phases, axis=0)
+        grown_most = np.array(STEP_COLUMNS)[growth.argmax(axis=1)].tolist()
+        excess_ns = (step_ns[slow] - median).astype(np.int64).tolist()
+        self._n_outliers += len(slow)
+        self.outlier_ns += sum(excess_ns)
+        for phase, ns in zip(grown_most, excess_ns, strict=True):
+            self._outlier_phase_ns[phase] += ns
+        found = zip(step_ns[slow].tolist(), numbers[slow].tolist(), excess_ns, grown_most, strict=True)
+        self._worst = heapq.nlargest(_MAX_OUTLIERS_LISTED, (*self._worst, *found))
 
     def _phase(self, index: int, span_s: float) -> PhaseTime:
         total_s = float(self.phase_ns[index]) / 1e9
@@ -223,7 +222,7 @@ class StepAggregator:
             excess_by_phase_s={PHASES[p]: ns / 1e9 for p, ns in self._outlier_phase_ns.items()},
             worst=tuple(
                 SlowStep(step=step, duration_s=duration / 1e9, excess_s=excess / 1e9, phase=PHASES[phase])
-                for duration, step, excess, phase in sorted(self._worst, reverse=True)
+                for duration, step, excess, phase in self._worst
             ),
         )
 

@@ -33,8 +33,7 @@ def storages_of(tensor: torch.Tensor) -> Iterator[Storage]:
     kind = type(tensor)
     if not plain.is_readable_tensor(tensor):
         return
-    flatten = plain.class_attribute(kind, "__tensor_flatten__")
-    if not plain.is_plain_tensor(tensor) and not plain.is_missing(flatten):
+    if not plain.is_plain_tensor(tensor) and plain.has_class_attribute(kind, "__tensor_flatten__"):
         if plain.is_library(kind):
             yield from _inner_storages(tensor)
         return

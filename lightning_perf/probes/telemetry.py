@@ -6,7 +6,7 @@ locks.
 
 import contextlib
 import logging
-import re
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import msgspec
 from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import DatasetDisk, Session, Telemetry
-from lightning_perf.records.files import NETWORK_FILE_SYSTEMS
+from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, mount_of
 
 from . import plain
 from .background import BackgroundThread
@@ -154,9 +154,9 @@ class TelemetryProbe(Probe):
             self.missing["telemetry.host.dataset_disk"] = "the dataset has no attribute with an existing path"
 
     def set_aside(self, is_aside: bool) -> None:
-        """Exclude samples from now on, while PerfDoctor itself uses cores; energy is still counted.
+        """Exclude samples while PerfDoctor itself uses cores, or include them again; energy is always counted.
 
-        The sample during which this ends is excluded too.
+        The first sample after the exclusion ends is excluded too: it covers a part of it.
         """
         self._is_aside = is_aside
         self._was_aside = True
@@ -290,35 +290,24 @@ def dataset_path(dataset: Any, depth: int = 4) -> Path | None:
 def dataset_disk(dataset: Any, root: Path = Path("/")) -> DatasetDisk | None:
     """Return the disk of a dataset; None if it has no path, or if mounts are unknown."""
     path = dataset_path(dataset)
-    text = read_text(root / "proc" / "self" / "mountinfo")
-    if path is None or text is None:
+    mount = None if path is None else mount_of(path.resolve())
+    if path is None or mount is None:
         return None
-    path = path.resolve()
-    best: tuple[Path, list[str], list[str]] | None = None
-    for line in text.splitlines():
-        left, _, right = line.partition(" - ")
-        place, kind = left.split(), right.split()
-        if len(place) < 5 or len(kind) < 2:
-            continue
-        # The kernel escapes white space and backslashes in octal.
-        mount = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place[4]))
-        # Of several mounts at one path, the last covers the others.
-        if (mount == path or mount in path.parents) and (best is None or len(mount.parts) >= len(best[0].parts)):
-            best = (mount, place, kind)
-    if best is None:
-        return None
-    mount, place, kind = best
     return DatasetDisk(
-        mount=str(mount),
-        file_system=kind[0],
-        source=kind[1],
-        is_network=kind[0] in NETWORK_FILE_SYSTEMS,
-        is_rotational=_is_rotational(place[2], root),
+        mount=mount.mountpoint,
+        file_system=mount.fstype,
+        source=mount.device,
+        is_network=mount.fstype in NETWORK_FILE_SYSTEMS,
+        is_rotational=_is_rotational(path, root),
     )
 
 
-def _is_rotational(numbers: str, root: Path) -> bool | None:
-    disk = root / "sys" / "dev" / "block" / numbers
+def _is_rotational(path: Path, root: Path) -> bool | None:
+    """Return whether a path is on a spinning disk; None if the kernel does not report it."""
+    if not hasattr(os, "major"):  # Windows
+        return None
+    device = path.stat().st_dev
+    disk = root / "sys" / "dev" / "block" / f"{os.major(device)}:{os.minor(device)}"
     for folder in (disk, disk.resolve().parent):  # a partition's queue is its disk's
         flag = read_text(folder / "queue" / "rotational")
         if flag is not None:

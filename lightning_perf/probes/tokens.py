@@ -36,8 +36,8 @@ _MASK_DTYPES = (torch.bool, torch.uint8, *_ID_DTYPES)  # a mask of floats is add
 _DEPTH = 4
 
 
-class Ids(NamedTuple):
-    """Facts about a model's embeddings. With any, a batch of integers is taken for tokens.
+class EmbeddingInfo(NamedTuple):
+    """Embeddings of a model. If there are any, a batch of integers is taken for tokens.
 
     ``padding_id`` is None without a ``padding_idx``, or if embeddings differ in it.
     """
@@ -46,7 +46,7 @@ class Ids(NamedTuple):
     padding_id: int | None = None
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """The keys that lead to a tensor in a batch, and its dtype and shape."""
 
     path: tuple[Any, ...]
@@ -69,8 +69,8 @@ class Layout(NamedTuple):
         basis: How padding is recognized, as in ``Padding.basis``; why it is not if `padding` is None.
     """
 
-    tokens: Place | None = None
-    padding: Place | None = None
+    tokens: TensorPlace | None = None
+    padding: TensorPlace | None = None
     padding_id: int = 0
     basis: str = "no batch with tokens was found"
 
@@ -80,7 +80,7 @@ _PACKED = "packed sequences have no padding"
 _UNKNOWN = "batches have no attention_mask or lengths, and no embedding has a padding_idx"
 
 
-def layout_of(batch: Any, ids: Ids) -> Layout:
+def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
     """Return where a batch has its tokens."""
     places = list(_places(batch, (), _DEPTH, plain.visits()))
     packed = next((one for one in places if one.dtype is PackedSequence), None)
@@ -88,7 +88,7 @@ def layout_of(batch: Any, ids: Ids) -> Layout:
         return Layout(packed, basis=_PACKED)
     grids = [one for one in places if len(one.shape) >= 2]
     named = [one for key in ID_KEYS for one in grids if one.key == key and one.dtype in _ID_DTYPES]
-    unnamed = [one for one in places[:1] if ids.has_embedding and one in grids and one.dtype in _ID_DTYPES]
+    unnamed = [one for one in places[:1] if embeddings.has_embedding and one in grids and one.dtype in _ID_DTYPES]
     masks = [one for one in grids if one.key == MASK_KEY and one.dtype in _MASK_DTYPES]
     tokens = next(iter((*named, *masks, *unnamed)), None)
     if tokens is None:
@@ -101,23 +101,23 @@ def layout_of(batch: Any, ids: Ids) -> Layout:
     for one in places:
         if one.key in LENGTH_KEYS and one.dtype in _ID_DTYPES and one.shape == tokens.shape[:1]:
             return Layout(tokens, one, basis=_LENGTHS)
-    if ids.padding_id is None:
+    if embeddings.padding_id is None:
         return Layout(tokens, basis=_UNKNOWN)
-    return Layout(tokens, tokens, ids.padding_id, f"padding id {ids.padding_id}")
+    return Layout(tokens, tokens, embeddings.padding_id, f"padding id {embeddings.padding_id}")
 
 
-def _places(value: Any, path: tuple[Any, ...], depth: int, left: Iterator[int]) -> Iterator[Place]:
+def _places(value: Any, path: tuple[Any, ...], depth: int, left: Iterator[int]) -> Iterator[TensorPlace]:
     if next(left, None) is None:
         return
     if type(value) is PackedSequence:
         shape = plain.shape_of(tuple.__getitem__(value, 0))
         if shape:
-            yield Place(path, PackedSequence, shape[:1])
+            yield TensorPlace(path, PackedSequence, shape[:1])
         return
     shape = plain.shape_of(value)
     if shape is not None:
         dtype = plain.field(value, "dtype") if plain.is_plain_tensor(value) else None
-        yield Place(path, dtype, shape)
+        yield TensorPlace(path, dtype, shape)
         return
     for key, item in (plain.items_of(value, plain.MAX_VISITED) or ()) if depth else ():
         if type(key) in (str, int):  # comparing keys of other types could run user code
@@ -128,7 +128,7 @@ class BatchUnits:
     """Reads the samples and tokens of batches: by functions of the user, where given."""
 
     def __init__(self) -> None:
-        self.ids = Ids()
+        self.embeddings = EmbeddingInfo()
         self._functions: Mapping[str, Callable[[Any], Any]] = {}
         self._on_fail: Callable[[str, Exception], None] = lambda name, error: None
         self._failed: set[str] = set()
@@ -149,7 +149,7 @@ class BatchUnits:
         function = self._guarded_function("tokens_fn")
         if function is not None:
             return function
-        place = layout_of(batch, self.ids).tokens
+        place = layout_of(batch, self.embeddings).tokens
         return None if place is None else lambda one: _n_tokens(plain.item_at(one, place.path))
 
     def _guarded_function(self, name: str) -> Callable[[Any], int] | None:
@@ -222,7 +222,7 @@ class TokensProbe(Probe):
         """Read the padding id from the model."""
         embeddings = [one for one in module_walk.modules(run.pl_module) if plain.is_a(one, nn.Embedding)]
         padding = {index for one in embeddings if type(index := plain.stored(one, "padding_idx")) is int}
-        self._units.ids = Ids(bool(embeddings), padding.pop() if len(padding) == 1 else None)
+        self._units.embeddings = EmbeddingInfo(bool(embeddings), padding.pop() if len(padding) == 1 else None)
 
     def step_begins(self, batch: Any) -> None:
         """Count the tokens of each sequence of a batch, on its device."""
@@ -230,7 +230,7 @@ class TokensProbe(Probe):
         self.next_step = step + self._every
         if self._loop.is_profiling:
             return
-        layout = layout_of(batch, self._units.ids)
+        layout = layout_of(batch, self._units.embeddings)
         counted = _lengths(batch, layout)
         self.missing["padding"] = layout.basis
         if counted is None:  # as in most trainings: check ever more rarely

@@ -114,7 +114,7 @@ class UserPhases(Probe):
             return
         self.forward = self.profile(VALIDATION_FORWARD if self.is_validating else FORWARD)
         self.forward.__enter__()
-        while hook.inner:  # which this call makes needless: a hook makes each call slower
+        while hook.inner:  # not needed any more; each hook slows calls down
             hook.inner.pop().remove()
 
     def forward_ends(self) -> None:
@@ -135,21 +135,19 @@ class UserPhases(Probe):
             self.probes.call(self.name, self._watch_optimizer, optimizer)
             if self.on_optimizer is not None:
                 self.on_optimizer()
-        if self.forward is not None:
-            self.forward_ends()
+        self.forward_ends()
         self._optimizer = self.profile(_OPTIMIZER)
         self._optimizer.__enter__()
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if get_ident() != self._thread:
             return
-        if self.forward is not None:  # of a closure
-            self.forward_ends()
+        self.forward_ends()  # that of the optimizer's closure
         self._trainer.global_step += 1
         span, self._optimizer = self._optimizer, None
         if span is not None:
             span.__exit__(None, None, None)
-        if self.probes.watches_backward:  # as the only probe that handles it does
+        if self.probes.watches_backward:  # only the probe that watches backward passes handles it
             self.probes.notify("after_step", optimizer)
 
     def _watch_optimizer(self, optimizer: Any) -> None:
@@ -176,8 +174,7 @@ class _Part:
     def span(self) -> Any:
         """Return what to enter around a call."""
         phases = self._phases
-        if phases.forward is not None:
-            phases.forward_ends()
+        phases.forward_ends()
         if self._is_plain and not (self._depth or phases.probes.watches_backward):
             return phases.profile(self._action)
         return self
@@ -193,8 +190,7 @@ class _Part:
     def __exit__(self, *_: Any) -> None:
         self._depth -= 1
         if not self._depth:
-            if self._phases.forward is not None:
-                self._phases.forward_ends()
+            self._phases.forward_ends()
             self._span.__exit__(None, None, None)
             if self._after:
                 self._phases.notify(self._after)

@@ -27,7 +27,7 @@ far, since an endless epoch promises any length."""
 
 _AUTO_FIRST_COST_S = {"cpu": 0.3}  # seen for small models on CPUs; the first CUPTI start takes seconds
 _AUTO_FIRST_COST_ELSEWHERE_S = 3.0
-_AUTO_STEPS_BEFORE = 60  # enough to have left the warm-up behind
+_AUTO_STEPS_BEFORE = 60  # after the warm-up
 _AUTO_CHECK_EVERY = 64
 _AUTO_MAX_CHECK_EVERY = 512  # for very short steps
 _AUTO_CHECKED_S = 0.25  # checks that follow each other faster become less frequent
@@ -41,8 +41,8 @@ _MAX_TRACES = 64  # windows with a trace in memory, so that an endless schedule 
 class WindowProbe(Probe):
     """Opens and closes windows, and reads what they recorded.
 
-    It needs few steps between windows; only the profiler itself synchronizes, at a window's edges. Steps inside a
-    window count in no statistic.
+    Between windows it observes few steps. Only the profiler synchronizes, when a window begins and ends. Statistics
+    exclude the steps inside a window.
     """
 
     name = "windows"
@@ -66,7 +66,7 @@ class WindowProbe(Probe):
         self._n_scheduled = 0
         self._is_scheduled = False  # whether the open window is one of the schedule
         self._was_requested = False  # whether the user requested the open window
-        self._is_second_try = False  # whether it follows one that validation ended
+        self._is_second_try = False  # whether it repeats a window that validation ended
         if options.is_auto:
             self._next_check = _AUTO_STEPS_BEFORE
         else:
@@ -210,17 +210,12 @@ class WindowProbe(Probe):
 
     def _obstacle(self) -> str | None:
         """Return why no window can open; None if one can."""
-        emit = self.options.emit
-        return (
-            active_profiler(emit) or self._user_profiler() or (nsys_obstacle(self._device) if emit == "nsys" else None)
-        )
-
-    def _user_profiler(self) -> str | None:
-        """Return a reason if Lightning's PyTorchProfiler is in use, which fails while a window is open; else None."""
-        profiler = seams.user_profiler(self._loop.trainer)
-        if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):
+        emit, profiler = self.options.emit, seams.user_profiler(self._loop.trainer)
+        if (active := active_profiler(emit)) is not None:
+            return active
+        if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):  # it fails while a window is open
             return "the Trainer's PyTorchProfiler profiles this run"
-        return None
+        return nsys_obstacle(self._device) if emit == "nsys" else None
 
     def _file_request(self, now_s: float) -> str | None:
         if now_s < self._next_request_check:

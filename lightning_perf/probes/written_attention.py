@@ -1,5 +1,6 @@
 """Find attention written out: matrix multiplication, softmax and multiplication, matched by the size of the scores."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,19 +11,19 @@ _PRODUCTS = frozenset({"bmm", "baddbmm"})
 _SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
 
 
+@dataclass(slots=True)
 class Attention:
-    """Attention written out on one line."""
+    """Attention written out on one line: the size of its scores, torch's function around it, calls and time."""
 
-    __slots__ = ("columns", "n", "ns", "rows", "via")
+    rows: int
+    columns: int
+    via: str
+    n: int = 0
+    ns: int = 0
 
-    def __init__(self, rows: int, columns: int, via: str) -> None:
-        self.rows, self.columns, self.via = rows, columns, via
-        self.n = 0
-        self.ns = 0
 
-
-class AttentionTrail:
-    """Follows the operators of one step; ``found`` holds attention by line."""
+class AttentionMatcher:
+    """Matches the operators of one step with those of attention; ``found`` holds attention by line."""
 
     def __init__(self) -> None:
         self.found: dict[Place, Attention] = {}

@@ -8,7 +8,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .remote import AnyPath, RemotePath
 
@@ -30,6 +30,20 @@ _KINDS = (
     (stat.S_ISCHR, "a device", errno.EINVAL),
     (stat.S_ISBLK, "a device", errno.EINVAL),
 )
+
+
+def mount_of(place: Path) -> Any:
+    """Return the mounted file system that an absolute path is on, as ``psutil.disk_partitions`` lists it.
+
+    None if the mounts are unknown.
+    """
+    import psutil
+
+    mounts: list[Any] = []
+    with contextlib.suppress(OSError):
+        mounts = [each for each in psutil.disk_partitions(all=True) if place.is_relative_to(each.mountpoint)]
+    # Of several mounts at one path, the last covers the others.
+    return max(reversed(mounts), key=lambda each: len(each.mountpoint), default=None)
 
 
 def write_whole(target: AnyPath, content: bytes) -> None:

@@ -308,7 +308,7 @@ def test_nothing_is_read_when_the_device_is_of_another_kind(kind: str) -> None:
 
 def test_lost_device_is_an_error_when_asked() -> None:
     with pytest.raises(DeviceLostError, match="GpuIsLost"):
-        Driver(FakeNvml(gpu(0))).ask("x", "nvmlDeviceGetName", {"Name": ERRORS["GpuIsLost"]("scripted")})
+        Driver(FakeNvml(gpu(0))).read_metric("x", "nvmlDeviceGetName", {"Name": ERRORS["GpuIsLost"]("scripted")})
 
 
 # -- AMD ------------------------------------------------------------

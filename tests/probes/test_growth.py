@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from lightning_perf.probes import growth
+from lightning_perf.probes.atomic_reads import live_objects, n_live_objects
 from lightning_perf.probes.growth import MAX_READINGS, GrowthWatch, Readings, is_growing
 from lightning_perf.probes.heap_diff import HeapDiff, roots_of
-from lightning_perf.probes.one_moment import live_objects, n_live_objects
 
 KEPT: list[Any] = []
 

@@ -102,8 +102,8 @@ def test_dear_place_is_read_seldom_and_others_as_ever(cost_us: int, n_reads: int
     assert dear.n_reads <= n_reads
     assert dear.now_ns <= FREE_NS + growth.COST_NS_PER_STEP * n_steps + dear.cost_ns
     assert cheap.n_reads >= 50
-    assert watch.once_ns <= FREE_NS + dear.cost_ns
-    assert (watch.once_ns > 0) == (cost_us >= 50)
+    assert watch.one_time_ns <= FREE_NS + dear.cost_ns
+    assert (watch.one_time_ns > 0) == (cost_us >= 50)
 
 
 def test_readings_are_spread_over_the_first_steps_when_they_are_expensive() -> None:

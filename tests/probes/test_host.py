@@ -156,14 +156,14 @@ def watch(now: list[int], *stands: tuple[int, int] | None) -> FetchWatch:
 
 def test_fetch_is_blocked_when_the_thread_neither_runs_nor_queues() -> None:
     made = watch([1000, 2000], (10, 20), (110, 220))
-    for number in range(FetchWatch.EVERY + 1):
+    for number in range(FetchWatch.INTERVAL_STEPS + 1):
         fetch(made, number)
     assert made.fractions() == (pytest.approx(0.7), pytest.approx(0.2))
 
 
 def test_fetch_is_unknown_when_the_kernel_does_not_report_it() -> None:
     made = watch([], None, None)
-    for number in range(2 * FetchWatch.EVERY + 1):
+    for number in range(2 * FetchWatch.INTERVAL_STEPS + 1):
         fetch(made, number)
     assert made.fractions() == (None, None)
     assert ScheduleClock("/nowhere").read() is None
@@ -201,15 +201,15 @@ def test_fetches_are_sampled_less_often_when_enough_were() -> None:
             fetch(made, next(numbers))
         return (next(reads) - before - 1) // 2  # at the beginning and at the end of a fetch
 
-    assert looks_in(FetchWatch.EVERY * FetchWatch.ENOUGH) == FetchWatch.ENOUGH
-    assert looks_in(FetchWatch.RARELY * 10) == 10
+    assert looks_in(FetchWatch.INTERVAL_STEPS * FetchWatch.N_FREQUENT) == FetchWatch.N_FREQUENT
+    assert looks_in(FetchWatch.LATER_INTERVAL_STEPS * 10) == 10
 
 
 @linux
 def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kernel() -> None:
     # By this clock what a hypervisor takes from a thread has not passed.
     made = FetchWatch(time.thread_time_ns)
-    for number in range(40 * FetchWatch.EVERY):
+    for number in range(40 * FetchWatch.INTERVAL_STEPS):
         fetch(made, number, lambda: sum(range(10_000)))  # a fraction of a millisecond
     made.close()
     blocked, queueing = made.fractions()
@@ -222,7 +222,7 @@ def test_fetch_is_not_blocked_when_it_computes_for_less_than_a_tick_of_the_kerne
 def test_fetch_is_blocked_when_it_sleeps_and_not_when_it_computes() -> None:
     def fractions(work: Callable[[], object]) -> tuple[float, float]:
         made = FetchWatch(time.perf_counter_ns)
-        for number in range(2 * FetchWatch.EVERY + 1):
+        for number in range(2 * FetchWatch.INTERVAL_STEPS + 1):
             fetch(made, number, work)
         made.close()
         return made.fractions()  # type: ignore[return-value]
@@ -272,36 +272,44 @@ def test_dataset_names_its_path_when_it_is_wrapped_or_lists_files(tmp_path: Path
     assert dataset_path(SimpleNamespace(samples=np.ones(3))) is None
 
 
-def test_disk_is_of_the_nearest_mount_when_mounts_nest(tmp_path: Path) -> None:
+def report_mounts(patch: pytest.MonkeyPatch, *mounts: tuple[str, str, str]) -> None:
+    """Let psutil list these mounts: device, folder and file system."""
+    listed = [SimpleNamespace(device=device, mountpoint=folder, fstype=kind) for device, folder, kind in mounts]
+    patch.setattr(psutil, "disk_partitions", lambda **_: listed)
+
+
+def test_disk_is_of_the_nearest_mount_when_mounts_nest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    mounts = (
-        "21 1 254:0 / / rw - ext4 /dev/vda rw\n"
-        f"30 21 0:50 / {tmp_path} rw shared:1 - nfs4 server:/export rw\n"
-        f"31 21 8:1 / {tmp_path}/other rw - xfs /dev/sda1 rw"
+    report_mounts(
+        monkeypatch,
+        ("/dev/vda", "/", "ext4"),
+        ("/dev/vdb", str(tmp_path), "ext4"),
+        ("server:/export", str(tmp_path), "nfs4"),
+        ("/dev/sda1", f"{tmp_path}/other", "xfs"),
     )
-    root = tree(tmp_path / "root", {"proc/self/mountinfo": mounts, "sys/dev/block/254:0/queue/rotational": "1"})
+    device = data.stat().st_dev
+    queue = f"sys/dev/block/{os.major(device)}:{os.minor(device)}/queue"
+    root = tree(tmp_path / "root", {f"{queue}/rotational": "1"})
     disk = dataset_disk(SimpleNamespace(root=data), root)
-    assert (disk.mount, disk.file_system, disk.source, disk.is_network) == (
+    assert (disk.mount, disk.file_system, disk.source, disk.is_network, disk.is_rotational) == (
         str(tmp_path),
         "nfs4",
         "server:/export",
         True,
+        True,
     )
-    assert disk.is_rotational is None
-    local = dataset_disk(SimpleNamespace(root="/usr"), root)
-    assert (local.mount, local.is_network, local.is_rotational) == ("/", False, True)
+    local = dataset_disk(SimpleNamespace(root="/usr"), tmp_path / "nowhere")
+    assert (local.mount, local.is_network, local.is_rotational) == ("/", False, None)
     assert dataset_disk(SimpleNamespace(), root) is None
 
 
-def test_disk_is_found_when_its_mount_has_spaces_and_letters_beyond_ascii(tmp_path: Path) -> None:
-    data = tmp_path / "mes données"
-    data.mkdir()
-    mounts = (
-        f"21 1 254:0 / / rw - ext4 /dev/vda rw\n30 21 0:50 / {tmp_path}/mes\\040données rw - nfs4 server:/export rw"
-    )
-    disk = dataset_disk(SimpleNamespace(root=data), tree(tmp_path / "root", {"proc/self/mountinfo": mounts}))
-    assert (disk.mount, disk.file_system) == (str(data), "nfs4")
+def test_disk_is_unknown_when_the_mounts_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unreadable(**_: Any) -> Any:
+        raise OSError
+
+    monkeypatch.setattr(psutil, "disk_partitions", unreadable)
+    assert dataset_disk(SimpleNamespace(root=tmp_path)) is None
 
 
 # -- series ------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_perf.probes import one_moment
+from lightning_perf.probes import atomic_reads
 from lightning_perf.probes.host_lines import LineSampler, calls, sampler, stacks
 from lightning_perf.probes.host_lines.calls import OwnCode, _module_of
 from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilder
@@ -164,7 +164,7 @@ def alternate(stop: threading.Event) -> None:
 
 
 def test_nothing_is_collected_while_frames_are_read_when_that_is_not_safe(monkeypatch):
-    monkeypatch.setattr(one_moment, "_COLLECTS_IN_CALLS", True)
+    monkeypatch.setattr(atomic_reads, "_COLLECTS_IN_CALLS", True)
     enabled: list[bool] = []
 
     def current_frames() -> dict[int, FrameType]:

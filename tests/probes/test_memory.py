@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lightning_perf.cgroups import free_bytes, read_memory_within_limit
-from lightning_perf.probes.history import read_history
+from lightning_perf.probes.allocation_history import read_history
 from lightning_perf.probes.host_memory import read_host_memory
 from lightning_perf.probes.memory import MemoryProbe
 from lightning_perf.probes.phase_memory import Allocator, PhaseReadings, allocator_of

@@ -129,9 +129,9 @@ def test_time_so_far_stays_with_the_old_phase_when_the_base_changes(clock: FakeC
 def test_rows_are_separate_when_swapped(clock: FakeClock, timeline: Timeline) -> None:
     clock.advance(1)
     inner = [0] * N_COLUMNS
-    outer = timeline.swap_record(inner)
+    outer = timeline.swap_counters(inner)
     clock.advance(2)
-    assert timeline.swap_record(outer) is inner
+    assert timeline.swap_counters(outer) is inner
     assert sum(inner) == 2e9
     assert sum(outer) == 1e9
 

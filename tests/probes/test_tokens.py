@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader
 from lightning_perf import DoctorOptions, PerfDoctor
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.plain import size_reader
-from lightning_perf.probes.tokens import MAX_BATCHES, BatchUnits, Ids, TokensProbe, layout_of
+from lightning_perf.probes.tokens import MAX_BATCHES, BatchUnits, EmbeddingInfo, TokensProbe, layout_of
 from lightning_perf.records import Session
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 0, 0, 0]])
 MASK = (IDS != 0).long()
-EMBEDS = Ids(True, 0)
+EMBEDS = EmbeddingInfo(True, 0)
 
 
 @dataclasses.dataclass
@@ -78,15 +78,15 @@ def geometric(n: int) -> Any:
 )
 def test_samples_and_tokens_of_a_batch_are_read_from_shapes(batch: Any, n_samples: int, n_tokens: int | None) -> None:
     units = BatchUnits()
-    units.ids = EMBEDS
+    units.embeddings = EMBEDS
     assert size_reader(batch)(batch) == n_samples
     tokens = units.tokens(batch)
     assert (None if tokens is None else tokens(batch)) == n_tokens
 
 
 def test_integers_are_no_tokens_when_no_embedding_looks_them_up() -> None:
-    assert layout_of(IDS, Ids()).tokens is None
-    assert layout_of({"input_ids": IDS}, Ids()).tokens is not None
+    assert layout_of(IDS, EmbeddingInfo()).tokens is None
+    assert layout_of({"input_ids": IDS}, EmbeddingInfo()).tokens is not None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_padding_is_counted_from_what_the_batch_holds(batch: Any, basis: str) ->
 
 
 def test_padding_is_unknown_when_neither_batch_nor_model_has_it() -> None:
-    layout = layout_of({"input_ids": IDS}, Ids(True))
+    layout = layout_of({"input_ids": IDS}, EmbeddingInfo(True))
     assert layout.tokens is not None
     assert layout.padding is None
     assert "padding_idx" in layout.basis
@@ -210,7 +210,7 @@ def test_an_option_that_is_no_function_is_refused() -> None:
 def probe_of(is_profiling: bool = False) -> tuple[TokensProbe, Any]:
     """Return a probe, and the loop whose steps it sees."""
     loop = SimpleNamespace(units=BatchUnits(), main=SimpleNamespace(n_steps=0), is_profiling=is_profiling)
-    loop.units.ids = EMBEDS
+    loop.units.embeddings = EMBEDS
     run: Any = SimpleNamespace(loop=loop, options=DoctorOptions(), probes=SimpleNamespace(switch_off=None))
     return TokensProbe(run), loop
 

@@ -176,7 +176,7 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "epoch_ends": ("steps", at(stage.StageProbe, "epoch_ends")),
     "epoch_begins": ("steps", at(stage.StageProbe, "epoch_begins")),
     "span_for": ("steps", at(loop.LoopProbe, "_span_for")),
-    "swap_record": ("steps", at(spans.Timeline, "swap_record")),
+    "swap_counters": ("steps", at(spans.Timeline, "swap_counters")),
     "install": ("steps", at(loop.LoopProbe, "install")),
     "pauses": ("collections", at(pauses.GarbagePauses, "start")),
     "tap_logging": ("steps", at(loop.seams, "tap_logging")),

@@ -9,8 +9,8 @@ from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from lightning_perf.probes.atomic_reads import call_atomically
 from lightning_perf.probes.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, USER, owner_of
-from lightning_perf.probes.one_moment import at_one_moment
 
 from .calls import line_of
 
@@ -44,7 +44,7 @@ def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -
     """
     innermost = map(methodcaller("get", thread), starmap(current_frames, [()]))
     frames = accumulate(chain(innermost, repeat("f_back")), getattr)
-    return at_one_moment(partial(list, map(_fields, iter(frames.__next__, None))))
+    return call_atomically(partial(list, map(_fields, iter(frames.__next__, None))))
 
 
 def why_no_stacks() -> str:

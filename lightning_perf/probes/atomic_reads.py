@@ -1,4 +1,4 @@
-"""Read the interpreter's own objects at one moment, while no other thread runs.
+"""Read the interpreter's own objects atomically: no other thread runs meanwhile.
 
 The interpreter lock is not handed over within a call of C functions, unless a callback of the garbage collector runs.
 """
@@ -19,7 +19,7 @@ _COLLECTS_IN_CALLS = sys.version_info < (3, 12)
 """Later versions collect garbage between bytecodes only (python/cpython#97922)."""
 
 
-def at_one_moment(read: Callable[[], T]) -> T:
+def call_atomically(read: Callable[[], T]) -> T:
     """Return what ``read``, a function in C, returns; no other thread runs and nothing is collected meanwhile."""
     if not _COLLECTS_IN_CALLS:
         return read()
@@ -43,11 +43,11 @@ def live_objects() -> list[Any]:
     found: list[list[Any]] = []  # emptied below: what is found contains it
     fill = partial(objects.extend, chain.from_iterable(starmap(gc.get_objects, [()])))
     select = partial(found.extend, map(list, (compress(objects, map(is_not, map(type, objects), repeat(tuple))),)))
-    at_one_moment(partial(list, map(_call, (fill, select, objects.clear))))
+    call_atomically(partial(list, map(_call, (fill, select, objects.clear))))
     return found.pop()
 
 
 def n_live_objects() -> int:
     """Return how many objects the garbage collector tracks."""
-    counts: list[int] = at_one_moment(partial(list, map(len, starmap(gc.get_objects, [()]))))
+    counts: list[int] = call_atomically(partial(list, map(len, starmap(gc.get_objects, [()]))))
     return counts[0]
