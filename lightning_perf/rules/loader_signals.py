@@ -15,7 +15,7 @@ from lightning_perf.records import (
 )
 
 from .findings import SPREAD, fact, fix
-from .loader_curve import ProbedLoader
+from .loader_curve import ProbedLoader, WorkerPlan
 from .signals import loaders_of, phase_s
 from .thresholds import (
     BURST_MIN_SHARE,
@@ -23,6 +23,7 @@ from .thresholds import (
     COMPUTES_MIN_FRACTION,
     LINE_MIN_SHARE,
     LOOKUP_MAX_S,
+    LOW_SHARE,
     MANY,
     MIN_SLOW_SAMPLES,
     SAME_LINE_MIN_SHARE,
@@ -282,3 +283,17 @@ def wait_fact(share: float, n_steps: int | None, threshold: float = WAIT_MIN_SHA
 def wait_evidence(probed: ProbedLoader, threshold: float = WAIT_MIN_SHARE) -> Evidence:
     """Return the share of the time waiting for a probed loader as evidence."""
     return wait_fact(probed.share, None if probed.is_predicted else probed.stage.n_steps, threshold)
+
+
+def lost_to_workers_s(session: Session, steady: StageTimes, plan: WorkerPlan) -> float:
+    """Return the seconds that fetching batches from workers takes longer than making them in the training process.
+
+    0 if they are negligible, or if more workers were measured to save more. Workers that deliver faster cost time only
+    at their start, which PD104 reports.
+    """
+    in_process_s, _ = in_process_of(session, steady)
+    if not plan.n_now or in_process_s is None or steady.fetch is None or steady.fetch.wait_s.p50 <= in_process_s:
+        return 0.0
+    lost_s = steady.n_steps * (steady.fetch.wait_s.p50 - in_process_s) + worker_start_s(session, steady)
+    more_s = steady.n_steps * plan.saved_high_s if plan.method == "probed" and plan.n_workers > plan.n_now else 0.0
+    return lost_s if lost_s >= max(more_s, LOW_SHARE * steady.span_s) else 0.0

@@ -34,7 +34,7 @@ class Diagnosis(NamedTuple):
             affects only the operators.
         seen_s: Seconds of the steady span that the replayed operators took in the training; None for the time in the
             sampled step.
-        unmeasured: Severity if the speedup was not measured.
+        unmeasured: Severity if the speedup was not measured; None if nothing is reported then.
     """
 
     symptom: str
@@ -47,7 +47,7 @@ class Diagnosis(NamedTuple):
     at_stake: float = 0.0
     most_s: float | None = None
     seen_s: float | None = None
-    unmeasured: Severity = "low"
+    unmeasured: Severity | None = "low"
 
 
 Diagnose: TypeAlias = Callable[[Session], Diagnosis | None]
@@ -177,8 +177,10 @@ def _times(speedup: float) -> str:
 
 def not_measured(
     diagnosis: Diagnosis, reason: str = "no step has run yet", claims: Mapping[str, float] | None = None
-) -> Finding:
-    """Return a finding without a gain, with the command that measures it."""
+) -> Finding | None:
+    """Return a finding without a gain, with the command that measures it; None if the diagnosis needs a gain."""
+    if diagnosis.unmeasured is None:
+        return None
     prescription = unapplied(diagnosis.prescription)
     at_stake = (fact(AT_STAKE, diagnosis.at_stake, "fraction"),) if diagnosis.at_stake else ()
     return make_finding(

@@ -128,7 +128,7 @@ def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
         return seconds
     backward_s = phase_s(steady, "backward")
     own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
-    return seconds - backward_s + min(backward_s, max(0.0, own_s))
+    return max(0.0, seconds - backward_s + min(backward_s, max(0.0, own_s)))
 
 
 def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]]:

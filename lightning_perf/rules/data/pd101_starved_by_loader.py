@@ -5,10 +5,10 @@ import math
 from lightning_perf.records import Evidence, Finding, LoaderSettings, Prescription, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, make_finding, timed_finding
 from lightning_perf.rules.loader_curve import WorkerPlan, plan_evidence, plan_workers, predicted_steps
-from lightning_perf.rules.loader_signals import in_process_of, worker_start_s
+from lightning_perf.rules.loader_signals import lost_to_workers_s
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import cores_per_rank, loaders_of, phase_s, steady_of, summaries_of
-from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, LOW_SHARE, WAIT_MIN_SHARE
+from lightning_perf.rules.thresholds import DEFAULT_PREFETCH, WAIT_MIN_SHARE
 from lightning_perf.rules.traced_loader import starved_in_trace
 from lightning_perf.rules.wording import duration, number_of, percent, spent_waiting
 from lightning_perf.rules.worker_bounds import CORES
@@ -30,12 +30,8 @@ def check(session: Session) -> Finding | None:
     loaders = loaders_of(session)
     loader = _loader(session, loaders)
     plan = plan_workers(session, loader, steady, share * steady.span_s / steady.n_steps)
-    in_process_s, _ = in_process_of(session, steady)
-    fetch = steady.fetch
-    if plan.n_now and in_process_s is not None and fetch is not None and in_process_s < fetch.wait_s.p50:
-        slower_s = steady.n_steps * (fetch.wait_s.p50 - in_process_s) + worker_start_s(session, steady)
-        if slower_s >= LOW_SHARE * steady.span_s:
-            return None  # PD103 applies: batches are faster without workers.
+    if lost_to_workers_s(session, steady, plan) > 0:
+        return None  # PD103 applies: batches are faster without workers.
     if predicted is not None and plan.cost_more:
         return None  # PD103 or PD109 applies.
     evidence = (

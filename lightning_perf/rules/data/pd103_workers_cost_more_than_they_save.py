@@ -2,12 +2,13 @@
 
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
-from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, saved_by, step_spread
+from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers, probed_loader_of, saved_by, step_spread
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     is_bursty,
     is_transport_costly,
     is_waiting,
+    lost_to_workers_s,
     worker_start_s,
 )
 from lightning_perf.rules.machine_signals import wait_share
@@ -29,14 +30,13 @@ def check(session: Session) -> Finding | None:
     in_process_s, basis = in_process_of(session, steady)
     if fetch is None or in_process_s is None:
         raise Skip(f"the cost of a batch without workers: {basis}")
-    if _has_another_cause(session) or fetch.wait_s.p50 <= in_process_s:
-        return None  # Workers that deliver faster cost time only at their start, which PD104 reports.
+    plan = plan_workers(session, loader, steady, wait_share(steady) * steady.span_s / steady.n_steps)
+    saved_s = lost_to_workers_s(session, steady, plan)
+    if _has_another_cause(session) or not saved_s:
+        return None
     restart_s = worker_start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
-    saved_s = steady.n_steps * (with_workers_s - in_process_s)
-    if saved_s < LOW_SHARE * steady.span_s:
-        return None
-    probed = _probed_savings(session, steady, loader)
+    probed = _probed_savings(session, steady, plan)
     from_start_s = min(saved_s, restart_s)
     waited_s = saved_s - from_start_s if probed is None else steady.n_steps * probed[1]
     return _finding(
@@ -49,9 +49,8 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _probed_savings(session: Session, steady: StageTimes, loader: LoaderSettings) -> tuple[float, float] | None:
+def _probed_savings(session: Session, steady: StageTimes, plan: WorkerPlan) -> tuple[float, float] | None:
     """Return the least and most seconds per step saved without workers; None if the probe measured no such step."""
-    plan = plan_workers(session, loader, steady, wait_share(steady) * steady.span_s / steady.n_steps)
     alone = next((step for step in plan.steps if step.num_workers == 0 and step.is_measured), None)
     return None if alone is None else saved_by(steady.step_s.mean, plan.now, alone, step_spread(session, alone.step_s))
 
