@@ -7,7 +7,7 @@ from typing import NamedTuple
 from lightning_perf.records import Collections, HostLine, HostPhase, Session, StageTimes
 
 from .rule import required
-from .signals import COMPUTE_PHASES, own_summary, phase_s
+from .signals import COMPUTE_PHASES, is_cpu_run, own_summary, phase_s
 from .thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LINE_MIN_SAMPLES, NORMAL_Z95
 from .wording import place_of
 
@@ -129,6 +129,12 @@ def computing_s(session: Session, steady: StageTimes, *names: str) -> float:
     backward_s = phase_s(steady, "backward")
     own_s = own.parts_s.get("compute", 0.0) * steady.n_steps - phase_s(steady, "forward", "optimizer")
     return max(0.0, seconds - backward_s + min(backward_s, max(0.0, own_s)))
+
+
+def cpu_computing_share(session: Session, *phases: str) -> float:
+    """Return the share of the steady time in which operators of these phases run on a CPU; 0 on a device."""
+    steady = session.steady
+    return computing_s(session, steady, *phases) / steady.span_s if steady is not None and is_cpu_run(session) else 0.0
 
 
 def slow_lines_of(session: Session) -> list[tuple[HostLine | None, float, float]]:

@@ -4,8 +4,9 @@ from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
-from lightning_perf.rules.signals import steady_of
+from lightning_perf.rules.signals import CODE_PHASES, steady_of
 from lightning_perf.rules.thresholds import DOMINANT_PART, PADDING_MIN_SHARE
+from lightning_perf.rules.user_lines import cpu_computing_share
 from lightning_perf.rules.wording import percent
 
 TRIM = fix(
@@ -46,4 +47,5 @@ def check(session: Session) -> Diagnosis | None:
         prescription,
         "on sequences as much shorter, these operators run",
         replayed_as=f"sequence={1 - less:.2f}",
+        at_stake=cpu_computing_share(session, *CODE_PHASES),
     )

@@ -7,9 +7,9 @@ from lightning_perf.rules.findings import fact, fix, optional_fact
 from lightning_perf.rules.machine_signals import host_telemetry_of, telemetry_fact
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank, is_cpu_run
+from lightning_perf.rules.signals import COMPUTE_PHASES, cores_per_rank
 from lightning_perf.rules.thresholds import MIN_SWITCHES_PER_S, THREAD_QUEUEING_MIN
-from lightning_perf.rules.user_lines import computing_s
+from lightning_perf.rules.user_lines import cpu_computing_share
 from lightning_perf.rules.wording import number_of, percent
 
 
@@ -25,9 +25,6 @@ def check(session: Session) -> Diagnosis | None:
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
     queueing = host.process_queueing_fraction or 0.0
-    steady, at_stake = session.steady, 0.0
-    if steady is not None and is_cpu_run(session):
-        at_stake = computing_s(session, steady, *COMPUTE_PHASES) / steady.span_s
     fewer = number_of(n_fitting, "thread")
     return Diagnosis(
         f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads share {usable:g} usable "
@@ -57,7 +54,7 @@ def check(session: Session) -> Diagnosis | None:
         f"{fewer} run{'' if n_fitting > 1 else 's'} its operators",
         replayed_as=f"threads={n_fitting}",
         phases=COMPUTE_PHASES,
-        at_stake=at_stake,
+        at_stake=cpu_computing_share(session, *COMPUTE_PHASES),
     )
 
 
