@@ -118,14 +118,16 @@ def compare(
     limit_s: float,
     now_ns: Callable[[], int],
     least_speedup: float = 1.0,
+    enough_s: float = math.inf,
 ) -> Comparison:
     """Compare all items without and with a treatment, for at most ``limit_s`` seconds.
 
     ``treated`` makes the context of a treated pass. Rounds end early if ``least_speedup``, the lowest that matters in a
-    step, is out of reach. The result holds medians of the passes, and Student's interval of the logarithm of their
-    ratios by pair.
+    step, is out of reach, and after ``enough_s`` seconds if there are enough for an interval. The result holds medians
+    of the passes, and Student's interval of the logarithm of their ratios by pair.
     """
-    until = now_ns() + round(limit_s * 1e9)
+    enough_s = min(enough_s, limit_s)
+    until, enough = (now_ns() + round(seconds * 1e9) for seconds in (limit_s, enough_s))
     before, after = _Passes(items, watch, False), _Passes(items, watch, True)
     if not before.run(until, now_ns, is_first=True):
         return Comparison(
@@ -138,8 +140,8 @@ def compare(
     found: Interval | None = None
     before.forget()
     after.forget()
-    before.is_warmed = after.is_warmed = 4 * MIN_TRIMMED_ROUNDS * (before.last_s + after.last_s) < limit_s
-    while len(logs) < MAX_ROUNDS and now_ns() < until:
+    before.is_warmed = after.is_warmed = 4 * MIN_TRIMMED_ROUNDS * (before.last_s + after.last_s) < enough_s
+    while len(logs) < MAX_ROUNDS and now_ns() < (until if found is None else enough):
         is_whole = True
         for is_treated in (False, True) if len(logs) % 2 == 0 else (True, False):  # A B B A
             if not is_treated:

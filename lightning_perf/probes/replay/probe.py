@@ -189,13 +189,14 @@ class ReplayProbe(Probe):
     ) -> Comparison:
         """Compare all items; where the treatment is faster, compare them with their tensors in caches, too."""
         assert self._watch is not None
-        limit_s = self._left_s(until_ns) / (1 if arena is None else 2)  # half of it for the second comparison
-        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, least_speedup)
+        limit_s = self._left_s(until_ns)
+        enough_s = limit_s / (1 if arena is None else 2)  # half of it for the second comparison
+        cold = compare(items, treated.around_pass, self._watch, limit_s, self._now_ns, least_speedup, enough_s)
         left_s = self._left_s(until_ns)
         if arena is None or cold.speedup is None or cold.speedup.low <= 1.0 or left_s <= 0:
             return cold
         arena.starts_over = True
-        warm = compare(items, treated.around_pass, self._watch, min(left_s, limit_s), self._now_ns, 1.0)
+        warm = compare(items, treated.around_pass, self._watch, min(left_s, enough_s), self._now_ns, 1.0)
         return widen_interval(cold, warm)
 
     def _scaled(self, found: Comparison, items: list[Item], treated: Treated, until_ns: int) -> Comparison:

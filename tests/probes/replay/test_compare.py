@@ -96,6 +96,13 @@ def test_comparison_keeps_to_its_time_when_rounds_do_not_agree():
     assert found.n_rounds <= MAX_ROUNDS
 
 
+def test_comparison_ends_when_it_has_an_interval_and_its_usual_time_is_over():
+    clock = FakeClock()
+    found = compare([Work(clock, [0.1], [0.05])], nullcontext, HostWatch(clock), 10.0, clock, enough_s=0.2)
+    assert found.n_rounds == MIN_ROUNDS
+    assert found.speedup.value == pytest.approx(2)
+
+
 def test_comparison_has_the_reason_when_there_is_no_time_for_a_pass():
     clock = FakeClock()
     found = compared([Work(clock, [1.0], [1.0]), Work(clock, [1.0], [1.0])], clock, limit_s=0.5)
