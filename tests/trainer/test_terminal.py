@@ -43,7 +43,7 @@ from lightning_perf.run_reports import RunReports
 from tests.trainer.models import Tiny, loader
 
 LINES = {lines!r}
-console.brief_epoch = lambda session, epoch, _: BriefReport([Line(((line, "bold"),)) for line in LINES[epoch]])
+console.brief_epoch = lambda session, epoch, *_: BriefReport([Line(((line, "bold"),)) for line in LINES[epoch]])
 RunReports.can_afford_epoch = lambda *_: True
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
