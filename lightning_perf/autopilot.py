@@ -199,14 +199,16 @@ class Autopilot:
     # -- what rank 0 decides ------------------------------------------------------------------------------------------
 
     def offer(self, session: Session) -> None:
-        """Queue the treatments that a diagnosis recommends, the best first."""
+        """Queue the treatments that a diagnosis recommends, the best first, if the budget allows to apply them."""
+        left_s = self._budget_s() - self._lost_s()
         for finding in session.findings:
             for fix in finding.prescriptions:
                 if not fix.treatment or fix.treatment in self._known:
                     continue
                 spec = with_default(parse(fix.treatment), session)
-                unit = self._unit_of(spec)
-                if unit is not None and spec.treatment.applies_to(session) is None:
+                treatment, unit = spec.treatment, self._unit_of(spec)
+                is_affordable = treatment.live_cost_s(session) <= max(0.0, left_s)
+                if unit is not None and is_affordable and treatment.applies_to(session) is None:
                     self._known.add(fix.treatment)
                     self._waiting.append((spec.text, finding.code, unit))
         if self._waiting and not self._has_ranks and self._try is None:

@@ -57,7 +57,7 @@ class TreatmentTry:
     def add(self, mean_s: float | None) -> None:
         """Add a block with its time per step; None if nothing was measured in it."""
         if self.settling_s is not None and mean_s is not None:  # starting its workers took this
-            self._other_lost_s += max(0.0, self.settling_s - mean_s) * self.steps_per_block
+            self._other_lost_s += max(0.0, self.settling_s - max(mean_s, self.usual_s)) * self.steps_per_block
         self.settling_s = None
         self.blocks.add(mean_s)
 

@@ -59,6 +59,10 @@ class GcFreeze(Treatment):
         is_set = bool(now) and now[0] >= self.default_value(session)
         return f"the collector's threshold is {now[0]} already" if is_set else None
 
+    def live_cost_s(self, session: Session) -> float:
+        found = session.collections.generations if session.collections is not None else ()
+        return max((each.total_s / each.n for each in found if each.generation == 2 and each.n), default=0.0)
+
     def statements(self, value: Any) -> str:
         return f"import gc\n# in on_train_start:\ngc.collect()\ngc.freeze()\ngc.set_threshold{_thresholds(value)}"
 

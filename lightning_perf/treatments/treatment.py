@@ -76,6 +76,10 @@ class Treatment:
         given = arguments.get(self.trainer_flag or self.loader_argument, prescription.value)
         return self.default if given is None else self.parse_value(str(given))
 
+    def live_cost_s(self, session: Session) -> float:
+        """Return the seconds that applying it during the run takes, as far as the session shows."""
+        return 0.0
+
     def recommended(self, session: Session | None) -> Prescription | None:
         """Return the first recommendation of this treatment in the session's findings, which are sorted best first."""
         findings = session.findings if session is not None else ()

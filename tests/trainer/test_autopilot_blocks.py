@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
 from lightning_perf import autopilot
+from lightning_perf.autopilot_blocks import TreatmentTry
 from lightning_perf.probes.spans import PHASE_INDEX
 from lightning_perf.probes.step_aggregator import KIND, LEFT_OUT_STEP, RECORD_WIDTH, USUAL_STEP
+from lightning_perf.records import AutopilotTry, Collections, Generation, Prescription
 from lightning_perf.stats import sequential
 from tests.forkserver import Forkserver
 
@@ -259,3 +262,29 @@ def test_ranks_change_at_the_same_steps_when_there_are_two(forkserver: Forkserve
     assert first[-1] == (2, 1)
     assert {setting for setting, _ in first} == {1, 2}
     assert len({n for n, _ in first[:200]}) == 2
+
+
+@pytest.mark.parametrize(("budget_s", "offered"), [(0.19, []), (0.21, ["gc-freeze=70000"])])
+def test_treatment_waits_until_the_run_may_lose_the_time_to_apply_it(budget_s: float, offered: list[str]) -> None:
+    full = Generation(generation=2, n=2, total_s=0.4, automatic_s=0.4)
+    pauses = Collections(span_s=9.0, generations=(full,), automatic_by_phase_s={}, thresholds=(700, 10, 10))
+    fix = Prescription(summary="", effort="one line", safety="exact", treatment="gc-freeze")
+    found = SimpleNamespace(code="PD508", prescriptions=(fix,))
+    pilot = SimpleNamespace(
+        _known=set(), _waiting=[], _has_ranks=False, _try=None, _next_sync=9,
+        _unit_of=lambda _: "step", _budget_s=lambda: budget_s, _lost_s=lambda: 0.0,
+    )  # fmt: skip
+    session = SimpleNamespace(findings=(found,), collections=pauses)
+    autopilot.Autopilot.offer(pilot, session)  # type: ignore[arg-type]
+    assert [text for text, *_ in pilot._waiting] == offered
+
+
+@pytest.mark.parametrize(("settling_s", "lost_s"), [(0.6, 0.0), (1.2, 2.0)])
+def test_starting_workers_loses_only_what_exceeds_a_usual_epoch(settling_s: float, lost_s: float) -> None:
+    record = AutopilotTry(
+        treatment="loader-workers=2", setting="", finding="", status="trying", unit="epoch", first_step=0, last_step=0
+    )
+    trial = TreatmentTry(record, random.Random(0), usual_s=1.0, discarded=0, period=1, keeps_workers=True)
+    trial.steps_per_block, trial.settling_s = 10, settling_s
+    trial.add(0.5)
+    assert trial.lost_s() == pytest.approx(lost_s)
