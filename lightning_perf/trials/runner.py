@@ -108,9 +108,10 @@ def run_supervised(
         raise TrialError(f"cannot run the command: {error}") from error
     for name in LEFT_BEHIND:  # of an earlier run in the same folder
         (folder / name).unlink(missing_ok=True)
-    variables = environment_for(job, job.write(), {**os.environ, **REMOTE_OFF, **(environment or {})})
+    remote_off = dict(REMOTE_OFF)
     if os.environ.get("WANDB_MODE") == "disabled":  # which turns off even more
-        variables["WANDB_MODE"] = "disabled"
+        del remote_off["WANDB_MODE"]
+    variables = environment_for(job, job.write(), {**os.environ, **remote_off, **(environment or {})})
     variables.setdefault("WANDB_DIR", str(folder))
     spec = {
         "command": list(command),

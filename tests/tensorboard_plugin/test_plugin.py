@@ -20,6 +20,7 @@ from torch.utils.tensorboard import SummaryWriter
 from werkzeug.test import Client
 
 from lightning_perf.reports.tensorboard import SessionWriter
+from lightning_perf.tensorboard_plugin.library import _trace_beside
 from lightning_perf.tensorboard_plugin.plugin import PerfDoctorPlugin
 
 from .conftest import parts
@@ -161,3 +162,14 @@ print([name for name in ("torch", "lightning", "pytorch_lightning", "tensorflow"
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert told.stdout.split("\n")[:2] == ["['lightning_perf']", "[]"]
+
+
+def test_trace_beside_a_session_is_no_link_out_of_its_folder(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "run"
+    folder.mkdir()
+    for file in (secret, folder / "own.pt.trace.json"):
+        file.write_text("{}")
+    (folder / "link.pt.trace.json").symlink_to(secret)
+    session = str(folder / "perf_session.json")
+    assert _trace_beside(session, "own.pt.trace.json") == str(folder / "own.pt.trace.json")
+    assert _trace_beside(session, "link.pt.trace.json") is None

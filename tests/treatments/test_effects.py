@@ -44,27 +44,23 @@ class Convolutions(Net):
         return features.mean((1, 2, 3))
 
 
-def test_precision_is_bf16_inside_the_step() -> None:
+@pytest.mark.parametrize(
+    ("treatment", "before", "after", "dtype"),
+    [
+        ("precision-bf16", "32-true", "bf16-mixed", torch.bfloat16),
+        ("precision-32", "bf16-mixed", "32-true", torch.float32),
+    ],
+)
+def test_step_has_the_precision_of_the_treatment(treatment: str, before: Any, after: str, dtype: torch.dtype) -> None:
     class Dtype(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = super().forward(x)
             self.seen["dtype"] = y.dtype
             return y
 
-    done = train("precision-bf16", module=Dtype, max_steps=2)
-    assert done.module.seen == {"dtype": torch.bfloat16}
-    assert done.trainer.precision == "bf16-mixed"
-
-
-def test_step_is_in_float32_when_mixed_precision_was_asked_for() -> None:
-    class Dtype(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = super().forward(x)
-            self.seen["dtype"] = y.dtype
-            return y
-
-    done = train("precision-32", module=Dtype, max_steps=2, precision="bf16-mixed")
-    assert done.module.seen == {"dtype": torch.float32}
+    done = train(treatment, module=Dtype, max_steps=2, precision=before)
+    assert done.module.seen == {"dtype": dtype}
+    assert done.trainer.precision == after
 
 
 def test_precision_is_refused_when_a_plugin_decides_it() -> None:
