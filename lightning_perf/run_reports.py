@@ -267,7 +267,7 @@ class RunReports:
         if "console" in self._active() and trainer.global_rank == min(live, default=0):
             place = console_report.short_path(self.folder / name) if hang.file else None
             shown = hang_text(msgspec.structs.replace(hang, file=place))
-            console_report.emit(shown, console=seams.live_console(trainer))
+            console_report.emit(shown, display=seams.live_display(trainer))
         return hang
 
     def _with_post_mortem(self, session: Session, diagnose: Callable[[Session], Session]) -> Session:
@@ -289,7 +289,7 @@ class RunReports:
         def show() -> None:
             report = make_report()
             if report is not None:
-                console_report.emit(report, console=seams.live_console(self._trainer))
+                console_report.emit(report, display=seams.live_display(self._trainer))
 
         self._probes.call("console", show)
 

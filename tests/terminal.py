@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 _SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
@@ -72,3 +73,17 @@ class Screen:
             row.extend(" " * (self._column + 1 - len(row)))
             row[self._column] = character
             self._column += 1
+
+
+class TerminalFile(io.StringIO):
+    """What is written on a terminal of 80 columns, and what stays on it."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def lines(self) -> list[str]:
+        screen = Screen(80)
+        screen.feed(self.getvalue().replace("\n", "\r\n"))  # as a terminal's driver does
+        return screen.lines

@@ -54,7 +54,7 @@ def step_logging(trainer: Any) -> tuple[int, bool] | None:
     return sum(bool(meta.prog_bar) for meta in on_step), any(meta.sync.should for meta in on_step)
 
 
-def live_console(trainer: Any) -> Any | None:
-    """Return the console of a live RichProgressBar, which prints above the bar; None without one."""
+def live_display(trainer: Any) -> Any | None:
+    """Return rich's display of a RichProgressBar, whose console prints above the bar; None without one."""
     progress = getattr(getattr(trainer, "progress_bar_callback", None), "progress", None)
-    return getattr(progress, "console", None)
+    return progress if hasattr(progress, "console") else None

@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
+from collections.abc import Iterator
 from types import ModuleType
 
 import msgspec
@@ -10,6 +12,7 @@ import pytest
 import tqdm
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress, TextColumn
 
 from lightning_perf.records import SEVERITIES, AppliedTreatment, HostMemory, HostPhaseMemory, PhaseTime
 from lightning_perf.reports.console import (
@@ -33,6 +36,7 @@ from reports.sessions import (
     twelve_findings,
 )
 from tests.golden_files import assert_golden
+from tests.terminal import TerminalFile
 
 WIDTHS = (60, 80, 200)
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -213,24 +217,6 @@ def test_emit_writes_to_standard_output_when_no_stream_is_given(capsys: pytest.C
     assert capsys.readouterr().out == "hello\n"
 
 
-class Screen(io.StringIO):
-    """A terminal that applies carriage returns, to see what stays on it."""
-
-    encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
-
-    def lines(self) -> list[str]:
-        shown = []
-        for row in re.sub(r"\x1b\[[0-9;]*[a-zA-Z]", "", self.getvalue()).split("\n"):
-            line = ""
-            for part in row.split("\r"):
-                line = part + line[len(part) :]
-            shown.append(line.rstrip())
-        return shown
-
-
 def in_notebook(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Make rich believe that this is a notebook; return what it displays there."""
     shown: list[object] = []
@@ -249,7 +235,7 @@ def test_emit_writes_plain_text_when_in_a_notebook(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_rich_bar: bool
 ) -> None:
     shown = in_notebook(monkeypatch)
-    emit(brief_report(starved()), console=Console() if has_rich_bar else None)
+    emit(brief_report(starved()), display=Live() if has_rich_bar else None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("PerfDoctor  54 %")
     assert max(map(len, lines)) <= 80
@@ -274,7 +260,7 @@ def test_emit_starts_no_new_line_when_the_tqdm_bar_is_in_another_file() -> None:
 
 
 def test_emit_does_not_tear_a_live_tqdm_bar() -> None:
-    screen = Screen()
+    screen = TerminalFile()
     with tqdm.tqdm(total=10, file=screen, ncols=60, mininterval=0) as bar:
         bar.update(3)
         emit("the report", stream=screen)
@@ -284,14 +270,36 @@ def test_emit_does_not_tear_a_live_tqdm_bar() -> None:
     assert [line for line in lines if "it/s" in line or "s/it" in line or "%" in line] == [lines[-2]]
 
 
-def test_emit_prints_above_a_live_rich_display_when_its_console_is_given() -> None:
-    screen = Screen()
+def test_emit_prints_above_a_live_rich_display() -> None:
+    screen = TerminalFile()
+    with Live("the bar", console=Console(file=screen, force_terminal=True, width=80), auto_refresh=False) as live:
+        emit(epoch_document(starved(), 1), display=live)
+    lines = screen.lines()
+    assert lines[0].startswith("PerfDoctor:")
+    assert [line for line in lines if line][-1] == "the bar"
+    assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)" in "".join(lines)
+
+
+def test_emit_overwrites_nothing_when_a_rich_display_loses_a_bar_meanwhile() -> None:
+    screen = TerminalFile()
     console = Console(file=screen, force_terminal=True, width=80)
-    with Live("the bar", console=console, auto_refresh=False):
-        emit(epoch_document(starved(), 1), console=console)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    assert text.index("PerfDoctor:") < text.rindex("the bar")
-    assert "DataLoader(dataset, batch_size=32, num_workers=2, persistent_workers=True)" in text
+
+    class RedrawnMeanwhile:
+        """Text during whose drawing the display's thread redraws its bars."""
+
+        def __rich_console__(self, *_: object) -> Iterator[str]:
+            thread = threading.Thread(target=progress.refresh)
+            thread.start()
+            thread.join()
+            yield "second"
+
+    with Progress(TextColumn("{task.description}"), console=console, auto_refresh=False) as progress:
+        progress.add_task("training")
+        validating = progress.add_task("validating")
+        emit("first", display=progress)
+        progress.update(validating, visible=False)
+        emit(RedrawnMeanwhile(), display=progress)
+    assert [line for line in screen.lines() if line] == ["first", "second", "training"]
 
 
 def test_run_report_lists_applied_and_rejected_treatments() -> None:

@@ -43,8 +43,8 @@ from lightning_perf.trials.progress import Progress
 from lightning_perf.trials.rounds import PlannedRun
 from reports.comparisons import alike
 from reports.sessions import LOGGING_EVERY_STEP, STARVED_BY_LOADER, loader_probed, memory_looked_at, starved
-from reports.test_console import Screen
 from reports.trials import climbed
+from tests.terminal import TerminalFile
 
 MIXED_SIGNS = re.compile(r"\d ?us\b|\d ?μs|\d×|\d-\d[\d.]*x")
 """Other signs for what is written ``µs``, ``x`` and ``–``."""
@@ -343,7 +343,7 @@ def test_epoch_is_one_line_above_a_tqdm_bar_when_only_its_step_time_changed(
     before, after = slower_epoch()
     report = brief_epoch(after, 5, before)
     assert report is not None
-    screen = Screen()
+    screen = TerminalFile()
     with tqdm.tqdm(total=10, file=screen, ncols=60, mininterval=0) as bar:
         bar.update(3)
         emit(report, stream=screen)

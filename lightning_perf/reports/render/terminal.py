@@ -5,7 +5,7 @@ import io
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TextIO, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, cast
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -15,20 +15,27 @@ from lightning_perf.reports.wording import fit_encoding
 
 from .console import DocumentReport
 
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress
+
 Content: TypeAlias = RenderableType | Document | Sequence[Document]
 """What can be printed: documents, another rich renderable, or text, which is never read as markup."""
 
 
-def emit(content: Content, *, console: Console | None = None, stream: TextIO | None = None) -> None:
+def emit(content: Content, *, display: "Live | Progress | None" = None, stream: TextIO | None = None) -> None:
     """Print a report, or plain text, above any live progress bar.
 
-    ``console`` is that of a live rich display (Lightning's ``RichProgressBar``), which makes room itself. Without
-    one, the report goes to ``stream`` or standard output, with colors and control characters only on a terminal; in
+    ``display`` is a live one of rich (Lightning's ``RichProgressBar``), whose console makes room itself. Without one,
+    the report goes to ``stream`` or standard output, with colors and control characters only on a terminal; in
     notebooks, rich's colors are unreadable on dark backgrounds.
     """
-    if console is not None and not console.is_jupyter:
+    if display is not None and not display.console.is_jupyter:
+        # If the display has fewer lines than it shows, its thread may redraw it before the text is written; the room
+        # that was counted for the text is then one line too much, and what stands above is overwritten.
+        display.refresh()
         # Uncropped: code to copy may be longer than the line.
-        console.print(_renderable(content, console), crop=False)
+        display.console.print(_renderable(content, display.console), crop=False)
         return
     out = stream if stream is not None else sys.stdout
     own = Console(file=out)
