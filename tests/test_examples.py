@@ -42,8 +42,11 @@ def batch_s(session):
 def test_first_diagnosis_names_the_loader(capsys):
     session = run_main("01_first_diagnosis")
 
-    assert session.verdict.code == "PD101"
-    assert re.search(r"Verdict: .* of training time is spent waiting for data", capsys.readouterr().out)
+    # Which of the two comes first depends on whether other programs leave cores to workers.
+    assert session.verdict.code in ("PD101", "PD106")
+    shown = capsys.readouterr().out
+    assert re.search(r"Verdict: .* of training time is spent waiting for data", shown)
+    assert "DataLoader arguments to set: {'num_workers': " in shown
 
 
 def test_plain_training_runs_without_lightning_perf(monkeypatch):

@@ -98,7 +98,8 @@ def section(folders: Sequence[Path], slower: Callable[[Session, float], Session]
 Runs of one training of {EPOCHS * STEPS} steps, each in a process of its own, on {os.cpu_count()} cores that other
 programs use too, with as much as those leave. Each run is compared with up to {MAX_RUNS} before it, or with
 {LAST_RUNS}. The last columns take the same runs with all times of the next one multiplied, at {MIN_STEPS} steps or
-a few more. Shuffled orders share runs, so they are no more evidence than the runs in order.
+a few more. Shuffled orders share runs, so they are no more evidence than the runs in order. *Without the machine's
+speed*: the same comparison if the time of the fixed piece of Python were not known.
 
 {tables}"""
 
@@ -115,9 +116,11 @@ def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
             same.append(run)
     at = range(LAST_RUNS, len(same))
     many = min(MAX_RUNS, len(same) - 1)
+    unknown = [[_without_speed(state) for state in run] for run in same]
     by_kind = {
         "in order": [(same[max(0, i - MAX_RUNS) : i], same[i]) for i in at],
         f"in order, {LAST_RUNS} earlier runs": [(same[i - LAST_RUNS : i], same[i]) for i in at],
+        "in order, without the machine's speed": [(unknown[max(0, i - MAX_RUNS) : i], unknown[i]) for i in at],
         f"shuffled, {LAST_RUNS} earlier runs": [_drawn(rng, same, LAST_RUNS) for _ in range(N_SHUFFLED)],
         f"shuffled, {many} earlier runs": [_drawn(rng, same, many) for _ in range(N_SHUFFLED)],
     }
@@ -170,6 +173,11 @@ def is_said(base: Sequence[Session], states: Run) -> bool:
 
 def _said(base: Sequence[Run], states: Run) -> bool:
     return is_said([run[-1] for run in base], states)
+
+
+def _without_speed(session: Session) -> Session:
+    steady = session.steady and msgspec.structs.replace(session.steady, fixed_python_s=None)
+    return msgspec.structs.replace(session, steady=steady)
 
 
 def _drawn(rng: random.Random, runs: Sequence[Run], n: int) -> tuple[list[Run], Run]:

@@ -34,6 +34,7 @@ BEST_ALPHA = 0.01
 """False alarms of the best possible test."""
 
 DISTURBED = 1.15
+SPEED_ERROR = 0.01
 N_CHECKED = 20
 
 NOISES: dict[str, dict[str, Any]] = {
@@ -45,8 +46,11 @@ NOISES: dict[str, dict[str, Any]] = {
     "runs differ by 1 % and drift by 1 %": {"between": 0.01, "drift": 0.01},
     "runs differ by 1 %, one in twenty by 15 % more": {"between": 0.01, "disturbed": 0.05},
     "runs differ by 1 %, steps by 30 %, correlated by 0.9": {"between": 0.01, "within": 0.3, "phi": 0.9},
+    "runs differ by 1 %, machine by 10 %, its speed is known": {"between": 0.01, "machine": 0.1},
+    "runs differ by 1 %, an unrelated speed by 10 %": {"between": 0.01, "machine": 0.1, "share": 0.0},
 }
-"""Standard deviations. A drift is that of an AR(1) process over the runs, with a correlation of 0.8."""
+"""Standard deviations. A drift is that of an AR(1) process over the runs, with a correlation of 0.8, and so is the
+machine's speed. A piece of work that is timed in each run takes longer by as much, within 1 %; a step by a share."""
 
 
 def section(n: int) -> str:
@@ -120,13 +124,19 @@ def _rates(n: int, row: int, noise: dict[str, Any]) -> list[list[float]]:
     """Return the shares of one noise for each number of earlier runs."""
     noise, rng = dict(noise), np.random.default_rng(row)
     between, drift, disturbed = noise.pop("between"), noise.pop("drift", 0.0), noise.pop("disturbed", 0.0)
+    machine, share = noise.pop("machine", 0.0), noise.pop("share", 0.7)
     pool, found = _pool(**noise), []
     for n_earlier in N_EARLIER:
         which = rng.integers(N_POOL, size=(n_earlier + 1, n))
         shift = between * rng.standard_normal(which.shape) + _drifting(rng, n_earlier + 1, n, drift)
         shift += math.log(DISTURBED) * (rng.random(which.shape) < disturbed)
-        margins = [_margin(pool, look, which, shift) for look in range(len(COMPARED_AT))]
-        _check(pool, which, shift, margins[0])
+        speeds = None
+        if machine:
+            slower = _drifting(rng, n_earlier + 1, n, machine)
+            shift += share * slower
+            speeds = slower + SPEED_ERROR * rng.standard_normal(which.shape)
+        margins = [_margin(pool, look, which, shift, speeds) for look in range(len(COMPARED_AT))]
+        _check(pool, which, shift, speeds, margins[0])
         ten, twenty = math.log(1.1), math.log(1.2)
         worst = np.max(margins, axis=0)
         cases = (worst > 0, margins[0] + ten > 0, worst + ten > 0, margins[0] + twenty > 0)
@@ -141,34 +151,48 @@ def _drifting(rng: np.random.Generator, n_runs: int, n: int, sd: float) -> Array
     return np.array(values)
 
 
-def _margin(pool: _Pool, look: int, which: NDArray[np.int64], shift: Array) -> Array:
+def _margin(pool: _Pool, look: int, which: NDArray[np.int64], shift: Array, speeds: Array | None) -> Array:
     """Return by how much each sequence's new run exceeds what is called slower."""
-    levels = pool.whole[which[:-1]] + shift[:-1]
-    n_runs, n_last, own = len(levels), min(LAST_RUNS, len(levels)), COMPARED_AT[look] / RUN_STEPS
-    by = pool.started[look][which[-1]] + shift[-1] - levels[-LAST_RUNS:].mean(axis=0)
-    between = (next_run.residuals(levels) ** 2).mean(axis=0) * (1 + 1 / n_last)
+    known = next_run.Levels(pool.whole[which[:-1]] + shift[:-1], pool.started[look][which[-1]] + shift[-1])
+    if speeds is not None and len(known.earlier) >= next_run.MIN_RUNS_TO_FIT:
+        known = next_run.without_speed(known, speeds[:-1], speeds[-1])
+    n_runs, own = len(known.earlier), COMPARED_AT[look] / RUN_STEPS
+    by = known.new - known.earlier[-LAST_RUNS:].mean(axis=0)
+    n = n_runs - 1 - known.n_fitted
+    between = (next_run.residuals(known.earlier) ** 2).sum(axis=0) / n * known.factor
     df = pool.dfs[look] * n_runs
     within = pool.squares[look][which[:-1]].sum(axis=0) / df * (1 - own)
-    variance, n = between + within, n_runs - 1
+    variance = between + within
     whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / df)
     alpha = alpha_of(look) * next_run.PARTS_OF_ALPHA.get(n, 1.0)
     return np.asarray(by - np.maximum(math.log1p(BAND), stdtrit(whole_df, 1 - alpha) * np.sqrt(variance)))
 
 
-def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, margins: Array) -> None:
+def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, speeds: Array | None, margins: Array) -> None:
     """Compare some sequences with the functions that compare a run with earlier ones."""
     for i in range(N_CHECKED):
         parts = pool.parts[which[:, i]] + shift[:, i, None]
-        runs = [TimeSeries(each, PART) for each in np.exp(parts).tolist()]
-        new = TimeSeries(runs[-1].step_s[: COMPARED_AT[0] // PART], PART)
+        fixed_s = [None] * len(parts) if speeds is None else np.exp(speeds[:, i]).tolist()
+        runs = [TimeSeries(*each) for each in zip(np.exp(parts).tolist(), [PART] * len(parts), fixed_s, strict=True)]
+        new = runs[-1]._replace(step_s=runs[-1].step_s[: COMPARED_AT[0] // PART])
         limit = max(math.log1p(BAND), threshold(runs[:-1], new, alpha_of(0)))
         np.testing.assert_allclose(margins[i], excess(runs[:-1], new) - limit, atol=1e-9)
 
 
 def best(
-    n_earlier: int, *, between: float, within: float = 0.1, phi: float = 0.6, drift: float = 0.0, disturbed: float = 0.0
+    n_earlier: int,
+    *,
+    between: float,
+    within: float = 0.1,
+    phi: float = 0.6,
+    drift: float = 0.0,
+    disturbed: float = 0.0,
+    **_: float,
 ) -> str:
-    """Return the power of the best test at 200 steps: all covariances of the runs are known, only their mean is not."""
+    """Return the power of the best test at 200 steps: all covariances of the runs are known, only their mean is not.
+
+    It also knows how much slower the machine is.
+    """
     if disturbed:  # such a run is no different from a regression
         return "–"
     of_step = within**2 * (1 + phi) / (1 - phi)

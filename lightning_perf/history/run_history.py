@@ -9,11 +9,11 @@ from typing import TypeVar
 from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
 from lightning_perf.reports.sections.machine import other_programs_fact
 from lightning_perf.reports.wording import line, phase_name, seconds, share, times
-from lightning_perf.stats.comparison import compare_sessions, typical_step_s
+from lightning_perf.stats.comparison import BAND, compare_sessions, typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 
 from .entry import reduced
-from .slower import detectable_factor, slower_figures
+from .slower import detectable_factor, machine_factor, slower_figures
 from .store import History
 from .suspects import changes, suspects
 
@@ -100,8 +100,18 @@ def news_of(base: list[Session], session: Session, alpha: float, others: str = "
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
     last = f"your last {len(base)} runs"
     much = f"{share(ratio - 1, 0)} slower than {last}" if ratio < 2 else f"{times(ratio)} the time per step of {last}"
+    much += _on_a_machine(machine_factor(base, session))
     parts = (f"{much}{_grown(comparison, slower)}", since, others)
     return line("; ".join(part for part in parts if part), 400)
+
+
+def _on_a_machine(factor: float | None) -> str:
+    """Say how much slower or faster the machine itself is, which the figure before does not include."""
+    if factor is None or 1 / (1 + BAND) <= factor <= 1 + BAND:
+        return ""
+    if factor > 1:
+        return f", on top of a machine that is {share(factor - 1, 0)} slower"
+    return f", although the machine is {share(1 / factor - 1, 0)} faster"
 
 
 def _grown(comparison: Comparison, slower: TimeChange) -> str:

@@ -2,10 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 from lightning_perf.records import Block, Session
 from lightning_perf.stats.comparison import BAND, MIN_EPOCHS, epoch_walls, samples_per_step, whole_blocks
-from lightning_perf.stats.next_run import MIN_RUNS, TimeSeries, detectable, excess, threshold
+from lightning_perf.stats.next_run import (
+    LAST_RUNS,
+    MIN_RUNS,
+    MIN_RUNS_TO_FIT,
+    TimeSeries,
+    detectable,
+    excess,
+    threshold,
+)
 
 _BLOCKS = 16
 """Fewest parts of a run that its level is based on: most of them must be without rare slow steps."""
@@ -24,7 +33,7 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
     """Return the factors by which a run is slower, by figure as in ``Comparison.times``; only of slower figures.
 
     ``base`` are earlier runs, oldest first. ``alpha`` is the probability of any figure in the result if nothing
-    changed.
+    changed. What a slower machine explains is not included, where runs show how fast it was.
     """
     known = _comparable(base, session)
     found = {}
@@ -33,6 +42,13 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
         if by > max(math.log1p(BAND), threshold(earlier, new, alpha / len(known))):
             found[name] = math.exp(by)
     return found
+
+
+def machine_factor(base: Sequence[Session], session: Session) -> float | None:
+    """Return how much longer the fixed piece of Python takes than in the last runs; None if not all have timed it."""
+    *earlier, new = _fixed_s([*base[-LAST_RUNS:], session])
+    known = [math.log(each) for each in earlier if each is not None]
+    return math.exp(math.log(new) - fmean(known)) if new and known and len(known) == len(earlier) else None
 
 
 def detectable_factor(base: Sequence[Session], session: Session, alpha: float) -> float | None:
@@ -50,13 +66,22 @@ def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[li
     known = {}
     for name, all_series in (("step", _steps(sessions)), ("wall", _walls(sessions))):
         runs = [
-            one and one._replace(step_s=[step_s / n for step_s in one.step_s])
-            for one, n in zip(all_series, units, strict=True)
+            one and one._replace(step_s=[step_s / n for step_s in one.step_s], fixed_s=fixed_s)
+            for one, n, fixed_s in zip(all_series, units, _fixed_s(sessions), strict=True)
         ]
         new, earlier = runs[-1], [one for one in runs[:-1] if one is not None]
+        timed = [one for one in earlier if one.fixed_s is not None]
+        if new is not None and new.fixed_s is not None and len(timed) >= MIN_RUNS_TO_FIT:
+            earlier = timed
         if new is not None and len(earlier) >= MIN_RUNS:
             known[name] = (earlier, new)
     return known
+
+
+def _fixed_s(sessions: Sequence[Session]) -> list[float | None]:
+    """Return the time of the fixed piece of Python in each run; None in another Python than the last run's."""
+    python = sessions[-1].machine.python
+    return [one.steady.fixed_python_s if one.steady and one.machine.python == python else None for one in sessions]
 
 
 def _steps(sessions: Sequence[Session]) -> list[TimeSeries | None]:

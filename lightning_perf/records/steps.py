@@ -221,6 +221,8 @@ class StageTimes(Record, frozen=True, kw_only=True):
             them.
         is_steady: Whether the two halves of the measured steps agree (median within 10 %); None with
             fewer than 20 steps.
+        fixed_python_s: Seconds that a fixed piece of Python takes after steps (mean of the middle half), which show how
+            fast the machine was. None with fewer than 16 measurements.
     """
 
     n_steps: int
@@ -238,6 +240,7 @@ class StageTimes(Record, frozen=True, kw_only=True):
     own_s: float = 0.0
     is_steady: bool | None = None
     tokens_per_s: float | None = None
+    fixed_python_s: float | None = None
 
 
 class Padding(Record, frozen=True, kw_only=True):

@@ -6,13 +6,17 @@ earlier runs only a larger difference counts (Student's t). A new run is shorter
 long as the new run show how much more its level varies. Degrees of freedom of the sum of both variances are
 Satterthwaite's (Biometrics Bulletin 2, 1946).
 
+A machine that others use, too, becomes slower and faster by more than most changes to a training. Where each run has
+timed the same piece of Python, what a regression on that time explains is removed first (a control variate, or
+analysis of covariance).
+
 The spread of other trainings is not used (Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004): a training that differs more
 from run to run than others do would be called slower too often.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +54,11 @@ of the level, then hides little."""
 
 _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 
+MIN_RUNS_TO_FIT = 5
+"""Earlier runs that show how much a slower machine slows the training down. The fit costs a degree of freedom."""
+
+_MAX_SLOPE = 2.0
+
 PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
 """By degrees of freedom between runs. With few, Satterthwaite's t is exceeded too often: with two, more than twice as
 often as it should be, even if levels are normal."""
@@ -61,15 +70,41 @@ def alpha_of(n: int) -> float:
 
 
 class TimeSeries(NamedTuple):
-    """One run: seconds per step of successive parts (positive, at least one), each of as many steps or epochs."""
+    """One run: seconds per step of successive parts (positive, at least one), each of as many steps or epochs.
+
+    ``fixed_s`` are the seconds of a fixed piece of work, which show how fast the machine was; None if unknown.
+    """
 
     step_s: Sequence[float]
     part_length: float
+    fixed_s: float | None = None
+
+
+class Levels(NamedTuple):
+    """Log levels of earlier runs, along the first axis, and of a new one, without what the machine's speed explains.
+
+    ``leverage`` is how uncertain that is for the new run, as a part of the variance of one run; ``n_fitted`` the number
+    of fitted parameters.
+    """
+
+    earlier: NDArray[np.float64]
+    new: Any
+    leverage: Any = 0.0
+    n_fitted: int = 0
+
+    @property
+    def factor(self) -> Any:
+        """Variance of the new level's excess over the last runs, as a multiple of that of one run."""
+        return 1 + 1 / min(LAST_RUNS, len(self.earlier)) + self.leverage
 
 
 def excess(earlier: Sequence[TimeSeries], new: TimeSeries) -> float:
-    """Return by how much the log level of a run exceeds the mean of the last ``LAST_RUNS`` before it."""
-    return _level(_logs(new)) - float(np.mean([_level(_logs(one)) for one in earlier[-LAST_RUNS:]]))
+    """Return by how much the log level of a run exceeds the mean of the last ``LAST_RUNS`` before it.
+
+    What is explained by the machine's speed is not included.
+    """
+    levels = _levels(earlier, new)
+    return float(levels.new - levels.earlier[-LAST_RUNS:].mean())
 
 
 def threshold(earlier: Sequence[TimeSeries], new: TimeSeries, alpha: float) -> float:
@@ -89,14 +124,38 @@ def detectable(earlier: Sequence[TimeSeries], new: TimeSeries, alpha: float) -> 
 
 def _prediction(earlier: Sequence[TimeSeries], new: TimeSeries) -> tuple[float, float, float]:
     """Return the standard deviation of ``excess``, its degrees of freedom, and the part of alpha to use with them."""
-    errors = residuals([_level(_logs(one)) for one in earlier])
-    between = float((errors**2).mean()) * (1 + 1 / min(LAST_RUNS, len(earlier)))
+    levels = _levels(earlier, new)
+    errors = residuals(levels.earlier)
+    n = len(errors) - levels.n_fitted
+    between = float((errors**2).sum()) / n * float(levels.factor)
     within, df = _within(earlier, len(new.step_s) * new.part_length)
-    variance, n = between + within, len(errors)
+    variance = between + within
     if variance == 0:
         return 0.0, n, 1.0
     whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / max(1, df))
     return math.sqrt(variance), whole_df, PARTS_OF_ALPHA.get(n, 1.0) if df else 1.0
+
+
+def _levels(earlier: Sequence[TimeSeries], new: TimeSeries) -> Levels:
+    levels = Levels(np.array([_level(_logs(one)) for one in earlier]), _level(_logs(new)))
+    known_s = [one.fixed_s for one in (*earlier, new) if one.fixed_s is not None]
+    if len(earlier) < MIN_RUNS_TO_FIT or len(known_s) <= len(earlier):
+        return levels
+    speeds = np.log(known_s)
+    return without_speed(levels, speeds[:-1], speeds[-1])
+
+
+def without_speed(levels: Levels, earlier: NDArray[np.float64], new: Any) -> Levels:
+    """Return levels without their regression on the log times of the fixed piece of work.
+
+    A slope below 0 counts as 0: no training becomes faster with a slower machine. One above ``_MAX_SLOPE`` is chance:
+    where the speed hardly varied, it says nothing about a machine that has become much slower.
+    """
+    centered = earlier - earlier.mean(axis=0)
+    squares = np.maximum((centered**2).sum(axis=0), np.finfo(float).tiny)
+    slope = np.clip((centered * levels.earlier).sum(axis=0) / squares, 0.0, _MAX_SLOPE)
+    leverage = np.where(slope > 0, (new - earlier[-LAST_RUNS:].mean(axis=0)) ** 2 / squares, 0.0)
+    return Levels(levels.earlier - slope * earlier, levels.new - slope * new, leverage, n_fitted=1)
 
 
 def _within(earlier: Sequence[TimeSeries], length: float) -> tuple[float, int]:

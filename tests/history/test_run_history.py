@@ -48,6 +48,40 @@ def test_news_say_when_other_programs_use_the_cores(history_file: Path, busy: fl
     assert text.endswith("no setting or version changed; other programs used 2.0 of 8 cores") is says
 
 
+def on_machine(session: Session, factor: float) -> Session:
+    """Return a run on a machine whose speed was measured: a piece of Python took ``factor`` times as long."""
+    assert session.steady is not None
+    return msgspec.structs.replace(
+        session, steady=msgspec.structs.replace(session.steady, fixed_python_s=2e-5 * factor)
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (1.12, "your last 5 runs, on top of a machine that is 12 % slower: backward +"),
+        (0.8, "your last 5 runs, although the machine is 25 % faster: backward +"),
+        (1.01, "your last 5 runs: backward +"),
+    ],
+)
+def test_news_say_how_fast_the_machine_is(history_file: Path, factor: float, says: str) -> None:
+    for i in range(1, 6):
+        History(history_file).save(on_machine(run(i), 1 + i % 2 / 1000))
+    text = RunHistory(history_file).news(on_machine(run(9, slower=3.0), factor))
+    assert text is not None
+    assert says in text
+
+
+def test_there_are_no_news_of_a_run_on_a_slower_machine(history_file: Path) -> None:
+    speeds = (1.0, 1.3, 0.9, 1.1, 1.2, 0.95)
+    for i, factor in enumerate(speeds):
+        History(history_file).save(on_machine(run(i, slower=factor), factor))
+    assert RunHistory(history_file).news(on_machine(run(9, slower=1.6), 1.6)) is None
+    text = RunHistory(history_file).news(on_machine(run(9, slower=1.6), 1.2))
+    assert text is not None
+    assert float(text.split()[0]) == pytest.approx(33, abs=8)
+
+
 def test_news_come_once(history_file: Path) -> None:
     history = with_runs(history_file)
     assert history.news(run(9, slower=1.5)) is not None

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lightning_perf.history.entry import reduced
-from lightning_perf.history.slower import _merged, _steps, detectable_factor, slower_figures
+from lightning_perf.history.slower import _merged, _steps, detectable_factor, machine_factor, slower_figures
 from lightning_perf.records import Block, Session
 
 from .runs import run
@@ -51,6 +52,37 @@ def test_what_is_detectable_is_found() -> None:
     assert factor is not None
     assert "step" in slower_figures(runs(), run(9, slower=factor * 1.05), 0.01)
     assert detectable_factor(runs(2), run(9), 0.01) is None
+
+
+def with_speed(session: Session, factor: float) -> Session:
+    assert session.steady is not None
+    steady = msgspec.structs.replace(session.steady, fixed_python_s=2e-5 * factor)
+    return msgspec.structs.replace(session, steady=steady)
+
+
+SPEEDS = (1.0, 1.3, 0.9, 1.1, 1.2, 0.95)
+
+
+def test_slower_machine_is_no_slower_training() -> None:
+    base = [with_speed(run(i, slower=factor), factor) for i, factor in enumerate(SPEEDS)]
+    assert slower_figures(base, with_speed(run(9, slower=1.6), 1.6), 0.01) == {}
+    found = slower_figures(base, with_speed(run(9, slower=1.6), 1.2), 0.01)
+    assert found["step"] == pytest.approx(1.6 / 1.2, rel=0.06)
+
+
+def test_runs_that_did_not_time_the_machine_count_only_until_enough_did() -> None:
+    timed = [with_speed(run(i, slower=factor), factor) for i, factor in enumerate(SPEEDS[:5])]
+    new = with_speed(run(9, slower=1.6), 1.6)
+    assert slower_figures([run(20 + i) for i in range(15)] + timed, new, 0.01) == {}
+    assert slower_figures([run(20 + i) for i in range(15)] + timed[:4], new, 0.01)["step"] > 1.2
+    assert machine_factor(timed, new) == pytest.approx(1.6 / 1.0836, rel=0.01)
+    assert machine_factor([run(1), *timed[1:]], new) is None
+
+
+def test_speeds_of_another_python_do_not_count() -> None:
+    other = [with_speed(run(i, machine={"python": "3.13"}), 0.8) for i in range(6)]
+    assert machine_factor(other, with_speed(run(9), 1.0)) is None
+    assert slower_figures(other, with_speed(run(9), 1.0), 0.01) == {}
 
 
 def test_runs_without_steady_steps_do_not_count() -> None:

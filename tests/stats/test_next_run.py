@@ -72,6 +72,47 @@ def test_one_disturbed_run_of_many_and_rare_slow_steps_hide_little() -> None:
     assert excess(calm, slow_steps) == pytest.approx(excess(calm, calm[0]))
 
 
+def on_machines(rng: np.random.Generator, n: int, slope: float) -> list[TimeSeries]:
+    """Return runs on a machine whose speed varies by 10 %; a slower machine makes steps longer by ``slope``."""
+    speeds = rng.normal(0, 0.1, n)
+    levels = slope * speeds + rng.normal(0, 0.01, n)
+    return [one._replace(fixed_s=2e-5 * math.exp(speed)) for one, speed in zip(runs(*levels), speeds, strict=True)]
+
+
+@pytest.mark.parametrize("slope", [0.7, 0.0, -0.5])
+def test_what_the_speed_of_the_machine_explains_is_no_regression(slope: float) -> None:
+    rng = np.random.default_rng(5)
+    false, found = [], []
+    for *earlier, new in (on_machines(rng, 11, slope) for _ in range(1500)):
+        limit = threshold(earlier, new, 0.05)
+        false.append(excess(earlier, new) > limit)
+        found.append(excess(earlier, new) + math.log(1.05) > limit)
+    assert np.mean(false) == pytest.approx(0.05, abs=0.02)
+    assert (np.mean(found) > 0.95) == (slope >= 0)  # a slower machine makes no training faster: its times are noise
+
+
+def test_speed_does_not_count_unless_each_run_of_enough_has_it() -> None:
+    rng = np.random.default_rng(6)
+    *earlier, new = on_machines(rng, 6, 0.7)
+    unknown = [one._replace(fixed_s=None) for one in earlier]
+    plain = excess(unknown, new._replace(fixed_s=None))
+    assert excess(earlier, new) != pytest.approx(plain)
+    for base, last in (
+        (unknown, new),
+        ([*earlier[1:], unknown[0]], new),
+        (earlier, new._replace(fixed_s=None)),
+    ):
+        assert excess(base, last) == pytest.approx(excess([o._replace(fixed_s=None) for o in base], last))
+    assert excess(earlier[:4], new) == pytest.approx(excess(unknown[:4], new))
+
+
+def test_a_speed_that_never_varied_explains_nothing() -> None:
+    earlier = [one._replace(fixed_s=2e-5) for one in runs(0.0, 0.1, 0.2, 0.0, 0.1)]
+    new = runs(0.5)[0]._replace(fixed_s=2e-5)
+    assert excess(earlier, new) == pytest.approx(0.42)
+    assert excess(earlier, new._replace(fixed_s=3e-5)) == pytest.approx(0.42)
+
+
 def test_all_comparisons_of_a_run_share_alpha() -> None:
     assert sum(alpha_of(look) for look in range(20)) == pytest.approx(ALPHA)
     assert alpha_of(0) == pytest.approx(0.9 * ALPHA)

@@ -1,0 +1,86 @@
+"""How fast the machine is, from a piece of Python that is timed during training."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_perf.probes import machine_speed
+from lightning_perf.probes.machine_speed import EVERY_NS, MAX_TIMES, MIN_TIMES, MachineSpeedProbe
+from tests.rules.session_builder import build_session
+
+
+class Clock:
+    """A clock that the training and the piece of Python move."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch, n_steps: int, step_ns: int, piece_ns: int = 20_000
+) -> tuple[MachineSpeedProbe, list[int]]:
+    """Train with steps of a given length; return the probe and the steps after which it timed the piece."""
+    clock, timed = Clock(), []
+    main = SimpleNamespace(n_steps=0)
+
+    def piece() -> None:
+        timed.append(main.n_steps)
+        clock.ns += piece_ns
+
+    monkeypatch.setattr(machine_speed, "_fixed_piece", piece)
+    probe = MachineSpeedProbe(SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock))  # type: ignore[arg-type]
+    for _ in range(n_steps):
+        clock.ns += step_ns
+        if probe.next_step <= main.n_steps:
+            probe.step_ends()
+        main.n_steps += 1
+    return probe, timed
+
+
+def fixed_s(probe: MachineSpeedProbe) -> Any:
+    steady = build_session().steady
+    assert steady is not None
+    part = probe.part(build_session())
+    return part["steady"].fixed_python_s if part else None
+
+
+@pytest.mark.parametrize(("step_ns", "every"), [(EVERY_NS // 10, 10), (EVERY_NS, 1), (30 * EVERY_NS, 1)])
+def test_piece_is_timed_at_equal_intervals_whatever_a_step_takes(
+    monkeypatch: pytest.MonkeyPatch, step_ns: int, every: int
+) -> None:
+    _, timed = trained(monkeypatch, 100 * every, step_ns)
+    assert {later - step for step, later in itertools.pairwise(timed[2:])} == {every}
+
+
+def test_long_run_keeps_times_from_all_of_it_and_measures_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, timed = trained(monkeypatch, 40 * MAX_TIMES, EVERY_NS)
+    assert MAX_TIMES / 2 <= len(probe._times_ns) < MAX_TIMES
+    assert len(timed) < 5 * MAX_TIMES
+    assert timed[-1] > 39 * MAX_TIMES
+    assert probe.step_cost_ns == 20_000 * len(timed)
+
+
+def test_times_are_the_mean_of_the_middle_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, _ = trained(monkeypatch, 100, EVERY_NS, piece_ns=25_000)
+    probe._times_ns[:20] = [9_000_000] * 20  # other programs ran meanwhile
+    assert fixed_s(probe) == pytest.approx(25e-6)
+
+
+def test_few_times_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, timed = trained(monkeypatch, MIN_TIMES + 7, EVERY_NS)
+    assert (len(timed), fixed_s(probe)) == (MIN_TIMES - 1, None)
+    assert MachineSpeedProbe.part(probe, build_session({"steady": None})) == {}
+
+
+def test_steps_that_other_probes_ask_for_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe, timed = trained(monkeypatch, 20, EVERY_NS)
+    probe._next_step = 1000
+    probe.step_ends()
+    assert timed[-1] < 20
