@@ -16,15 +16,13 @@ from lightning_perf.stats.next_run import midmean
 
 from .base import Probe, RunContext
 
-EVERY_NS = 10_000_000
-"""Time between the first measurements. The piece takes about 20 µs, so this is 0.2 % of the time."""
+EVERY_STEPS = 8
+"""Steps between the first measurements. To observe a step at all costs more than the piece takes."""
 
-MAX_TIMES = 256
-"""When there are so many, every second one is dropped, and the time between measurements doubles."""
+MAX_TIMES = 128
+"""When there are so many, every second one is dropped, and the steps between measurements double."""
 
 MIN_TIMES = 16
-
-_FIRST_STEP = 8
 
 _TABLE = {n: str(n) for n in range(2000)}
 _KEYS = range(0, len(_TABLE), 37)
@@ -39,9 +37,7 @@ class MachineSpeedProbe(Probe):
 
     def __init__(self, run: RunContext) -> None:
         self._loop, self._now_ns = run.loop, run.now_ns
-        self._every_ns = EVERY_NS
-        self._last_ns, self._last_step = self._now_ns(), 0
-        self._next_step = _FIRST_STEP
+        self._every, self._next_step = EVERY_STEPS, EVERY_STEPS
         self._times_ns: list[int] = []
 
     @property
@@ -54,15 +50,13 @@ class MachineSpeedProbe(Probe):
             return
         begin = self._now_ns()
         _fixed_piece()
-        end = self._now_ns()
-        self._times_ns.append(end - begin)
+        took_ns = self._now_ns() - begin
+        self.step_cost_ns += took_ns
+        self._times_ns.append(took_ns)
         if len(self._times_ns) == MAX_TIMES:
             self._times_ns = self._times_ns[::2]
-            self._every_ns *= 2
-        step_ns = (begin - self._last_ns) / (n_steps - self._last_step)
-        self._next_step = n_steps + max(1, round(self._every_ns / max(1.0, step_ns)))
-        self._last_ns, self._last_step = begin, n_steps
-        self.step_cost_ns += self._now_ns() - begin
+            self._every *= 2
+        self._next_step = n_steps + self._every
 
     def part(self, session: Session) -> Mapping[str, Any]:
         steady = session.steady

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_perf.probes import machine_speed
-from lightning_perf.probes.machine_speed import EVERY_NS, MAX_TIMES, MIN_TIMES, MachineSpeedProbe
+from lightning_perf.probes.machine_speed import EVERY_STEPS, MAX_TIMES, MIN_TIMES, MachineSpeedProbe
 from tests.rules.session_builder import build_session
 
 
@@ -24,9 +24,9 @@ class Clock:
 
 
 def trained(
-    monkeypatch: pytest.MonkeyPatch, n_steps: int, step_ns: int, piece_ns: int = 20_000
+    monkeypatch: pytest.MonkeyPatch, n_steps: int, piece_ns: int = 20_000
 ) -> tuple[MachineSpeedProbe, list[int]]:
-    """Train with steps of a given length; return the probe and the steps after which it timed the piece."""
+    """Train for some steps; return the probe and the steps after which it timed the piece."""
     clock, timed = Clock(), []
     main = SimpleNamespace(n_steps=0)
 
@@ -37,7 +37,7 @@ def trained(
     monkeypatch.setattr(machine_speed, "_fixed_piece", piece)
     probe = MachineSpeedProbe(SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock))  # type: ignore[arg-type]
     for _ in range(n_steps):
-        clock.ns += step_ns
+        clock.ns += 1_000_000
         if probe.next_step <= main.n_steps:
             probe.step_ends()
         main.n_steps += 1
@@ -51,36 +51,29 @@ def fixed_s(probe: MachineSpeedProbe) -> Any:
     return part["steady"].fixed_python_s if part else None
 
 
-@pytest.mark.parametrize(("step_ns", "every"), [(EVERY_NS // 10, 10), (EVERY_NS, 1), (30 * EVERY_NS, 1)])
-def test_piece_is_timed_at_equal_intervals_whatever_a_step_takes(
-    monkeypatch: pytest.MonkeyPatch, step_ns: int, every: int
-) -> None:
-    _, timed = trained(monkeypatch, 100 * every, step_ns)
-    assert {later - step for step, later in itertools.pairwise(timed[2:])} == {every}
-
-
 def test_long_run_keeps_times_from_all_of_it_and_measures_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe, timed = trained(monkeypatch, 40 * MAX_TIMES, EVERY_NS)
+    probe, timed = trained(monkeypatch, 40 * MAX_TIMES * EVERY_STEPS)
+    assert {later - step for step, later in itertools.pairwise(timed[: MAX_TIMES - 1])} == {EVERY_STEPS}
     assert MAX_TIMES / 2 <= len(probe._times_ns) < MAX_TIMES
     assert len(timed) < 5 * MAX_TIMES
-    assert timed[-1] > 39 * MAX_TIMES
+    assert timed[-1] > 39 * MAX_TIMES * EVERY_STEPS
     assert probe.step_cost_ns == 20_000 * len(timed)
 
 
 def test_times_are_the_mean_of_the_middle_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe, _ = trained(monkeypatch, 100, EVERY_NS, piece_ns=25_000)
+    probe, _ = trained(monkeypatch, 100 * EVERY_STEPS, piece_ns=25_000)
     probe._times_ns[:20] = [9_000_000] * 20  # other programs ran meanwhile
     assert fixed_s(probe) == pytest.approx(25e-6)
 
 
 def test_few_times_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe, timed = trained(monkeypatch, MIN_TIMES + 7, EVERY_NS)
+    probe, timed = trained(monkeypatch, MIN_TIMES * EVERY_STEPS)
     assert (len(timed), fixed_s(probe)) == (MIN_TIMES - 1, None)
     assert MachineSpeedProbe.part(probe, build_session({"steady": None})) == {}
 
 
 def test_steps_that_other_probes_ask_for_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe, timed = trained(monkeypatch, 20, EVERY_NS)
+    probe, timed = trained(monkeypatch, 3 * EVERY_STEPS)
     probe._next_step = 1000
     probe.step_ends()
-    assert timed[-1] < 20
+    assert timed[-1] < 3 * EVERY_STEPS
