@@ -110,6 +110,7 @@ class DoctorRun:
             machine=machine or Machine(os=sys.platform, python=sys.version.split()[0]),
             missing=missing,
             show_hang=self.reports.hang,
+            has_history=self.history.is_kept,
         )
         probes.begin(context)
         seams.tap_end_of_run(self._end_without_hooks, self._undos)

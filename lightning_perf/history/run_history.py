@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
 from lightning_perf.reports.sections.machine import other_programs_fact
 from lightning_perf.reports.wording import line, phase_name, seconds, share, times
@@ -13,7 +15,7 @@ from lightning_perf.stats.comparison import BAND, compare_sessions, typical_step
 from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 
 from .entry import reduced
-from .slower import detectable_factor, machine_factor, slower_figures
+from .slower import detectable_factor, explained_factor, like_runs, machine_factor, slower_figures
 from .store import History
 from .suspects import changes, suspects
 
@@ -40,6 +42,12 @@ class RunHistory:
         self._next_step, self._n_comparisons = MIN_STEPS, 0
         self._news = ""
         self._detectable: float | None = None
+        self._machine_factor: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the run is saved, and compared with earlier ones."""
+        return self._history is not None
 
     def news(self, session: Session) -> str | None:
         """Return once, in one line, what is slower than in the last runs; None if nothing is, or if it is unknown."""
@@ -52,9 +60,12 @@ class RunHistory:
         base = [one for one in self._earlier(session) if one.steady is not None and one.steady.n_steps >= least]
         if len(base) >= MIN_RUNS:
             new, alpha = reduced(session), alpha_of(self._n_comparisons)
+            base = like_runs(base, new)
             self._news = news_of(base, new, alpha, other_programs_fact(session))
             if self._n_comparisons == 0:  # later comparisons find little that the first does not
                 self._detectable = detectable_factor(base, new, alpha)
+            factor = explained_factor(base, new, "step")
+            self._machine_factor = factor if factor != 1 else None
             self._n_comparisons += 1
         return self._news or None
 
@@ -63,7 +74,9 @@ class RunHistory:
         if typical_step_s(session) is None:
             return None
         runs = earlier_runs([*self._earlier(session), reduced(session)])
-        return EarlierRuns(runs=runs, news=self._news, detectable=self._detectable) if len(runs) > 1 else None
+        if len(runs) < 2:
+            return None
+        return EarlierRuns(runs=runs, news=self._news, detectable=self._detectable, machine_factor=self._machine_factor)
 
     def save(self, session: Session) -> None:
         """Save the run as it is now."""
@@ -93,25 +106,37 @@ def news_of(base: list[Session], session: Session, alpha: float, others: str = "
     if not ratios:
         return ""
     name, ratio = next(iter(ratios.items()))
+    machine = explained_factor(base, session, name)
+    speed = _machine_note(machine, machine_factor(base, session))
     base = base[-LAST_RUNS:]
-    comparison = compare_sessions([("", one) for one in base], [("", session)])
+    comparison = _without_machine(compare_sessions([("", one) for one in base], [("", session)]), machine)
     slower = next(one for one in comparison.times if one.name == name)
     found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
     last = f"your last {len(base)} runs"
     much = f"{share(ratio - 1, 0)} slower than {last}" if ratio < 2 else f"{times(ratio)} the time per step of {last}"
-    much += _on_a_machine(machine_factor(base, session))
-    parts = (f"{much}{_grown(comparison, slower)}", since, others)
+    parts = (f"{much}{speed}{_grown(comparison, slower)}", since, others)
     return line("; ".join(part for part in parts if part), 400)
 
 
-def _on_a_machine(factor: float | None) -> str:
-    """Say how much slower or faster the machine itself is, which the figure before does not include."""
-    if factor is None or 1 / (1 + BAND) <= factor <= 1 + BAND:
-        return ""
-    if factor > 1:
-        return f", on top of a machine that is {share(factor - 1, 0)} slower"
-    return f", although the machine is {share(1 / factor - 1, 0)} faster"
+def _machine_note(explained: float, machine: float | None) -> str:
+    """Say what the machine's speed explains, which the figure before excludes, or that the machine itself is slower."""
+    if explained > 1 + BAND:
+        return f", on top of {share(explained - 1, 0)} because the machine is slower"
+    if explained < 1 / (1 + BAND):
+        return f", although the machine is faster, which saves {share(1 - explained, 0)}"
+    if explained == 1 and machine is not None and machine > 1 + BAND:
+        return f" (the machine itself is {share(machine - 1, 0)} slower)"
+    return ""
+
+
+def _without_machine(comparison: Comparison, explained: float) -> Comparison:
+    """Return a comparison whose new times exclude what the machine's speed explains."""
+    found = tuple(
+        msgspec.structs.replace(one, new_s=one.new_s / explained) if one.new_s is not None else one
+        for one in comparison.times
+    )
+    return msgspec.structs.replace(comparison, times=found)
 
 
 def _grown(comparison: Comparison, slower: TimeChange) -> str:

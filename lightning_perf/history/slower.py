@@ -13,6 +13,7 @@ from lightning_perf.stats.next_run import (
     TimeSeries,
     detectable,
     excess,
+    explained,
     threshold,
 )
 
@@ -44,8 +45,22 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
     return found
 
 
+def like_runs(base: Sequence[Session], session: Session) -> list[Session]:
+    """Return the earlier runs to compare a run with: those that timed the machine, if the last ones and most did."""
+    *earlier, new = _fixed_s([*base, session])
+    timed = [one for one, fixed_s in zip(base, earlier, strict=True) if fixed_s is not None]
+    has_enough = None not in (new, *earlier[-LAST_RUNS:]) and len(timed) >= max(MIN_RUNS_TO_FIT, len(base) / 2)
+    return timed if has_enough else list(base)
+
+
+def explained_factor(base: Sequence[Session], session: Session, figure: str) -> float:
+    """Return how many times as long the figure is because the machine is slower; 1 if earlier runs do not show it."""
+    known = _comparable(base, session)
+    return math.exp(explained(*known[figure])) if figure in known else 1.0
+
+
 def machine_factor(base: Sequence[Session], session: Session) -> float | None:
-    """Return how much longer the fixed piece of Python takes than in the last runs; None if not all have timed it."""
+    """Return how many times as long the fixed piece of Python takes as in the last runs; None if not all timed it."""
     *earlier, new = _fixed_s([*base[-LAST_RUNS:], session])
     known = [math.log(each) for each in earlier if each is not None]
     return math.exp(math.log(new) - fmean(known)) if new and known and len(known) == len(earlier) else None
@@ -70,9 +85,6 @@ def _comparable(base: Sequence[Session], session: Session) -> dict[str, tuple[li
             for one, n, fixed_s in zip(all_series, units, _fixed_s(sessions), strict=True)
         ]
         new, earlier = runs[-1], [one for one in runs[:-1] if one is not None]
-        timed = [one for one in earlier if one.fixed_s is not None]
-        if new is not None and new.fixed_s is not None and len(timed) >= MIN_RUNS_TO_FIT:
-            earlier = timed
         if new is not None and len(earlier) >= MIN_RUNS:
             known[name] = (earlier, new)
     return known

@@ -47,6 +47,7 @@ class RunContext:
         settings: Known once the loops are ready.
         missing: Why figures are None by the user's options, by their path in the session.
         show_hang: Shows a hang with the stacks of all threads, and writes its file; returns the record with its name.
+        has_history: Whether the run is compared with earlier ones.
     """
 
     trainer: Any
@@ -66,6 +67,7 @@ class RunContext:
     missing: dict[str, str] = field(default_factory=dict)
     shared_folder: Path | None = None
     show_hang: Callable[[Hang, str], Hang] = lambda hang, _: hang
+    has_history: bool = False
     started_s: float = field(default_factory=time.monotonic)
 
     def wall_s(self) -> float:

@@ -258,7 +258,7 @@ class ProbeSet:
         reporting_ns += sum(probe.cost_ns for probe in self._probes.values())
         n_steps = loop.main.n_steps
         spans_ns = loop.n_spans() * self._span_cost_ns
-        # The median, to ignore steps in which another program ran during a hook; few steps are observed.
+        # The median, to ignore steps in which another program ran during a hook, and the few that are observed.
         per_step_ns = loop.main.own_median_ns() + spans_ns / max(1, n_steps + loop.validation.n_steps)
         per_step_ns += sum(probe.step_cost_ns for probe in self._probes.values()) / max(1, n_steps)
         return Overhead(

@@ -51,8 +51,11 @@ class EarlierRuns(Record, frozen=True, kw_only=True):
     Attributes:
         news: What became slower since the last runs; empty if nothing did, or if there are too few.
         detectable: Factor by which steps must be slower to be found in 95 % of cases; None if there are too few runs.
+        machine_factor: How many times as long steps take because the machine is slower than in the last runs, which the
+            other two exclude; None if earlier runs do not show it.
     """
 
     runs: tuple[EarlierRun, ...]
     news: str = ""
     detectable: float | None = None
+    machine_factor: float | None = None

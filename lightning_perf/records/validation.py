@@ -75,7 +75,7 @@ _BY_SUFFIX: dict[str, Bounds] = {
 _BY_NAME: dict[str, Bounds] = {
     "aa": _RATIO, "claims": _SECONDS, "categories": _SECONDS, "by_name": _SECONDS, "startup": _SECONDS,
     "matrix_precisions": _SECONDS, "Epoch.phases": _SECONDS, "Block.phases": _SECONDS,
-    "DeviceTimes.phases": _SECONDS, "detectable": _RATIO,
+    "DeviceTimes.phases": _SECONDS, "detectable": _RATIO, "machine_factor": _RATIO,
     "speedup": _RATIO, "step_gain": _RATIO, "ratio": _RATIO, "p_value": _SHARE, "noise_band": _RATIO,
     "measured_fraction": _RATIO, "datasheet_fraction": _RATIO, "getitem_cpu_fraction": _RATIO,
     "sampler_core_fraction": _RATIO, "run_noise_fraction": _RATIO, "slow_again": _RATIO,

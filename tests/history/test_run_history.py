@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import msgspec
@@ -56,30 +57,52 @@ def on_machine(session: Session, factor: float) -> Session:
     )
 
 
+SPEEDS = (1.0, 1.3, 0.9, 1.1, 1.2, 0.95)
+
+
 @pytest.mark.parametrize(
-    ("factor", "says"),
+    ("factor", "more", "says"),
     [
-        (1.12, "your last 5 runs, on top of a machine that is 12 % slower: backward +"),
-        (0.8, "your last 5 runs, although the machine is 25 % faster: backward +"),
-        (1.01, "your last 5 runs: backward +"),
+        (1.3, 1.5, r"(4\d|5\d) % slower than your last 5 runs, on top of (19|20|21) % because the machine is slower"),
+        (0.9, 1.5, r"(4\d|5\d) % slower than .*, although the machine is faster, which saves (16|17|18) %"),
+        (1.08, 1.5, r"(4\d|5\d) % slower than your last 5 runs: backward \+"),
     ],
 )
-def test_news_say_how_fast_the_machine_is(history_file: Path, factor: float, says: str) -> None:
-    for i in range(1, 6):
-        History(history_file).save(on_machine(run(i), 1 + i % 2 / 1000))
-    text = RunHistory(history_file).news(on_machine(run(9, slower=3.0), factor))
+def test_news_say_what_the_speed_of_the_machine_explains(
+    history_file: Path, factor: float, more: float, says: str
+) -> None:
+    for i, each in enumerate(SPEEDS):
+        History(history_file).save(on_machine(run(i, slower=each), each))
+    text = RunHistory(history_file).news(on_machine(run(9, slower=factor * more), factor))
     assert text is not None
-    assert says in text
+    assert re.match(says, text), text
+
+
+def test_news_say_that_the_machine_is_slower_where_earlier_runs_do_not_show_what_that_means(history_file: Path) -> None:
+    for i in range(3):
+        History(history_file).save(on_machine(run(i), 1.0))
+    text = RunHistory(history_file).news(on_machine(run(9, slower=3.0), 1.12))
+    assert text is not None
+    assert "your last 3 runs (the machine itself is 12 % slower): backward +" in text
+
+
+def test_phase_that_grew_excludes_what_the_machine_explains(history_file: Path) -> None:
+    for i, each in enumerate(SPEEDS):
+        History(history_file).save(on_machine(run(i, slower=each), each))
+    text = RunHistory(history_file).news(on_machine(run(9, slower=1.6, more_s={"data_wait": 0.03}), 1.6))
+    assert text is not None
+    assert re.search(r"data wait \+(19|20|21)\.\d ms per step", text), text  # of 33 ms in all
 
 
 def test_there_are_no_news_of_a_run_on_a_slower_machine(history_file: Path) -> None:
-    speeds = (1.0, 1.3, 0.9, 1.1, 1.2, 0.95)
-    for i, factor in enumerate(speeds):
-        History(history_file).save(on_machine(run(i, slower=factor), factor))
-    assert RunHistory(history_file).news(on_machine(run(9, slower=1.6), 1.6)) is None
-    text = RunHistory(history_file).news(on_machine(run(9, slower=1.6), 1.2))
-    assert text is not None
-    assert float(text.split()[0]) == pytest.approx(33, abs=8)
+    for i, each in enumerate(SPEEDS):
+        History(history_file).save(on_machine(run(i, slower=each), each))
+    history = RunHistory(history_file)
+    slow = on_machine(run(9, slower=1.6), 1.6)
+    assert history.news(slow) is None
+    earlier = history.earlier(slow)
+    assert earlier is not None
+    assert earlier.machine_factor == pytest.approx(1.48, rel=0.1)
 
 
 def test_news_come_once(history_file: Path) -> None:

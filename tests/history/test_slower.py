@@ -1,10 +1,21 @@
 from __future__ import annotations
 
+import math
+from statistics import fmean
+
 import msgspec
 import pytest
 
 from lightning_perf.history.entry import reduced
-from lightning_perf.history.slower import _merged, _steps, detectable_factor, machine_factor, slower_figures
+from lightning_perf.history.slower import (
+    _merged,
+    _steps,
+    detectable_factor,
+    explained_factor,
+    like_runs,
+    machine_factor,
+    slower_figures,
+)
 from lightning_perf.records import Block, Session
 
 from .runs import run
@@ -70,13 +81,26 @@ def test_slower_machine_is_no_slower_training() -> None:
     assert found["step"] == pytest.approx(1.6 / 1.2, rel=0.06)
 
 
-def test_runs_that_did_not_time_the_machine_count_only_until_enough_did() -> None:
-    timed = [with_speed(run(i, slower=factor), factor) for i, factor in enumerate(SPEEDS[:5])]
+def test_speed_counts_once_the_last_runs_and_half_of_all_have_timed_the_machine() -> None:
+    timed = [with_speed(run(i, slower=factor), factor) for i, factor in enumerate(SPEEDS)]
+    untimed = [run(20 + i) for i in range(7)]
     new = with_speed(run(9, slower=1.6), 1.6)
-    assert slower_figures([run(20 + i) for i in range(15)] + timed, new, 0.01) == {}
-    assert slower_figures([run(20 + i) for i in range(15)] + timed[:4], new, 0.01)["step"] > 1.2
-    assert machine_factor(timed, new) == pytest.approx(1.6 / 1.0836, rel=0.01)
-    assert machine_factor([run(1), *timed[1:]], new) is None
+    assert like_runs(untimed[:6] + timed, new) == timed
+    for base in (untimed + timed, untimed[:4] + timed[:4], [*timed, untimed[0]]):
+        assert like_runs(base, new) == base
+        assert explained_factor(base, new, "step") == 1.0
+    assert like_runs(timed, run(9)) == timed
+
+
+def test_what_the_machine_explains_is_a_factor() -> None:
+    timed = [with_speed(run(i, slower=factor), factor) for i, factor in enumerate(SPEEDS)]
+    new = with_speed(run(9, slower=1.6), 1.6)
+    mean = math.exp(fmean(math.log(each) for each in SPEEDS[-5:]))
+    assert machine_factor(timed, new) == pytest.approx(1.6 / mean)
+    assert explained_factor(timed, new, "step") == pytest.approx(1.6 / mean, rel=0.1)
+    assert explained_factor(timed, new, "wall") == pytest.approx(1.6 / mean, rel=0.1)
+    assert explained_factor(timed, run(9), "step") == 1.0
+    assert machine_factor([run(1), *timed[-4:]], new) is None
 
 
 def test_speeds_of_another_python_do_not_count() -> None:

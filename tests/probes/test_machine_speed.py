@@ -35,7 +35,9 @@ def trained(
         clock.ns += piece_ns
 
     monkeypatch.setattr(machine_speed, "_fixed_piece", piece)
-    probe = MachineSpeedProbe(SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock))  # type: ignore[arg-type]
+    run: Any = SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock, has_history=True)
+    probe = MachineSpeedProbe.open(run)
+    assert probe is not None
     for _ in range(n_steps):
         clock.ns += 1_000_000
         if probe.next_step <= main.n_steps:
@@ -69,11 +71,11 @@ def test_times_are_the_mean_of_the_middle_half(monkeypatch: pytest.MonkeyPatch) 
 def test_few_times_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     probe, timed = trained(monkeypatch, MIN_TIMES * EVERY_STEPS)
     assert (len(timed), fixed_s(probe)) == (MIN_TIMES - 1, None)
-    assert MachineSpeedProbe.part(probe, build_session({"steady": None})) == {}
+    enough, _ = trained(monkeypatch, MIN_TIMES * EVERY_STEPS + 1)
+    assert fixed_s(enough) == pytest.approx(20e-6)
+    assert enough.part(build_session({"steady": None})) == {}
 
 
-def test_steps_that_other_probes_ask_for_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe, timed = trained(monkeypatch, 3 * EVERY_STEPS)
-    probe._next_step = 1000
-    probe.step_ends()
-    assert timed[-1] < 3 * EVERY_STEPS
+def test_nothing_is_timed_without_a_history() -> None:
+    run: Any = SimpleNamespace(has_history=False)
+    assert MachineSpeedProbe.open(run) is None

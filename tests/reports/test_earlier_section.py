@@ -34,6 +34,16 @@ def test_section_without_news_says_what_would_have_been_found(factor: float, exp
     assert expected not in to_text(session_document(with_news), width=120)
 
 
+@pytest.mark.parametrize(
+    ("machine", "expected"), [(1.6, "no slower than earlier runs but for 60 % because the machine is slower;"),
+                              (1.01, "no slower than earlier runs; a slowdown"), (None, "earlier runs; a slowdown")]
+)  # fmt: skip
+def test_section_without_news_says_how_much_slower_the_machine_makes_it(machine: float | None, expected: str) -> None:
+    earlier = msgspec.structs.replace(earlier_runs(""), detectable=1.05, machine_factor=machine)
+    found = msgspec.structs.replace(session(), earlier=earlier)
+    assert expected in " ".join(to_text(session_document(found), width=140).split())
+
+
 def test_there_is_no_section_without_earlier_runs() -> None:
     assert "Earlier runs" not in to_text(session_document(SESSIONS["starved"]()), width=80)
 

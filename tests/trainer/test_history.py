@@ -83,3 +83,14 @@ def test_a_history_that_cannot_be_written_changes_nothing(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file" / "history.db"))
     assert trained(make_trainer).run.n_steps == 120
+
+
+@pytest.mark.parametrize("has_history", [True, False])
+def test_machine_is_timed_for_the_history_only(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, has_history: bool
+) -> None:
+    if not has_history:
+        monkeypatch.setenv("LIGHTNING_PERF_HISTORY", "off")
+    steady = trained(make_trainer, n_batches=200).steady
+    assert steady is not None
+    assert (steady.fixed_python_s is not None and 1e-6 < steady.fixed_python_s < 1.0) == has_history

@@ -31,8 +31,8 @@ def emit(content: Content, *, display: "Live | Progress | None" = None, stream: 
     notebooks, rich's colors are unreadable on dark backgrounds.
     """
     if display is not None and not display.console.is_jupyter:
-        # If the display has fewer lines than it shows, its thread may redraw it before the text is written; the room
-        # that was counted for the text is then one line too much, and what stands above is overwritten.
+        # Redraw first: if rich's thread redraws fewer lines while this prints, the cursor moves up too far, and a line
+        # above is overwritten.
         display.refresh()
         # Uncropped: code to copy may be longer than the line.
         display.console.print(_renderable(content, display.console), crop=False)

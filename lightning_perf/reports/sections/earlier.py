@@ -6,6 +6,7 @@ from lightning_perf.records import EarlierRun, Session
 from lightning_perf.reports.cells import Column, Rows, number, seconds
 from lightning_perf.reports.document import AnyPart, Figure, note, table
 from lightning_perf.reports.wording import line, phase_name, share, times
+from lightning_perf.stats.comparison import BAND
 
 _MAX_CHANGES = 3
 
@@ -18,7 +19,11 @@ def earlier_parts(session: Session) -> Iterator[AnyPart]:
     yield note(news, "strong")
     if factor is not None and not news:
         least = share(factor - 1) if factor < 2 else times(factor)
-        yield note(f"no slower than earlier runs; a slowdown of {least} or more would be detected in 95 % of cases")
+        machine = session.earlier.machine_factor or 1.0
+        besides = f" but for {share(machine - 1, 0)} because the machine is slower" if machine > 1 + BAND else ""
+        yield note(
+            f"no slower than earlier runs{besides}; a slowdown of {least} or more would be detected in 95 % of cases"
+        )
     yield Figure("earlier_runs", "Time per step over the runs")
     runs = session.earlier.runs[::-1]
     rows: Rows = [(line(each.started_at.replace("T", " ").rstrip("Z"), 40), seconds(each.step_s),
