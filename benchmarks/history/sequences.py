@@ -68,9 +68,9 @@ def section(n: int) -> str:
 
 Runs have {RUN_STEPS // EPOCH_STEPS} epochs of {EPOCH_STEPS} steps, and each is compared with those before it by its
 time per step. Steps differ by 10 % unless stated otherwise, with a correlation of 0.6, and one in a hundred takes five
-times as long. *False alarms*: runs of the same training that are called slower at {first}, {second} or {last} steps.
-A fixed piece of work, timed in each run, shows how fast the machine was, within {SPEED_ERROR:.0%}; in most rows that
-differs by 2 % and has no effect on the steps, in the last but one a step takes longer by 0.7 of it.
+times as long. A fixed piece of work, timed in each run, shows how fast the machine was, within {SPEED_ERROR:.0%}; this
+differs by 2 % and has no effect on the steps, but in the last row but one a step takes longer by 0.7 of it.
+*False alarms*: runs of the same training that are called slower at {first}, {second} or {last} steps.
 Then the regressions of 10 % that are found at {first} steps and by {last} steps, and those of 20 % at {first} steps.
 *Best possible*: regressions of 10 % that a test finds at {first} steps which knows all standard deviations, has
 {BEST_ALPHA:.0%} false alarms at this one comparison, and sees no slow steps. A share of 1 % of {n:,} sequences has a
