@@ -220,7 +220,12 @@ def test_hidden_step_is_counted_from_its_shapes_and_the_training_is_the_same_bit
     assert profile.utilisation.measured_fraction is not None
 
 
-def test_reason_is_recorded_when_a_hidden_step_depends_on_values(make_trainer: Make) -> None:
+def test_reason_is_recorded_when_a_hidden_step_depends_on_values(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_pass, "LEAST_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(fake_pass, "MOST_S", 60.0)
+
     class Branches(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = super().forward(x)

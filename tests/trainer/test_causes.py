@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -35,19 +35,12 @@ def _load() -> ModuleType:
 CAUSES = _load().CAUSES
 
 
-@pytest.fixture(autouse=True)
-def _short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(**arguments: Any) -> LoaderProber:
-        return LoaderProber(6.0, **arguments)
-
-    monkeypatch.setattr(watch, "LoaderProber", short)
-
-
 @pytest.fixture
-def fitted(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Session]:
+def fitted(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Session]:
     """Fits with a fault, and returns the session; the loader is probed once its epoch has waited."""
 
-    def fit(name: str) -> Session:
+    def fit(name: str, limit_s: float = 6.0) -> Session:
+        monkeypatch.setattr(watch, "LoaderProber", partial(LoaderProber, limit_s))
         cause = CAUSES[name]
         if cause.code != "PD105":  # its samples are even: what takes longer there is the machine's, and is not repeated
             monkeypatch.setattr(samples.Samples, "slow_again", lambda *_: 0.0)
@@ -70,9 +63,14 @@ def first_of(session: Session, *codes: str) -> Finding:
     return on_data[0]
 
 
-def test_function_is_named_with_its_line_when_it_makes_samples_slow(fitted: Callable[[str], Session]) -> None:
-    session = fitted("slow-python-transform")
+def test_function_is_named_with_its_line_when_it_makes_samples_slow(fitted: Callable[..., Session]) -> None:
     cause = CAUSES["slow-python-transform"]
+    for limit_s in (6.0, 18.0, 54.0):
+        session = fitted("slow-python-transform", limit_s)
+        probe = session.loader_probe
+        # Where another machine took the core, samples seem to wait.
+        if probe is not None and probe.functions and (probe.getitem_cpu_fraction or 0.0) > 0.5:
+            break
     # Whatever else a busy machine makes slow, this fault is found.
     (finding,) = [finding for finding in session.findings if finding.code == cause.code]
     assert f"{cause.function.__name__} (" in finding.summary

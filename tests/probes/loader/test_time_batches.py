@@ -217,7 +217,11 @@ def test_batches_timing_has_the_reason_when_the_dataset_fails(dataset: Dataset, 
 
 
 def test_batches_timing_kills_its_child_when_the_dataset_hangs() -> None:
-    assert measure(loader_of(Hanging()), limit_s=0.2) == "it took longer than 0.2 s while making a batch"
+    for limit_s in (0.2, 2.0, 20.0):  # on a busy machine, the child comes to its batch late
+        reason = measure(loader_of(Hanging()), limit_s)
+        if "making a batch" in str(reason):
+            break
+    assert reason == f"it took longer than {limit_s:g} s while making a batch"
 
 
 def test_batches_timing_leaves_no_child_when_closed_early_and_twice() -> None:
