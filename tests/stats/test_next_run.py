@@ -120,7 +120,7 @@ def test_threshold_is_that_of_a_prediction_by_regression_on_the_speed() -> None:
     rest = residuals(levels - slope * speeds)
     leverage = (now - speeds.mean()) ** 2 / ((speeds - speeds.mean()) ** 2).sum()
     variance = (rest**2).sum() / 3 * (1 + 1 / 5 + leverage)
-    assert threshold(earlier, new, 0.02) == pytest.approx(t.ppf(1 - 0.02 / 2, 3) * math.sqrt(variance))
+    assert threshold(earlier, new, 0.02) == pytest.approx(t.ppf(1 - 0.02 / 4, 3) * math.sqrt(variance))
 
 
 def test_leverage_is_that_of_the_last_runs_when_there_are_more() -> None:
