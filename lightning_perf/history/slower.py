@@ -46,7 +46,7 @@ def slower_figures(base: Sequence[Session], session: Session, alpha: float) -> d
 
 
 def like_runs(base: Sequence[Session], session: Session) -> list[Session]:
-    """Return the earlier runs to compare a run with: those that timed the machine, if the last ones and most did."""
+    """Return the earlier runs to compare a run with: those that timed the machine, if the last and half of all did."""
     *earlier, new = _fixed_s([*base, session])
     timed = [one for one, fixed_s in zip(base, earlier, strict=True) if fixed_s is not None]
     has_enough = None not in (new, *earlier[-LAST_RUNS:]) and len(timed) >= max(MIN_RUNS_TO_FIT, len(base) / 2)

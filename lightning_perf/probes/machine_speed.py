@@ -24,7 +24,7 @@ MAX_TIMES = 128
 """When there are so many, every second one is dropped, and the steps between measurements are doubled."""
 
 MIN_TIMES = 16
-"""Fewer are not reported: the mean of their middle half would differ by a tenth from run to run."""
+"""Fewer are not reported: the middle half of them would be fewer than eight."""
 
 _TABLE = {n: str(n) for n in range(2000)}
 _KEYS = range(0, len(_TABLE), 37)  # far apart in memory
