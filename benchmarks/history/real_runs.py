@@ -8,6 +8,7 @@ was saved. UNITS is the number of matrix multiplications per step, nearly all of
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -22,19 +23,22 @@ import msgspec
 import numpy as np
 
 from lightning_perf.history.run_history import MAX_RUNS, MIN_STEPS
-from lightning_perf.history.slower import slower_figures
+from lightning_perf.history.slower import slower_times
 from lightning_perf.records import Session
 from lightning_perf.stats.comparison import typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, alpha_of
 
-EPOCHS, STEPS, SIZE = 2, 260, 192
+EPOCHS, STEPS, SIZE, PARSED = 2, 260, 192, 3000
 """A run is compared for the first time after its first epoch: 200 steps and the warm-up."""
 
 N_RUNS, UNITS, MORE_UNITS = 56, 26, 29
 """A ninth more of them are 10 % more time: the rest of the step stays as it is."""
 
-N_SHUFFLED = 1000
+N_SHUFFLED, MANY = 1000, 10
 HEADING = "### Real runs"
+
+PLANTED = (("data_wait", 1.1), ("forward", 1.1), ("backward", 1.1), ("", 1.1), ("", 1.2), ("", 1.5))
+"""Phase that is longer, all if empty, and the factor by which this makes steps longer."""
 
 Run = list[Session]
 """States of a run, oldest first."""
@@ -67,10 +71,15 @@ def train(folder: Path, units: int) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
+    def collate(rows: Sequence[Any]) -> Any:
+        json.loads(text)
+        return torch.stack(rows)
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
-    data = torch.utils.data.DataLoader(torch.randn(STEPS * 64, SIZE), batch_size=64)
+    text = json.dumps([{"id": i, "name": f"row {i}"} for i in range(PARSED)])
+    data = torch.utils.data.DataLoader(torch.randn(STEPS * 64, SIZE), batch_size=64, collate_fn=collate)
     doctor = PerfDoctor(reports=(), schedule=None, probe_data=False, out_dir=str(folder / "reports"))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     Trainer(
@@ -90,21 +99,21 @@ def make(folder: Path) -> None:
         subprocess.run(command, check=True, capture_output=True)
 
 
-def section(folders: Sequence[Path], slower: Callable[[Session, float], Session]) -> str:
+def section(folders: Sequence[Path], slower: Callable[[Session, float, str], Session]) -> str:
     """Return the part of the page on the runs in folders; ``slower`` multiplies the times of a session."""
     tables = "\n\n".join(_series(folder, slower) for folder in folders)
     return f"""{HEADING}
 
 Runs of one training of {EPOCHS * STEPS} steps, each in a process of its own, on {os.cpu_count()} cores that other
 programs use too, with as much as those leave. Each run is compared with up to {MAX_RUNS} before it, or with
-{LAST_RUNS}. The last columns take the same runs with all times of the next one multiplied, at {MIN_STEPS} steps or
-a few more. Shuffled orders share runs, so they are no more evidence than the runs in order. *Without the machine's
-speed*: the same comparison if the time of the fixed piece of Python were not known.
+{LAST_RUNS}. The last columns take the same runs with longer steps of the next one, by the time of one phase or of all,
+at {MIN_STEPS} steps or a few more. Shuffled orders share runs, so they are no more evidence than the runs in order.
+*Without the machine's speed*: the same comparison if the time of the fixed piece of Python were not known.
 
 {tables}"""
 
 
-def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
+def _series(folder: Path, slower: Callable[[Session, float, str], Session]) -> str:
     rng = random.Random(1)
     same: list[Run] = []
     planted: list[tuple[list[Run], Run]] = []
@@ -118,16 +127,20 @@ def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
     many = min(MAX_RUNS, len(same) - 1)
     unknown = [[_without_speed(state) for state in run] for run in same]
     by_kind = {
-        "in order": [(same[max(0, i - MAX_RUNS) : i], same[i]) for i in at],
+        f"in order, {LAST_RUNS} to {MAX_RUNS} earlier runs": [(same[max(0, i - MAX_RUNS) : i], same[i]) for i in at],
+        f"in order, {MANY} to {MAX_RUNS} earlier runs": [
+            (same[max(0, i - MAX_RUNS) : i], same[i]) for i in at if i >= MANY
+        ],
         f"in order, {LAST_RUNS} earlier runs": [(same[i - LAST_RUNS : i], same[i]) for i in at],
         "in order, without the machine's speed": [(unknown[max(0, i - MAX_RUNS) : i], unknown[i]) for i in at],
         f"shuffled, {LAST_RUNS} earlier runs": [_drawn(rng, same, LAST_RUNS) for _ in range(N_SHUFFLED)],
         f"shuffled, {many} earlier runs": [_drawn(rng, same, many) for _ in range(N_SHUFFLED)],
     }
     rows = [
-        (name, len(pairs), *(_share(pairs, slower, by) for by in (1.0, 1.1, 1.2, 1.5, 2.0)))
+        (name, len(pairs), *(_share(pairs, slower, by, phase) for phase, by in (("", 1.0), *PLANTED)))
         for name, pairs in by_kind.items()
     ]
+    heads = " | ".join(f"{by - 1:.0%} by {phase.replace('_', ' ') or 'all phases'}" for phase, by in PLANTED)
     table = "\n".join(
         f"| {name} | {n:,} | {' | '.join(f'{share:.1%}' for share in shares)} |" for name, n, *shares in rows
     )
@@ -140,8 +153,8 @@ def _series(folder: Path, slower: Callable[[Session, float], Session]) -> str:
 {1e3 * math.exp(logs.max()):.1f} ms (standard deviation of the logarithm {logs.std(ddof=1):.3f}); {n_apart} sequences of
 {LAST_RUNS} earlier runs and the next one have no run in common:
 
-| sequences | number | false alarms | times 1.1 found | times 1.2 | times 1.5 | times 2 |
-|:--|--:|--:|--:|--:|--:|--:|
+| sequences | number | false alarms | {heads} |
+|:--|--:|--:|{len(PLANTED) * "--:|"}
 {table}
 
 Of {len(planted)} more runs with a ninth more computing, made between them, {said} called slower at that time; their
@@ -168,7 +181,7 @@ def _read(folder: Path) -> Run:
 
 def is_said(base: Sequence[Session], states: Run) -> bool:
     """Return whether a run is called slower at one of the times that it is compared."""
-    return any(slower_figures(base, each, alpha_of(i)) for i, each in enumerate(states))
+    return any(slower_times(base, each, alpha_of(i)) for i, each in enumerate(states))
 
 
 def _said(base: Sequence[Run], states: Run) -> bool:
@@ -187,11 +200,12 @@ def _drawn(rng: random.Random, runs: Sequence[Run], n: int) -> tuple[list[Run], 
 
 def _share(
     pairs: Sequence[tuple[list[Run], Run]],
-    slower: Callable[[Session, float], Session],
+    slower: Callable[[Session, float, str], Session],
     by: float,
+    phase: str,
 ) -> float:
-    """Return the share of pairs that are called slower: at any time, or multiplied at the first."""
-    found = [_said(base, run if by == 1 else [slower(run[0], by)]) for base, run in pairs]
+    """Return the share of pairs that are called slower: at any time, or made slower at the first."""
+    found = [_said(base, run if by == 1 else [slower(run[0], by, phase)]) for base, run in pairs]
     return sum(found) / len(found)
 
 

@@ -128,14 +128,23 @@ Times are CPU times, medians of nine.
 # -- simulations ----------------------------------------------------------------
 
 
-def _slower(session: Session, factor: float) -> Session:
-    """Return a session whose steps take longer by a factor, in all phases."""
+def _slower(session: Session, factor: float, phase: str = "") -> Session:
+    """Return a session whose steps take longer by a factor, because of all phases or of one."""
     replace, steady = msgspec.structs.replace, session.steady
+
+    def longer(phases: dict[str, float], whole_s: float) -> dict[str, float]:
+        if phase:
+            return {**phases, phase: phases.get(phase, 0.0) + (factor - 1) * whole_s}
+        return {name: factor * each for name, each in phases.items()}
+
     timeline = tuple(
-        replace(each, step_s=factor * each.step_s, phases={name: factor * s for name, s in each.phases.items()})
-        for each in steady.timeline
+        replace(each, step_s=factor * each.step_s, phases=longer(each.phases, each.step_s)) for each in steady.timeline
     )
-    phases = {name: replace(each, total_s=factor * each.total_s) for name, each in steady.phases.items()}
+    total_s = longer({name: each.total_s for name, each in steady.phases.items()}, steady.span_s)
+    phases = {
+        name: replace(each, total_s=total_s[name], share=total_s[name] / sum(total_s.values()))
+        for name, each in steady.phases.items()
+    }
     epochs = tuple(replace(each, wall_s=factor * each.wall_s) for each in session.epochs)
     return replace(session, steady=replace(steady, timeline=timeline, phases=phases), epochs=epochs)
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
-from scipy.special import stdtrit
 
 from lightning_perf.history.run_history import MIN_STEPS
+from lightning_perf.history.slower import parts_of_alpha
 from lightning_perf.stats import next_run
 from lightning_perf.stats.comparison import BAND
 from lightning_perf.stats.next_run import TimeSeries, alpha_of, excess, midmean, threshold
@@ -32,6 +32,9 @@ N_EARLIER = (3, 5, 10, 20)
 SLOW_SHARE, SLOW_FACTOR = 0.01, 5.0
 BEST_ALPHA = 0.01
 """False alarms of the best possible test."""
+
+PARTS_OF_ALPHA = parts_of_alpha(["step"], ["data_wait", "forward", "backward"])
+"""The step and three phases are compared. One that is not the step's, with noise of its own, varies as much as it."""
 
 DISTURBED = 1.15
 SPEED_ERROR = 0.02
@@ -69,7 +72,8 @@ def section(n: int) -> str:
 Runs have {RUN_STEPS // EPOCH_STEPS} epochs of {EPOCH_STEPS} steps, and each is compared with those before it by its
 time per step. Steps differ by 10 % unless stated otherwise, with a correlation of 0.6, and one in a hundred takes five
 times as long. A fixed piece of work, timed in each run, shows how fast the machine was, within {SPEED_ERROR:.0%}; this
-differs by 2 % and has no effect on the steps, but in the last row but one a step takes longer by 0.7 of it.
+differs by 2 % and has no effect on the steps, but in the last row but one a step takes longer by 0.7 of it. Three
+phases are compared with the rest of the step, too, each with noise of its own that is as large as that of the steps.
 *False alarms*: runs of the same training that are called slower at {first}, {second} or {last} steps.
 Then the regressions of 10 % that are found at {first} steps and by {last} steps, and those of 20 % at {first} steps.
 *Best possible*: regressions of 10 % that a test finds at {first} steps which knows all standard deviations, has
@@ -138,9 +142,11 @@ def _rates(n: int, row: int, noise: dict[str, Any]) -> list[list[float]]:
         speeds = slower + SPEED_ERROR * rng.standard_normal(which.shape)
         margins = [_margin(pool, look, which, shift, speeds) for look in range(len(COMPARED_AT))]
         _check(pool, which, shift, speeds, margins[0])
+        by_phase = [_phase_margins(rng, pool, which.shape, between, drift) for _ in range(len(PARTS_OF_ALPHA) - 1)]
         ten, twenty = math.log(1.1), math.log(1.2)
         worst = np.max(margins, axis=0)
-        cases = (worst > 0, margins[0] + ten > 0, worst + ten > 0, margins[0] + twenty > 0)
+        any_worst = np.max([worst, *by_phase], axis=0)
+        cases = (any_worst > 0, margins[0] + ten > 0, worst + ten > 0, margins[0] + twenty > 0)
         found.append([float(np.mean(each)) for each in cases])
     return found
 
@@ -152,19 +158,33 @@ def _drifting(rng: np.random.Generator, n_runs: int, n: int, sd: float) -> Array
     return np.array(values)
 
 
-def _margin(pool: _Pool, look: int, which: NDArray[np.int64], shift: Array, speeds: Array) -> Array:
+def _phase_margins(
+    rng: np.random.Generator, pool: _Pool, shape: tuple[int, ...], between: float, drift: float
+) -> Array:
+    """Return by how much a step ÷ its other phases exceeds, at the worst time, what is called slower."""
+    which = rng.integers(N_POOL, size=shape)
+    shift = between * rng.standard_normal(shape) + _drifting(rng, *shape, drift)
+    part = min(PARTS_OF_ALPHA.values())
+    return np.max([_margin(pool, look, which, shift, None, part) for look in range(len(COMPARED_AT))], axis=0)
+
+
+def _margin(
+    pool: _Pool,
+    look: int,
+    which: NDArray[np.int64],
+    shift: Array,
+    speeds: Array | None,
+    part: float = PARTS_OF_ALPHA["step"],
+) -> Array:
     """Return by how much each sequence's new run exceeds what is called slower."""
     known = next_run.Levels(pool.whole[which[:-1]] + shift[:-1], pool.started[look][which[-1]] + shift[-1])
-    known = next_run.remove_machine_speed(known, speeds[:-1], speeds[-1])
+    if speeds is not None:
+        known = next_run.remove_machine_speed(known, speeds[:-1], speeds[-1])
     n_runs, own = len(known.earlier), COMPARED_AT[look] / RUN_STEPS
-    n = n_runs - 1 - known.n_fitted
-    between = (next_run.residuals(known.earlier) ** 2).sum(axis=0) / n * known.variance_factor
     df = pool.dfs[look] * n_runs
     within = pool.squares[look][which[:-1]].sum(axis=0) / df * (1 - own)
-    variance = between + within
-    whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / df)
-    alpha = alpha_of(look) * next_run.part_of_alpha(n_runs - 1, known.n_fitted)
-    return np.asarray(known.excess - np.maximum(math.log1p(BAND), stdtrit(whole_df, 1 - alpha) * np.sqrt(variance)))
+    limit = next_run.Prediction(*next_run.between(known), within, df).quantile(1 - part * alpha_of(look))
+    return np.asarray(known.excess - np.maximum(math.log1p(BAND), limit))
 
 
 def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, speeds: Array, margins: Array) -> None:
@@ -174,7 +194,7 @@ def _check(pool: _Pool, which: NDArray[np.int64], shift: Array, speeds: Array, m
         fixed_s = np.exp(speeds[:, i]).tolist()
         runs = [TimeSeries(*each) for each in zip(np.exp(parts).tolist(), [PART] * len(parts), fixed_s, strict=True)]
         new = runs[-1]._replace(step_s=runs[-1].step_s[: COMPARED_AT[0] // PART])
-        limit = max(math.log1p(BAND), threshold(runs[:-1], new, alpha_of(0)))
+        limit = max(math.log1p(BAND), threshold(runs[:-1], new, PARTS_OF_ALPHA["step"] * alpha_of(0)))
         np.testing.assert_allclose(margins[i], excess(runs[:-1], new) - limit, atol=1e-9)
 
 

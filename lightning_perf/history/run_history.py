@@ -8,14 +8,14 @@ from typing import TypeVar
 
 import msgspec
 
-from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session, TimeChange
+from lightning_perf.records import Comparison, EarlierRun, EarlierRuns, Session
 from lightning_perf.reports.sections.machine import other_programs_fact
 from lightning_perf.reports.wording import line, phase_name, seconds, share, times
 from lightning_perf.stats.comparison import BAND, compare_sessions, typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 
 from .entry import reduced
-from .slower import detectable_factor, explained_factor, like_runs, machine_factor, slower_figures
+from .slower import Slower, detectable_factor, explained_factor, like_runs, machine_factor, slower_times
 from .store import History
 from .suspects import changes, suspects
 
@@ -29,6 +29,9 @@ _LEAST_SCORE = 0.1
 """Weaker suspects are not named during the run."""
 
 _MAX_SUSPECTS = 2
+_MUCH = 0.2
+"""Part of the whole growth that a phase accounts for if it is named."""
+
 _log = logging.getLogger("lightning_perf")
 T = TypeVar("T")
 
@@ -102,36 +105,42 @@ def news_of(base: list[Session], session: Session, alpha: float, others: str = "
 
     ``others`` says that other programs use many cores, if they do.
     """
-    ratios = slower_figures(base, session, alpha)
-    if not ratios:
+    all_slower = slower_times(base, session, alpha)
+    if not all_slower:
         return ""
-    name, ratio = next(iter(ratios.items()))
-    machine = explained_factor(base, session, name)
-    speed = _machine_note(machine, machine_factor(base, session))
+    slower = all_slower[0]
+    besides = _besides(slower, machine_factor(base, session))
     base = base[-LAST_RUNS:]
-    comparison = _without_machine(compare_sessions([("", one) for one in base], [("", session)]), machine)
-    slower = next(one for one in comparison.times if one.name == name)
+    comparison = _without_explained(compare_sessions([("", one) for one in base], [("", session)]), slower.explained)
     found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
     since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
     last = f"your last {len(base)} runs"
-    much = f"{share(ratio - 1, 0)} slower than {last}" if ratio < 2 else f"{times(ratio)} the time per step of {last}"
-    parts = (f"{much}{speed}{_grown(comparison, slower)}", since, others)
+    much = (
+        f"{share(slower.factor - 1, 0)} slower than"
+        if slower.factor < 2
+        else f"{times(slower.factor)} the time per step of"
+    )
+    grown = _grown(comparison, slower)
+    parts = (f"{much} {last}{besides}{grown}", since, others)
     return line("; ".join(part for part in parts if part), 400)
 
 
-def _machine_note(explained: float, machine: float | None) -> str:
-    """Say what the machine's speed explains, which the figure before excludes, or that the machine itself is slower."""
+def _besides(slower: Slower, machine: float | None) -> str:
+    """Say what the factor excludes, or that the machine itself is slower."""
+    explained = slower.explained
     if explained > 1 + BAND:
-        return f", on top of {share(explained - 1, 0)} because the machine is slower"
+        why = "all other phases are slower" if slower.phase else "the machine is slower"
+        return f", on top of {share(explained - 1, 0)} because {why}"
     if explained < 1 / (1 + BAND):
-        return f", although the machine is faster, which saves {share(1 - explained, 0)}"
+        why = "all other phases are" if slower.phase else "the machine is"
+        return f", although {why} faster, which saves {share(1 - explained, 0)}"
     if explained == 1 and machine is not None and machine > 1 + BAND:
         return f" (the machine itself is {share(machine - 1, 0)} slower)"
     return ""
 
 
-def _without_machine(comparison: Comparison, explained: float) -> Comparison:
-    """Return a comparison whose new times exclude what the machine's speed explains."""
+def _without_explained(comparison: Comparison, explained: float) -> Comparison:
+    """Return a comparison whose new times exclude what is explained."""
     found = tuple(
         msgspec.structs.replace(one, new_s=one.new_s / explained) if one.new_s is not None else one
         for one in comparison.times
@@ -139,12 +148,14 @@ def _without_machine(comparison: Comparison, explained: float) -> Comparison:
     return msgspec.structs.replace(comparison, times=found)
 
 
-def _grown(comparison: Comparison, slower: TimeChange) -> str:
+def _grown(comparison: Comparison, slower: Slower) -> str:
     """Return the phase that grew most; empty if none accounts for much of it."""
-    grown = [((one.new_s or 0.0) - (one.base_s or 0.0), one.name) for one in comparison.times[2:]]
-    most_s, name = max(grown, default=(0.0, ""))
-    whole_s = (slower.new_s or 0.0) - (slower.base_s or 0.0)
-    return f": {phase_name(name)} +{seconds(most_s)} per {comparison.per}" if most_s > 0.2 * whole_s > 0 else ""
+    times_s = {one.name: (one.base_s or 0.0, one.new_s or 0.0) for one in comparison.times}
+    grown_s = {name: new_s - base_s for name, (base_s, new_s) in times_s.items()}
+    phases = [slower.phase] if slower.phase else [one.name for one in comparison.times[2:]]
+    most = max(phases, key=lambda name: grown_s.get(name, 0.0), default="")
+    is_much = grown_s.get(most, 0.0) > _MUCH * grown_s[slower.name] > 0
+    return f": {phase_name(most)} +{seconds(grown_s[most])} per {comparison.per}" if is_much else ""
 
 
 def earlier_runs(sessions: list[Session]) -> tuple[EarlierRun, ...]:

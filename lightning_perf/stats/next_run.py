@@ -3,8 +3,9 @@
 The noise between runs is the error of predicting each earlier run by the mean of those before it (recursive residuals;
 Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and with few
 earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones; parts of these as
-long as the new run show how much more its level varies. Degrees of freedom of the sum of both variances are
-Satterthwaite's (Biometrics Bulletin 2, 1946).
+long as the new run show how much more its level varies. The quantile for the sum of both variances is the mean of
+theirs, weighted by them (Cochran and Cox, Experimental Designs, 1957, section 4.14): Satterthwaite's is exceeded too
+often if there are few earlier runs.
 
 A machine that others use, too, becomes slower and faster by more than most changes to a training. Where each run has
 timed the same piece of work, and earlier runs were slower when it was, what a regression on that time explains is
@@ -30,9 +31,8 @@ LAST_RUNS = 5
 MIN_RUNS = 3
 """Earlier runs that a comparison needs."""
 
-ALPHA = 0.0075
-"""Probability of calling a run slower that is not, over all times that it is compared. Levels are not quite normal and
-Satterthwaite's degrees of freedom an approximation, so this is less than the 1 % that are promised."""
+ALPHA = 0.01
+"""Probability of calling a run slower that is not, over all times that it is compared."""
 
 POWER = 0.95
 """Probability of finding a regression of the size that ``detectable`` returns."""
@@ -57,22 +57,13 @@ _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 MIN_RUNS_TO_FIT = 5
 """Earlier runs that show how much a slower machine slows the training down. The fit costs a degree of freedom."""
 
-_LEAST_SQUARES = 1e-12  # of speeds that are equal but for rounding
+_LEAST_SQUARES = 1e-12  # of values that are equal but for rounding
 
 _STANDARD_ERRORS = 2.0
 """A slope that exceeds 0 by less is taken for chance: removing it would cost more than it gains."""
 
 _MAX_SLOPE = 2.0
 """Log time of the training per log time of the fixed piece. A steeper slope is chance, from speeds that hardly vary."""
-
-PARTS_OF_ALPHA = {2: 1 / 3, 3: 2 / 3}
-"""By degrees of freedom between runs. With few, Satterthwaite's t is exceeded too often: with two, more than twice as
-often as it should be, even if levels are normal."""
-
-_PART_IF_FITTED = 1 / 4
-_MANY_DF = 8
-"""With fewer differences between runs, a fit that is made only where it seems to help calls too many runs slower: in
-simulations 1.4 % with all of alpha."""
 
 
 def alpha_of(n: int) -> float:
@@ -135,35 +126,42 @@ def threshold(earlier: Sequence[TimeSeries], new: TimeSeries, alpha: float) -> f
 
     There are at least ``MIN_RUNS`` earlier runs, oldest first.
     """
-    deviation, df, part_of_alpha = _prediction(earlier, new)
-    return float(stdtrit(df, 1 - alpha * part_of_alpha)) * deviation
+    return float(_prediction(earlier, new).quantile(1 - alpha))
 
 
 def detectable(earlier: Sequence[TimeSeries], new: TimeSeries, alpha: float) -> float:
     """Return the least increase of the log level that exceeds ``threshold`` with probability ``POWER``."""
-    deviation, df, part_of_alpha = _prediction(earlier, new)
-    return float(stdtrit(df, 1 - alpha * part_of_alpha) + stdtrit(df, POWER)) * deviation
+    predicted = _prediction(earlier, new)
+    return float(predicted.quantile(1 - alpha) + predicted.quantile(POWER))
 
 
-def _prediction(earlier: Sequence[TimeSeries], new: TimeSeries) -> tuple[float, float, float]:
-    """Return the standard deviation of ``excess``, its degrees of freedom, and the part of alpha to use with them."""
+class Prediction(NamedTuple):
+    """Variances of ``excess`` if nothing changed, with their degrees of freedom; arrays for many sequences of runs."""
+
+    between: Any
+    df_between: Any
+    within: Any
+    df_within: Any
+
+    def quantile(self, probability: float) -> Any:
+        """Return the value that ``excess`` stays below with a probability of more than one half."""
+        variance = self.between + self.within
+        between = self.between * stdtrit(self.df_between, probability)
+        within = self.within * stdtrit(np.maximum(1, self.df_within), probability)
+        return (between + within) / np.sqrt(np.maximum(variance, _LEAST_SQUARES))
+
+
+def _prediction(earlier: Sequence[TimeSeries], new: TimeSeries) -> Prediction:
     levels = _levels(earlier, new)
+    within = _within(earlier, len(new.step_s) * new.part_length)
+    return Prediction(*between(levels), *within)
+
+
+def between(levels: Levels) -> tuple[Any, Any]:
+    """Return the variance of the excess because runs differ, and its degrees of freedom."""
     errors = residuals(levels.earlier)
-    n = len(errors) - int(levels.n_fitted)
-    between = float((errors**2).sum()) / n * float(levels.variance_factor)
-    within, df = _within(earlier, len(new.step_s) * new.part_length)
-    variance = between + within
-    if variance == 0:
-        return 0.0, n, 1.0
-    whole_df = 1 / ((between / variance) ** 2 / n + (within / variance) ** 2 / max(1, df))
-    part = float(part_of_alpha(len(errors), levels.n_fitted))
-    return math.sqrt(variance), whole_df, part if df or levels.n_fitted else 1.0
-
-
-def part_of_alpha(n_errors: int, n_fitted: Any) -> NDArray[np.float64]:
-    """Return the part of alpha to use with so many differences between runs and fitted parameters."""
-    fitted = _PART_IF_FITTED if n_errors < _MANY_DF else 1.0
-    return np.where(np.asarray(n_fitted) > 0, fitted, PARTS_OF_ALPHA.get(n_errors, 1.0))
+    df = len(errors) - levels.n_fitted
+    return (errors**2).sum(axis=0) / df * levels.variance_factor, df
 
 
 def _levels(earlier: Sequence[TimeSeries], new: TimeSeries) -> Levels:

@@ -78,6 +78,21 @@ def test_news_say_what_the_speed_of_the_machine_explains(
     assert re.match(says, text), text
 
 
+@pytest.mark.parametrize(
+    ("factor", "says"),
+    [
+        (1.3, r"1\d % slower than your last 5 runs, on top of (19|20|21) % because all other phases are slower: data"),
+        (1.02, r"1\d % slower than .*, although all other phases are faster, which saves (5|6|7) %: data wait \+"),
+    ],
+)
+def test_news_say_that_one_phase_grew_more_than_all_others(history_file: Path, factor: float, says: str) -> None:
+    for i, each in enumerate(SPEEDS):
+        History(history_file).save(run(i, slower=each, between=0.0))
+    text = RunHistory(history_file).news(run(9, slower=factor, between=0.0, more_s={"data_wait": 0.005 * factor}))
+    assert text is not None
+    assert re.match(says, text), text
+
+
 def test_news_say_that_the_machine_is_slower_where_earlier_runs_do_not_show_what_that_means(history_file: Path) -> None:
     for i in range(3):
         History(history_file).save(on_machine(run(i), 1.0))

@@ -8,13 +8,15 @@ import pytest
 
 from lightning_perf.history.entry import reduced
 from lightning_perf.history.slower import (
-    _merged,
+    _grouped,
+    _ratios,
     _steps,
+    _typical,
     detectable_factor,
     explained_factor,
     like_runs,
     machine_factor,
-    slower_figures,
+    slower_times,
 )
 from lightning_perf.records import Block, Session
 
@@ -25,18 +27,23 @@ def runs(n: int = 5, **kind: object) -> list[Session]:
     return [run(i, **kind) for i in range(1, n + 1)]
 
 
+def slower(base: list[Session], session: Session) -> dict[str, float]:
+    """Return the factor of each time that is longer."""
+    return {one.name: one.factor for one in slower_times(base, session, 0.01)}
+
+
 def test_longer_steps_and_longer_validations_are_distinguished() -> None:
-    found = slower_figures(runs(), run(9, slower=1.3), 0.01)
+    found = slower(runs(), run(9, slower=1.3))
     assert found["step"] == pytest.approx(1.3, rel=0.05)
-    found = slower_figures(runs(), run(9, validation_s=6.0), 0.01)
+    found = slower(runs(), run(9, validation_s=6.0))
     assert found == {"wall": pytest.approx(1.45, rel=0.1)}
-    assert slower_figures(runs(), run(9), 0.01) == {}
+    assert slower(runs(), run(9)) == {}
 
 
 def test_times_per_sample_are_compared_if_the_batch_size_was_changed() -> None:
     smaller = run(9, loader={"batch_size": 16})
-    assert slower_figures(runs(), smaller, 0.01)["step"] == pytest.approx(2.0, rel=0.05)
-    assert slower_figures(runs(), run(9, loader={"batch_size": 16}, slower=0.5), 0.01) == {}
+    assert slower(runs(), smaller)["step"] == pytest.approx(2.0, rel=0.05)
+    assert slower(runs(), run(9, loader={"batch_size": 16}, slower=0.5)) == {}
 
 
 def test_runs_of_different_length_are_compared_in_parts_of_equal_length() -> None:
@@ -53,7 +60,7 @@ def test_a_slow_step_is_left_out_of_its_part_unless_rounding_leaves_nothing(
 ) -> None:
     usual = Block(first_step=0, n_steps=4, start_s=0.0, step_s=mean_s, max_step_s=slowest_s / 2, phases={})
     slow = Block(first_step=4, n_steps=4, start_s=0.0, step_s=mean_s, max_step_s=slowest_s, phases={})
-    found = _merged([usual, slow], 8)
+    found = _typical(_grouped([usual, slow], 8))
     assert found is not None
     assert found.step_s == pytest.approx([expected_s])
 
@@ -61,7 +68,7 @@ def test_a_slow_step_is_left_out_of_its_part_unless_rounding_leaves_nothing(
 def test_what_is_detectable_is_found() -> None:
     factor = detectable_factor(runs(), run(9), 0.01)
     assert factor is not None
-    assert "step" in slower_figures(runs(), run(9, slower=factor * 1.05), 0.01)
+    assert "step" in slower(runs(), run(9, slower=factor * 1.05))
     assert detectable_factor(runs(2), run(9), 0.01) is None
 
 
@@ -76,8 +83,8 @@ SPEEDS = (1.0, 1.3, 0.9, 1.1, 1.2, 0.95)
 
 def test_slower_machine_is_no_slower_training() -> None:
     base = [with_speed(run(i, slower=factor), factor) for i, factor in enumerate(SPEEDS)]
-    assert slower_figures(base, with_speed(run(9, slower=1.6), 1.6), 0.01) == {}
-    found = slower_figures(base, with_speed(run(9, slower=1.6), 1.2), 0.01)
+    assert slower(base, with_speed(run(9, slower=1.6), 1.6)) == {}
+    found = slower(base, with_speed(run(9, slower=1.6), 1.2))
     assert found["step"] == pytest.approx(1.6 / 1.2, rel=0.06)
 
 
@@ -106,10 +113,47 @@ def test_what_the_machine_explains_is_a_factor() -> None:
 def test_speeds_of_another_python_do_not_count() -> None:
     other = [with_speed(run(i, machine={"python": "3.13"}), 0.8) for i in range(6)]
     assert machine_factor(other, with_speed(run(9), 1.0)) is None
-    assert slower_figures(other, with_speed(run(9), 1.0), 0.01) == {}
+    assert slower(other, with_speed(run(9), 1.0)) == {}
 
 
 def test_runs_without_steady_steps_do_not_count() -> None:
     short = run(9, n_epochs=1, steps_an_epoch=1)
-    assert slower_figures([*runs(2), short], run(10, slower=2.0), 0.01) == {}
-    assert slower_figures([*runs(3), short], run(10, slower=2.0), 0.01)["step"] > 1.5
+    assert slower([*runs(2), short], run(10, slower=2.0)) == {}
+    assert slower([*runs(3), short], run(10, slower=2.0))["step"] > 1.5
+
+
+def on_changing_machine() -> list[Session]:
+    """Return runs that differ by far more than a regression of 10 %, in all phases alike."""
+    return [run(i, slower=factor, between=0.0) for i, factor in enumerate(SPEEDS)]
+
+
+def test_a_longer_phase_is_found_by_the_other_phases_whatever_the_speed_of_the_machine() -> None:
+    base = on_changing_machine()
+    mean = math.exp(fmean(math.log(each) for each in SPEEDS[-5:]))
+    for factor in (1.3, 1.02):
+        new = run(9, slower=factor, between=0.0, more_s={"data_wait": 0.005 * factor})  # a tenth
+        [found] = slower_times(base, new, 0.01)
+        assert (found.name, found.phase) == ("step", "data_wait")
+        assert found.factor == pytest.approx(1.1, rel=0.02)
+        assert found.explained == pytest.approx(factor / mean, rel=0.06)
+    assert slower_times(base, run(9, slower=1.3, between=0.0), 0.01) == []
+
+
+def test_no_phase_is_longer_because_others_are_shorter() -> None:
+    base = [run(i, between=0.0) for i in range(6)]
+    assert slower(base, run(9, slower=0.5, phase="backward", between=0.0)) == {}
+
+
+def test_a_phase_that_is_all_of_the_step_is_not_compared_with_others() -> None:
+    block = Block(first_step=0, n_steps=8, start_s=0.0, step_s=0.1, max_step_s=0.1, phases={"forward": 0.1})
+    assert _ratios([[block]], "forward") is None
+    assert _ratios([], "forward") is None
+    found = _ratios([[block]], "logging")
+    assert found is not None
+    assert found.step_s == [1.0]
+
+
+def test_a_phase_is_not_longer_because_one_other_became_shorter() -> None:
+    base = on_changing_machine()
+    less = run(9, slower=1.5, between=0.0, more_s={"backward": -0.25 * 0.05})
+    assert slower_times(base, less, 0.01) == []

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
 from lightning_perf.history import run_history
+from lightning_perf.history.slower import Slower
 from lightning_perf.history.store import VARIABLE, History
 from lightning_perf.records import Session
 
@@ -29,7 +30,7 @@ def trained(make_trainer: Make, *, n_batches: int = 60, **arguments: object) -> 
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare after 20 steps instead of 200, and call any run slower than the ones before it."""
     monkeypatch.setattr(run_history, "MIN_STEPS", 20)
-    monkeypatch.setattr(run_history, "slower_figures", lambda base, session, alpha: {"step": 1.18})
+    monkeypatch.setattr(run_history, "slower_times", lambda *_: [Slower("step", 1.18, 1.0)])
 
 
 @pytest.mark.usefixtures("soon")
