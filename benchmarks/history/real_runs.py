@@ -3,7 +3,7 @@
     python benchmarks/history/real_runs.py FOLDER UNITS
 
 runs one of them, in a process of its own. FOLDER receives the run as the history keeps it: one JSON file per state that
-was saved. UNITS is the number of matrix multiplications per step, nearly all of its time.
+was saved. UNITS is the number of matrix multiplications per step, most of its time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from lightning_perf.stats.comparison import typical_step_s
 from lightning_perf.stats.next_run import LAST_RUNS, alpha_of
 
 EPOCHS, STEPS, SIZE, PARSED = 2, 260, 192, 3000
-"""A run is compared for the first time after its first epoch: 200 steps and the warm-up."""
+"""``PARSED`` rows of JSON are parsed for each batch. A run is compared for the first time after its first epoch: 200
+steps and the warm-up."""
 
 N_RUNS, UNITS, MORE_UNITS = 56, 26, 29
-"""A ninth more of them are 10 % more time: the rest of the step stays as it is."""
+"""A ninth more of them are 8 to 9 % more time: the rest of the step stays as it is."""
 
 N_SHUFFLED, MANY = 1000, 10
 HEADING = "### Real runs"
@@ -100,7 +101,7 @@ def make(folder: Path) -> None:
 
 
 def section(folders: Sequence[Path], slower: Callable[[Session, float, str], Session]) -> str:
-    """Return the part of the page on the runs in folders; ``slower`` multiplies the times of a session."""
+    """Return the part of the page on the runs in folders; ``slower`` makes the steps of a session longer."""
     tables = "\n\n".join(_series(folder, slower) for folder in folders)
     return f"""{HEADING}
 

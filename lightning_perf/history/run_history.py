@@ -29,7 +29,8 @@ _LEAST_SCORE = 0.1
 """Weaker suspects are not named during the run."""
 
 _MAX_SUSPECTS = 2
-_MUCH = 0.2
+
+_MIN_PART = 0.2
 """Part of the whole growth that a phase accounts for if it is named."""
 
 _log = logging.getLogger("lightning_perf")
@@ -109,52 +110,49 @@ def news_of(base: list[Session], session: Session, alpha: float, others: str = "
     if not all_slower:
         return ""
     slower = all_slower[0]
-    besides = _besides(slower, machine_factor(base, session))
+    explanation = _explanation(slower, machine_factor(base, session))
     base = base[-LAST_RUNS:]
-    comparison = _without_explained(compare_sessions([("", one) for one in base], [("", session)]), slower.explained)
+    comparison = _with_explained(compare_sessions([("", one) for one in base], [("", session)]), slower.explained)
     found = [str(each) for each in suspects(base, [session], comparison) if each.score >= _LEAST_SCORE]
-    since = f"since then {', '.join(found[:_MAX_SUSPECTS])}" if found else "no setting or version changed"
+    if found:
+        since = f"since then {', '.join(found[:_MAX_SUSPECTS])}"
+    else:
+        since = "no changed setting explains it" if changes(base[-1], session) else "no setting or version changed"
     last = f"your last {len(base)} runs"
-    much = (
-        f"{share(slower.factor - 1, 0)} slower than"
-        if slower.factor < 2
-        else f"{times(slower.factor)} the time per step of"
-    )
-    grown = _grown(comparison, slower)
-    parts = (f"{much} {last}{besides}{grown}", since, others)
+    by = slower.factor
+    much = f"{share(by - 1, 0)} slower than" if by < 2 else f"{times(by)} the time per step of"
+    parts = (f"{much} {last}{explanation}{_longer_phase(comparison, slower)}", since, others)
     return line("; ".join(part for part in parts if part), 400)
 
 
-def _besides(slower: Slower, machine: float | None) -> str:
+def _explanation(slower: Slower, machine: float | None) -> str:
     """Say what the factor excludes, or that the machine itself is slower."""
     explained = slower.explained
     if explained > 1 + BAND:
-        why = "all other phases are slower" if slower.phase else "the machine is slower"
-        return f", on top of {share(explained - 1, 0)} because {why}"
+        why = "by which all else in a step is slower" if slower.has_slower_rest else "because the machine is slower"
+        return f", on top of {share(explained - 1, 0)} {why}"
     if explained < 1 / (1 + BAND):
-        why = "all other phases are" if slower.phase else "the machine is"
-        return f", although {why} faster, which saves {share(1 - explained, 0)}"
+        return f", although the machine is faster, which saves {share(1 - explained, 0)}"
     if explained == 1 and machine is not None and machine > 1 + BAND:
         return f" (the machine itself is {share(machine - 1, 0)} slower)"
     return ""
 
 
-def _without_explained(comparison: Comparison, explained: float) -> Comparison:
-    """Return a comparison whose new times exclude what is explained."""
+def _with_explained(comparison: Comparison, explained: float) -> Comparison:
+    """Return a comparison whose base times include what is explained."""
     found = tuple(
-        msgspec.structs.replace(one, new_s=one.new_s / explained) if one.new_s is not None else one
+        msgspec.structs.replace(one, base_s=one.base_s * explained) if one.base_s is not None else one
         for one in comparison.times
     )
     return msgspec.structs.replace(comparison, times=found)
 
 
-def _grown(comparison: Comparison, slower: Slower) -> str:
+def _longer_phase(comparison: Comparison, slower: Slower) -> str:
     """Return the phase that grew most; empty if none accounts for much of it."""
-    times_s = {one.name: (one.base_s or 0.0, one.new_s or 0.0) for one in comparison.times}
-    grown_s = {name: new_s - base_s for name, (base_s, new_s) in times_s.items()}
+    grown_s = {one.name: (one.new_s or 0.0) - (one.base_s or 0.0) for one in comparison.times}
     phases = [slower.phase] if slower.phase else [one.name for one in comparison.times[2:]]
     most = max(phases, key=lambda name: grown_s.get(name, 0.0), default="")
-    is_much = grown_s.get(most, 0.0) > _MUCH * grown_s[slower.name] > 0
+    is_much = grown_s.get(most, 0.0) > _MIN_PART * grown_s[slower.name] > 0
     return f": {phase_name(most)} +{seconds(grown_s[most])} per {comparison.per}" if is_much else ""
 
 

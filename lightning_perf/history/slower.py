@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 from lightning_perf.records import STEP_PHASES, Block, Session
@@ -28,11 +28,15 @@ _SLOW = 3.0
 """A step is slow if it takes this many times as long as the others, as in ``SlowStep``."""
 
 _WEIGHTS, _PHASES_WEIGHT = {"step": 6.0, "wall": 2.0}, 2.0
-"""Parts of alpha. Phases share theirs: where nothing but one of them grew, it exceeds their noise by far."""
+"""Relative parts of alpha; all phases together have one. Phases vary little in proportion to each other."""
 
-_REST, _MIN_OTHERS, _AGREEING = "rest", 2, 0.5
-"""A phase grew itself if, compared with the median of two or more others, it grew by half as much as compared with all
-of them together."""
+_MIN_RELATIVE_TO_EACH, _MIN_OF_STEP = 1 / 3, 1 / 4
+"""Parts of a phase's growth relative to all other phases together: by the first it must have grown relative to each of
+them, and the step by the second. Otherwise one other may have become shorter, or a wait moved from phase to phase."""
+
+_FIXED_PIECE, _MIN_OTHERS = "fixed piece", 2
+"""A phase is compared with at least two others, one by one, of which the fixed piece of Python may be one. A single one
+may have become shorter."""
 
 _LARGEST = math.log(1000)
 """Largest log factor that is reported as detectable."""
@@ -44,34 +48,44 @@ class Slower(NamedTuple):
     Attributes:
         name: As in ``Comparison.times``.
         factor: How many times as long it is, without what is explained.
-        explained: How many times as long it is because the machine is slower, or because all other phases are.
-        phase: The phase whose growth exceeds that of all others; empty if the time as a whole was compared.
+        explained: How many times as long it is because the machine is slower, or because the other phases are.
+        phase: The phase that grew more than all others; empty if the time as a whole was compared.
+        has_slower_rest: Whether ``explained`` is how many times as long the other phases are.
     """
 
     name: str
     factor: float
     explained: float
     phase: str = ""
+    has_slower_rest: bool = False
 
 
 def slower_times(base: Sequence[Session], session: Session, alpha: float) -> list[Slower]:
-    """Return the times that are longer than in earlier runs: of a step, because of a phase, of an epoch.
+    """Return the times that are longer than in earlier runs: of a step, of an epoch, of a step because of a phase.
 
     ``base`` are earlier runs, oldest first. ``alpha`` is the probability of any time in the result if nothing changed.
     What a slower machine explains is not included, where runs show how fast it was. The other phases always show it,
     so that a change of one phase is found on a machine whose speed changes more than the training.
     """
-    known, phases = _comparable(base, session), _phases(base, session)
-    parts = parts_of_alpha(known, phases)
-    by = {name: excess(*series) for name, series in (known | phases).items()}
-    limits = {name: threshold(*series, alpha * parts[name]) for name, series in (known | phases).items()}
-    is_longer = {name: by[name] > max(math.log1p(BAND), limits[name]) for name in by}
-    found = [Slower(name, math.exp(by[name]), math.exp(explained(*known[name]))) for name in known if is_longer[name]]
-    grown = [name for name in phases if is_longer[name] and _grew_itself(base, session, name)]
-    if grown and not is_longer["step"] and by["step"] > 0:
-        phase = max(grown, key=lambda name: by[name])
-        others = explained(*known["step"]) + by["step"] - by[phase]
-        found.insert(0, Slower("step", math.exp(by[phase]), math.exp(others), phase))
+    whole, phases = _comparable(base, session), _phase_ratios(base, session)
+    series, parts = whole | phases, parts_of_alpha(whole, phases)
+    excesses = {name: excess(*each) for name, each in series.items()}
+    is_longer = {
+        name: excesses[name] > max(math.log1p(BAND), threshold(*each, alpha * parts[name]))
+        for name, each in series.items()
+    }
+    found = [
+        Slower(name, math.exp(excesses[name]), math.exp(explained(*each)))
+        for name, each in whole.items()
+        if is_longer[name]
+    ]
+    grown = [name for name in phases if is_longer[name] and _outgrew_each_other(base, session, name)]
+    if grown and not is_longer["step"]:
+        phase = max(grown, key=lambda name: excesses[name])
+        by = min(excesses["step"], excesses[phase])
+        if by > max(math.log1p(BAND), _MIN_OF_STEP * excesses[phase]):
+            others = explained(*whole["step"]) + excesses["step"] - by
+            found.append(Slower("step", math.exp(by), math.exp(others), phase, by < excesses["step"]))
     return found
 
 
@@ -91,9 +105,9 @@ def explained_factor(base: Sequence[Session], session: Session, figure: str) -> 
 
 def machine_factor(base: Sequence[Session], session: Session) -> float | None:
     """Return how many times as long the fixed piece of Python takes as in the last runs; None if not all timed it."""
-    *earlier, new = _fixed_s([*base[-LAST_RUNS:], session])
-    known = [math.log(each) for each in earlier if each is not None]
-    return math.exp(math.log(new) - fmean(known)) if new and known and len(known) == len(earlier) else None
+    all_s = _fixed_s([*base[-LAST_RUNS:], session])
+    known_s = [each for each in all_s if each is not None]
+    return math.exp(_log_growth(known_s)) if len(all_s) == len(known_s) > 1 else None
 
 
 def detectable_factor(base: Sequence[Session], session: Session, alpha: float) -> float | None:
@@ -101,7 +115,7 @@ def detectable_factor(base: Sequence[Session], session: Session, alpha: float) -
     known = _comparable(base, session)
     if "step" not in known:
         return None
-    part = parts_of_alpha(known, _phases(base, session))["step"]
+    part = parts_of_alpha(known, _phase_ratios(base, session))["step"]
     return math.exp(min(_LARGEST, max(math.log1p(BAND), detectable(*known["step"], alpha * part))))
 
 
@@ -133,13 +147,10 @@ def _fixed_s(sessions: Sequence[Session]) -> list[float | None]:
     return [one.steady.fixed_python_s if one.steady and one.machine.python == python else None for one in sessions]
 
 
-def _phases(base: Sequence[Session], session: Session) -> dict[str, tuple[list[TimeSeries], TimeSeries]]:
+def _phase_ratios(base: Sequence[Session], session: Session) -> dict[str, tuple[list[TimeSeries], TimeSeries]]:
     """Return, for each phase that is long enough to slow a step down, the time of a step ÷ that of all other phases."""
-    steady, all_groups = session.steady, _groups([*base, session])
-    found = {}
-    for name, phase in {} if steady is None else steady.phases.items():
-        if name not in STEP_PHASES or phase.share <= BAND:
-            continue
+    all_groups, found = _groups([*base, session]), {}
+    for name in _long_phase_s(session):
         *earlier, new = [_ratios(groups, name) for groups in all_groups]
         known = [one for one in earlier if one is not None]
         if new is not None and len(known) >= MIN_RUNS:
@@ -147,33 +158,45 @@ def _phases(base: Sequence[Session], session: Session) -> dict[str, tuple[list[T
     return found
 
 
-def _grew_itself(base: Sequence[Session], session: Session, name: str) -> bool:
-    """Return whether a phase grew compared with most others, not only because one of these became shorter.
+def _outgrew_each_other(base: Sequence[Session], session: Session, name: str) -> bool:
+    """Return whether a phase grew relative to each other long phase and to the fixed piece of Python.
 
-    The fixed piece of Python counts as one of them.
+    If only the sum of the others shrank, or grew less, one of these may have changed and not this phase.
     """
-    *earlier, new = [_phase_s(one, name) for one in (*base[-LAST_RUNS:], session)]
-    grew = {
-        each: math.log(new[each]) - fmean(math.log(run_s[each]) for run_s in earlier)
-        for each in new
-        if all(run_s.get(each, 0.0) > 0 for run_s in (new, *earlier))
-    }
-    most_others = [by for each, by in grew.items() if each not in (name, _REST)]
-    if name not in grew or len(most_others) < _MIN_OTHERS:
-        return name not in grew
-    return grew[name] - median(most_others) > _AGREEING * (grew[name] - grew[_REST])
+    sessions = [*base[-LAST_RUNS:], session]
+    all_fixed_s = _fixed_s(sessions) if len(set(_units_per_step(sessions))) == 1 else [None] * len(sessions)
+    runs_s = [
+        _long_phase_s(one) | ({_FIXED_PIECE: fixed_s} if fixed_s else {})
+        for one, fixed_s in zip(sessions, all_fixed_s, strict=True)
+    ]
+    if not any(name in run_s for run_s in runs_s[:-1]):
+        return True
+    growth = {each: _log_growth([run_s[each] for run_s in runs_s]) for each in set.intersection(*map(set, runs_s))}
+    others = [each for each in growth if each != name]
+    if name not in growth or len(others) < _MIN_OTHERS:
+        return False
+    rest_s = [sum(each_s for each, each_s in run_s.items() if each not in (name, _FIXED_PIECE)) for run_s in runs_s]
+    return growth[name] - max(growth[each] for each in others) > _MIN_RELATIVE_TO_EACH * (
+        growth[name] - _log_growth(rest_s)
+    )
 
 
-def _phase_s(session: Session, name: str) -> dict[str, float]:
-    """Return seconds per step of long phases, of all but ``name`` (``_REST``), and of the fixed piece of Python."""
+def _log_growth(runs_s: Sequence[float]) -> float:
+    """Return by how much the last logarithm exceeds the mean of the others."""
+    *earlier, new = map(math.log, runs_s)
+    return new - fmean(earlier)
+
+
+def _long_phase_s(session: Session) -> dict[str, float]:
+    """Return seconds per step of phases that are long enough to slow a step down."""
     steady = session.steady
     if steady is None:
         return {}
-    phases = {each: phase for each, phase in steady.phases.items() if each in STEP_PHASES}
-    step_s = {each: phase.total_s / steady.n_steps for each, phase in phases.items()}
-    long_s = {each: step_s[each] for each, phase in phases.items() if phase.share > BAND or each == name}
-    rest_s = sum(step_s.values()) - step_s.get(name, 0.0)
-    return long_s | {_REST: rest_s, "fixed piece": steady.fixed_python_s or 0.0}
+    return {
+        name: phase.total_s / steady.n_steps
+        for name, phase in steady.phases.items()
+        if name in STEP_PHASES and phase.share > BAND
+    }
 
 
 def _steps(sessions: Sequence[Session]) -> list[TimeSeries | None]:

@@ -3,9 +3,9 @@
 The noise between runs is the error of predicting each earlier run by the mean of those before it (recursive residuals;
 Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and with few
 earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones; parts of these as
-long as the new run show how much more its level varies. The quantile for the sum of both variances is the mean of
-theirs, weighted by them (Cochran and Cox, Experimental Designs, 1957, section 4.14): Satterthwaite's is exceeded too
-often if there are few earlier runs.
+long as the new run show how much more its level varies, and their starts how much slower runs start. The quantile for
+the sum of both variances is the mean of theirs, weighted by them (Cochran and Cox, Experimental Designs, 1957):
+Satterthwaite's is exceeded too often if there are few earlier runs.
 
 A machine that others use, too, becomes slower and faster by more than most changes to a training. Where each run has
 timed the same piece of work, and earlier runs were slower when it was, what a regression on that time explains is
@@ -31,8 +31,9 @@ LAST_RUNS = 5
 MIN_RUNS = 3
 """Earlier runs that a comparison needs."""
 
-ALPHA = 0.01
-"""Probability of calling a run slower that is not, over all times that it is compared."""
+ALPHA = 0.0075
+"""Probability of calling a run slower that is not, over all times that it is compared. It is less than the 1 % that are
+promised because the machine may drift, and because its speed is removed only where that seems to help."""
 
 POWER = 0.95
 """Probability of finding a regression of the size that ``detectable`` returns."""
@@ -57,7 +58,8 @@ _MIN_TO_CLIP = 8  # residuals; the median of fewer may be far too low
 MIN_RUNS_TO_FIT = 5
 """Earlier runs that show how much a slower machine slows the training down. The fit costs a degree of freedom."""
 
-_LEAST_SQUARES = 1e-12  # of values that are equal but for rounding
+_LEAST_SQUARES = 1e-12  # of speeds that are equal but for rounding
+_LEAST_VARIANCE = 1e-18
 
 _STANDARD_ERRORS = 2.0
 """A slope that exceeds 0 by less is taken for chance: removing it would cost more than it gains."""
@@ -144,28 +146,29 @@ class Prediction(NamedTuple):
     df_within: Any
 
     def quantile(self, probability: float) -> Any:
-        """Return the value that ``excess`` stays below with a probability of more than one half."""
+        """Return the quantile of ``excess`` for a probability of more than one half."""
         variance = self.between + self.within
-        between = self.between * stdtrit(self.df_between, probability)
-        within = self.within * stdtrit(np.maximum(1, self.df_within), probability)
-        return (between + within) / np.sqrt(np.maximum(variance, _LEAST_SQUARES))
+        weighted = self.between * stdtrit(self.df_between, probability)
+        weighted += self.within * stdtrit(np.maximum(1, self.df_within), probability)
+        return weighted / np.sqrt(np.maximum(variance, _LEAST_VARIANCE))
+
+
+def predicted_excess(levels: Levels, within: Any, df_within: Any) -> Prediction:
+    """Return the variances of the excess; ``within`` is how much larger the variance of a short run's level is."""
+    errors = residuals(levels.earlier)
+    df = len(errors) - levels.n_fitted
+    # The mean difference between starts of earlier runs and these runs is subtracted from the new level.
+    of_start = within * (1 + 1 / len(levels.earlier))
+    return Prediction((errors**2).sum(axis=0) / df * levels.variance_factor, df, of_start, df_within)
 
 
 def _prediction(earlier: Sequence[TimeSeries], new: TimeSeries) -> Prediction:
-    levels = _levels(earlier, new)
-    within = _within(earlier, len(new.step_s) * new.part_length)
-    return Prediction(*between(levels), *within)
-
-
-def between(levels: Levels) -> tuple[Any, Any]:
-    """Return the variance of the excess because runs differ, and its degrees of freedom."""
-    errors = residuals(levels.earlier)
-    df = len(errors) - levels.n_fitted
-    return (errors**2).sum(axis=0) / df * levels.variance_factor, df
+    return predicted_excess(_levels(earlier, new), *_within(earlier, _length(new)))
 
 
 def _levels(earlier: Sequence[TimeSeries], new: TimeSeries) -> Levels:
-    levels = Levels(np.array([_level(_logs(one)) for one in earlier]), _level(_logs(new)))
+    starts = [_start_excess(one, _length(new)) for one in earlier]
+    levels = Levels(np.array([_level(_logs(one)) for one in earlier]), _level(_logs(new)) - sum(starts) / len(starts))
     known_s = [one.fixed_s for one in (*earlier, new) if one.fixed_s is not None]
     if len(known_s) <= len(earlier):
         return levels
@@ -195,11 +198,21 @@ def remove_machine_speed(levels: Levels, earlier: NDArray[np.float64], new: Any)
     )
 
 
+def _start_excess(one: TimeSeries, length: float) -> float:
+    """Return by how much the log level of a run's start exceeds that of the whole run."""
+    logs = _logs(one)
+    return _level(logs[: max(1, math.ceil(length / one.part_length))]) - _level(logs)
+
+
+def _length(one: TimeSeries) -> float:
+    return len(one.step_s) * one.part_length
+
+
 def _within(earlier: Sequence[TimeSeries], length: float) -> tuple[float, int]:
     """Return how much larger the variance of the level is in a run of this length, and its degrees of freedom."""
     square, df, own = 0.0, 0, []
     for one in earlier:
-        whole = len(one.step_s) * one.part_length
+        whole = _length(one)
         n = min(max(2, int(whole / length)), len(one.step_s) // _MIN_PARTS)
         if n >= 2 and whole > length:
             logs = _logs(one)

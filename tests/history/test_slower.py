@@ -5,6 +5,7 @@ from statistics import fmean
 
 import msgspec
 import pytest
+from stats.test_comparison import STEP_S
 
 from lightning_perf.history.entry import reduced
 from lightning_perf.history.slower import (
@@ -16,6 +17,7 @@ from lightning_perf.history.slower import (
     explained_factor,
     like_runs,
     machine_factor,
+    parts_of_alpha,
     slower_times,
 )
 from lightning_perf.records import Block, Session
@@ -130,18 +132,99 @@ def on_changing_machine() -> list[Session]:
 def test_a_longer_phase_is_found_by_the_other_phases_whatever_the_speed_of_the_machine() -> None:
     base = on_changing_machine()
     mean = math.exp(fmean(math.log(each) for each in SPEEDS[-5:]))
-    for factor in (1.3, 1.02):
-        new = run(9, slower=factor, between=0.0, more_s={"data_wait": 0.005 * factor})  # a tenth
-        [found] = slower_times(base, new, 0.01)
-        assert (found.name, found.phase) == ("step", "data_wait")
-        assert found.factor == pytest.approx(1.1, rel=0.02)
-        assert found.explained == pytest.approx(factor / mean, rel=0.06)
-    assert slower_times(base, run(9, slower=1.3, between=0.0), 0.01) == []
+    [found] = slower_times(base, changed(1.3, data_wait=0.1), 0.01)
+    assert (found.name, found.phase, found.has_slower_rest) == ("step", "data_wait", True)
+    assert found.factor == pytest.approx(1.1, rel=0.01)
+    assert found.explained == pytest.approx(1.3 / mean, rel=0.05)
+    assert slower_times(base, changed(1.3), 0.01) == []
 
 
-def test_no_phase_is_longer_because_others_are_shorter() -> None:
-    base = [run(i, between=0.0) for i in range(6)]
-    assert slower(base, run(9, slower=0.5, phase="backward", between=0.0)) == {}
+def test_a_step_is_longer_by_no_more_than_it_is_if_all_other_phases_are_shorter() -> None:
+    [found] = slower_times(on_changing_machine(), changed(1.03, data_wait=0.1), 0.01)
+    mean = math.exp(fmean(math.log(each) for each in SPEEDS[-5:]))
+    assert (found.phase, found.explained, found.has_slower_rest) == ("data_wait", 1.0, False)
+    assert found.factor == pytest.approx(1.1 * 1.03 / mean, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("speed", "parts"),
+    [
+        (1.0, {"backward": -0.25}),
+        (1.5, {"backward": -0.25}),  # forward follows the machine
+        (1.1, {"forward": -0.2, "data_wait": 0.2}),  # the same time, spent elsewhere
+        (1.1, {"data_wait": 0.25, "forward": 0.25, "optimizer": 0.25}),  # too many to be found by the others
+    ],
+)
+def test_no_phase_is_named_unless_it_alone_grew_and_the_step_with_it(speed: float, parts: dict[str, float]) -> None:
+    found = slower_times(on_changing_machine(), changed(speed, **parts), 0.01)
+    assert [one for one in found if one.phase] == []
+
+
+def changed(speed: float, **parts: float) -> Session:
+    """Return a run in which phases take longer by a part of the step."""
+    return run(9, slower=speed, between=0.0, more_s={name: part * speed * STEP_S for name, part in parts.items()})
+
+
+def test_a_phase_is_compared_with_two_others_one_by_one() -> None:
+    def shortened(session: Session, *names: str) -> Session:
+        assert session.steady is not None
+        phases = {name: phase for name, phase in session.steady.phases.items() if name in names}
+        return msgspec.structs.replace(session, steady=msgspec.structs.replace(session.steady, phases=phases))
+
+    base, new = on_changing_machine(), changed(1.3, data_wait=0.1)
+    for names, n_found in ((("data_wait", "forward", "backward"), 1), (("data_wait", "backward"), 0)):
+        found = slower_times([shortened(one, *names) for one in base], shortened(new, *names), 0.01)
+        assert len(found) == n_found
+    timed = [with_speed(one, speed) for one, speed in zip(base[:5], SPEEDS, strict=False)]  # too few for a fit
+    for speed, n_found in ((1.3, 1), (9.0, 0)):
+        found = slower_times(
+            [shortened(one, *names) for one in timed[:4]], shortened(with_speed(new, speed), *names), 0.01
+        )
+        assert len(found) == n_found
+
+
+def test_a_phase_is_not_compared_where_the_step_is_longer_by_more_than_chance() -> None:
+    found = slower_times([run(i, between=0.001) for i in range(6)], changed(1.0, data_wait=0.2), 0.01)
+    assert [(one.name, one.phase) for one in found] == [("step", ""), ("wall", "")]
+
+
+def test_a_new_phase_is_found() -> None:
+    [found] = slower_times(on_changing_machine(), changed(1.3, logging=0.1), 0.01)
+    assert found.phase == "logging"
+
+
+def test_a_longer_epoch_comes_before_a_longer_phase() -> None:
+    new = run(9, slower=1.3, between=0.0, more_s={"data_wait": 0.1 * 1.3 * STEP_S}, validation_s=90.0)
+    assert [one.name for one in slower_times(on_changing_machine(), new, 0.01)] == ["wall", "step"]
+
+
+def test_what_starts_slowly_in_each_run_is_not_slower() -> None:
+    base = [slow_start(run(i, n_epochs=10, between=0.01)) for i in range(6)]
+    start = slow_start(run(9, n_epochs=1, steps_an_epoch=210))
+    assert slower_times(base, start, 0.01) == []
+
+
+def slow_start(session: Session) -> Session:
+    """Return a session whose first 210 steps wait for data as long again as they compute."""
+    assert session.steady is not None
+    timeline = tuple(
+        msgspec.structs.replace(
+            each,
+            step_s=1.5 * each.step_s,
+            phases={**each.phases, "data_wait": each.phases["data_wait"] + each.step_s / 2},
+        )
+        if each.first_step < 210
+        else each
+        for each in session.steady.timeline
+    )
+    return msgspec.structs.replace(session, steady=msgspec.structs.replace(session.steady, timeline=timeline))
+
+
+def test_all_compared_times_share_alpha() -> None:
+    parts = parts_of_alpha(["step", "wall"], ["forward", "backward"])
+    assert sum(parts.values()) == pytest.approx(1.0)
+    assert parts["forward"] == pytest.approx(parts["wall"] / 2)
+    assert parts_of_alpha(["step"], []) == {"step": 1.0}
 
 
 def test_a_phase_that_is_all_of_the_step_is_not_compared_with_others() -> None:
@@ -151,9 +234,3 @@ def test_a_phase_that_is_all_of_the_step_is_not_compared_with_others() -> None:
     found = _ratios([[block]], "logging")
     assert found is not None
     assert found.step_s == [1.0]
-
-
-def test_a_phase_is_not_longer_because_one_other_became_shorter() -> None:
-    base = on_changing_machine()
-    less = run(9, slower=1.5, between=0.0, more_s={"backward": -0.25 * 0.05})
-    assert slower_times(base, less, 0.01) == []

@@ -42,7 +42,7 @@ def _load() -> ModuleType:
     return module
 
 
-simulated = _load().simulated
+simulated, STEP_S = _load().simulated, _load().STEP_S
 
 
 def compared(base: Session | list[Session], new: Session | list[Session]) -> Comparison:

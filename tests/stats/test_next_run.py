@@ -54,10 +54,16 @@ def test_a_short_run_needs_a_larger_excess_by_what_parts_of_earlier_runs_differ(
     between = (threshold(noisy, long, 0.01) / t.ppf(0.99, n - 1)) ** 2
     parts = [np.log(run.step_s).reshape(5, 20) for run in noisy]
     levels = np.array([[np.sort(part)[5:15].mean() for part in run] for run in parts])
-    within = levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5)
+    within = levels.var(axis=1, ddof=0).mean() * 5 / 4 * (1 - 1 / 5) * (1 + 1 / n)
     quantile = (between * t.ppf(0.99, n - 1) + within * t.ppf(0.99, 4 * n)) / (between + within)
     expected = quantile * math.sqrt(between + within)
     assert threshold(noisy, short, 0.01) == pytest.approx(expected)
+
+
+def test_a_run_is_compared_with_the_starts_of_longer_runs() -> None:
+    slow_start = [TimeSeries([1.5 * level] * 4 + [level] * 12, 8) for level in (1.0, 1.1, 0.9)]
+    assert excess(slow_start, TimeSeries([1.5] * 4, 8)) == pytest.approx(-np.log([1.0, 1.1, 0.9]).mean())
+    assert excess(slow_start, TimeSeries([1.5] * 2, 8)) == pytest.approx(-np.log([1.0, 1.1, 0.9]).mean())
 
 
 def test_an_increase_that_is_detectable_is_found_in_95_percent() -> None:
