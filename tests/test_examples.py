@@ -56,6 +56,7 @@ def test_plain_training_runs_without_lightning_perf(monkeypatch):
     assert trainer.global_step == 192
 
 
+@pytest.mark.clinic
 def test_tutorial_of_the_measured_gain_works_word_by_word(tmp_path):
     page = (EXAMPLES.parent / "docs" / "tutorial" / "measured-gain.md").read_text(encoding="utf-8")
     commands = [block.strip() for block in re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL)]
