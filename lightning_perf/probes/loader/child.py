@@ -31,6 +31,9 @@ _PARENTS_STREAMS: list[Any] = []
 GRACE_S = 0.5
 """Seconds for the user's code in the child to clean up before the child is killed."""
 
+_ASK_EVERY_S = 0.1
+"""A signal just before a system call that blocks, such as a sleep, does not interrupt it; the next one does."""
+
 _fork_lock = threading.Lock()
 _RESULT, _ERROR = b"+", b"-"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
@@ -84,6 +87,7 @@ class Child:
         self._report_file: int | None = None
         self._deadline_s = 0.0
         self._kill_at_s: float | None = None  # None before it is asked to end
+        self._ask_at_s = 0.0
         self._ended: Ended | None = Ended(b"", "not started")
 
     @property
@@ -150,10 +154,17 @@ class Child:
             time.sleep(0.01)
 
     def _ask_to_end(self, grace_s: float) -> None:
-        """Send SIGTERM once, which unwinds the user's code."""
+        """Send SIGTERM, which unwinds the user's code; ``_reap`` sends it again, and the child reacts to it once."""
         if self._kill_at_s is None and self._pid is not None:
-            self._kill_at_s = time.monotonic() + grace_s
+            now_s = time.monotonic()
+            self._kill_at_s, self._ask_at_s = now_s + grace_s, now_s + _ASK_EVERY_S
             self._send(signal.SIGTERM)
+
+    def _ask_again(self) -> None:
+        if self._kill_at_s is not None and self._pid is not None and time.monotonic() > self._ask_at_s:
+            self._ask_at_s = time.monotonic() + _ASK_EVERY_S
+            with contextlib.suppress(PermissionError):
+                os.kill(self._pid, signal.SIGTERM)
 
     def _is_overdue(self) -> bool:
         return self._kill_at_s is not None and time.monotonic() > self._kill_at_s
@@ -169,6 +180,7 @@ class Child:
             # Until it is reaped, its id is not reused, and still names the group of the processes that it started.
             ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
+                self._ask_again()
                 return None
             if ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED):
                 how = f"its process was killed by {_signal_name(ended.si_status)}"

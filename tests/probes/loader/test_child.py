@@ -130,6 +130,19 @@ def test_childs_code_is_left_in_order_when_it_is_ended(tmp_path: Path, is_late: 
 
 
 @pytest.mark.usefixtures("patience")
+def test_child_is_asked_again_when_it_missed_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal just before the system call of ``time.sleep`` does not interrupt it."""
+    lock = tmp_path / "lock"
+    child = started(with_lock(lock, lambda: time.sleep(3600)), lock)
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "_send", lambda number: None)
+        child._ask_to_end(30.0)
+    child.close()
+    assert not lock.exists()
+    assert not child.is_alive
+
+
+@pytest.mark.usefixtures("patience")
 def test_blocks_around_the_fork_are_not_left_when_a_child_is_ended(tmp_path: Path) -> None:
     mine, lock = tmp_path / "mine", tmp_path / "lock"
     mine.touch()
