@@ -70,8 +70,8 @@ def _advice_of(session: Session) -> tuple[str | None, str]:
 
 
 def brief_news(text: str) -> BriefReport:
-    """Return what became slower since earlier runs."""
-    return BriefReport(titled([text], "", "bold yellow"))
+    """Return what became slower since earlier runs; what may explain it comes last, so it is not cut as others are."""
+    return BriefReport(titled([text], "", "bold yellow", max_lines=4))
 
 
 def brief_preflight(findings: Sequence[Finding], session: Session) -> BriefReport:

@@ -68,12 +68,13 @@ def fitted(lines: Sequence[Line]) -> list[Line]:
     return kept
 
 
-def titled(texts: Sequence[str], code: str, style: str) -> list[Line]:
-    """Return the first text that fits on two lines; the last text is cut if none does."""
+def titled(texts: Sequence[str], code: str, style: str, max_lines: int = 2) -> list[Line]:
+    """Return the first text that fits on so many lines (two or more); the last text is cut if none does."""
     wrapped = [textwrap.wrap(text, text_width(code), break_on_hyphens=False) or [""] for text in texts]
-    first, *more = next((each for each in wrapped if len(each) <= 2), wrapped[-1])
-    if len(more) > 1:
-        more = [wording.cut(" ".join(more), text_width(code))]
+    first, *more = next((each for each in wrapped if len(each) <= max_lines), wrapped[-1])
+    if len(more) >= max_lines:
+        last = max_lines - 2
+        more = [*more[:last], wording.cut(" ".join(more[last:]), text_width(code))]
     lines = [right_aligned(TITLE, first, code, style)]
     return lines + [Line(((" " * len(TITLE), ""), (each, style))) for each in more]
 

@@ -16,7 +16,7 @@ from lightning_perf.cli.demo import FAULTS
 from lightning_perf.records import Breakdown, Growth, OutOfMemory, Overhead, Session
 from lightning_perf.records.loader_probe import LoaderProbe
 from lightning_perf.reports.brief import MAX_LINES, MAX_WIDTH, brief_report
-from lightning_perf.reports.brief_epochs import brief_epoch, brief_preflight
+from lightning_perf.reports.brief_epochs import brief_epoch, brief_news, brief_preflight
 from lightning_perf.reports.console import emit, short_path, to_text
 from lightning_perf.rules.engine import diagnose
 from reports.sessions import GIB, LOGGING_EVERY_STEP, SESSIONS, ddp, healthy, hostile, starved, twelve_findings
@@ -339,6 +339,17 @@ def test_epoch_has_one_line_when_only_the_step_time_changed() -> None:
 @pytest.mark.parametrize("step_p50_s", [0.0275, 0.03, 0.0329])
 def test_epoch_is_not_reported_when_nothing_changed(step_p50_s: float) -> None:
     assert brief_epoch(epochs(starved(), step_p50_s=step_p50_s), 2, epochs(starved())) is None
+
+
+def test_news_keep_their_end_where_other_texts_are_cut() -> None:
+    news = (
+        "10 % slower than your last 5 runs, on top of 21 % by which all else in a step is slower: data wait +6.48 ms "
+        "per step; since then num_workers 8 → 4, torch 2.9 → 2.10; other programs used 1.7 of 2 cores"
+    )
+    first, *more = to_text(brief_news(news)).splitlines()
+    assert " ".join([first.removeprefix("PerfDoctor  "), *(line.strip() for line in more)]) == news
+    assert len(more) == 3
+    assert len(to_text(brief_news(10 * news)).splitlines()) == 4
 
 
 def test_epoch_is_not_reported_when_it_was_short_or_not_recorded() -> None:
