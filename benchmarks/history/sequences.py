@@ -78,7 +78,7 @@ def section(n: int) -> str:
 Runs have {RUN_STEPS // EPOCH_STEPS} epochs of {EPOCH_STEPS} steps, and each is compared with those before it by its
 time per step. Steps differ by 10 % unless stated otherwise, with a correlation of 0.6, and one in a hundred takes five
 times as long. A fixed piece of work, timed in each run, shows how fast the machine was, within {SPEED_ERROR:.0%}; this
-differs by 2 % and has no effect on the steps, but in the two rows before the last noise a step takes longer by 0.7 of
+differs by 2 % and has no effect on the steps, but with the two noises before the last a step takes longer by 0.7 of
 it. Three phases are compared with all others, too; the ratio of each has noise of its own as large as that of the
 steps, and whatever else must hold for a phase to be named is left out.
 *False alarms*: runs of the same training that are called slower at {first}, {second} or {last} steps.
