@@ -82,19 +82,28 @@ def loop_evidence(loop: TensorLoop, calls: SyncCalls) -> Evidence:
 
 
 def loop_finding(
-    steady: StageTimes, loop: TensorLoop, *, summary: str, evidence: EvidenceLike, prescriptions: PrescriptionLike
+    steady: StageTimes,
+    loop: TensorLoop,
+    calls: SyncCalls,
+    *,
+    summary: str,
+    evidence: EvidenceLike,
+    prescriptions: PrescriptionLike,
 ) -> Finding:
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 
-    The gain of a loop in forward includes the same fraction of backward. No gain is certain, because iterations that
-    depend on one another cannot be vectorized.
+    The gain of a loop in forward includes part of backward: the same fraction, by time or by number of operators,
+    whichever is more. Half of a step's operators run in backward at least: one for each of forward. No gain is certain,
+    because iterations that depend on one another cannot be vectorized.
     """
     seconds = loop.share * (1 - 1 / loop.repeats) * phase_s(steady, *STEP_PHASES)
     basis = "at most the loop, timed in sampled steps"
     phases: tuple[str, ...] = (loop.phase,)
     if loop.phase == "forward":
         forward_s, backward_s = phase_s(steady, "forward"), phase_s(steady, "backward")
-        seconds += min(1.0, seconds / forward_s) * backward_s if forward_s > 0 else 0.0
+        of_operators = 2 * loop.operators_per_step / calls.operators_per_step if calls.operators_per_step else 0.0
+        of_forward = max(of_operators, seconds / forward_s) if forward_s > 0 else 0.0
+        seconds += min(1.0, of_forward) * backward_s
         basis += ", and the same fraction of backward"
         phases = CODE_PHASES
     return timed_finding(

@@ -46,6 +46,7 @@ def _from_steps(session: Session) -> Finding | None:
     return loop_finding(
         steady,
         worst,
+        calls,
         summary=(
             f"{percent(worst.share)} of step time is a Python loop over a tensor: {place_of(worst)} runs "
             f"{worst.repeats} iterations per step, and each operator in it costs a few microseconds of overhead"

@@ -44,6 +44,7 @@ def check(session: Session) -> Finding | None:
     return loop_finding(
         steady,
         loop,
+        calls,
         summary=f"{summary} Its loop of {loop.repeats} iterations is uncompiled: {percent(loop.share)} of step time.",
         evidence=(loop_evidence(loop, calls), *evidence),
         prescriptions=advice,
