@@ -313,7 +313,9 @@ PAGEABLE_MIN_SHARE = _heuristic(
 NARROWING_PART = _heuristic(0.75, "of copied bytes", "float32 values that fit one byte need a quarter of the traffic.")
 OVERSIZED_MIN_RATIO = _heuristic(2.0, "ratio", "A smaller saving is not worth a change of dtype.")
 OVERSIZED_MIN_BYTES = _heuristic(2**20, "bytes", "Smaller batches take less than 0.1 ms to move at 10 GB/s.")
-ACCUMULATING_FACTOR = _heuristic(2.0, "factor", "Adding to zeros reads and writes each gradient once more.")
+ACCUMULATING_FACTOR = _heuristic(
+    4.0, "factor", "Zeroing writes each gradient once; adding to it then reads two tensors and writes one."
+)
 
 # Loading data
 WAIT_MIN_SHARE = _published(0.05, "share", "XProf rates a step as input-bound from 5 % data wait on.", _XPROF)

@@ -24,6 +24,7 @@ def check(session: Session) -> Diagnosis | None:
     share, n = share_of(times), sum(time.n_calls for time in times)
     if share < ZEROING_MIN_SHARE:
         return None
+    both_s = ACCUMULATING_FACTOR * share * steady.span_s
     return Diagnosis(
         f"{percent(share)} of the time is spent filling gradients with zeros",
         (
@@ -34,6 +35,7 @@ def check(session: Session) -> Diagnosis | None:
         "with set_to_none=True clearing and accumulating gradients is",
         replayed_as="zero-grad-none",
         phases=("optimizer", "backward"),
-        most_s=ACCUMULATING_FACTOR * share * steady.span_s,
+        most_s=both_s,
+        seen_s=both_s,  # replayed gradients stay in caches that the rest of a step would evict
         unmeasured="low" if share >= LOW_SHARE else "info",
     )
