@@ -10,6 +10,7 @@ from lightning_perf.rules.loader_signals import (
     is_serialized,
     is_waiting,
     items_in_memory,
+    sample_share,
     wait_fact,
 )
 from lightning_perf.rules.machine_signals import (
@@ -95,6 +96,8 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
     """Return the finding from the loader probe, which names the function that waits."""
     host, n_steps = sampled_host(session), session.steady.n_steps if session.steady is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
+    in_memory = items_in_memory(session)
+    part = waited if in_memory is None else max(waited, sample_share(probe))  # of making samples, nothing may remain
     return timed_finding(
         steady,
         summary=(
@@ -109,10 +112,10 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
         ),
-        prescriptions=(items_in_memory(session), _FASTER_STORAGE),
-        claims={"data_wait": waited * share * steady.span_s},
+        prescriptions=(in_memory, _FASTER_STORAGE),
+        claims={"data_wait": part * share * steady.span_s},
         method="probed",
-        basis=BASIS,
+        basis=BASIS if in_memory is None else "at most the data wait for samples",
         confidence="high" if n_steps is not None else "medium",
     )
 
