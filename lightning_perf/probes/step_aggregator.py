@@ -194,8 +194,9 @@ class StepAggregator:
         total_s = float(self.phase_ns[index]) / 1e9
         if index not in STEP_COLUMNS:
             return PhaseTime(total_s=total_s, share=total_s / span_s)
-        p10, p50, p95 = (ns / 1e9 for ns in self._histograms.quantiles(_SERIES[index], (0.1, 0.5, 0.95)))
-        return PhaseTime(total_s=total_s, share=total_s / span_s, p50_s=p50, p95_s=p95, p10_s=p10)
+        quantiles = self._histograms.quantiles(_SERIES[index], (0.01, 0.1, 0.5, 0.95))
+        p01, p10, p50, p95 = (ns / 1e9 for ns in quantiles)
+        return PhaseTime(total_s=total_s, share=total_s / span_s, p50_s=p50, p95_s=p95, p10_s=p10, p01_s=p01)
 
     def _fetch(self) -> Fetch:
         p50, p90 = self._histograms.quantiles(_SERIES[WAIT], (0.5, 0.9))

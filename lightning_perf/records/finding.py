@@ -68,7 +68,7 @@ class Gain(Record, frozen=True, kw_only=True):
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
         high: Upper end, bounded by the time that is exclusive to the cause (Amdahl's law), with the rest of the step
-            as fast as it was in its fastest tenth.
+            as fast as it was in its fastest hundredth.
         method: How it was obtained: ``timed`` (the fix removes the measured time), ``replayed`` (operators run again
             with the treatment), ``probed`` (the loader alone), ``tried`` (in a trial) or ``modeled`` (not measured).
     """

@@ -43,6 +43,7 @@ class PhaseTime(Record, frozen=True, kw_only=True):
         p50_s: Median seconds per step; None for phases that happen between steps.
         p95_s: 95th percentile of seconds per step; None as for ``p50_s``.
         p10_s: 10th percentile of seconds per step; None as for ``p50_s``, and in older sessions.
+        p01_s: 1st percentile of seconds per step; None as for ``p10_s``.
     """
 
     total_s: float
@@ -50,6 +51,7 @@ class PhaseTime(Record, frozen=True, kw_only=True):
     p50_s: float | None = None
     p95_s: float | None = None
     p10_s: float | None = None
+    p01_s: float | None = None
 
 
 class NamedTime(Record, frozen=True, kw_only=True):

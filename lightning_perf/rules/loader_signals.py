@@ -14,7 +14,7 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .findings import SPREAD, fact, fix
+from .findings import fact, fix
 from .loader_curve import ProbedLoader, WorkerPlan
 from .signals import loaders_of, phase_s
 from .thresholds import (
@@ -204,7 +204,7 @@ def collecting_low_s(session: Session, probed: ProbedLoader, share: float = 1.0)
     if found is None or probed.plan.n_now or probed.is_predicted or not found.automatic_by_phase_s:
         return 0.0
     part = found.automatic_by_phase_s.get("data_wait", 0.0) * (1 - left_with_raised_thresholds(found))
-    return (1 - SPREAD) * share * part * probed.stage.span_s / found.span_s if found.span_s > 0 else 0.0
+    return share * part * probed.stage.span_s / found.span_s if found.span_s > 0 else 0.0
 
 
 def in_process_of(session: Session, stage: StageTimes) -> tuple[float | None, str]:

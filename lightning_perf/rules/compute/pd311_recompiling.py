@@ -1,7 +1,15 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
 from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
-from lightning_perf.rules.findings import fact, fix, gain_from, gain_span_s, make_finding, severity_of_gain
+from lightning_perf.rules.findings import (
+    fact,
+    fix,
+    gain_from,
+    gain_span_s,
+    make_finding,
+    severity_of_gain,
+    uncertainty_s,
+)
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE, MIN_RECOMPILES, RECOMPILES_AT_LIMIT
@@ -25,9 +33,10 @@ def check(session: Session) -> Finding | None:
     worst = max(at_limit or late, key=lambda each: each.n)
     # The steady span excludes steps that compile, so the gain is the span with them ÷ the span without. One compilation
     # remains, for sizes that may change. A function at the limit is not compiled again, so no gain is certain.
+    low_s = 0.0 if at_limit else share * (1 - 1 / n) * span_s
     gain = gain_from(
         steady,
-        0.0 if at_limit else share * (1 - 1 / n) * span_s,
+        low_s - uncertainty_s(steady, low_s),
         max(share, spent_s / (rest_s + spent_s)) * span_s,
         "at most the time spent recompiling" if at_limit else "all but one of these recompilations",
         "timed",

@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from lightning_perf.records import Finding, LoaderSettings, Prescription, Session
-from lightning_perf.rules.findings import SPREAD, fact, fix, least_mean, loader_fix, make_finding, timed_finding
+from lightning_perf.rules.findings import fact, fix, least_mean, loader_fix, make_finding, timed_finding
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     iterator_s,
@@ -43,7 +43,7 @@ def check(session: Session) -> Finding | None:
         return None
     made_s, _ = in_process_of(session, steady)
     first_low_s = 0.0 if made_s is None else max(0.0, n * (least_mean(waits) - made_s))
-    low_s = min(first_low_s + (1 - SPREAD) * created_s, spent_s) if loader is not None else (1 - SPREAD) * val_s
+    low_s = min(first_low_s + created_s, spent_s) if loader is not None else val_s
     parts = [f"{duration(each_s)} per epoch until its first batch"] if loader is not None else []
     parts += [f"{duration(val_s / n_validations)} per validation"] if val_s else []
     n_workers = max(one.num_workers or 0 for one in ([loader] if loader is not None else loaders_of(session, "val")))

@@ -1,7 +1,7 @@
 """PD701: one rank works longer per step than the others, which wait for it."""
 
 from lightning_perf.records import PARTS, STEP_PHASES, Finding, Prescription, Ranks, RankSummary, Session, StageTimes
-from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rank_signals import distinct_findings, median_of_others, ranks_of, ranks_text, traced_ranks_of
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import claims_within, is_cpu_run, phase_s, steady_of
@@ -90,7 +90,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
         ),
         prescriptions=_prescription(worst, part, is_traced),
         claims=_claims(session, steady, worst, part, lost_s, is_traced),
-        low_s=0.0 if measured_s is None else (1 - SPREAD) * least_part * min(lost_s, measured_s * steady.n_steps),
+        low_s=0.0 if measured_s is None else least_part * min(lost_s, measured_s * steady.n_steps),
         method="modeled" if measured_s is None else "timed",
         basis=(
             f"the excess of rank {worst.rank} ({percent(excess_s / step_s)} of step time)"

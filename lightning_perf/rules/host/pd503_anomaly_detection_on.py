@@ -1,7 +1,7 @@
 """PD503: autograd's anomaly detection is on."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import SPREAD, fact, make_finding, timed_finding, trainer_fix
+from lightning_perf.rules.findings import fact, make_finding, timed_finding, trainer_fix
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import CODE_PHASES, steady_of
@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
         evidence=(*finding.evidence, *(evidence_of(time, steady) for time in others)),
         prescriptions=finding.prescriptions,
         claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
-        low_s=(1 - SPREAD) * sum(time.low_s for time in recording),
+        low_s=sum(time.low_s for time in recording),
         basis=f"{from_samples} 95 % of forward and backward, as seen with small operators",
         confidence="medium",
     )

@@ -1,7 +1,7 @@
 """PD507: clipping gradients takes a share of the time."""
 
 from lightning_perf.records import Finding, HostLine, Session
-from lightning_perf.rules.findings import SPREAD, fact, fix, timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, claims_of, is_cpu_run, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import HOST_LINE_MIN_STEP_S, USER_LINE_MIN_SHARE
@@ -45,7 +45,7 @@ def check(session: Session) -> Finding | None:
             code=f"norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm{foreach})",
         ),
         claims=claims_of(times, steady.span_s),
-        low_s=(1 - SPREAD) * sum(time.low_s for time in removed),
+        low_s=sum(time.low_s for time in removed),
         basis="from its lines outside torch operators, by stack samples, to all time of clipping",
         confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
     )

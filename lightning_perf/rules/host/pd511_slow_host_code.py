@@ -1,7 +1,7 @@
 """PD511: a line of user code takes a share of the step outside torch operators."""
 
 from lightning_perf.records import STEP_PHASES, Finding, Session
-from lightning_perf.rules.findings import SPREAD, fix, timed_finding
+from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
@@ -54,7 +54,7 @@ def check(session: Session) -> Finding | None:
             code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),
         claims={worst.phase: worst.high_s},
-        low_s=(1 - SPREAD) * worst.low_s,
+        low_s=worst.low_s,
         basis=f"the time of this line, from {worst.n} stack samples",
         confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
     )
