@@ -22,7 +22,8 @@ from lightning_perf.reports.sections.model import model_document
 class RecordView:
     """A record that prints as text, also in notebooks."""
 
-    record: Breakdown | ModelProfile
+    def __init__(self, record: Breakdown | ModelProfile) -> None:
+        self.record = record
 
     def __str__(self) -> str:
         return str(self.record)
@@ -41,9 +42,6 @@ class MemoryBreakdown(RecordView):
     """
 
     record: Breakdown
-
-    def __init__(self, record: Breakdown) -> None:
-        self.record = record
 
     @property
     def total_bytes(self) -> int:

@@ -49,9 +49,6 @@ class QuickProfile(RecordView):
 
     record: ModelProfile
 
-    def __init__(self, record: ModelProfile) -> None:
-        self.record = record
-
     def __getattr__(self, name: str) -> Any:
         """Return a field of the record."""
         if name.startswith("_") or name == "record":
