@@ -290,9 +290,7 @@ class Autopilot:
         usual_s = 0.0 if median_ns is None else median_ns / 1e9
         steps = max(1, min(10_000, round(IDLE_S / usual_s))) if usual_s else FIRST_SYNC_STEP
         wait = Order("wait", self._n_steps + steps)
-        if not usual_s or self._lost_s() >= self._budget_s():
-            return wait
-        if not self._waiting:
+        if not usual_s or not self._waiting or self._lost_s() >= self._budget_s():
             return wait
         text, code, unit = min(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
         refusal = self._refusal(text, unit)
