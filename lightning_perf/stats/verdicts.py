@@ -53,8 +53,8 @@ def compare(
     """Compare two arms, given as for ``ratio_interval``; ``band`` is the relative change that counts as none."""
     speedup = ratio_interval(base, new, base_at, new_at)
     if speedup is None:
-        more = max(1, MIN_RUNS - min(len(base), len(new)))
-        return ArmComparison("inconclusive", None, None, more, f"an interval needs {MIN_RUNS} runs of each arm")
+        needed = repeats_needed(base, new, band)
+        return ArmComparison("inconclusive", None, None, needed, f"an interval needs {MIN_RUNS} runs of each arm")
     a, b = levels(base).tolist(), levels(new).tolist()
     p_value = permutation_p(a, b)
     verdict = classify(speedup, band)
