@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.reports.document import AnyPart, Diagnosis, Document, note, section
+from lightning_perf.reports.document import AnyPart, Document, note, section
 from lightning_perf.reports.wording import count, number, seconds
 
 from .findings import diagnosis, finding_title, ordered_findings
@@ -48,12 +48,9 @@ def preflight_document(findings: Sequence[Finding]) -> Document:
 
 def _short(findings: Sequence[Finding], as_before: Sequence[Finding] = ()) -> Iterator[AnyPart]:
     for finding in findings[:EPOCH_FINDINGS]:
-        yield _without_evidence(diagnosis(finding))
+        whole = diagnosis(finding)
+        fixes = tuple(msgspec.structs.replace(fix, code=fix.code[:4]) for fix in whole.fixes[:1])
+        yield msgspec.structs.replace(whole, evidence=(), fixes=fixes, basis="")
     for label, named in (("also", findings[EPOCH_FINDINGS:]), ("as before", as_before)):
         text = ", ".join(f"{finding_title(finding)} ({finding.severity})" for finding in named)
         yield note(f"{label}: {text}" if text else "")
-
-
-def _without_evidence(finding: Diagnosis) -> Diagnosis:
-    fixes = tuple(msgspec.structs.replace(fix, code=fix.code[:4]) for fix in finding.fixes[:1])
-    return msgspec.structs.replace(finding, evidence=(), fixes=fixes, basis="")
