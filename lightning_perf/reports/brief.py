@@ -100,8 +100,7 @@ _SIGNALS = {"KeyboardInterrupt": "Ctrl-C", "SIGTERMException": "SIGTERM"}
 
 def _facts(session: Session) -> Line:
     run, steady, word = session.run, session.steady, step_word(session)
-    machine, rate, tokens = wording.line(machine_text(session), 60), "", ""
-    tail = ""
+    machine, rate, tokens, tail = wording.line(machine_text(session), 60), "", "", ""
     reason = _SIGNALS.get(run.error or "", run.error)
     error = f" ({reason})" if reason else ""
     texts = [f"{'not ended' if run.status == 'running' else run.status}{error}"] if run.status != "finished" else []
@@ -112,10 +111,7 @@ def _facts(session: Session) -> Line:
         wording.seconds(run.wall_s) + (_paused(session) or " in all"),
     ]
     if steady is not None:
-        if steady.samples_per_s is not None:
-            rate = f"{wording.number(round(steady.samples_per_s, 0 if steady.samples_per_s >= 10 else 2))} samples/s"
-        if steady.tokens_per_s is not None:
-            tokens = f"{wording.number(round(steady.tokens_per_s, 0 if steady.tokens_per_s >= 10 else 2))} tokens/s"
+        rate, tokens = _rate(steady.samples_per_s, "samples/s"), _rate(steady.tokens_per_s, "tokens/s")
         p50, p95 = wording.seconds(steady.step_s.p50), wording.seconds(steady.step_s.p95)
         tail = f" (p95 {p95})"
         texts += [rate, tokens, f"median {word} {p50}{tail}"]
@@ -125,6 +121,10 @@ def _facts(session: Session) -> Line:
         if cell_len(" · ".join(texts)) > MAX_WIDTH:
             texts = [each.replace(spare, "") for each in texts if each != spare]
     return Line(((wording.cut(" · ".join(texts), MAX_WIDTH), QUIET),))
+
+
+def _rate(per_s: float | None, unit: str) -> str:
+    return "" if per_s is None else f"{wording.number(round(per_s, 0 if per_s >= 10 else 2))} {unit}"
 
 
 def _peak(session: Session) -> str:
