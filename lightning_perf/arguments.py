@@ -28,9 +28,8 @@ def checked_schedule(schedule: Any) -> str | tuple[int, ...] | None:
     if schedule is None or schedule == "auto":
         return schedule  # type: ignore[no-any-return]
     expected = 'expected "auto", None or (wait, warmup, active[, repeat]) in steps with active ≥ 1, e.g. (5, 2, 3, 1)'
-    if not isinstance(schedule, (list, tuple)) or len(schedule) not in (3, 4):
-        raise ConfigError(f"schedule={schedule!r}: {expected}")
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in schedule) or schedule[2] < 1:
+    is_steps = _is_list_of(schedule, lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 0)
+    if not is_steps or len(schedule) not in (3, 4) or schedule[2] < 1:
         raise ConfigError(f"schedule={schedule!r}: {expected}")
     return tuple(schedule)
 
