@@ -51,17 +51,15 @@ def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
 
 def about_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
     """Return facts by label; what is shown in full elsewhere (`show_all`) is left out."""
-    rules = rules_fact(session)
-    facts = (
+    return [
         *machine_facts(session),
         ("Memory", peaks_fact(session)),
         ("Overhead", overhead_fact(session)),
-        ("Rules", rules),
+        ("Rules", rules_fact(session)),
         ("Applied", applied_fact(session)),
         ("Missing", "" if show_all else missing_fact(session)),
         ("Failed", probes_fact(session)),
-    )
-    return [(label, fact) for label, fact in facts if fact]
+    ]
 
 
 def overhead_fact(session: Session) -> str:
