@@ -231,7 +231,12 @@ class Session(Record, frozen=True, kw_only=True):
 
     def file_content(self) -> bytes:
         """Return what ``save`` writes: like ``to_json``, without figures that ``load`` would refuse."""
-        return _repaired(self).to_json()
+        try:
+            document, dropped = repaired(msgspec.json.decode(self.to_json()), Session)
+            document["missing"] = {**document.get("missing", {}), **dropped}
+            return msgspec.convert(document, Session).to_json()
+        except (msgspec.ValidationError, Refused) as error:
+            raise SessionError(f"this session is not valid: {error}") from error
 
     def save(self, path: str | os.PathLike[str] | RemotePath) -> AnyPath:
         """Write the session; a crash leaves an existing file intact.
@@ -344,13 +349,3 @@ def _from_document(document: Any, source: str) -> Session:
         return msgspec.convert(checked({**document, "schema_version": SCHEMA_VERSION}, Session), Session)
     except (msgspec.ValidationError, Refused) as error:
         raise SessionError(f"{source} is not a valid session: {error}") from error
-
-
-def _repaired(session: Session) -> Session:
-    """Return the session as ``load`` will read it, without values that are out of bounds."""
-    try:
-        document, dropped = repaired(msgspec.json.decode(session.to_json()), Session)
-        document["missing"] = {**document.get("missing", {}), **dropped}
-        return msgspec.convert(document, Session)
-    except (msgspec.ValidationError, Refused) as error:
-        raise SessionError(f"this session is not valid: {error}") from error
