@@ -43,10 +43,8 @@ class LowerBounds(NamedTuple):
 
     def largest(self) -> tuple[Bound, float] | None:
         """Return the limiting ceiling and its seconds."""
-        bounds: dict[Bound, float | None] = {
-            "compute": self.compute_s, "bandwidth": self.bandwidth_s, "launch": self.launch_s
-        }  # fmt: skip
-        known = [(name, value) for name, value in bounds.items() if value is not None]
+        names: tuple[Bound, ...] = ("compute", "bandwidth", "launch")
+        known = [(name, seconds) for name, seconds in zip(names, self, strict=True) if seconds is not None]
         return max(known, key=lambda pair: pair[1], default=None)
 
 
