@@ -3,7 +3,7 @@
 The module of a command is imported when it is called, so that ``lightning-perf --help`` is fast and needs no torch.
 """
 
-import importlib
+import pkgutil
 import sys
 from typing import Annotated, Any, NamedTuple
 
@@ -31,8 +31,7 @@ class Command(NamedTuple):
 
     def load(self) -> Any:
         """Import and return the function."""
-        module, _, function = self.function.partition(":")
-        return getattr(importlib.import_module(f"lightning_perf.cli.{module}"), function)
+        return pkgutil.resolve_name(f"lightning_perf.cli.{self.function}")
 
 
 COMMANDS = {
