@@ -79,7 +79,7 @@ class Call:
     @property
     def specs(self) -> list[TensorSpec]:
         """The tensors in its arguments."""
-        return [spec for spec in flat((self.args, tuple(self.kwargs.values()))) if isinstance(spec, TensorSpec)]
+        return [spec for spec in flat((self.args, self.kwargs)) if isinstance(spec, TensorSpec)]
 
     @property
     def n_uses(self) -> int:
@@ -158,7 +158,7 @@ class CallLog:
             self.calls.append(call)
         call.n += 1
         call.ns += ns
-        inputs = [value for value in flat((args, tuple(kwargs.values()))) if is_plain_tensor(value)]
+        inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
         call.producers.update(self._writers.get(_address(value), -1) for value in inputs[:1])
         if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
             # Autograd made this call's node just before this method was called.
@@ -191,7 +191,9 @@ class CallLog:
 
 
 def flat(value: Any) -> list[Any]:
-    """Return the leaves of nested lists and tuples; a ``TensorSpec`` is a leaf."""
+    """Return the leaves of nested lists, tuples and dicts; a ``TensorSpec`` is a leaf."""
+    if type(value) is dict:
+        value = list(value.values())
     if type(value) in (list, tuple):
         return [leaf for each in value for leaf in flat(each)]
     return [value]

@@ -25,13 +25,12 @@ def function_of(call: Call) -> Bound | None:
     time depends on values of integer tensors or of objects that the log does not hold.
     """
     schema = call.func._schema
-    leaves = flat((call.args, tuple(call.kwargs.values())))
-    dtypes = [leaf.dtype for leaf in leaves if isinstance(leaf, TensorSpec)]
+    dtypes = [spec.dtype for spec in call.specs]
     has_integers = any(not (d.is_floating_point or d.is_complex or d is torch.bool) for d in dtypes)
     if (
         not schema.name.startswith("aten::")
         or not call.out_dtypes  # an assertion, which fails on random numbers, or a number read from a tensor
-        or any(leaf is OPAQUE for leaf in leaves)
+        or any(leaf is OPAQUE for leaf in flat((call.args, call.kwargs)))
         or not dtypes
         or (has_integers and schema.name not in _RECURRENT)
     ):
@@ -142,20 +141,12 @@ def work_for(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, 
     return (Work((call,), (bound,), (treated,)),) if bound is not None and treated is not None else ()
 
 
-def with_specs(respec: Respec) -> Callable[[Bound], Bound]:
-    """Return a function that replaces each tensor among the arguments of a bound function."""
-
-    def treat(bound: Bound) -> Bound:
-        function, args, kwargs = bound
-        return function, map_specs(respec, args), {name: map_specs(respec, value) for name, value in kwargs.items()}
-
-    return treat
-
-
 def map_specs(change: Callable[[TensorSpec], Any], value: Any) -> Any:
-    """Return nested arguments with ``change`` applied to each tensor's spec."""
+    """Return nested arguments, or a bound function, with ``change`` applied to each tensor's spec."""
     if isinstance(value, TensorSpec):
         return change(value)
     if isinstance(value, (list, tuple)):
         return tuple(map_specs(change, each) for each in value)
+    if isinstance(value, dict):
+        return {name: map_specs(change, each) for name, each in value.items()}
     return value

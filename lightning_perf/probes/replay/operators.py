@@ -69,10 +69,6 @@ class Arena:
         self._place += extent
         return found.requires_grad_(spec.needs_grad)
 
-    def fill(self, value: Any) -> Any:
-        """Return nested arguments with tensors in place of their specs."""
-        return map_specs(self.tensor, value)
-
 
 def _cast(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype is torch.bool:
@@ -111,15 +107,13 @@ class OperatorItem:
         return [pair for bound in bounds for pair in self._timed(bound, around, watch)]
 
     def _timed(self, bound: Bound, around: Scope, watch: Stopwatch) -> list[tuple[Any, Any]]:
-        function, given, named = bound
         self._arena.begin_operator()
-        args, values = self._arena.fill(given), self._arena.fill(tuple(named.values()))
-        kwargs = dict(zip(named, values, strict=True))
+        function, args, kwargs = map_specs(self._arena.tensor, bound)
         with around():
             begin = watch.mark()
             outs = [function(*args, **kwargs) for _ in range(self._n_uses)]
             marks = [(begin, watch.mark())]
-        leaves = [leaf for leaf in flat((args, values)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        leaves = [leaf for leaf in flat((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         for out in outs if leaves else ():
             results = [value for value in flat(out) if isinstance(value, torch.Tensor) and value.requires_grad]
             gradients = [self._arena.tensor(self._gradient_of(value)) for value in results]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import msgspec
 import torch
@@ -13,7 +12,7 @@ from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
-from .calls import CallLog
+from .calls import CallLog, TensorSpec
 from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
 from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
@@ -218,20 +217,20 @@ class ReplayProbe(Probe):
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9
 
-    def _tensor_maker(self, log: CallLog, until_ns: int) -> Callable[[Any], Any]:
+    def _tensor_maker(self, log: CallLog, until_ns: int) -> Callable[[TensorSpec], torch.Tensor]:
         """Return a function that makes tensors, to find out the dtypes of operators under autocast."""
         arena: Arena | None = None
 
-        def fill(value: Any) -> Any:
+        def make(spec: TensorSpec) -> torch.Tensor:
             nonlocal arena
             if self._now_ns() > until_ns:
                 raise TimeoutError("there was no time to run each operator once with the treatment")
             if arena is None:
                 operators = [(call.specs, call.n_out, 0) for call in log.calls]
                 arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
-            return arena.fill(value)
+            return arena.tensor(spec)
 
-        return fill
+        return make
 
     def _operators(self, treated: Treated, until_ns: int) -> tuple[Arena | None, list[OperatorItem]]:
         """Return the largest operators that a treatment changes, as many as there is time for, and their arena."""

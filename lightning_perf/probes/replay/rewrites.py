@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Container, Iterator
+from functools import partial
 
 import torch
 
 from lightning_perf import interrupts
 
 from .calls import Call, CallLog, TensorSpec, flat
-from .functions import Bound, Work, map_specs, with_specs, work_for
+from .functions import Bound, Work, map_specs, work_for
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 MIN_PADDED = 64
@@ -41,7 +42,7 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
         sizes = {size for spec in operands for size in spec.shape[-2:]}
         is_misaligned = any(size % multiple for size in sizes) and min(sizes) >= MIN_PADDED
         if is_misaligned and operands[0].dtype.itemsize * multiple == _UNIT_BYTES:
-            found.extend(work_for(call, with_specs(pad)))
+            found.extend(work_for(call, partial(map_specs, pad)))
     return found
 
 
@@ -81,7 +82,7 @@ def double_batch(log: CallLog) -> list[Work]:
     for call in log.calls:
         if any(double(spec) != spec for spec in call.specs):
             scaled.add(call.index)
-            found.extend(work for work in work_for(call, with_specs(double)) if _fits(work.treated[0]))
+            found.extend(work for work in work_for(call, partial(map_specs, double)) if _fits(work.treated[0]))
     return found
 
 
@@ -115,7 +116,7 @@ def shorter_sequences(log: CallLog, part: float) -> list[Work]:
     for call in log.calls:
         n_times = round(call.n / length)
         if any(shorten(spec) != spec for spec in call.specs):
-            found.extend(work for work in work_for(call, with_specs(shorten)) if _fits(work.treated[0]))
+            found.extend(work for work in work_for(call, partial(map_specs, shorten)) if _fits(work.treated[0]))
         elif n_times and abs(call.n - n_times * length) <= n_times:
             found.extend(work._replace(part=1 - less / length) for work in work_for(call, lambda bound: bound))
     return found
@@ -134,9 +135,9 @@ def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:
 
 def _fits(bound: Bound) -> bool:
     """Return whether a function accepts these shapes: arguments such as sizes may belong to the smaller batch."""
-    function, args, kwargs = bound
     with interrupts.suppress(RuntimeError, NotImplementedError, IndexError), torch.no_grad():
-        function(*map_specs(_on_meta, args), **{name: map_specs(_on_meta, value) for name, value in kwargs.items()})
+        function, args, kwargs = map_specs(_on_meta, bound)
+        function(*args, **kwargs)
         return True
     return False
 
@@ -154,7 +155,7 @@ def _convolution_alone(call: Call) -> Iterator[Work]:
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     if not all(isinstance(given[name], TensorSpec) for name in ("input", "weight")):
         return
-    plain = {name: map_specs(lambda spec: spec._replace(needs_grad=False), value) for name, value in given.items()}
+    plain = map_specs(lambda spec: spec._replace(needs_grad=False), given)
     bounds: list[Bound] = [(torch.ops.aten.convolution.default, tuple(plain[name] for name in names), {})]
     needed = tuple(isinstance(given[n], TensorSpec) and given[n].needs_grad for n in ("input", "weight", "bias"))
     if any(needed):
@@ -186,4 +187,4 @@ def _resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
 
 def specs_in(bound: Bound) -> list[TensorSpec]:
     """Return the tensors among the arguments of a bound function."""
-    return [spec for spec in flat((bound[1], tuple(bound[2].values()))) if isinstance(spec, TensorSpec)]
+    return [spec for spec in flat(bound) if isinstance(spec, TensorSpec)]

@@ -11,7 +11,7 @@ from lightning_perf.cgroups import affine_cores
 
 from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
-from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, with_specs, work_for
+from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
 from .rewrites import convolutions_alone, double_batch, padded_products, shorter_sequences, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
@@ -47,17 +47,17 @@ class Treated(NamedTuple):
     n_hindered: int = 0
 
 
-def apply_treatment(treatment: str, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
+def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Callable[[TensorSpec], Any]) -> Treated:
     """Return what a treatment, as in ``Hypothesis``, does to the calls of a step.
 
-    ``fill`` makes tensors from specs, for operators whose result under autocast must be seen.
+    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen.
 
     Raises:
         ValueError: It cannot be replayed.
     """
     name, _, value = treatment.partition("=")
     if name in AUTOCAST:
-        return _autocast(AUTOCAST[name], log, device, fill)
+        return _autocast(AUTOCAST[name], log, device, make)
     if name == "precision-32":
         return _in_full_precision(log)
     if name == "threads":
@@ -102,14 +102,14 @@ def _from_works(works: Iterable[Work]) -> Treated:
 def _from_calls(calls: Iterable[Call], concerns: Callable[[Call], bool], respec: Respec | None = None) -> Treated:
     """Return the operators of the calls that ``concerns`` selects, with tensors changed by ``respec``, if any."""
     concerned = [call for call in calls if concerns(call)]
-    treat = with_specs(respec or (lambda spec: spec))
+    treat = partial(map_specs, respec or (lambda spec: spec))
     works = tuple(work for call in concerned for work in work_for(call, treat))
     return Treated(works, sum(call.seconds for call in concerned))
 
 
 def _in_full_precision(log: CallLog) -> Treated:
     """Return the 16-bit operators in float32; casts between both are left out."""
-    treat = with_specs(_half_to_float32)
+    treat = partial(map_specs, _half_to_float32)
     works, seconds = [], 0.0
     for call in log.calls:
         dtypes = {*(spec.dtype for spec in call.specs), *call.out_dtypes}
@@ -152,7 +152,7 @@ def _threads(log: CallLog, n_threads: int) -> Treated:
     return treated._replace(around_pass=partial(setting, torch.get_num_threads, torch.set_num_threads, n_threads))
 
 
-def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Callable[[Any], Any]) -> Treated:
+def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, make: Callable[[TensorSpec], Any]) -> Treated:
     """Find the dtypes of the tensors between operators under autocast, in the order in which the operators ran.
 
     If an operator computes in lower precision, the next operator receives its result in that precision.
@@ -177,8 +177,8 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, fill: Call
             key = bound[0], tuple(respec(spec).dtype for spec in call.specs)
             if key not in seen:
                 with torch.no_grad(), around():
-                    kwargs = {name: fill(map_specs(respec, value)) for name, value in bound[2].items()}
-                    out = bound[0](*fill(map_specs(respec, bound[1])), **kwargs)
+                    function, args, kwargs = map_specs(lambda spec: make(respec(spec)), bound)
+                    out = function(*args, **kwargs)
                 seen[key] = next((value.dtype for value in flat(out) if isinstance(value, torch.Tensor)), None)
                 del out
             found = seen[key]

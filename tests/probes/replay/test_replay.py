@@ -88,7 +88,7 @@ def test_function_is_absent_when_the_time_depends_on_integers():
 def test_autocast_reaches_operators_fed_by_lower_precision_when_it_has_no_rule_for_them():
     log = logged(layers(), torch.rand(2, 3, 8, 8))
     arena = Arena(CPU, 4096)
-    treated = apply_treatment("precision-bf16", log, CPU, arena.fill)
+    treated = apply_treatment("precision-bf16", log, CPU, arena.tensor)
     dtypes = {
         work.calls[0].name: [spec.dtype for spec in specs_in(work.treated[0])]
         for work in choose_work(treated, is_timed=False)
