@@ -104,10 +104,10 @@ class Comparison(NamedTuple):
     These are fields of ``Replayed``. After too few rounds ``speedup`` is None, and ``reason`` says why.
     """
 
-    before_s: float | None
-    after_s: float | None
-    n_rounds: int
-    speedup: Interval | None
+    before_s: float | None = None
+    after_s: float | None = None
+    n_rounds: int = 0
+    speedup: Interval | None = None
     reason: str = ""
 
 
@@ -130,9 +130,7 @@ def compare(
     until, enough = (now_ns() + round(seconds * 1e9) for seconds in (limit_s, enough_s))
     before, after = _Passes(items, watch, False), _Passes(items, watch, True)
     if not before.run(until, now_ns, is_first=True):
-        return Comparison(
-            None, None, 0, None, f"one pass over the operators takes longer than the {limit_s:.1f} s left"
-        )
+        return Comparison(reason=f"one pass over the operators takes longer than the {limit_s:.1f} s left")
     with treated():
         after.run(until, now_ns, MAX_SLOWDOWN * before.last_s, is_first=True)
     logs: list[float] = []
@@ -161,9 +159,8 @@ def compare(
         if found is not None and (found.high < least_speedup or found.high / found.low < (1 + HALF_WIDTH) ** 2):
             break
     if found is None:
-        return Comparison(
-            None, None, len(logs), None, f"{len(logs)} rounds within {max(limit_s, 0.0):.1f} s: too few to decide"
-        )
+        reason = f"{len(logs)} rounds within {max(limit_s, 0.0):.1f} s: too few to decide"
+        return Comparison(n_rounds=len(logs), reason=reason)
     if after.n_cut > len(logs) // 5:  # more than are trimmed: a pass that was cut off would have taken longer
         found = msgspec.structs.replace(found, low=0.0)
     return Comparison(before.per_step_s(len(logs)), after.per_step_s(len(logs)), len(logs), found)
