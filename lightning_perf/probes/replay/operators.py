@@ -38,8 +38,8 @@ class Arena:
 
     starts_over = False
 
-    def __init__(self, device: torch.device, n_elements: int, seed: int = 0) -> None:
-        generator = torch.Generator(device=device).manual_seed(seed)
+    def __init__(self, device: torch.device, n_elements: int) -> None:
+        generator = torch.Generator(device=device).manual_seed(0)
         self.n_elements = n_elements
         numbers = torch.rand(min(n_elements, _DISTINCT), generator=generator, dtype=torch.float32, device=device)
         numbers = numbers.repeat(-(-n_elements // max(1, len(numbers))))  # copying is faster than drawing
