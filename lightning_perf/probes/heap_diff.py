@@ -115,7 +115,7 @@ class HeapDiff:
         return sorted(grown.values(), key=lambda pair: -len(pair[0]))[:_MAX_CANDIDATES]
 
     def _containers(self, names: "_Names", begin: float) -> Iterator[Any]:
-        yield from names.containers()  # first, to be included despite the time limit
+        yield from names.containers  # first, to be included despite the time limit
         if not self._is_wide:
             return
         for i, value in enumerate(live_objects()):
@@ -161,7 +161,8 @@ class _Names:
     def __init__(self, roots: dict[str, Any]) -> None:
         self._known: dict[int, str] = {}
         self._known_owners: dict[int, str] = {}
-        self._containers: list[Any] = []
+        self.containers: list[Any] = []
+        """The containers reachable from attributes of the roots."""
         # A lookup here is free; asking the collector for referrers walks over all objects.
         self._direct: dict[int, str] = {}
         for name, owner in _owners(roots):
@@ -174,14 +175,10 @@ class _Names:
         if type(value) not in _CONTAINERS or id(value) in self._direct:
             return
         self._direct[id(value)] = name
-        self._containers.append(value)
+        self.containers.append(value)
         if depth and plain.is_a(value, dict) and len(value) <= _MAX_INSPECTED:
             for key, item in list(value.items()):
                 self._note(f"{name}[{_text(key)}]", item, depth - 1)
-
-    def containers(self) -> list[Any]:
-        """Return the containers reachable from attributes of the roots."""
-        return self._containers
 
     def of(self, value: Any) -> str:
         """Return e.g. ``LitModel.losses`` or ``train.history['loss']``; a description if no name leads to the value."""
