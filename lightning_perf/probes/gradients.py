@@ -120,15 +120,10 @@ class ZeroGradWatch(Probe):
 
     def after_backward(self) -> None:
         """Handle the end of a backward pass, before gradients are clipped or unscaled."""
-        if self.is_done:
-            self._stop_watching()
+        if self.is_done and len(self._optimizers) >= len(self._context.trainer.optimizers):
+            self._context.probes.leave_backward(self)
         for watched in self._active():
             watched.after_backward()
-
-    def _stop_watching(self) -> None:
-        """Stop watching, unless an optimizer of the Trainer was not seen yet."""
-        if len(self._optimizers) >= len(self._context.trainer.optimizers):
-            self._context.probes.leave_backward(self)
 
     def before_zero_grad(self, optimizer: Any) -> None:
         optimizer, watched = self._entry(optimizer)
