@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -218,21 +218,14 @@ def _supports_fused(optimizer: Any) -> bool | None:
         return None
     if not has_argument:
         return False
-    devices = _fused_devices()
-    if devices is None:
+    try:
+        from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+    except ImportError:
         return None
+    devices = _get_fused_kernels_supported_devices()
     if type(optimizer).__name__ in FUSED_ON_CPU_FIRST and any(p.device.type != "cpu" for p in parameters_of(optimizer)):
         return None
     is_differentiable = any(group.get("differentiable", False) for group in optimizer.param_groups)
     return not is_differentiable and all(
         parameter.device.type in devices and parameter.is_floating_point() for parameter in parameters_of(optimizer)
     )
-
-
-def _fused_devices() -> Sequence[str] | None:
-    try:
-        from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
-    except ImportError:
-        return None
-    devices: list[str] = _get_fused_kernels_supported_devices()
-    return devices
