@@ -23,8 +23,6 @@ from lightning_perf.seams import Undos
 
 from .kineto_session import SessionGuard, is_profiler_started, uncounted
 
-_AUTO_WARMUP, _AUTO_ACTIVE = 2, 3
-
 _TEXT_BYTES_PER_EVENT = 512  # of a trace before compression; with shapes about 350
 _END_BYTES = 16  # enough for the closing bracket and white space after it
 _COPY_BYTES = 2**20
@@ -52,8 +50,8 @@ class WindowOptions(NamedTuple):
     """
 
     wait: int | None = None
-    warmup: int = _AUTO_WARMUP
-    active: int = _AUTO_ACTIVE
+    warmup: int = 2
+    active: int = 3
     repeat: int = 1
     skip_first: int = 0
     record_shapes: bool = True
