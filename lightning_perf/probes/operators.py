@@ -62,20 +62,16 @@ def traffic_of(operator: Any) -> Traffic:
     if name in _SELECTING:
         return Traffic(False, lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, args[1:])))
     written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
-    names = [argument.name for argument in schema.arguments]
-    written_names = {names[i] for i in written}
+    rewritten = {schema.arguments[i].name for i in written if not schema.arguments[i].kwarg_only}
     unread = {i for i in written if name in _OVERWRITING or schema.arguments[i].kwarg_only}
     is_fresh = [r.alias_info is None for r in returns]
 
     def n_bytes(args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
         total = 0
         for i, value in enumerate(args):
-            size = _bytes_in(value)
-            total += size * ((i not in unread) + (i in written))
+            total += _bytes_in(value) * ((i not in unread) + (i in written))
         for key, value in kwargs.items():
-            total += _bytes_in(value)  # read, or written where it is an ``out``
-            if key in written_names and not schema.arguments[names.index(key)].kwarg_only:
-                total += _bytes_in(value)
+            total += _bytes_in(value) * (1 + (key in rewritten))  # an ``out`` is only written
         results = out if isinstance(out, tuple) and len(returns) > 1 else (out,)
         return total + sum(_bytes_in(r) for r, fresh in zip(results, is_fresh, strict=False) if fresh)
 
