@@ -145,14 +145,12 @@ class HostReader:
 
     def _read_workers(self, at_s: float) -> dict[str, float]:
         """Return the resources that the workers used since their last readings."""
-        found = self.workers.processes()
         used: defaultdict[str, float] = defaultdict(float)
         counters: dict[int, _WorkerCounters] = {}
-        for process in found:
+        for process in self.workers.processes():
             before = self._worker_counters.pop(process.pid, None)
-            clock = before.clock if before is not None else ScheduleClock(
-                str(self._root / "proc" / str(process.pid) / "schedstat")
-            )  # fmt: skip
+            file = self._root / "proc" / str(process.pid) / "schedstat"
+            clock = before.clock if before is not None else ScheduleClock(str(file))
             try:
                 times = process.cpu_times()
                 used["rss_bytes"] += process.memory_info().rss
@@ -185,7 +183,6 @@ class HostReader:
                 sample[name] = min(1.0, seconds / total_s)
 
     def _gauges(self, workers_rss_bytes: float) -> dict[str, float]:
-        """Return current gauge readings."""
         gauges: dict[str, float] = {"rss_bytes": self._process.memory_info().rss + workers_rss_bytes}
         gauges["available_bytes"] = psutil.virtual_memory().available
         if hasattr(os, "getloadavg"):
