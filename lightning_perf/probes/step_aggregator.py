@@ -6,17 +6,7 @@ from collections import Counter, deque
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_perf.records import (
-    PHASES,
-    STEP_PHASES,
-    Block,
-    Epoch,
-    Fetch,
-    Outliers,
-    PhaseTime,
-    SlowStep,
-    StageTimes,
-)
+from lightning_perf.records import PHASES, STEP_PHASES, Block, Epoch, Fetch, Outliers, PhaseTime, SlowStep, StageTimes
 from lightning_perf.stats.quantiles import LogHistograms, Moments
 from lightning_perf.stats.steady import halves_agree
 
