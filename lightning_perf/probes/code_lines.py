@@ -19,8 +19,8 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DEMO = os.path.join(_HERE, "demo.py")  # part of this package, but counts as user code
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _PATHS = sysconfig.get_paths()
-_PACKAGES = tuple({_PATHS["purelib"], _PATHS["platlib"]})
-_STANDARD = tuple({_PATHS["stdlib"], _PATHS["platstdlib"]})
+_PACKAGES = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
+_STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
 _LIGHTNING_PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
 _MAX_KEPT = 256
 
@@ -41,9 +41,9 @@ def owner_of(file: str) -> str:
     if path.startswith(_lightning_folders()):
         return LIGHTNING
     parts = path.split(os.sep)
-    if "site-packages" in parts or "dist-packages" in parts or path.startswith(tuple(p + os.sep for p in _PACKAGES)):
+    if "site-packages" in parts or "dist-packages" in parts or path.startswith(_PACKAGES):
         return OTHER
-    if path.startswith(tuple(p + os.sep for p in _STANDARD)):
+    if path.startswith(_STANDARD):
         return TORCH
     return USER
 
