@@ -126,7 +126,7 @@ class SampledSteps(Probe):
         self.call_log: CallLog | None = None
         """Operators of that step."""
         self._trainer, self._module, self._loop = run.trainer, run.pl_module, run.loop
-        self._now_ns, self._on_fail, self._make_event = run.now_ns, run.probes.switch_off, run.loop.make_event()
+        self._now_ns, self._probes, self._make_event = run.now_ns, run.probes, run.loop.make_event()
         self._watch: CallWatch | None = None  # of a step that is counted later
         self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
@@ -297,7 +297,6 @@ class SampledSteps(Probe):
         self._unclosed = [tracer for tracer in self._unclosed if not tracer.close()]
 
     def _stop(self) -> None:
-        """Stop tracing the step."""
         tracer, loop = self._open, self._loop
         if tracer is not None:
             loop.listen(None)
@@ -314,21 +313,14 @@ class SampledSteps(Probe):
             self._off.add(self._kind)
             if self._kind == "arithmetic":
                 self._attempts_left = 0
-            self._on_fail(self._kind, error)
+            self._probes.switch_off(self._kind, error)
             self._stop()
 
     def part(self, session: Session) -> Mapping[str, Any]:
         return {
-            "sync_calls": self._tried("operators", self.sync_calls),
-            "model_profile": self._tried("modules", self._timed_profile) or self.profile,
+            "sync_calls": self._probes.call_even_if_off("operators", self.sync_calls),
+            "model_profile": self._probes.call_even_if_off("modules", self._timed_profile) or self.profile,
         }
-
-    def _tried(self, kind: str, function: Callable[[], Any]) -> Any:
-        try:
-            return function()
-        except Exception as error:  # noqa: BLE001 - reported
-            self._on_fail(kind, error)
-            return None
 
     def _timed_profile(self) -> ModelProfile | None:
         times = self.module_times()
