@@ -50,10 +50,7 @@ class MemoryProbe(Probe):
         self._trainer, self._module, self._loop, self._folder = run.trainer, run.pl_module, run.loop, run.folder
         self._now_ns, self._on_fail = run.now_ns, partial(run.probes.switch_off, self.name)
         self._device = run.trainer.strategy.root_device
-        reason = ""
-        self._allocator = allocator
-        if allocator is None:
-            self._allocator, reason = allocator_of(self._device)
+        self._allocator, reason = allocator_of(self._device) if allocator is None else (allocator, "")
         if self._allocator is None:
             self.missing["memory.devices"] = reason
         self._before = None if self._allocator is None else self._allocator.read()  # it counts since the process began
