@@ -85,17 +85,16 @@ def _loops(tracers: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
 
 def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
     """Return the loop of a call that unpacks a tensor; None if it repeats something else."""
-    taking = [v for v in call.visits.values() if v.operator in _INDEXING and v.n >= MIN_REPEATS]
     repeated = [v for v in call.visits.values() if v.n >= MIN_REPEATS]
+    taking = [v for v in repeated if v.operator in _INDEXING]
     if taking:
         named = max(taking, key=lambda v: v.n)
     elif call.n_unbound >= MIN_REPEATS:
         unbinding = [v for v in call.visits.values() if v.operator == "unbind"]
-        inside = repeated or [v for v in call.visits.values() if v.n_operators >= MIN_REPEATS]
-        if not inside or not unbinding:
+        repeated = repeated or [v for v in call.visits.values() if v.n_operators >= MIN_REPEATS]
+        if not repeated or not unbinding:
             return None
         named = unbinding[0]
-        repeated = inside
     else:
         return None
     spent_s = max(tracer.loop_s(v) for v in repeated)
