@@ -147,13 +147,12 @@ class GarbagePauses(Probe):
             is_call = self._is_call[at] = called.rpartition(".")[2] == "collect"
         if not is_call:
             return None
-        site = code, frame.f_lineno or 0
         outer: FrameType | None = frame
         while outer is not None and (owner := owner_of(outer.f_code.co_filename)) != LIGHTNING:
             if owner == USER:
                 return outer.f_code, outer.f_lineno or 0
             outer = outer.f_back
-        return site
+        return code, frame.f_lineno or 0
 
     def part(self, session: Session) -> Mapping[str, Any]:
         steady = session.steady
