@@ -112,16 +112,15 @@ class NvmlReader(GpuReader):
         self._driver = driver
         self._family = family
         self._handle, self._matched_by = find_device(driver, wanted, environ)
-        whole = self._whole_device()
+        self._whole = self._whole_device()
         mode = driver.try_call("nvmlDeviceGetMigMode", self._handle)
-        self._is_mig = whole is not self._handle or bool(mode and mode[0])
-        self._whole = whole
-        self._throttle_function = _throttle_function(driver, whole)
+        self._is_mig = self._whole is not self._handle or bool(mode and mode[0])
+        self._throttle_function = _throttle_function(driver, self._whole)
         self._n_reads = 0
         self._throttled_s: Counter[str] = Counter()
         self._throttle_known_s = 0.0
         self._link = (0, 0)
-        self._others: tuple[int, int | None] | None = None
+        self._others: dict[str, Any] = {}
         self._facts = self._read_facts(wanted, root)
         if len(node_devices) > 1:
             self._facts["links"] = device_links(driver, node_devices, environ)
@@ -151,10 +150,8 @@ class NvmlReader(GpuReader):
         if sample.get("utilisation_fraction", 1.0) > 0:
             link = (int(sample.get("pcie_generation", 0)), int(sample.get("pcie_width", 0)))
             self._link = (max(self._link[0], link[0]), max(self._link[1], link[1]))
-        if "other_processes" in sample:
-            others = (int(sample["other_processes"]), int(sample.get("other_memory_bytes", -1)))
-            if self._others is None or others[0] > self._others[0]:
-                self._others = (others[0], None if others[1] < 0 else others[1])
+        if sample.get("other_processes", -1) > self._others.get("other_processes", -1):
+            self._others = {n: int(sample[n]) for n in ("other_processes", "other_memory_bytes") if n in sample}
 
     def record(self) -> GpuTelemetry:
         known_s = self._throttle_known_s
@@ -164,8 +161,7 @@ class NvmlReader(GpuReader):
             throttle_fractions={r: s / known_s for r, s in sorted(self._throttled_s.items())} if known_s else None,
             pcie_generation=self._link[0] or None,
             pcie_width=self._link[1] or None,
-            other_processes=None if self._others is None else self._others[0],
-            other_memory_bytes=None if self._others is None else self._others[1],
+            **self._others,
         )
 
     def _whole_device(self) -> Any:
