@@ -3,6 +3,7 @@
 import linecache
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
@@ -22,16 +23,14 @@ _LATE_NS = 200_000
 interval of 0.1 ms, one inside an operator at once (benchmarks/host_lines)."""
 
 
+@dataclass(slots=True)
 class StackSamples:
     """Samples of one stack."""
 
-    __slots__ = ("gc_ns", "n", "n_late", "ns")
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.n_late = 0
-        self.ns = 0.0
-        self.gc_ns = 0.0
+    n: int = 0
+    n_late: int = 0
+    ns: float = 0.0
+    gc_ns: float = 0.0
 
     def add(self, ns: float, gc_ns: float, late_ns: float) -> None:
         """Count one sample."""
