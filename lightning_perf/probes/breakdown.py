@@ -184,7 +184,7 @@ def headroom_of(
     device: DeviceMemory | None,
     host: HostMemory,
     batch_size: int | None,
-    sizes: list[tuple[int, int]],
+    sizes: Sequence[tuple[int, int]],
 ) -> Headroom | None:
     """Return the largest batch that should fit; None if that is unknown.
 

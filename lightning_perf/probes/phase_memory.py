@@ -4,8 +4,11 @@ Reading the allocator's statistics never waits for the device.
 """
 
 import statistics
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
+
+import torch
 
 from lightning_perf.records import HostPhaseMemory, PhaseMemory
 
@@ -67,8 +70,6 @@ def _pool(statistics: Mapping[str, Any], name: str) -> Mapping[str, int]:
 
 def allocator_of(device: Any) -> tuple[Allocator | None, str]:
     """Return the allocator of the device trained on and an empty reason, or None and why there is none."""
-    import torch
-
     if device.type == "cpu":
         return None, "the CPU's allocator keeps no statistics; see resident memory"
     if device.type == "cuda":
@@ -88,12 +89,12 @@ class PhaseReadings:
 
     def __init__(self, allocator: Allocator | None, own: ResidentMemory) -> None:
         self.peak_phase: str | None = None
-        self.sizes: list[tuple[int, int]] = []
+        self.sizes: deque[tuple[int, int]] = deque(maxlen=_MAX_KEPT)
         """``(samples, bytes allocated after forward)`` of sampled steps."""
         self._allocator = allocator
         self._own = own
-        self._rss: dict[str, list[int]] = {}
-        self._device: dict[str, list[tuple[int, int]]] = {}
+        self._rss: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_MAX_KEPT))
+        self._device: defaultdict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=_MAX_KEPT))
         self._peaks: dict[str, int] = {}
         self._last_peak = 0
         self._size: int | None = None
@@ -107,13 +108,11 @@ class PhaseReadings:
         """Read memory at the end of a phase."""
         rss = self._own.read()
         if rss is not None:
-            self._rss.setdefault(phase, []).append(rss)
-            del self._rss[phase][:-_MAX_KEPT]
+            self._rss[phase].append(rss)
         if self._allocator is None:
             return
         reading = self._allocator.read()
-        self._device.setdefault(phase, []).append((reading.allocated, reading.reserved))
-        del self._device[phase][:-_MAX_KEPT]
+        self._device[phase].append((reading.allocated, reading.reserved))
         # At the start of a sampled step it is unknown what raised the peak.
         if self._last_peak and reading.peak_allocated > self._last_peak:
             self._peaks[phase] = reading.peak_allocated
@@ -121,7 +120,6 @@ class PhaseReadings:
         self._last_peak = reading.peak_allocated
         if phase == "forward" and self._size:
             self.sizes.append((self._size, reading.allocated))
-            del self.sizes[:-_MAX_KEPT]
 
     def host_phases(self) -> tuple[HostPhaseMemory, ...]:
         """Return medians of the host's memory by phase."""
