@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lightning_perf.records import AllocationSite
 from lightning_perf.records.files import SpaceCheckedFile, require_free_space, whole_file
 
@@ -20,8 +22,6 @@ _MAX_SITES = 10
 
 def history_of(device: Any) -> tuple[Any, str]:
     """Return ``torch.cuda.memory``, which does not record yet, and an empty reason; or None and why it cannot."""
-    import torch
-
     if device.type != "cuda":
         return None, f"memory_snapshot=True: torch keeps a history of allocations for CUDA only, not for {device.type}"
     memory: Any = torch.cuda.memory

@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
+import torch
 
 from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
@@ -91,8 +92,6 @@ class TelemetryProbe(Probe):
         if not run.options.device_stats:
             run.missing["telemetry"] = "device_stats=False"
             return None
-        import torch
-
         loop, strategy, missing = run.loop, run.trainer.strategy, dict[str, str]()
         device, ranks_devices = strategy.root_device, getattr(strategy, "parallel_devices", None) or ()
         host: HostReader | None = None
