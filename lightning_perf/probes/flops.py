@@ -100,14 +100,12 @@ class ArithmeticCounter(StepTracer):
             self._apply_part()
 
     def leaves(self, name: str) -> None:
-        """End a part of the step."""
         if name in self._parts:
             while self._parts.pop() != name:
                 pass
             self._apply_part()
 
     def close(self) -> bool:
-        """End the step; return False if a dispatch mode of the user's is above."""
         self.__exit__()
         return not self.is_entered
 

@@ -85,7 +85,6 @@ class ModuleTimes(StepTracer):
                 self._last = self._now()
 
     def leaves(self, name: str) -> None:
-        """End a part of the step."""
         if name in _PHASES and self._phases:
             self._mark(REST)
             self._phase = self._phases.pop()

@@ -122,7 +122,6 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._begin_ns = self._now_ns()
 
     def close(self) -> bool:
-        """End the step; return False if a mode of the user's is above, and this must be tried again."""
         if not self._is_open:
             return True
         if not self._end_ns:

@@ -253,7 +253,6 @@ class TokensProbe(Probe):
         self._pending = []
 
     def before_report(self, is_last: bool) -> None:
-        """Read what was counted."""
         self.epoch_ends()
 
     def record(self) -> Padding | None:

@@ -95,7 +95,6 @@ class UserPhases(Probe):
             seams.tap_call(thing, "step", _Part(self, _SCHEDULER).span, self._undos)
 
     def close(self) -> None:
-        """Restore everything. Can be called twice."""
         self._undos.close()
 
     abandon = close

@@ -66,7 +66,6 @@ class DeviceWatch:
         self._make_event = make_event
 
     def mark(self) -> DeviceEvent:
-        """Return an event behind all work queued so far."""
         event = self._make_event()
         event.record()
         return event
