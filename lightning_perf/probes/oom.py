@@ -92,7 +92,7 @@ def requested_bytes(error: BaseException) -> int | None:
 
 def phase_of(error: BaseException) -> str:
     """Return the part of the step that raised, by the functions on the traceback; empty if unknown."""
-    for frame in reversed(list(_frames(error))):
+    for frame in reversed(_frames(error)):
         code = frame.f_code
         if code.co_name == "step" and "/torch/optim/" in code.co_filename:
             return "optimizer"
@@ -104,8 +104,7 @@ def phase_of(error: BaseException) -> str:
 
 def code_of(error: BaseException) -> str:
     """Return the user's innermost line on the traceback, e.g. ``"model.py:31 in forward"``; empty if there is none."""
-    entries = traceback.extract_tb(error.__traceback__)
-    for entry in reversed(entries):
+    for entry in reversed(traceback.extract_tb(error.__traceback__)):
         if owner_of(entry.filename) == USER:
             return short_place(entry.filename, entry.lineno, entry.name)
     return ""
@@ -113,7 +112,7 @@ def code_of(error: BaseException) -> str:
 
 def batch_of(error: BaseException) -> Any:
     """Return the current batch, from a local variable of Lightning's innermost loop; None if there is none."""
-    for frame in reversed(list(_frames(error))):
+    for frame in reversed(_frames(error)):
         name = frame.f_code.co_filename.replace("\\", "/")
         if (
             "/loops/" in name
@@ -235,8 +234,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         each = each.__cause__ or each.__context__
 
 
-def _frames(error: BaseException) -> Iterator[FrameType]:
-    return (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _has(text: str, signs: tuple[str, ...]) -> bool:
