@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 from torch.utils.data import sampler as torch_samplers
@@ -18,9 +19,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from lightning_perf import loader_kinds, seams
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.records import LoaderSettings, Settings, TorchSettings, TrainerSettings
+from lightning_perf.records import LoaderSettings, Session, Settings, TorchSettings, TrainerSettings
 
 from . import plain
+from .base import Probe, RunContext
 from .model import read_model
 
 T = TypeVar("T")
@@ -37,6 +39,41 @@ SHUFFLED_SAMPLERS = (
 )  # fmt: skip
 SIZED_SAMPLERS = (*UNSHUFFLED_SAMPLERS, *SHUFFLED_SAMPLERS, DistributedSampler)
 """torch's own: their length is arithmetic. A user's sampler may draw random numbers to compute its length."""
+
+
+class SettingsProbe(Probe):
+    """Reads the settings of the Trainer, its loaders, the model and torch; adds what only steps can show."""
+
+    name = "settings"
+    after = ("steps",)
+
+    def __init__(self, run: RunContext) -> None:
+        self._context = run
+        self._saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
+
+    def loops_ready(self, run: RunContext) -> None:
+        run.settings, missing = read_settings(run.trainer, run.pl_module)
+        self.missing.update(missing)
+
+    def epoch_ends(self) -> None:
+        """Check for anomaly detection, which the training may switch on."""
+        self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        context, replace = self._context, msgspec.structs.replace
+        settings = context.settings
+        logged = seams.step_logging(context.trainer)
+        if logged is not None:
+            for name in LOGGED:
+                self.missing.pop(name, None)
+        prog_bar_metrics, sync_dist_on_step = logged or (None, None)
+        trainer = replace(settings.trainer, prog_bar_metrics=prog_bar_metrics, sync_dist_on_step=sync_dist_on_step)
+        if self._saw_anomaly_detection:
+            trainer = replace(trainer, is_anomaly_detection_on=True)
+        model = settings.model
+        if model is not None:
+            model = replace(model, eval_outputs_have_graph=context.loop.outputs_have_graph)
+        return {"settings": replace(settings, trainer=trainer, model=model)}
 
 
 def read_settings(trainer: Any, pl_module: Any) -> tuple[Settings, dict[str, str]]:

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from lightning_perf.probes.run_settings import SettingsProbe
-from lightning_perf.probes.settings import read_settings
+from lightning_perf.probes.settings import SettingsProbe, read_settings
 from lightning_perf.records import Settings
 from lightning_perf.seams import step_logging
 
