@@ -30,7 +30,6 @@ class _GradientState:
         self.parameter: torch.Tensor | None = None
         self.seen: tuple[int, int] | None = None
         self.state = "unknown"
-        self.has_stepped = False
         self.keeps_tensors: bool | None = None
         self.n_steps = 0
         self.n_zero_grads = 0
@@ -106,10 +105,9 @@ class ZeroGradWatch(Probe):
         optimizer, watched = self._entry(optimizer)
         if watched.is_done:
             return
-        if watched.has_stepped and watched.state in ("cleared", "dirty"):
+        if watched.n_steps and watched.state in ("cleared", "dirty"):
             watched.n_judged += 1
             watched.n_uncleared += watched.state == "dirty"
-        watched.has_stepped = True
         watched.n_steps += 1
         watched.remember(optimizer)
         self._release(watched)
@@ -130,7 +128,7 @@ class ZeroGradWatch(Probe):
         if watched.is_done:
             return
         watched.n_zero_grads += 1
-        if watched.state != "stale" and not (watched.state == "dirty" and watched.has_stepped):
+        if watched.state != "stale" and not (watched.state == "dirty" and watched.n_steps):
             # Without a notification of steps, these are the gradients that the last step used.
             watched.remember(optimizer)
         self._release(watched)
