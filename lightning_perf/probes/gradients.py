@@ -50,10 +50,8 @@ class _GradientState:
         self.state = "unknown" if self.parameter is None else "stale"
 
     def before_backward(self) -> None:
-        if self.parameter is None or self.state not in ("stale", "dirty"):
-            return
         now = _identity(self.parameter)
-        if now == self.seen:
+        if self.state not in ("stale", "dirty") or now == self.seen:
             return
         self.n_clearings += 1
         if self.state == "dirty":  # added since the step, and never used
