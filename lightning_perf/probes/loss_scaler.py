@@ -25,7 +25,6 @@ class ScalerProbe(Probe):
     def __init__(self, run: RunContext) -> None:
         self._trainer = run.trainer
         self._scaler: Any = None
-        self.has_scaler = False
         self._n_made = 0
         self._first_step = 0
         self._warmup: tuple[int, int] | None = None  # steps requested and skipped in it
@@ -35,11 +34,11 @@ class ScalerProbe(Probe):
         self._hook = self._made  # one object: `remove_hook` compares by identity
 
     def loops_ready(self, run: RunContext) -> None:
-        self._scaler = getattr(getattr(self._trainer, "precision_plugin", None), "scaler", None)
-        self.has_scaler = self._scaler is not None and bool(self._scaler.is_enabled())
+        scaler = getattr(getattr(self._trainer, "precision_plugin", None), "scaler", None)
         self._first_step = self._trainer.global_step
-        if not self.has_scaler:
+        if scaler is None or not scaler.is_enabled():
             return
+        self._scaler = scaler
         self._hooked = list(self._trainer.optimizers)
         for optimizer in self._hooked:
             optimizer.register_step_post_hook(self._hook)
@@ -53,7 +52,7 @@ class ScalerProbe(Probe):
 
     def epoch_ends(self) -> None:
         """Read the scale, which waits for the device: only between epochs."""
-        if not self.has_scaler:
+        if self._scaler is None:
             return
         self._scale = float(self._scaler.get_scale())
         if self._first_scale is None:
@@ -65,7 +64,7 @@ class ScalerProbe(Probe):
         self._hooked = []
 
     def record(self) -> LossScaler | None:
-        if not self.has_scaler or self._scale is None or self._first_scale is None:
+        if self._scale is None or self._first_scale is None:
             return None
         requested = self._trainer.global_step - self._first_step
         skipped = max(0, requested - self._n_made)
