@@ -48,6 +48,7 @@ class MemoryProbe(Probe):
         self._is_closed = False
         self.is_off = False
         self._trainer, self._module, self._loop, self._folder = run.trainer, run.pl_module, run.loop, run.folder
+        self._rank = f"_rank{run.trainer.global_rank}" if run.trainer.world_size > 1 else ""  # of files in one folder
         self._now_ns, self._on_fail = run.now_ns, partial(run.probes.switch_off, self.name)
         self._device = run.trainer.strategy.root_device
         self._allocator, reason = allocator_of(self._device) if allocator is None else (allocator, "")
@@ -206,7 +207,7 @@ class MemoryProbe(Probe):
         record = msgspec.structs.replace(
             oom.describe(error, where, self._loop.main.n_steps, named, self._device.type),
             timeline=tuple(zip(readings.steps, readings.values, strict=True)),
-            post_mortem_file=None if folder is None else f"out_of_memory{_rank_of(self._trainer)}.txt",
+            post_mortem_file=None if folder is None else f"out_of_memory{self._rank}.txt",
             checkpoint=seams.last_checkpoint(self._trainer),
         )
         self._oom = record
@@ -214,7 +215,7 @@ class MemoryProbe(Probe):
             snapshot = self._history._snapshot()
             history, sites = read_history(snapshot)
             self._oom = record = msgspec.structs.replace(record, history=history, history_sites=sites)
-            name = f"memory_snapshot{_rank_of(self._trainer)}.pickle"
+            name = f"memory_snapshot{self._rank}.pickle"
             write_history(snapshot, folder / name)
             self._oom = msgspec.structs.replace(record, snapshot_file=name)
 
@@ -228,7 +229,7 @@ class MemoryProbe(Probe):
         self._guarded(self._growth.end, self._loop.main.n_steps)
         self._guarded(self.read_host)
         if self._history is not None and self._folder is not None:
-            write_history(self._history._snapshot(), self._folder / f"memory_snapshot{_rank_of(self._trainer)}.pickle")
+            write_history(self._history._snapshot(), self._folder / f"memory_snapshot{self._rank}.pickle")
 
     def abandon(self) -> None:
         self.is_off = True
@@ -340,11 +341,6 @@ class MemoryProbe(Probe):
 
 
 _WORKERS_BASIS = "containers of the dataset in this process; workers fill their own copies"
-
-
-def _rank_of(trainer: Any) -> str:
-    """Return the part of a file name that distinguishes ranks, which all write to one folder."""
-    return f"_rank{trainer.global_rank}" if trainer.world_size > 1 else ""
 
 
 def _count_since(before: int | None, now: int | None) -> int | None:
