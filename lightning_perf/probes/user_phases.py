@@ -73,10 +73,9 @@ class UserPhases(Probe):
         seams.tap_call(self._trainer.strategy, "save_checkpoint", saving.span, undos)  # Fabric's
         # One object each: hooks are removed by identity.
         before, after = self._before_step, self._after_step
-        registries = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
-        undos.note(lambda: seams.remove_hook(registries[:1], before))
+        undos.note(lambda: seams.remove_hook([torch_optimizer._global_optimizer_pre_hooks], before))
         torch_optimizer.register_optimizer_step_pre_hook(before)
-        undos.note(lambda: seams.remove_hook(registries[1:], after))
+        undos.note(lambda: seams.remove_hook([torch_optimizer._global_optimizer_post_hooks], after))
         torch_optimizer.register_optimizer_step_post_hook(after)
         for thing in self._trainer.watched:
             self.watch(thing)
