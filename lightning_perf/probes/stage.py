@@ -162,8 +162,7 @@ class StageProbe:
         self.is_in_batch = self._is_record_fresh = False
         self.close_record()
         self._is_first_of_epoch = True
-        if self.device_clock is not None:
-            self.device_clock.forget()
+        self.pause()
 
     def epoch_begins(self, index: int) -> None:
         """Begin the epoch of this index."""
@@ -192,7 +191,7 @@ class StageProbe:
         self._set_left_out(self._is_profiled)
 
     def pause(self) -> None:
-        """Discard pending device measurements: another stage runs inside this one."""
+        """Discard pending device measurements: the epoch ends, or another stage runs inside this one."""
         if self.device_clock is not None:
             self.device_clock.forget()
 
