@@ -57,9 +57,8 @@ class ReplayProbe(Probe):
             self._watch = HostWatch(run.now_ns)
         elif (make_event := run.loop.make_event()) is not None:
             self._watch = DeviceWatch(make_event)
-        self._memory: ReplayMemory = memory or (
-            CudaMemory(self._device) if self._device.type == "cuda" else ReplayMemory()
-        )
+        own = CudaMemory(self._device) if self._device.type == "cuda" else ReplayMemory()
+        self._memory: ReplayMemory = memory or own
         self._results: dict[str, Replayed] = {}
         self._log: CallLog | None = None
         self._budget_s = LEAST_S
@@ -163,11 +162,10 @@ class ReplayProbe(Probe):
             treated = apply_treatment(treatment, self._log, self._device, self._tensor_maker(self._log, until_ns))
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
-                least_speedup = _least_speedup(
-                    hypothesis.least_part * self._log.total_ns / 1e9 / max(1e-9, treated.concerned_s)
-                )
+                total_s = self._log.total_ns / 1e9
+                least_speedup = _least_speedup(hypothesis.least_part * total_s / max(1e-9, treated.concerned_s))
                 if treated.works and least_speedup is None:
-                    part = treated.concerned_s / (self._log.total_ns / 1e9)
+                    part = treated.concerned_s / total_s
                     reason = f"the operators that it changes take {100 * part:.1f} % of the time of all operators"
                     return msgspec.structs.replace(found, is_negligible=True, reason=reason)
             arena, operators = self._operators(treated, until_ns)
