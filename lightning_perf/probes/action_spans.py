@@ -39,7 +39,7 @@ class ActionSpans:
         self.trainer, self.pl_module, self.owner = trainer, pl_module, owner
         self.timeline = timeline
         self.backed_off: list[str] = []
-        self.on_lost: Callable[[BaseException, bool], None] | None = None
+        self.on_lost: Callable[[BaseException, bool], None] = lambda error, is_own: None
         """Called with what a callback's ``on_exception`` raised, and whether it was the owner's: Lightning then calls
         no further hook."""
         self._spans: list[Span] = []
@@ -75,7 +75,7 @@ class ActionSpans:
             return self._known_span(action_name)
         except BaseException as error:  # an interrupt
             if action_name.endswith("on_exception"):
-                self.end_lost_run(error, is_own=True)
+                self.on_lost(error, True)
             raise
 
     def _known_span(self, action_name: str) -> Any:
@@ -171,14 +171,6 @@ class ActionSpans:
         for span in self._listened_spans:
             span.__class__ = Span if listener is None else ListenedSpan
 
-    def end_lost_run(self, error: BaseException, is_own: bool) -> None:
-        """End the run: an ``on_exception`` raised ``error``, so Lightning calls no further hook.
-
-        ``is_own`` is whether the owner's code raised it.
-        """
-        if self.on_lost is not None:
-            self.on_lost(error, is_own)
-
     def checkpoint_ns(self) -> int:
         """Return nanoseconds spent saving checkpoints so far."""
         self.timeline.charge()
@@ -204,14 +196,14 @@ class _LastHookSpan:
             self._span.__enter__()
             return self.action
         except BaseException as error:  # an interrupt: the hook itself is not called
-            self._actions.end_lost_run(error, is_own=True)
+            self._actions.on_lost(error, True)
             raise
 
     def __exit__(self, *exception: Any) -> None:
         try:
             self._span.__exit__(*exception)
             if exception and exception[1] is not None:
-                self._actions.end_lost_run(exception[1], self._is_own)
+                self._actions.on_lost(exception[1], self._is_own)
         except BaseException as error:  # an interrupt
-            self._actions.end_lost_run(error, is_own=True)
+            self._actions.on_lost(error, True)
             raise
