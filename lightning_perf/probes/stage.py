@@ -84,7 +84,7 @@ class StageProbe:
         self._is_profiled = self._was_profiled = False
         self.is_left_out = False
         """Whether the current row is excluded from all statistics."""
-        self.on_left_out: Callable[[bool], None] | None = None
+        self.on_left_out: Callable[[bool], None] = lambda is_on: None
         """Called where excluded time begins (True) and where it ends (False)."""
         self._was_left_out = False  # the row before the one under way
         self._is_first_step_profiled = False
@@ -313,8 +313,7 @@ class StageProbe:
     def _set_left_out(self, is_left_out: bool) -> None:
         if self.is_left_out != is_left_out:
             self.is_left_out = is_left_out
-            if self.on_left_out is not None:
-                self.on_left_out(is_left_out)
+            self.on_left_out(is_left_out)
 
     def _skip_warmup(self, rows: NDArray[np.int64]) -> tuple[StepAggregator, int]:
         """Return an aggregator of the rows that follow the warm-up, and the number of warm-up steps."""

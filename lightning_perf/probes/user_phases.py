@@ -49,7 +49,7 @@ class UserPhases(Probe):
     def __init__(self, run: RunContext) -> None:
         self.is_validating = False
         self.forward: Any = None
-        self.on_optimizer: Callable[[], None] | None = None
+        self.on_optimizer: Callable[[], None] = lambda: None
         self._trainer, self.probes, self._loop = run.trainer, run.probes, run.loop
         self.profile = run.trainer.profiler.profile
         self._thread = get_ident()
@@ -131,8 +131,7 @@ class UserPhases(Probe):
             return
         if id(optimizer) not in self._seen:
             self.probes.call(self.name, self._watch_optimizer, optimizer)
-            if self.on_optimizer is not None:
-                self.on_optimizer()
+            self.on_optimizer()
         self.forward_ends()
         self._optimizer = self.profile(_OPTIMIZER)
         self._optimizer.__enter__()
