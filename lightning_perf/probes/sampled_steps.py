@@ -6,6 +6,7 @@ step per kind of tracer, or two if that is cheap; rounds become rarer.
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ class DeviceWarnings(StepTracer):
         self._catch.__enter__()
         warnings.filterwarnings("always", message=f".*{_MESSAGE}.*")
         warnings.filterwarnings("ignore", message=f".*{_PROTOTYPE}.*")
-        warnings.showwarning = self._counting(warnings.showwarning)
+        warnings.showwarning = partial(self._show, warnings.showwarning)
         try:
             self._debug.set_sync_debug_mode(1)
         except Exception:
@@ -99,17 +100,13 @@ class DeviceWarnings(StepTracer):
                 self._catch = None
         return True
 
-    def _counting(self, original: Callable[..., Any]) -> Callable[..., None]:
-        """Return a replacement of ``warnings.showwarning`` that counts synchronization warnings instead."""
-
-        def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-            if _MESSAGE in str(message):
-                place = self._lines.place()
-                self.n_by_place[place] = self.n_by_place.get(place, 0) + 1
-            else:
-                original(message, category, filename, lineno, file, line)
-
-        return show
+    def _show(self, original: Callable[..., None], message: Any, *rest: Any, **named: Any) -> None:
+        """Count a synchronization warning; show any other one as ``original``, ``warnings.showwarning``, does."""
+        if _MESSAGE in str(message):
+            place = self._lines.place()
+            self.n_by_place[place] = self.n_by_place.get(place, 0) + 1
+        else:
+            original(message, *rest, **named)
 
 
 class SampledSteps(Probe):
