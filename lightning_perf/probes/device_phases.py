@@ -152,9 +152,7 @@ class DevicePhases(Probe):
         return {"steady": msgspec.structs.replace(steady, device=device)}
 
     def reasons(self) -> Mapping[str, str]:
-        if self._samples:
-            return {}
-        reason = (
-            "measuring failed; see probes_off" if self._is_off else "no sampled step was resolved on the device yet"
-        )
-        return {"steady.device.phases": reason}
+        reason = "no sampled step was resolved on the device yet"
+        if self._is_off:
+            reason = "measuring failed; see probes_off"
+        return {} if self._samples else {"steady.device.phases": reason}
