@@ -129,17 +129,14 @@ class ProfileBuilder:
         steps: tuple[int, int],
         cost_s: float,
         steady: StageTimes | None,
-    ) -> HostProfile | None:
-        """Return the record; None without samples.
+    ) -> HostProfile:
+        """Return the record.
 
         ``slow`` holds the samples of slow steps only, ``steps`` the finished steps at the first and the last sample.
         """
-        total_ns = sum(phase.ns for phase in phases.values())
-        if not total_ns:
-            return None
         return HostProfile(
             n_samples=sum(phase.n for phase in phases.values()),
-            sampled_s=total_ns / 1e9,
+            sampled_s=sum(phase.ns for phase in phases.values()) / 1e9,
             first_step=steps[0],
             last_step=steps[1],
             cost_s=cost_s,
@@ -149,7 +146,7 @@ class ProfileBuilder:
 
     def _all(self, phases: dict[str, PhaseSamples], steady: StageTimes | None) -> dict[str, HostPhase]:
         total_ns = sum(phase.ns for phase in phases.values())
-        return {name: self._phase(name, phase, total_ns, steady) for name, phase in phases.items() if phase.ns}
+        return {name: self._phase(name, phase, total_ns, steady) for name, phase in phases.items()}
 
     def _phase(self, name: str, samples: PhaseSamples, total_ns: float, steady: StageTimes | None) -> HostPhase:
         roots: dict[Place, Line] = {}
