@@ -103,8 +103,10 @@ class ActionSpans:
         return self._span("transfer", action.owner, "module_hook", action.hook)
 
     def _module_span(self, action: seams.Action) -> Any:
-        if action.hook == "configure_gradient_clipping" and not self._may_clip():
-            return NULL_SPAN
+        if action.hook == "configure_gradient_clipping" and not (
+            self.trainer.gradient_clip_val or seams.is_overridden(self.pl_module, action.hook)
+        ):
+            return NULL_SPAN  # its time belongs to the span of the optimizer around it
         if action.hook in _MODULE_PARTS:
             phase, name = _MODULE_PARTS[action.hook]
             return self._span(phase, name, "loop", action.hook)
@@ -113,12 +115,6 @@ class ActionSpans:
         if action.hook.startswith("on_") and seams.is_overridden(self.pl_module, action.hook):
             return self._span("callbacks", action.owner, "module_hook", action.hook)
         return NULL_SPAN
-
-    def _may_clip(self) -> bool:
-        """Return whether gradients may be clipped; if not, the hook's time belongs to the optimizer span around it."""
-        return bool(self.trainer.gradient_clip_val) or seams.is_overridden(
-            self.pl_module, "configure_gradient_clipping"
-        )
 
     def _callback_span(self, action: seams.Action) -> Any:
         callback = action.target
