@@ -58,11 +58,10 @@ class PackageEnergy:
         self._domains: list[tuple[Path, int]] = []
         self._last_uj: dict[Path, int] = {}
         self._total_uj = 0
-        folders = sorted((root / "sys" / "class" / "powercap").glob("intel-rapl:*"))
         # intel-rapl:0 is a package; intel-rapl:0:1 is a part of it and already counted. "psys" holds the packages.
-        packages = [
-            f for f in folders if f.name.count(":") == 1 and (read_text(f / "name") or "").startswith("package")
-        ]
+        found = (root / "sys" / "class" / "powercap").glob("intel-rapl:*")
+        folders = sorted(folder for folder in found if folder.name.count(":") == 1)
+        packages = [folder for folder in folders if (read_text(folder / "name") or "").startswith("package")]
         if not packages:
             self.missing_reason = "this host shows no RAPL counters (/sys/class/powercap)"
         for folder in packages:
