@@ -246,9 +246,8 @@ class ArithmeticCounter(StepTracer):
         bare = replace(bare_profile(self._root, device), n_samples=n_samples, step=step, module_depth=self._depth)
         if self.failure:
             return replace(bare, missing={"forward_flops": self.failure, "modules": self.failure})
-        forward, backward = (
-            [row for (way, *_), row in self._rows.items() if way == each] for each in ("forward", "backward")
-        )
+        forward = [row for (way, *_), row in self._rows.items() if way == "forward"]
+        backward = [row for (way, *_), row in self._rows.items() if way == "backward"]
         missing = {} if self.has_backward else {"backward_flops": "the step ran no backward pass"}
         return replace(
             bare,
