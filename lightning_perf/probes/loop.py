@@ -93,9 +93,8 @@ class LoopProbe(ActionSpans):
         if self.stage == "fit":
             is_tapped = seams.tap_validation(self.trainer, ValidationSpan(self), self._undos)
             self._note_missing(is_tapped, "validation", "the validation loop of this Lightning was not found")
-            seams.tap_validation_iteration(
-                self.trainer, self._span("epoch_boundary", "val_dataloader", "loop", "iter"), self._undos
-            )
+            iterating = self._span("epoch_boundary", "val_dataloader", "loop", "iter")
+            seams.tap_validation_iteration(self.trainer, iterating, self._undos)
             iterating = self._span("epoch_boundary", "train_dataloader", "loop", "iter")
             is_tapped = seams.tap_epoch_iteration(self.trainer, iterating, self._undos)
             self._note_missing(is_tapped, "steady.named.iter", "the start of an epoch's iteration was not found")
@@ -291,10 +290,9 @@ class LoopProbe(ActionSpans):
         if trainer.max_steps is not None and trainer.max_steps >= 0:
             made = trainer.global_step - self._done_before[1]
             # ``global_step`` counts the steps of all optimizers: several per batch if there are several optimizers.
-            per_step = self.main.n_steps / made if made > 0 else math.inf
-            lengths.append(
-                (trainer.max_steps - self._done_before[1]) * min(per_step, float(trainer.accumulate_grad_batches))
-            )
+            seen = self.main.n_steps / made if made > 0 else math.inf
+            per_step = min(seen, float(trainer.accumulate_grad_batches))
+            lengths.append((trainer.max_steps - self._done_before[1]) * per_step)
         return max(0.0, min(lengths) - self.main.n_steps)
 
     def make_event(self) -> Callable[[], DeviceEvent] | None:
