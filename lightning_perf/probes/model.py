@@ -159,9 +159,8 @@ def _matmul_parameter_fraction(root: nn.Module, parameters: dict[tuple[Any, ...]
     total = sum(parameter.numel() for parameter in parameters.values())
     if total == 0:
         return None
-    inside = _distinct(
-        p for module in module_walk.modules(root) if _is_matmul(module) for p in module_walk.parameters(module)
-    )
+    matmuls = filter(_is_matmul, module_walk.modules(root))
+    inside = _distinct(parameter for module in matmuls for parameter in module_walk.parameters(module))
     return sum(parameter.numel() for parameter in inside.values()) / total
 
 

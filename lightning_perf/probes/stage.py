@@ -328,9 +328,7 @@ class StageProbe:
             n_left_out = max(0, warmup_length(np.concatenate([[0], steps_ns[is_usual]])) - 1)
         start = int(positions[n_left_out]) if n_left_out < len(positions) else len(rows)
         n_warmup = int(is_step[:start].sum())
-        aggregator = StepAggregator(
-            first_step=n_warmup, start_ns=int(rows[:start, :N_PHASES].sum()), has_single_batches=has_single_batches
-        )
+        aggregator = StepAggregator(n_warmup, int(rows[:start, :N_PHASES].sum()), has_single_batches)
         aggregator.add(rows[start:])
         return aggregator, n_warmup
 
