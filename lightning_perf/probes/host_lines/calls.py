@@ -80,7 +80,7 @@ class OwnCode:
         if "CALL" not in instruction:
             return
         function = _called(code, offset, line)
-        if function is None:
+        if not function:
             return
         root, _, method = function.partition(".")
         target = names.get(root)
@@ -120,8 +120,8 @@ def _instruction(code: CodeType, offset: int) -> str:
     return dis.opname[bytecode[offset]]
 
 
-def _called(code: CodeType, offset: int, line: int) -> str | None:
-    """Return the dotted name of the function that an instruction calls; None if unknown.
+def _called(code: CodeType, offset: int, line: int) -> str:
+    """Return the dotted name of the function that an instruction calls; empty if unknown.
 
     Before Python 3.11, instructions have no columns: the outermost call of the line is used.
     """
@@ -129,7 +129,7 @@ def _called(code: CodeType, offset: int, line: int) -> str | None:
     if source is None:
         source = linecache.getline(code.co_filename, line).strip()
     call = next((node for node in _nodes(source) if isinstance(node, ast.Call)), None)
-    return _dotted(call.func) or None if call is not None else None
+    return "" if call is None else _dotted(call.func)
 
 
 def _nodes(source: str) -> list[ast.AST]:
