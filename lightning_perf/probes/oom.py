@@ -114,11 +114,8 @@ def batch_of(error: BaseException) -> Any:
     """Return the current batch, from a local variable of Lightning's innermost loop; None if there is none."""
     for frame in reversed(_frames(error)):
         name = frame.f_code.co_filename.replace("\\", "/")
-        if (
-            "/loops/" in name
-            and "batch" in frame.f_code.co_varnames
-            and (batch := _locals(frame).get("batch")) is not None
-        ):
+        has_batch = "/loops/" in name and "batch" in frame.f_code.co_varnames
+        if has_batch and (batch := _locals(frame).get("batch")) is not None:
             return batch
     return None
 
