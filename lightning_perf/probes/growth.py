@@ -167,7 +167,7 @@ class GrowthWatch:
         return tuple(self._record(place, readings, *fitted) for place, readings, fitted in found if fitted is not None)
 
     def _record(self, place: str, readings: Readings, trend: Trend, first: int) -> Growth:
-        is_own = place != WORKERS
+        is_explained = place != WORKERS and is_growing(trend)
         return Growth(
             where=place,
             n=len(readings.steps) - first,
@@ -178,8 +178,8 @@ class GrowthWatch:
             low_bytes_per_step=trend.low,
             high_bytes_per_step=trend.high,
             is_steady=trend.is_steady,
-            suspects=self._suspects if is_own and is_growing(trend) else (),
-            census=self._heap_diff_text if is_own and is_growing(trend) else "",
+            suspects=self._suspects if is_explained else (),
+            census=self._heap_diff_text if is_explained else "",
         )
 
     def _follow_up(self, step: int) -> None:
@@ -189,12 +189,8 @@ class GrowthWatch:
         for heap_diff in filter(None, (self._heap_diff, self._attributes)):
             if step - heap_diff.step >= HEAP_DIFF_STEPS:
                 self._call_excluded(partial(self._second_snapshot, heap_diff, step))
-        if (
-            self._heap_diff is None
-            and self._n_heap_diffs < _MAX_HEAP_DIFFS
-            and not self._suspects
-            and self._may_be_growing()
-        ):
+        may_compare = self._heap_diff is None and self._n_heap_diffs < _MAX_HEAP_DIFFS and not self._suspects
+        if may_compare and self._may_be_growing():
             self._call_excluded(partial(self._first_snapshot_if_growing, step))
 
     def _snapshot_attributes(self, step: int) -> None:
