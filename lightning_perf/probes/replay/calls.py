@@ -143,17 +143,15 @@ class CallLog:
             return
         if is_view:
             return  # shares the storage of its base, and so the base's writer
-        spec = (
-            self._spec(args, has_grad, denormals),
-            tuple((key, self._spec(kwargs[key], has_grad, denormals)) for key in sorted(kwargs)),
-        )
+        given = self._spec(args, has_grad, denormals)
+        named = tuple((name, self._spec(kwargs[name], has_grad, denormals)) for name in sorted(kwargs))
         tensors = [value for value in flat(out) if is_plain_tensor(value)]
-        key = func, self._key(spec)
+        key = func, self._key((given, named))
         call = self._known.get(key)
         if call is None:
             if len(self.calls) >= MAX_CALLS:
                 return
-            call = Call(len(self.calls), func, spec[0], dict(spec[1]), tensors)
+            call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
             self.calls.append(call)
         call.n += 1
