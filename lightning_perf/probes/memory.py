@@ -291,15 +291,12 @@ class MemoryProbe(Probe):
         """Return the breakdown of the sampled step, completed by optimizer states and the peak since then."""
         if self._breakdown is None and not self._trainer.optimizers:
             return None
-        now = self._count(None)
-        sampled = self._breakdown or with_gradients(now.record(None), self._gradients)
+        now, replace = self._count(None), msgspec.structs.replace
+        sampled = self._breakdown or with_gradients(now.record(), self._gradients)
         if self._breakdown is not None and now.optimizer_bytes > (sampled.optimizer_bytes or 0):
-            later = now.record(None)
-            states = {m.name: m.optimizer_bytes for m in later.modules}
-            modules = tuple(msgspec.structs.replace(m, optimizer_bytes=states.get(m.name, 0)) for m in sampled.modules)
-            sampled = msgspec.structs.replace(
-                sampled, optimizer_bytes=later.optimizer_bytes, optimizer_basis="held", modules=modules
-            )
+            states = {m.name: m.optimizer_bytes for m in now.record().modules}
+            modules = tuple(replace(m, optimizer_bytes=states.get(m.name, 0)) for m in sampled.modules)
+            sampled = replace(sampled, optimizer_bytes=now.optimizer_bytes, optimizer_basis="held", modules=modules)
         if device is None or device.peak_allocated_bytes == 0:
             return sampled
         return with_peak(sampled, device.peak_allocated_bytes, device.peak_reserved_bytes)
