@@ -244,9 +244,8 @@ class _Blocks:
         step_ns: NDArray[np.int64],
         phases: NDArray[np.int64],
     ) -> None:
-        fresh = np.column_stack(
-            [numbers, np.ones(len(numbers)), starts_ns, step_ns, step_ns, phases[:, STEP_COLUMNS]]
-        ).astype(float)
+        ones = np.ones(len(numbers))  # which make all columns floats
+        fresh = np.column_stack([numbers, ones, starts_ns, step_ns, step_ns, phases[:, STEP_COLUMNS]])
         if len(self._table) and self._table[-1, 1] < self._steps_per_block:
             lacking = int(self._steps_per_block - self._table[-1, 1])
             self._table[-1] = _merged(np.vstack([self._table[-1:], fresh[:lacking]]))
