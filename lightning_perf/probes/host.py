@@ -187,8 +187,8 @@ class HostReader:
         gauges["available_bytes"] = psutil.virtual_memory().available
         if hasattr(os, "getloadavg"):
             gauges["load_1min"] = os.getloadavg()[0]
-        if (shm := _used_bytes(self._shm)) is not None:
-            gauges["shm_used_bytes"] = shm
+        with interrupts.suppress(OSError):  # neither Windows nor macOS has it
+            gauges["shm_used_bytes"] = shutil.disk_usage(self._shm).used
         fields = read_bytes(self._task_stat).rpartition(b")")[2].split()
         if len(fields) > 36:
             core = int(fields[36])  # on which the training thread ran last
@@ -316,13 +316,6 @@ def _storage_bytes(process: psutil.Process) -> tuple[int, int] | None:
     except (AttributeError, OSError, psutil.Error):  # macOS reports nothing; a sandbox may forbid it
         return None
     return counters.read_bytes, counters.write_bytes
-
-
-def _used_bytes(folder: str) -> int | None:
-    try:
-        return shutil.disk_usage(folder).used
-    except OSError:
-        return None
 
 
 def _threads_by(variable: str) -> int | None:
