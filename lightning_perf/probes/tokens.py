@@ -3,6 +3,7 @@
 Shapes are read in each step; values only in a few batches, and never so that the host waits for a device.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -189,7 +190,7 @@ def _n_tokens(value: Any) -> int:
     shape = plain.shape_of(value)
     if shape is None:
         raise TypeError(f"{type(value).__name__} is neither a plain tensor nor a numpy array")
-    return int(np.prod(shape, dtype=np.int64)) if len(shape) != 2 else shape[0] * shape[1]
+    return math.prod(shape)
 
 
 def _as_count(name: str, value: Any) -> int:
