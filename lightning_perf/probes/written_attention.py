@@ -57,9 +57,7 @@ class AttentionMatcher:
             self._after_softmax = (stack.place, via, *self._scores)
 
     def _attended(self, place: Place, via: str, rows: int, columns: int, ns: int) -> None:
-        attention = self.found.get(place)
-        if attention is None:
-            attention = self.found[place] = Attention(rows, columns, via)
+        attention = self.found.setdefault(place, Attention(rows, columns, via))
         attention.n += 1
         attention.ns += ns
         self._backward_ns.setdefault((rows, columns), 0)
