@@ -83,6 +83,7 @@ class Probe:
         name: Its name in ``probes_off``, in messages, and in ``after``.
         field: The field of the session that ``record`` fills; empty if `part` is overridden.
         reason: Why that field is None, unless ``reasons`` says otherwise.
+        option: The option that switches it off where it is False; empty without one.
         stages: The stages in which the probe is opened.
         after: Names of the probes that are opened and recorded before this one.
         error: Error that ended a measurement in another thread, or where it must not be raised; None normally.
@@ -93,6 +94,7 @@ class Probe:
     name: ClassVar[str]
     field: ClassVar[str] = ""
     reason: ClassVar[str] = ""
+    option: ClassVar[str] = ""
     stages: ClassVar[tuple[str, ...]] = STAGES
     after: ClassVar[tuple[str, ...]] = ()
     error: Exception | None = None
@@ -110,6 +112,9 @@ class Probe:
     @classmethod
     def open(cls, run: RunContext) -> Probe | None:
         """Return the probe of a run, or None where it cannot or may not measure; note why in ``run.missing``."""
+        if cls.option and not getattr(run.options, cls.option):
+            run.missing[cls.field] = f"{cls.option}=False"
+            return None
         return cls(run)
 
     def start(self) -> None:

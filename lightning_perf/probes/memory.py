@@ -40,7 +40,7 @@ PHASES_BY_PART = {"training_step": "forward", "zero_grad": "zero_grad", "backwar
 class MemoryProbe(Probe):
     """Reads memory during one run. Nothing is read after its first error. ``allocator`` replaces torch's in tests."""
 
-    name = field = "memory"
+    name = field = option = "memory"
     after = ("steps",)
 
     def __init__(self, run: RunContext, allocator: Allocator | None = None) -> None:
@@ -88,13 +88,6 @@ class MemoryProbe(Probe):
         self._host: HostMemory | None = None
         self._next_host_ns = 0
         self._oom: OutOfMemory | None = None
-
-    @classmethod
-    def open(cls, run: RunContext) -> "MemoryProbe | None":
-        if not run.options.memory:
-            run.missing["memory"] = "memory=False"
-            return None
-        return cls(run)
 
     @property
     def next_step(self) -> int:

@@ -53,7 +53,7 @@ class LineSampler(Probe):
     ``now_ns``, ``frames`` and ``sleep`` are replaced in tests.
     """
 
-    name = "host_lines"
+    name = option = "host_lines"
     field, reason = "host_profile", "the run was too short to sample its lines, or sampling failed"
     after = ("steps", "collections")
 
@@ -84,13 +84,6 @@ class LineSampler(Probe):
         self._background = BackgroundThread("lightning-perf host lines", self.burst)
         self._start_ns = now_ns()
         self._n_bursts_outside = 0
-
-    @classmethod
-    def open(cls, run: RunContext) -> "LineSampler | None":
-        if not run.options.host_lines:
-            run.missing["host_profile"] = "host_lines=False"
-            return None
-        return cls(run)
 
     def start(self) -> None:
         if reason := why_no_stacks():
