@@ -66,8 +66,7 @@ class ReplayProbe(Probe):
     @classmethod
     def open(cls, run: RunContext) -> "ReplayProbe | None":
         """Replay, unless ``replay=False``, or ``arithmetic=False``: no operators are known then."""
-        is_wanted = run.options.arithmetic and run.options.replay
-        return cls(run) if is_wanted else None
+        return cls(run) if run.options.arithmetic and run.options.replay else None
 
     def answer(self, hypotheses: Iterable[Hypothesis], log: CallLog | None, trained_s: float) -> bool:
         """Replay what is not answered yet, largest first, within the budget; return whether something was replayed.
