@@ -18,7 +18,7 @@ from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
 from .state import CudaMemory, ReplayMemory, refusal, unchanged
-from .threads import OwnThreads, local_threads
+from .threads import local_threads, own_threads
 from .treatments import Treated, apply_treatment
 
 SHARE = 0.01
@@ -265,8 +265,8 @@ class ReplayProbe(Probe):
         if treated.in_thread is None:
             yield items
             return
-        with OwnThreads(self._thread_scope, treated.in_thread) as threads:
-            yield [threads.wrapped(item) for item in items]
+        with own_threads(self._thread_scope, treated.in_thread) as in_threads:
+            yield [in_threads(item) for item in items]
 
     @contextmanager
     def _thread_scope(self) -> Iterator[None]:

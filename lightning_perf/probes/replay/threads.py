@@ -85,38 +85,24 @@ def _require_threads(n: int) -> None:
             thread.join()
 
 
-class OwnThreads:
-    """Two threads: one runs without the treatment, the other with it.
+@contextmanager
+def own_threads(
+    around: Callable[[], AbstractContextManager[Any]], treated: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[Callable[[Item], Item]]:
+    """Yield a function that returns an item which runs in threads of its own: one for each side of the comparison.
 
-    Each runs in a context from ``around``, the one with the treatment also in a context from ``treated``.
+    Each thread runs in a context from ``around``, the one with the treatment also in a context from ``treated``.
     """
-
-    def __init__(
-        self, around: Callable[[], AbstractContextManager[Any]], treated: Callable[[], AbstractContextManager[Any]]
-    ) -> None:
-        self._scopes = {False: (around,), True: (around, treated)}
-        self._undo = ExitStack()
-        self._threads: dict[bool, Worker] = {}
-
-    def __enter__(self) -> "OwnThreads":
-        _require_threads(2 * max(torch.get_num_threads(), len(affine_cores())))
-        with ExitStack() as undo:
-            for is_treated, scopes in self._scopes.items():
-                thread = undo.enter_context(Worker())
-                inside = ExitStack()
-                undo.callback(thread.call, inside.close)
-                for scope in scopes:
-                    thread.call(partial(_enter, inside, scope))
-                self._threads[is_treated] = thread
-            self._undo = undo.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._undo.close()
-
-    def wrapped(self, item: Item) -> Item:
-        """Return an item that runs in these threads."""
-        return _ThreadItem(item, self._threads)
+    _require_threads(2 * max(torch.get_num_threads(), len(affine_cores())))
+    threads: dict[bool, Worker] = {}
+    with ExitStack() as undo:
+        for is_treated, scopes in ((False, (around,)), (True, (around, treated))):
+            threads[is_treated] = thread = undo.enter_context(Worker())
+            inside = ExitStack()
+            undo.callback(thread.call, inside.close)
+            for scope in scopes:
+                thread.call(partial(_enter, inside, scope))
+        yield partial(_ThreadItem, threads)
 
 
 class Worker:
@@ -168,7 +154,7 @@ def _enter(inside: ExitStack, scope: Callable[[], AbstractContextManager[Any]]) 
 
 
 class _ThreadItem:
-    def __init__(self, item: Item, threads: dict[bool, Worker]) -> None:
+    def __init__(self, threads: dict[bool, Worker], item: Item) -> None:
         self.weight, self.treated_weight = item.weight, item.treated_weight
         self._item, self._threads = item, threads
 

@@ -267,8 +267,8 @@ def test_settings_of_a_thread_stay_in_it_when_operators_run_elsewhere():
         return threads.local_threads(3) if threads.can_set_threads_locally() else threads.flushed_denormals()
 
     n_threads = torch.get_num_threads()
-    with threads.OwnThreads(threads.contextmanager(lambda: iter([None])), settings) as own:
-        item = own.wrapped(Item())
+    with threads.own_threads(threads.contextmanager(lambda: iter([None])), settings) as in_threads:
+        item = in_threads(Item())
         for is_treated in (False, True):
             item.run(is_treated, None)
     assert seen[False] == (False, n_threads)
