@@ -23,7 +23,8 @@ from .patterns import describe_attention, describe_convolutions, describe_matrix
 from .phases import describe_phases, find_phases
 from .read import read
 from .stacks import Stacks
-from .steps import describe_steps, describe_whole, launches_in_steps
+from .step_times import whole_trace
+from .steps import describe_steps, launches_in_steps
 from .syncs import describe_syncs
 from .timeline import Timeline
 from .traffic import describe_copies
@@ -66,8 +67,8 @@ def analyze_timeline(timeline: Timeline) -> tuple[TraceRecord, RankLog | None]:
         device_name=_device_name(timeline),
         n_events=trace.n_events,
         n_kernels=len(trace.rows(KERNEL)),
-        steps=describe_steps(timeline),
-        whole=describe_whole(timeline),
+        steps=describe_steps(timeline, steps),
+        whole=describe_steps(timeline, whole_trace(trace, "trace"))[0],
         idle=describe_idle(timeline, phases),
         communication=describe_communication(timeline, collectives, phases),
         copies=describe_copies(timeline, stacks),

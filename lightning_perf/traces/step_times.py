@@ -80,9 +80,13 @@ def find_steps(trace: Trace, launches: Launches) -> StepTimes:
     if len(rows):
         starts, ends = _without_overlap(trace, rows)
         return StepTimes(tuple(map(trace.name, rows.tolist())), starts, ends, starts, ends)
-    lo, hi = trace.span
-    whole = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
-    return StepTimes((), *whole, *whole)
+    return whole_trace(trace)
+
+
+def whole_trace(trace: Trace, *names: str) -> StepTimes:
+    """Return the whole trace as one step."""
+    start, end = (np.array([moment], dtype=np.int64) for moment in trace.span)
+    return StepTimes(names, start, end, start, end)
 
 
 def _host_steps(trace: Trace, launches: Launches, rows: Rows) -> StepTimes:

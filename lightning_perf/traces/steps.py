@@ -27,21 +27,8 @@ def category_times(timeline: Timeline, starts: Times, ends: Times) -> dict[str, 
     return times
 
 
-def describe_steps(timeline: Timeline) -> tuple[TraceStep, ...]:
-    """Describe the steps of a trace."""
-    if not timeline.steps.n_steps:
-        return ()
-    return _described(timeline, timeline.steps)
-
-
-def describe_whole(timeline: Timeline) -> TraceStep:
-    """Describe the whole trace as one step."""
-    lo, hi = timeline.trace.span
-    edges = np.array([lo], dtype=np.int64), np.array([hi], dtype=np.int64)
-    return _described(timeline, StepTimes(("trace",), *edges, *edges))[0]
-
-
-def _described(timeline: Timeline, steps: StepTimes) -> tuple[TraceStep, ...]:
+def describe_steps(timeline: Timeline, steps: StepTimes) -> tuple[TraceStep, ...]:
+    """Describe the steps that have names."""
     trace = timeline.trace
     starts, ends = steps.starts, steps.ends
     categories = category_times(timeline, starts, ends)
