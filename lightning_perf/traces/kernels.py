@@ -108,11 +108,6 @@ def converts_layout(name: str) -> bool:
     return bool(_LAYOUT.search(name.lower()))
 
 
-def communication_rows(trace: Trace) -> Rows:
-    """Return the rows of collective kernels."""
-    return trace.rows_named(trace.rows(KERNEL), lambda name: kernel_kind(name) == "communication")
-
-
 def describe_kernels(trace: Trace, steps: StepTimes, launched_in: Rows) -> Kernels | None:
     """Describe the kernels of the analyzed span; None without any in the trace.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .columns import Trace
 from .intervals import Intervals, Times
-from .kernels import communication_rows
+from .kernels import kernel_kind
 from .kinds import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, is_loader_name
 from .launches import Launches, find_launches
 from .nesting import ROUNDING_NS, Nesting, Rows
@@ -81,7 +81,7 @@ class Timeline:
     @cached_property
     def communication_rows(self) -> Rows:
         """Collective kernels."""
-        return communication_rows(self.trace)
+        return self.trace.rows_named(self.trace.rows(KERNEL), lambda name: kernel_kind(name) == "communication")
 
     @cached_property
     def compute_rows(self) -> Rows:
