@@ -125,8 +125,7 @@ def _biased_before_norm(timeline: Timeline) -> Rows:
     names = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
     if not any(_has_bias(trace.details.get(row)) for row in _named(timeline, *names).tolist()):
         return np.empty(0, dtype=np.int64)
-    tops = timeline.steps.on_host(trace, timeline.top_operators)
-    tops = tops[trace.thread_ids[tops] == timeline.main_thread]
+    tops = timeline.steps.on_host(trace, timeline.main_operators)
     # A normalization layer first counts its batches, in a tensor of one number.
     additions = trace.rows_named(tops, lambda name: name == "aten::add_")
     counts = [row for row in additions.tolist() if _is_of_numbers(trace.details.get(row))]

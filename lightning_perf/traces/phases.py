@@ -75,20 +75,13 @@ def _backward(timeline: Timeline) -> Intervals:
 
 def _other_starts(timeline: Timeline, functions: Rows) -> Times:
     """Return when the training thread started something outside of a backward, or a step began."""
-    trace = timeline.trace
-    main = timeline.threads.get(timeline.main_thread)
-    tops = main.rows[main.tree.parents < 0] if main is not None else np.empty(0, dtype=np.int64)
-    tops = np.setdiff1d(tops, functions, assume_unique=True)
-    return np.sort(np.concatenate((trace.starts[tops], timeline.steps.host_starts)))
+    tops = np.setdiff1d(timeline.main_operators, functions, assume_unique=True)
+    return np.sort(np.concatenate((timeline.trace.starts[tops], timeline.steps.host_starts)))
 
 
 def _forward(timeline: Timeline, backward: Intervals, updates: Intervals) -> Intervals:
-    trace = timeline.trace
-    main = timeline.threads.get(timeline.main_thread)
-    if main is None:
-        return Intervals()
-    tops = main.rows[main.tree.parents < 0]
-    if not len(backward):
+    trace, tops = timeline.trace, timeline.main_operators
+    if not len(backward) or not len(tops):
         return trace.intervals(tops)
     before = np.sort(np.concatenate((backward.ends, updates.ends, timeline.steps.host_starts)))
     index = np.searchsorted(before, backward.starts, side="right") - 1

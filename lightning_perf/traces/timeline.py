@@ -231,6 +231,12 @@ class Timeline:
         rows = [thread.rows[thread.tree.parents < 0] for thread in self.threads.values()]
         return np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
 
+    @cached_property
+    def main_operators(self) -> Rows:
+        """Operators of the thread that trains that no operator called, in time order."""
+        found: Rows = self.top_operators[self.trace.thread_ids[self.top_operators] == self.main_thread]
+        return found
+
     def operators_at(self, threads: npt.NDArray[Any], moments: Times) -> Rows:
         """Return for each thread and moment the row of the innermost operator, -1 for none."""
         return innermost_at(self.threads, threads, moments)
