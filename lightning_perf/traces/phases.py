@@ -17,6 +17,12 @@ BACKWARD_NAME: Final = re.compile(
 )
 """Autograd functions; torch 1.8 gives them no common prefix."""
 
+_FORWARD: Final = re.compile(r"perfdoctor:forward\Z|\[pl\].*\.training_step\Z", re.DOTALL).match
+_BACKWARD: Final = re.compile(r"perfdoctor:backward\Z|\[pl\].*\.backward\Z", re.DOTALL).match
+_OPTIMIZER: Final = re.compile(r"perfdoctor:optimizer\Z|Optimizer\.(step|zero_grad)#").match
+_UPDATE: Final = re.compile(r"perfdoctor:optimizer\Z|Optimizer\.step#").match
+"""Steps of the optimizer; zeroing gradients ends no phase, as it may precede backward."""
+
 Phases = dict[str, Intervals]
 """Times of the host's phases, exclusive, by name; all other time is ``other``."""
 
@@ -34,30 +40,13 @@ def find_phases(timeline: Timeline) -> Phases:
     trace = timeline.trace
     notes = trace.rows(ANNOTATION, OPERATOR)
     loader = timeline.loader
-    noted = trace.intervals(trace.rows_named(notes, _is_forward))
-    backward = (_backward(timeline) | trace.intervals(trace.rows_named(notes, _is_backward))) - loader
+    noted = trace.intervals(trace.rows_named(notes, _FORWARD))
+    backward = (_backward(timeline) | trace.intervals(trace.rows_named(notes, _BACKWARD))) - loader
     # Forward and backward run inside the optimizer's step where it is given a closure, as Lightning does.
-    optimizer = trace.intervals(trace.rows_named(notes, _is_optimizer)) - loader - backward - noted
-    updates = trace.intervals(trace.rows_named(notes, _is_update))
+    optimizer = trace.intervals(trace.rows_named(notes, _OPTIMIZER)) - loader - backward - noted
+    updates = trace.intervals(trace.rows_named(notes, _UPDATE))
     forward = (noted if len(noted) else _forward(timeline, backward, updates)) - loader - optimizer - backward
     return {"data_loading": loader, "optimizer": optimizer, "backward": backward, "forward": forward}
-
-
-def _is_optimizer(name: str) -> bool:
-    return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#")) or name == "perfdoctor:optimizer"
-
-
-def _is_update(name: str) -> bool:
-    """Return whether a call is an optimizer step; zeroing gradients ends no phase, as it may precede backward."""
-    return name.startswith("Optimizer.step#") or name == "perfdoctor:optimizer"
-
-
-def _is_backward(name: str) -> bool:
-    return name == "perfdoctor:backward" or (name.startswith("[pl]") and name.endswith(".backward"))
-
-
-def _is_forward(name: str) -> bool:
-    return name == "perfdoctor:forward" or (name.startswith("[pl]") and name.endswith(".training_step"))
 
 
 def _backward(timeline: Timeline) -> Intervals:
