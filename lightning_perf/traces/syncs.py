@@ -31,12 +31,11 @@ def describe_syncs(timeline: Timeline, stacks: Stacks) -> Syncs:
         costs = _costs(timeline, every)[~is_upload]
     elif not len(calls):
         calls = items
-    sites = _sites(timeline, stacks, calls, costs)
     return Syncs(
         n=len(explicit),
         item_n=len(items),
         wait_s=int(trace.durations[explicit].sum()) / SECOND,
-        sites=sites,
+        sites=_sites(timeline, stacks, calls, costs),
         idle_after_s=None if costs is None else int(costs.sum()) / SECOND,
         blocking_copy_n=len(copies),
         blocking_copy_wait_s=int(trace.durations[copies].sum()) / SECOND,

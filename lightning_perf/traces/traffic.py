@@ -25,10 +25,9 @@ def describe_copies(timeline: Timeline, stacks: Stacks) -> Copies | None:
     computing = timeline.compute | timeline.communication
     exposed = durations - computing.covered(trace.starts[rows], trace.ends[rows])
     names = [trace.name(row) for row in rows.tolist()]
-    up = np.array(["HtoD" in name for name in names], dtype=np.bool_)
-    down = np.array(["DtoH" in name for name in names], dtype=np.bool_)
-    inside = np.array(["DtoD" in name for name in names], dtype=np.bool_)
-    pageable = np.array(["Pageable" in name for name in names], dtype=np.bool_)
+    up, down, inside, pageable = (
+        np.array([part in name for name in names], dtype=np.bool_) for part in ("HtoD", "DtoH", "DtoD", "Pageable")
+    )
     sizes = trace.sizes[rows]
 
     def seconds(values: Times, which: Any) -> float:
