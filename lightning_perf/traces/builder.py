@@ -102,8 +102,6 @@ class ColumnBuilder:
         self._n_events += batch.n_events
         self._add_allocations([event for event in batch.memory if event.name == MEMORY_NAME])
         complete = batch.complete
-        if not complete:
-            return
         try:
             columns = self._columns(complete)
         except (TypeError, ValueError, OverflowError):
@@ -111,10 +109,8 @@ class ColumnBuilder:
             usable = [event for event in map(_sanitized, complete) if event is not None]
             self._n_dropped += len(complete) - len(usable)
             complete = usable
-            if not complete:
-                return
             columns = self._columns(complete)
-        self._append(complete, *columns)
+        self._append(complete, columns)
 
     def _add_allocations(self, events: Sequence[Event | Instant]) -> None:
         if not events:
@@ -140,15 +136,8 @@ class ColumnBuilder:
         self._register_new_names()
         return starts, durations, self._kind_of_category[categories], names, threads
 
-    def _append(
-        self,
-        events: Sequence[Event | Complete],
-        starts_us: npt.NDArray[np.float64],
-        durations_us: npt.NDArray[np.float64],
-        kinds: npt.NDArray[np.uint8],
-        names: npt.NDArray[np.int32],
-        threads: npt.NDArray[np.int32],
-    ) -> None:
+    def _append(self, events: Sequence[Event | Complete], columns: tuple[npt.NDArray[Any], ...]) -> None:
+        starts_us, durations_us, kinds, names, threads = columns
         if self._base_us is None:
             usable = starts_us[np.abs(starts_us) < _MAX_TIME_US]
             self._base_us = float(np.floor(np.median(usable))) if len(usable) else None
