@@ -63,23 +63,20 @@ def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[Ma
         return ()
     rows = _named(timeline, *_PRODUCTS, _CONVOLUTION)
     device = times.device_total_of(rows)
-    found: dict[tuple[str, str, str], list[int]] = {}
-    sizes: dict[tuple[str, str, str], tuple[int, int, int] | None] = {}
+    found: dict[tuple[str, str, str, tuple[int, int, int] | None], list[int]] = {}
     for i, row in enumerate(rows.tolist()):
         details = trace.details.get(row)
-        shapes = shapes_of(details)
         name = trace.name(row)
         first = _PRODUCTS.get(name, 0)
-        operands = shapes[first : first + 2]
+        operands = shapes_of(details)[first : first + 2]
         if len(operands) < 2 or not all(operands):
             continue
-        key = (name, " x ".join(str(shape).replace(" ", "") for shape in operands), _type_of(details, first))
-        found.setdefault(key, []).append(i)
-        sizes[key] = _product_size(operands) if name in _PRODUCTS else None
+        text = " x ".join(str(shape).replace(" ", "") for shape in operands)
+        size = _product_size(operands) if name in _PRODUCTS else None
+        found.setdefault((name, text, _type_of(details, first), size), []).append(i)
     shapes_seen = []
-    for key, own in found.items():
-        name, text, dtype = key
-        size, unit = sizes[key], _ALIGNMENT.get(dtype.lower())
+    for (name, text, dtype, size), own in found.items():
+        unit = _ALIGNMENT.get(dtype.lower())
         m, n, k = size or (None, None, None)
         aligned = None if size is None or unit is None else not any(each % unit for each in size)
         shapes_seen.append(
