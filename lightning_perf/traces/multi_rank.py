@@ -172,11 +172,11 @@ def compare_ranks(logs: Sequence[RankLog]) -> TraceRanks | None:
 
 
 class _Match(NamedTuple):
-    """One collective: the logs (``ranks``) that have it, and its position (``rows``) in each."""
+    """One collective: the logs (``ranks``) that have it, and ``places``, each a log and the position in it."""
 
     kind: str
     ranks: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
+    places: list[tuple[int, int]]
 
 
 def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]:
@@ -198,8 +198,7 @@ def _match(logs: Sequence[RankLog], steps: set[str]) -> tuple[list[_Match], int]
         if key[:4] in incomplete:
             n_unmatched[[i for i, _ in places]] += 1
         elif len(places) > 1:
-            where = np.array(places, dtype=np.int64)
-            matched.append(_Match(key.kind, where[:, 0], where[:, 1]))
+            matched.append(_Match(key.kind, np.array([i for i, _ in places], dtype=np.int64), places))
     return matched, int(n_unmatched.max())
 
 
@@ -225,9 +224,8 @@ class _Waits:
         durations = [log.ends - log.starts for log in logs]
         waits, longest, total_ns = [], [], 0.0
         for j, one in enumerate(matched):
-            places = list(zip(one.ranks.tolist(), one.rows.tolist(), strict=True))
-            took = np.array([durations[i][row] for i, row in places], dtype=np.int64)
-            exposed = np.array([logs[i].exposed[row] for i, row in places], dtype=np.int64)
+            took = np.array([durations[i][row] for i, row in one.places], dtype=np.int64)
+            exposed = np.array([logs[i].exposed[row] for i, row in one.places], dtype=np.int64)
             least, last = int(took.min()), int(took.argmin())
             waiting = np.clip(exposed - least, 0, took - least)
             waits.append((waiting, last))
@@ -249,9 +247,10 @@ class _Waits:
         """Return the collectives by kind and mean size, timed from the last rank's arrival."""
         sizes, groups = [], []
         for one in matched:
-            own = [int(logs[i].sizes[row]) for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
+            own = [int(logs[i].sizes[row]) for i, row in one.places]
             sizes.append(round(sum(own) / len(own)) if min(own) >= 0 else -1)
-            groups.append(int(logs[one.ranks[0]].group_sizes[one.rows[0]]))
+            first, row = one.places[0]
+            groups.append(int(logs[first].group_sizes[row]))
         kinds = [one.kind for one in matched]
         return collective_times(kinds, np.array(groups, dtype=np.int64), np.array(sizes, dtype=np.int64),
                                 self._transfer_ns, self._exposed_ns)  # fmt: skip
@@ -266,13 +265,7 @@ def _clocks(logs: Sequence[RankLog], matched: Sequence[_Match]) -> tuple[npt.NDA
     if not whole:
         return None, None
     base = min(log.begin_ns for log in logs)  # nanoseconds since 1970 would not fit a float
-    ends = np.array(
-        [
-            [int(logs[i].ends[row]) - base for i, row in zip(one.ranks.tolist(), one.rows.tolist(), strict=True)]
-            for one in whole
-        ],
-        dtype=np.float64,
-    )
+    ends = np.array([[int(logs[i].ends[row]) - base for i, row in one.places] for one in whole], dtype=np.float64)
     away = ends - np.median(ends, axis=1, keepdims=True)
     offsets = np.median(away, axis=0)
     return offsets, float(np.median(np.abs(away - offsets)))
