@@ -131,14 +131,12 @@ def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: 
         return False
     if n_rounds < plan.repeats:
         return comparison.verdict == "inconclusive" or band > NARROW_BAND
-    if plan.repeats < MIN_ROUNDS:
+    if plan.repeats < MIN_ROUNDS or comparison.verdict != "inconclusive":
         return False
-    if comparison.verdict == "inconclusive" and n_measured < plan.repeats:
+    if n_measured < plan.repeats:
         return True  # repeat a run that was never steady
     needed = comparison.repeats_needed
-    return (
-        comparison.verdict == "inconclusive" and needed is not None and needed <= plan.repeats + plan.extra - n_rounds
-    )
+    return needed is not None and needed <= plan.repeats + plan.extra - n_rounds
 
 
 def compared_alone(runs: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
