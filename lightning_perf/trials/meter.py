@@ -246,10 +246,9 @@ class MeterHooks:
             if blocks.means_s:
                 per_s = per_step / (sum(blocks.means_s) / len(blocks.means_s))
         is_cuda = self._device.type == "cuda"
-        reason = self._bad_loss
         return Result(
-            status="failed" if reason else "ok",
-            reason=reason,
+            status="failed" if self._bad_loss else "ok",
+            reason=self._bad_loss,
             missing={} if blocks.means_s else {"block_means_s": blocks.reason},
             block_means_s=blocks.means_s,
             wall_block_means_s=self._wall_blocks(_epochs_between_validations(trainer)),

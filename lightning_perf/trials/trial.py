@@ -127,7 +127,6 @@ def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> 
         folder=str(pilot),
         doctor={"schedule": _PILOT_WINDOW},
         max_s=min(_PILOT_S, options.time_limit_s / 2) if options.time_limit_s is not None else _PILOT_S,
-        steps=None,
         seed=options.seed,
     )
     started = time.monotonic()
@@ -162,12 +161,11 @@ def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> 
         not_tried=not_tried,
         planned_steps=result.planned_steps,
     )
-    allow = SAFETIES if options.semantics else SAFETIES[:-1]
     headroom = session.memory.headroom
     plan = Plan(
         candidates=candidates,
         repeats=options.repeats,
-        allow=allow,
+        allow=SAFETIES if options.semantics else SAFETIES[:-1],
         finds_batch=choice.finds_batch,
         capacity_bytes=headroom.capacity_bytes if headroom is not None else None,
         planned_steps=result.planned_steps,
