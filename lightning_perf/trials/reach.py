@@ -115,16 +115,15 @@ def notice_about(pid: int, folder: str | Path) -> Notice:
     if trains:
         return Notice(trains, is_final=not may_be_reached)
     after = f"after {AFTER_S:.0f} s the command"
+    text = f"{after} has not started a Python that lightning-perf reaches; still waiting for one ({_UNREACHED})"
     if reached:
-        return Notice(
+        text = (
             f"{after} has started Python, but not imported Lightning's Trainer; still waiting for it: without a "
-            "Trainer there is nothing to diagnose",
-            is_final=False,
+            "Trainer there is nothing to diagnose"
         )
-    return Notice(
-        waits or f"{after} has not started a Python that lightning-perf reaches; still waiting for one ({_UNREACHED})",
-        is_final=False,
-    )
+    elif waits:
+        text = waits
+    return Notice(text, is_final=False)
 
 
 def _process_tree(pid: int) -> list[psutil.Process]:
