@@ -224,17 +224,15 @@ class FusedOptimizer(Treatment):
         # An error in a step would end the user's training, so only optimizers whose constructors accept fused=True.
         for wrapper in trainer.optimizers:
             optimizer = getattr(wrapper, "optimizer", wrapper)
-            if type(optimizer).__module__.partition(".")[0] != "torch" or not _can_fuse(optimizer):
-                raise TreatmentError(f"fused-optimizer expected torch's own Adam, AdamW …, found {_name(optimizer)}")
+            kind = type(optimizer)
+            if kind.__module__.partition(".")[0] != "torch" or not _can_fuse(optimizer):
+                name = f"{kind.__module__}.{kind.__qualname__}"
+                raise TreatmentError(f"fused-optimizer expected torch's own Adam, AdamW …, found {name}")
             if not _has_one_layout(optimizer):
                 raise TreatmentError("fused-optimizer expected gradients and state in the layout of the weights")
         if any(getattr(one, "sparse", False) is True for one in module.modules()):
             raise TreatmentError("fused-optimizer expected dense gradients, and a layer has sparse=True")
         self.configured(value, trainer, module, undos)
-
-
-def _name(optimizer: Any) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def _can_fuse(optimizer: Any) -> bool:

@@ -76,8 +76,7 @@ class GcFreeze(Treatment):
         gc.freeze()
         gc.set_threshold(*_thresholds(value))
 
-    def apply_live(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
-        self.configured(value, trainer, module, undos)
+    apply_live = configured
 
 
 def _thresholds(youngest: int) -> tuple[int, int, int]:

@@ -146,10 +146,8 @@ def generator_in(value: Any) -> Any:
 def _random_generator(value: Any) -> Any:
     """Return the value if it is a random generator, else None."""
     kind = type(value)
-    is_one = kind.__name__ in ("Generator", "RandomState", "Random") and kind.__module__.partition(".")[0] in (
-        "numpy", "torch", "random",
-    )  # fmt: skip
-    return value if is_one else None
+    is_known = kind.__module__.partition(".")[0] in ("numpy", "torch", "random")
+    return value if is_known and kind.__name__ in ("Generator", "RandomState", "Random") else None
 
 
 def _device_of(value: Any) -> Any:

@@ -59,9 +59,8 @@ def parse(text: str) -> TreatmentSpec:
     treatment_id, separator, value = text.strip().partition("=")
     treatment = find(treatment_id.strip())
     given = value.strip() if separator else None
-    return TreatmentSpec(
-        treatment, treatment.parse_value(given), treatment.id if given is None else f"{treatment.id}={given}"
-    )
+    shown = treatment.id if given is None else f"{treatment.id}={given}"
+    return TreatmentSpec(treatment, treatment.parse_value(given), shown)
 
 
 def parse_all(text: str | Iterable[str]) -> tuple[TreatmentSpec, ...]:
