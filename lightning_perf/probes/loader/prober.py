@@ -59,7 +59,7 @@ class LoaderProber:
         self._result: LoaderProbe | None = self._initial
         self._started_s = 0.0
 
-    def start(self, loader: Any, stage: str = "train", index: int = 0) -> LoaderProbe | None:
+    def start(self, loader: Any, index: int = 0) -> LoaderProbe | None:
         """Start measuring; return None if the child runs, else the record that says why this loader is not probed."""
         if self._child.is_alive:
             raise RuntimeError("start() was called while a probe runs; call close() before starting another")
@@ -68,7 +68,6 @@ class LoaderProber:
         cores = read_machine().usable_cores / max(1, self._local_world_size)
         self._initial = LoaderProbe(
             status="failed",
-            stage=stage,
             index=index,
             usable_cores=cores,
             num_workers=loader.num_workers if is_plain else None,
