@@ -120,10 +120,9 @@ class LoaderProber:
         self._remove_scratch()
 
     def _record(self, ended: Ended) -> LoaderProbe:
-        note: Report | None = None
-        with contextlib.suppress(msgspec.MsgspecError):
+        try:
             note = _decode(ended.results)
-        if note is None:
+        except msgspec.MsgspecError:
             note = Report("", [], self._initial)
             reason = ended.failure or "its process ended before it reported anything"
         else:
