@@ -150,11 +150,11 @@ class _Stages:
 
     def _measure(self, pipeline: Pipeline) -> None:
         pipeline.check_sharding()
-        samples = self._time_samples(pipeline)
-        self._sample_lines(pipeline, samples)
+        self._time_samples(pipeline)
+        self._sample_lines(pipeline)
         if self._plan.extent == "full":
-            self._time_transport(pipeline, samples)
-        self._measure_curve(pipeline, samples)
+            self._time_transport(pipeline)
+        self._measure_curve(pipeline)
 
     def _time_batches(self, pipeline: Pipeline) -> None:
         """Time a few batches of random samples, without running a sampler of the user's."""
@@ -184,7 +184,7 @@ class _Stages:
         self._stage = stage
         self._report()
 
-    def _time_samples(self, pipeline: Pipeline) -> Samples:
+    def _time_samples(self, pipeline: Pipeline) -> None:
         self._enter_stage("making samples")
         samples = self._samples
         read_before = storage_bytes_read()
@@ -201,7 +201,7 @@ class _Stages:
                     if samples.readings[-1][1] > self._memory_limit:
                         raise _TooMuchMemory
                 if now_s >= next_report_s:  # in case the next sample hangs or ends the process
-                    self._record_samples(pipeline, samples, read_before)
+                    self._record_samples(read_before)
                     self._report()
                     next_report_s = time.perf_counter() + _REPORT_EVERY_S
                 n = len(samples.batch_s)
@@ -216,10 +216,10 @@ class _Stages:
             n_mib = (samples.readings[-1][1] - samples.readings[0][1]) / 2**20
             raise MemoryError(f"{samples.n_samples} samples took {n_mib:.0f} MiB that they do not give back") from None
         finally:
-            self._record_samples(pipeline, samples, read_before)
-        return samples
+            self._record_samples(read_before)
 
-    def _record_samples(self, pipeline: Pipeline, samples: Samples, read_before: int | None) -> None:
+    def _record_samples(self, read_before: int | None) -> None:
+        samples = self._samples
         if not samples.sample_s:
             return
         read_after = storage_bytes_read()
@@ -233,9 +233,10 @@ class _Stages:
             self._missing["rss_growth_bytes"] = growth
         self._update(rss_growth_bytes=None if isinstance(growth, str) else growth, **samples.fields())
 
-    def _sample_lines(self, pipeline: Pipeline, samples: Samples) -> None:
+    def _sample_lines(self, pipeline: Pipeline) -> None:
         """Find the functions and lines that take the time to make and to collate samples."""
         self._enter_stage("sampling the lines of __getitem__")
+        samples = self._samples
         calls = _drawn_calls(pipeline, min(_DRAWING_S, self._planned_s(LINES_SHARE) / 4))
         making, collating = BatchLines(), BatchLines()
         getitem, collate = self._probe.getitem, self._probe.collate
@@ -261,8 +262,9 @@ class _Stages:
         if not self._probe.functions:
             self._missing["functions"] = "no line of your code was seen while samples were made"
 
-    def _time_transport(self, pipeline: Pipeline, samples: Samples) -> None:
+    def _time_transport(self, pipeline: Pipeline) -> None:
         self._enter_stage("moving batches from a worker")
+        samples = self._samples
         if pipeline.is_iterable and pipeline.makes_batches:
             samples.results = samples.results[:1]
         try:
@@ -274,7 +276,7 @@ class _Stages:
         self._update(transport=summarize(durations_s))
         samples.results = []
 
-    def _measure_curve(self, pipeline: Pipeline, samples: Samples) -> None:
+    def _measure_curve(self, pipeline: Pipeline) -> None:
         self._enter_stage("running the loader with different numbers of workers")
         getitem, batch_s = self._probe.getitem, self._probe.made_s()
         assert getitem is not None
@@ -285,7 +287,7 @@ class _Stages:
         numbers = candidates(self._plan.usable_cores, self._probe.getitem_cpu_fraction, pipeline.num_workers)
         numbers = self._affordable(numbers)
         limit_memory(2 * MEMORY_SHARE / max(2, *numbers))  # of each worker
-        is_bursty = self._plan.extent == "full" and _is_bursty(getitem, samples.batch_s)
+        is_bursty = self._plan.extent == "full" and _is_bursty(getitem, self._samples.batch_s)
         end_s = self._end_s - (self._planned_s(PREFETCH_SHARE) if is_bursty else 0.0)
         does_wait = (self._probe.getitem_cpu_fraction or 0.0) < COMPUTE_BOUND
         if does_wait:
