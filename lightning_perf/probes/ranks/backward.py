@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.clock import FIRST_SAMPLED_STEP, SAMPLES_KEPT, DeviceEvent, next_sampled_step
 from lightning_perf.probes.spans import PHASE_INDEX, Timeline
@@ -199,8 +201,6 @@ class MarkedBroadcast:
 
 def exchanges_in_forward(trainer: Any) -> bool:
     """Return whether the strategy may wait for other ranks in forward, as all but DistributedDataParallel do."""
-    from torch.nn.parallel import DistributedDataParallel
-
     return trainer.world_size > 1 and not isinstance(trainer.strategy.model, DistributedDataParallel)
 
 
@@ -208,8 +208,6 @@ def backward_watch(
     trainer: Any, timeline: Timeline, make_event: Callable[[], DeviceEvent] | None
 ) -> tuple[BackwardWatch | None, str]:
     """Return the watch for a run and an empty reason; or None and why waiting cannot be measured."""
-    from torch.nn.parallel import DistributedDataParallel
-
     if trainer.world_size == 1:
         return None, "one rank"
     model = trainer.strategy.model

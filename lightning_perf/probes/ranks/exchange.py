@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 
 from lightning_perf.records import MissingRank, Ranks, RankSummary, combine_ranks
 
@@ -104,8 +105,6 @@ def open_exchange(trainer: Any) -> Exchange | None:
 
     Every rank must call it once per run.
     """
-    import torch.distributed as dist
-
     number = next(_runs)
     if trainer.world_size == 1 or not (dist.is_available() and dist.is_initialized()):
         return None

@@ -1,11 +1,11 @@
 """Measure one rank, and share its summary with the other ranks."""
 
 import platform
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from lightning_perf import seams
 from lightning_perf.probes.base import Probe, RunContext
@@ -211,7 +211,6 @@ def rank_summary(
 
 
 def _peak_bytes() -> int | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.max_memory_allocated())
     return peak_rss_bytes()
