@@ -11,9 +11,8 @@ from lightning_perf.cgroups import free_bytes
 
 def storage_bytes_read() -> int | None:
     """Return the bytes that this process has read from storage; None if the kernel does not report them."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("read_bytes:")).split()[1])
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return _number("io", "read_bytes:")
     return None
 
 
@@ -25,11 +24,10 @@ def queued_s() -> float:
 
 
 def n_waits() -> int:
-    """Return how often this thread gave up its core to wait for something; 0 if the kernel does not report it."""
+    """Return how often this thread gave up its core to wait for something."""
     import resource  # not on Windows, where nothing is probed
 
-    who = getattr(resource, "RUSAGE_THREAD", None)
-    return 0 if who is None else resource.getrusage(who).ru_nvcsw
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def private_bytes(with_copied_pages: bool) -> float:
@@ -42,7 +40,7 @@ def private_bytes(with_copied_pages: bool) -> float:
     _memory_trimmer()(0)
     file, name = ("smaps_rollup", "Private_Dirty:") if with_copied_pages else ("status", "RssAnon:")
     try:
-        return float(_bytes_of(file, name))
+        return 1024.0 * _number(file, name)
     except (OSError, ValueError, IndexError):
         return float("nan")
 
@@ -62,11 +60,11 @@ def limit_memory(share: float) -> None:
     import resource  # not on Windows, where nothing is probed
 
     with contextlib.suppress(OSError, ValueError, IndexError):
-        limit = int(_bytes_of("status", "VmData:") + share * free_bytes())
+        limit = int(1024 * _number("status", "VmData:") + share * free_bytes())
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
 
 
-def _bytes_of(file: str, field: str) -> int:
+def _number(file: str, field: str) -> int:
     text = Path("/proc/self", file).read_text(encoding="ascii", errors="replace")
-    return int(text[text.index(field) :].split(maxsplit=2)[1]) * 1024
+    return int(text[text.index(field) :].split(maxsplit=2)[1])
