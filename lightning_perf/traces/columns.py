@@ -20,7 +20,6 @@ class Details(msgspec.Struct, gc=False):
     shapes: Any = msgspec.field(default=None, name="Input Dims")
     old_shapes: Any = msgspec.field(default=None, name="Input dims")
     types: Any = msgspec.field(default=None, name="Input type")
-    values: Any = msgspec.field(default=None, name="Concrete Inputs")
     stack: Any = msgspec.field(default=None, name="Call stack")
     n_elements: Any = msgspec.field(default=None, name="In msg nelems")
     dtype: Any = None
