@@ -170,7 +170,7 @@ def _late_gap_causes(
     launch = rest * (inside / np.maximum(net, 1))
     waited = blocked.covered(gaps.starts, gaps.ends)
     found: dict[tuple[str, str], list[int]] = {}
-    for i, place in enumerate(_places(timeline, stacks, gaps.calls)):
+    for i, place in enumerate(_places(stacks, gaps.calls)):
         found.setdefault(place, []).append(i)
     places = [
         LatePlace(
@@ -186,9 +186,7 @@ def _late_gap_causes(
     return causes, tuple(sorted(places, key=lambda one: -one.total_s)[:N_PLACES]), long_ns
 
 
-def _places(timeline: Timeline, stacks: Stacks, calls: Rows) -> list[tuple[str, str]]:
+def _places(stacks: Stacks, calls: Rows) -> list[tuple[str, str]]:
     """Return the place that made each runtime call (-1 for none); see ``Stacks.places``."""
-    trace = timeline.trace
-    known = calls[calls >= 0]
-    places = iter(stacks.places(known, timeline.operators_at(trace.thread_ids[known], trace.starts[known])))
+    places = iter(stacks.places(calls[calls >= 0]))
     return [next(places) if row >= 0 else ("", "") for row in calls.tolist()]

@@ -67,6 +67,7 @@ class Stacks:
     """Finds the user's innermost function for events."""
 
     def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
         self._trace = trace = timeline.trace
         rows = trace.rows_named(trace.rows(PYTHON), user_site)
         self._threads = trees_by_thread(trace, rows)
@@ -80,11 +81,9 @@ class Stacks:
             for row, frame in zip(rows.tolist(), frames.tolist(), strict=True)
         ]
 
-    def places(self, rows: Rows, operators: Rows) -> list[tuple[str, str]]:
-        """Return the place and function of the user's code for each call, else the name of its operator or its own.
-
-        ``operators`` holds the row of the operator that made each call, -1 for none.
-        """
+    def places(self, rows: Rows) -> list[tuple[str, str]]:
+        """Return the place and function of the user's code for each call, else the name of its operator or its own."""
+        operators = self._timeline.operators_at(self._trace.thread_ids[rows], self._trace.starts[rows])
         places = []
         for row, operator, site in zip(rows.tolist(), operators.tolist(), self.sites(rows), strict=True):
             site = site or self._of_text(operator)

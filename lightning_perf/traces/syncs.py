@@ -91,9 +91,8 @@ def lost_to_waits(timeline: Timeline, calls: Rows, gaps: Times, launched: Times)
 
 def _sites(timeline: Timeline, stacks: Stacks, calls: Rows, costs: Times | None) -> tuple[SyncSite, ...]:
     trace = timeline.trace
-    operators = timeline.operators_at(trace.thread_ids[calls], trace.starts[calls])
     found: dict[tuple[str, str, str], list[int]] = {}
-    for i, (row, place) in enumerate(zip(calls.tolist(), stacks.places(calls, operators), strict=True)):
+    for i, (row, place) in enumerate(zip(calls.tolist(), stacks.places(calls), strict=True)):
         found.setdefault((*place, trace.name(row)), []).append(i)
     in_step = timeline.steps.host_step_of(trace.starts[calls]) >= 0
     sites = [

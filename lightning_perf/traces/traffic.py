@@ -51,12 +51,10 @@ def _copy_sites(
     timeline: Timeline, stacks: Stacks, rows: Rows, exposed: Times, up: Any, down: Any, pageable: Any
 ) -> tuple[CopySite, ...]:
     trace, launches = timeline.trace, timeline.launches
-    position = np.searchsorted(launches.device_rows, rows)
-    calls = launches.runtime_rows[position]
-    operators = timeline.operator_of_work[position]
+    calls = launches.runtime_rows[np.searchsorted(launches.device_rows, rows)]
     found: dict[tuple[str, str, str, bool], list[int]] = {}
     known = np.flatnonzero((up | down) & (calls >= 0))
-    for i, place in zip(known.tolist(), stacks.places(calls[known], operators[known]), strict=True):
+    for i, place in zip(known.tolist(), stacks.places(calls[known]), strict=True):
         found.setdefault((*place, "h2d" if up[i] else "d2h", bool(pageable[i])), []).append(i)
     sites = [
         CopySite(
