@@ -9,6 +9,7 @@ import numpy.typing as npt
 from lightning_perf.records import CodeSite, OperatorMemory, OperatorTime
 
 from .intervals import SECOND, Times
+from .kinds import OPERATOR
 from .nesting import Rows
 from .stacks import Stacks
 from .timeline import Timeline
@@ -44,8 +45,7 @@ class OperatorTimes:
             np.add.at(children, host.rows[host.tree.parents[called]], trace.durations[host.rows[called]])
             device_total[host.rows] = host.tree.subtree_sum(device_self[host.rows])
             outermost[host.rows] = _outermost(trace.name_ids[host.rows], host.tree.parents)
-        rows = [host.rows for host in timeline.threads.values()]
-        self.rows: Rows = np.sort(np.concatenate(rows)) if rows else np.empty(0, dtype=np.int64)
+        self.rows: Rows = trace.rows(OPERATOR)
         self.host_self: Times = np.maximum(trace.durations - children, 0)[self.rows]
         self.device_self: Times = device_self[self.rows]
         self.device_total: Times = device_total[self.rows]

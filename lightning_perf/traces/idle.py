@@ -68,9 +68,6 @@ class LateGaps(NamedTuple):
 def late_gaps(timeline: Timeline) -> LateGaps:
     """Return the late gaps between two pieces of work in the analyzed span."""
     trace, launches = timeline.trace, timeline.launches
-    if len(launches.device_rows) < 2:
-        empty = np.empty(0, dtype=np.int64)
-        return LateGaps(empty, empty, empty, empty)
     busy = timeline.device
     starts, ends = busy.ends[:-1], busy.starts[1:]
     next_work = np.searchsorted(trace.starts[launches.device_rows], ends, side="left")

@@ -221,9 +221,7 @@ class Timeline:
         for rows in (self.loader_rows, marks):
             if len(rows):
                 return int(np.bincount(trace.thread_ids[rows]).argmax())
-        if not self.threads:
-            return -1
-        return max(self.threads, key=lambda thread: int((self.threads[thread].tree.parents < 0).sum()))
+        return max(self.threads, key=lambda thread: int((self.threads[thread].tree.parents < 0).sum()), default=-1)
 
     @cached_property
     def top_operators(self) -> Rows:
