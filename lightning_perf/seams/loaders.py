@@ -7,11 +7,6 @@ from weakref import WeakKeyDictionary
 from .undo import Undos, change_attribute
 
 
-def _is_training_stage(trainer: Any) -> bool:
-    stage = getattr(getattr(trainer, "state", None), "stage", None)
-    return getattr(stage, "value", stage) == "train"
-
-
 class _LoaderExchange:
     """Replaces ``strategy.process_dataloader``, which is called with every loader after its sampler was set."""
 
@@ -27,7 +22,8 @@ class _LoaderExchange:
 
     def __call__(self, loader: Any) -> Any:
         loader = self.inner(loader)  # first, so that several of these are undone in the opposite order
-        if self.change is None or not _is_training_stage(self.trainer):
+        stage = getattr(getattr(self.trainer, "state", None), "stage", None)
+        if self.change is None or getattr(stage, "value", stage) != "train":
             return loader
         return self.exchanged(loader, self.change)
 

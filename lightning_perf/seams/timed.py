@@ -65,15 +65,9 @@ def tap_logging(
     Of ``self.log`` only the update of the collected values is timed, not its checks of arguments. Collection is not
     timed before the first value, so that a training that logs nothing has no overhead.
 
-    Args:
-        trainer: The Trainer.
-        collecting: Returns the span of a method of Lightning's logger connector, or of ``log`` for its results.
-        logger_span: Returns the span of a logger's class name and method.
-        on_fail: Called with an error during the run; values are logged nevertheless.
-        undos: Where undo functions are noted.
-
-    Returns:
-        False if this version has no logger connector that accepts attributes.
+    ``collecting`` returns the span of a method of Lightning's logger connector, or of ``log`` for its results,
+    ``logger_span`` that of a logger's class name and method. ``on_fail`` is called with an error during the run; values
+    are logged nevertheless. Return False if this version has no logger connector that accepts attributes.
     """
     connector = getattr(trainer, "_logger_connector", None)
     if not hasattr(connector, "__dict__"):
