@@ -36,9 +36,8 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         raise TreatmentError(reason)
     inner = inner_loader(loader)
     if inner is not loader:
-        changed = rebuilt(inner, arguments)
         new = copy.copy(loader)
-        new.pipeline = [changed, *loader.pipeline[1:]]
+        new.pipeline = [rebuilt(inner, arguments), *loader.pipeline[1:]]
         return new
     n_workers = arguments.get("num_workers", loader.num_workers)
     if n_workers == 0:
