@@ -171,10 +171,8 @@ class NativeCodeSearch:
         kind = type(value)
         if plain.is_a(value, types.ModuleType):
             return self._refuses_module(_name_of(value))
-        if kind is types.BuiltinFunctionType:
+        if kind in (types.BuiltinFunctionType, types.FunctionType):
             return self._refuses_module(str(value.__module__)) if value.__module__ is not None else None
-        if kind is types.FunctionType:
-            return self._refuses_module(str(value.__module__))
         if plain.is_a(value, type):
             return next(filter(None, map(self._refuses_class, bases_of(value))), None)
         return None
