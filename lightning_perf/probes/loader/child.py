@@ -101,8 +101,6 @@ class Child:
         Raises:
             OSError: The limit of processes, memory or descriptors is reached.
         """
-        if self._pid is not None:
-            raise RuntimeError("start() was called while a measurement runs; call close() before starting another")
         report_file = _open_report_file()
         # A Ctrl-C in the child before it ignores signals would unwind the user's stack there.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
