@@ -165,9 +165,8 @@ def device_clock(device: Any, on_fail: Callable[[Exception], None]) -> tuple[Dev
 
     if device.type == "cpu":
         return None, "the CPU has no device clock; the host's clock covers it"
-    make_event: Any = partial(torch.Event, device=device, enable_timing=True)
-    if device.type == "cuda":
-        make_event = partial(torch.cuda.Event, enable_timing=True)
+    kind: Any = torch.cuda.Event if device.type == "cuda" else partial(torch.Event, device=device)
+    make_event: Callable[[], DeviceEvent] = partial(kind, enable_timing=True)
     try:
         make_event().record()
     except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:

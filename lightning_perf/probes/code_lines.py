@@ -129,13 +129,12 @@ class Call:
     ``n_unbound`` is the number of rows of a tensor that was unpacked here.
     """
 
-    __slots__ = ("code", "frame", "n_operators", "n_unbound", "visits")
+    __slots__ = ("code", "frame", "n_unbound", "visits")
 
     def __init__(self, frame: FrameType) -> None:
         self.frame: FrameType | None = frame
         self.code: CodeType = frame.f_code
         self.visits: dict[int, Visits] = {}
-        self.n_operators = 0
         self.n_unbound = 0
 
     def has_loop(self) -> bool:
@@ -252,7 +251,6 @@ class CodeLines:
             call = self._running.get(id(frame))
             if call is None:
                 call = self._running[id(frame)] = Call(frame)
-            call.n_operators += 1
             at = frame.f_lasti
             visits = call.visits.get(at)
             is_own = i == 0 and is_direct

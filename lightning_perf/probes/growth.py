@@ -167,7 +167,7 @@ class GrowthWatch:
         return tuple(self._record(place, readings, *fitted) for place, readings, fitted in found if fitted is not None)
 
     def _record(self, place: str, readings: Readings, trend: Trend, first: int) -> Growth:
-        is_explained = place != WORKERS and is_growing(trend)
+        is_reported = place != WORKERS and is_growing(trend)
         return Growth(
             where=place,
             n=len(readings.steps) - first,
@@ -178,8 +178,8 @@ class GrowthWatch:
             low_bytes_per_step=trend.low,
             high_bytes_per_step=trend.high,
             is_steady=trend.is_steady,
-            suspects=self._suspects if is_explained else (),
-            census=self._heap_diff_text if is_explained else "",
+            suspects=self._suspects if is_reported else (),
+            census=self._heap_diff_text if is_reported else "",
         )
 
     def _follow_up(self, step: int) -> None:

@@ -104,7 +104,7 @@ def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
         function=call.code.co_name,
         operator=named.operator,
         repeats=max(named.n, call.n_unbound),
-        operators_per_step=call.n_operators,
+        operators_per_step=sum(v.n_operators for v in repeated),
         cost_s=spent_s,
         share=min(1.0, spent_s / tracer.step_s()),
         phase=named.phase,

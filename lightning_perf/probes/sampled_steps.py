@@ -101,7 +101,7 @@ class DeviceWarnings(StepTracer):
         return True
 
     def _show(self, original: Callable[..., None], message: Any, *rest: Any, **named: Any) -> None:
-        """Count a synchronization warning; show any other one as ``original``, ``warnings.showwarning``, does."""
+        """Count a synchronization warning; let ``original``, the former ``warnings.showwarning``, show any other."""
         if _MESSAGE in str(message):
             place = self._lines.place()
             self.n_by_place[place] = self.n_by_place.get(place, 0) + 1

@@ -43,7 +43,7 @@ class TensorLoop(Record, frozen=True, kw_only=True):
         file: File of the user's code.
         line: The line that takes the elements, or that calls the loop's operators.
         repeats: Most calls of ``operator`` from this line within one call of the function.
-        operators_per_step: Operators per step that the function calls.
+        operators_per_step: Operators per step that its lines call.
         cost_s: Seconds per step between the function's first and last operator, in the sampled steps; without
             the known cost of sampling.
         share: ``cost_s`` ÷ the duration of the sampled step, corrected in the same way.

@@ -43,7 +43,8 @@ class PhaseTime(Record, frozen=True, kw_only=True):
         p50_s: Median seconds per step; None for phases that happen between steps.
         p95_s: 95th percentile of seconds per step; None as for ``p50_s``.
         p10_s: 10th percentile of seconds per step; None as for ``p50_s``, and in older sessions.
-        p01_s: 1st percentile of seconds per step; None as for ``p10_s``.
+        p01_s: 1st percentile of seconds per step, beyond steps with smaller batches (at most ``p10_s``); None as for
+            ``p10_s``.
     """
 
     total_s: float

@@ -199,7 +199,7 @@ def timed_finding(
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 
     ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
-    least, which determine the severity, and are off by ``uncertainty_s`` at most, unless they were probed.
+    least, and the gain follows from both and their ``uncertainty_s``; probed seconds are taken as they are.
     ``queueing`` is the fraction of the time in which the training thread waits for a core because of the removed work:
     the same fraction of the remaining time may be saved in addition. ``basis`` and ``method`` say how the seconds were
     obtained. The first sentence of the summary is the headline of a verdict. For the other arguments see ``Finding``.
@@ -209,6 +209,7 @@ def timed_finding(
     high_s = claimed_s + _rest_saves_s(steady, bounded)
     if method != "probed":  # probed seconds include how much the steps vary
         low_s -= uncertainty_s(steady, low_s)
+        high_s += uncertainty_s(steady, claimed_s) if _has_timed_rest(steady) else 0.0
     gain = gain_from(steady, low_s, high_s, basis, method)
     severity = severity_of_gain(gain)
     if queueing > 0:
@@ -219,9 +220,9 @@ def timed_finding(
 
 
 def uncertainty_s(steady: StageTimes, seconds: float) -> float:
-    """Return how much longer or shorter a part of the steady span may take, or the rest of the span: by ``SPREAD``.
+    """Return by how much the seconds of a part of the steady span may be off.
 
-    The span itself is known, so what the part takes more, the rest takes less: the shorter of both limits the other.
+    That is ``SPREAD`` of them, but not more than ``SPREAD`` of the rest, because the sum of both is known.
     """
     return SPREAD * max(0.0, min(seconds, gain_span_s(steady) - seconds))
 
@@ -230,25 +231,30 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
     """Return the seconds that the rest of the steps saves at most when a change saves the claimed seconds.
 
     Code that is removed no longer evicts the caches of what remains. How fast the rest then runs is seen in the fastest
-    hundredth of the steps: it saves the difference to the mean, in proportion to the time that the change saves, and
-    all of it if that is longer than the rest; not in waits for data, and not in phases that do other work in some
-    steps. The claimed seconds may be off, too, by ``uncertainty_s``. 0 on a device, where phases of the host may be
-    waits, and without times of single steps, as from a trace.
+    hundredth of the steps: it saves the difference to the mean, or only part of it if the change saves less time than
+    the rest takes, in proportion. Waits for data save nothing, nor do phases that do other work in some steps.
     """
-    if steady.device is not None or all(phase.p10_s is None for phase in steady.phases.values()):
+    if not _has_timed_rest(steady):
         return 0.0
     slower_s = 0.0
     for name, phase in steady.phases.items():
         mean_s = mean_phase_s(steady, name)
-        if phase.p10_s is None or not mean_s or phase.total_s <= 0 or name == "data_wait":
+        fastest_s = phase.p10_s
+        if fastest_s is None or not mean_s or phase.total_s <= 0 or name == "data_wait":
             continue
         least_s = SAME_WORK_FRACTION * mean_s
-        if phase.p10_s >= least_s:
-            fastest_s = max(least_s, phase.p10_s if phase.p01_s is None else phase.p01_s)
+        if phase.p01_s is not None and phase.p01_s >= least_s:
+            fastest_s = phase.p01_s
+        if fastest_s >= least_s:
             slower_s += (1.0 - claims.get(name, 0.0) / phase.total_s) * (mean_s - fastest_s) * steady.n_steps
     saved_s = sum(claims.values())
     rest_s = gain_span_s(steady) - saved_s
-    return slower_s * (saved_s / rest_s if saved_s < rest_s else 1.0) + uncertainty_s(steady, saved_s)
+    return slower_s * (saved_s / rest_s if saved_s < rest_s else 1.0)
+
+
+def _has_timed_rest(steady: StageTimes) -> bool:
+    """Return whether single steps were timed, as on a trace they are not, without waits of the host for a device."""
+    return steady.device is None and any(phase.p10_s is not None for phase in steady.phases.values())
 
 
 def removal_finding(

@@ -138,14 +138,14 @@ def test_severity_follows_the_certain_gain_when_a_gain_is_an_interval(low, high,
     assert severity_of_gain(Gain(low=low, high=high, basis="", method=method)) == severity
 
 
-WITHOUT_REST = 1 / (1 - 0.5 - 0.05)  # claimed time and the rest are equal, and a tenth of both is uncertain
+WITHOUT_REST = 1 / (1 - 0.5 - 0.05)  # claimed time and the rest are equal, and a tenth of each is uncertain
 
 
 @pytest.mark.parametrize(
     ("fast_s", "fastest_s", "mean_s", "has_device", "high"),
     [
         (0.0035, 0.003, 0.004, False, 1 / (1 - 0.55 - 0.1)),  # 1 ms in each of 100 steps
-        (0.0035, 0.001, 0.004, False, 1 / (1 - 0.55 - 0.2)),  # some steps do something else
+        (0.0035, 0.0019, 0.004, False, 1 / (1 - 0.55 - 0.05)),  # the fastest steps do something else
         (0.003, None, 0.004, False, 1 / (1 - 0.55 - 0.1)),  # an older session
         (None, None, 0.004, False, WITHOUT_REST),  # a still older one
         (0.0019, 0.0019, 0.004, False, WITHOUT_REST),  # many steps do something else
@@ -163,33 +163,34 @@ def test_upper_end_includes_what_the_rest_saves_in_fast_steps_when_it_does_the_s
         # more than 100 means: with first steps
         "forward": PhaseTime(total_s=0.42, share=0.42, p10_s=fast_s, p01_s=fastest_s),
     }
-    steady = steady_of_half_callbacks(phases, mean_s, has_device)
-    finding = half_saving(steady, low_s=0.4)
+    steady = steady_of_phases(phases, mean_s, has_device)
+    finding = saving(steady, 0.5, low_s=0.4)
     assert finding.gain.high == pytest.approx(high)
     assert finding.gain.low == pytest.approx(1 / 0.64)
     assert finding.claims == {"callbacks": 0.5}
 
 
 @pytest.mark.parametrize(("claimed_s", "saved_s"), [(0.25, 0.1 / 3), (0.5, 0.1), (0.8, 0.1)])
-def test_rest_saves_as_much_as_its_share_allows_when_less_than_half_goes(claimed_s, saved_s):
+def test_rest_saves_in_proportion_to_the_claimed_time_when_it_is_longer(claimed_s, saved_s):
     phases = {
         "callbacks": PhaseTime(total_s=claimed_s, share=claimed_s),
         "forward": PhaseTime(total_s=1 - claimed_s, share=1 - claimed_s, p10_s=0.003, p01_s=0.003),
     }
-    steady = steady_of_half_callbacks(phases, 0.004, has_device=False)
-    finding = half_saving(steady, claimed_s, low_s=claimed_s)
+    steady = steady_of_phases(phases, 0.004, has_device=False)
+    finding = saving(steady, claimed_s, low_s=claimed_s)
     uncertain_s = 0.1 * min(claimed_s, 1 - claimed_s)
     assert finding.gain.high == pytest.approx(1 / (1 - claimed_s - uncertain_s - saved_s))
     assert finding.gain.low == pytest.approx(1 / (1 - claimed_s + uncertain_s))
 
 
-def test_least_seconds_are_taken_as_they_are_when_they_were_probed():
-    steady = steady_of_half_callbacks({"data_wait": PhaseTime(total_s=0.5, share=0.5)}, 0.004, has_device=False)
-    finding = half_saving(steady, phase="data_wait", low_s=0.4, method="probed")
+def test_seconds_are_taken_as_they_are_when_they_were_probed():
+    phases = {"data_wait": PhaseTime(total_s=0.5, share=0.5, p10_s=0.004)}
+    steady = steady_of_phases(phases, 0.004, has_device=False)
+    finding = saving(steady, 0.5, phase="data_wait", low_s=0.4, method="probed")
     assert (finding.gain.low, finding.gain.high) == pytest.approx((1 / 0.6, 2.0))
 
 
-def steady_of_half_callbacks(phases, mean_s, has_device):
+def steady_of_phases(phases, mean_s, has_device):
     means = {"callbacks": 0.005, "data_wait": 0.0008, "other": 0.001} | ({"forward": mean_s} if mean_s else {})
     block = Block(first_step=0, n_steps=50, start_s=0.0, step_s=0.01, max_step_s=0.01, phases=means)
     steady = msgspec.structs.replace(
@@ -201,7 +202,7 @@ def steady_of_half_callbacks(phases, mean_s, has_device):
     return msgspec.structs.replace(steady, device=times)
 
 
-def half_saving(steady, claimed_s=0.5, *, phase="callbacks", **named):
+def saving(steady, claimed_s, *, phase="callbacks", **named):
     return timed_finding(
         steady, summary="", evidence=(), prescriptions=(), claims={phase: claimed_s}, basis="", **named
     )

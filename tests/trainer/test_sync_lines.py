@@ -163,6 +163,7 @@ def test_loop_is_named_when_python_takes_a_tensor_apart(make_trainer, fault, ope
     (loop,) = session.sync_calls.loops
     assert (Path(loop.file).name, loop.line, loop.function) == (HERE, line_of(fault), "forward")
     assert (loop.operator, loop.repeats) == (operator, BATCH)
+    assert BATCH <= loop.operators_per_step < session.sync_calls.operators_per_step / 2
     assert 0 < loop.share <= 1
     assert loop.phase == "forward"
     (finding,) = (finding for finding in session.findings if finding.code == "PD304")

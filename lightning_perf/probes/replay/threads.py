@@ -89,7 +89,7 @@ def _require_threads(n: int) -> None:
 def own_threads(
     around: Callable[[], AbstractContextManager[Any]], treated: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[Callable[[Item], Item]]:
-    """Yield a function that returns an item which runs in threads of its own: one for each side of the comparison.
+    """Yield a function that returns an item which runs in two new threads: one for each side of the comparison.
 
     Each thread runs in a context from ``around``, the one with the treatment also in a context from ``treated``.
     """

@@ -55,7 +55,7 @@ def _from_steps(session: Session) -> Finding | None:
         evidence=(
             loop_evidence(worst, calls),
             *(fact(f"iterations per step at {place_of(loop)}", loop.repeats, "count") for loop in loops[:3]),
-            fact("operators per step in the function", worst.operators_per_step, "count"),
+            fact("operators per step in the loop", worst.operators_per_step, "count"),
         ),
         prescriptions=_recommendations(calls.device == "cpu"),
     )

@@ -4,7 +4,7 @@ from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import share_of, steady_of
+from lightning_perf.rules.signals import is_cpu_run, share_of, steady_of
 from lightning_perf.rules.thresholds import ACCUMULATING_FACTOR, LOW_SHARE, ZEROING_MIN_SHARE
 from lightning_perf.rules.wording import percent
 
@@ -36,6 +36,7 @@ def check(session: Session) -> Diagnosis | None:
         replayed_as="zero-grad-none",
         phases=("optimizer", "backward"),
         most_s=both_s,
-        seen_s=both_s,  # replayed gradients stay in caches that the rest of a step would evict
+        # Replayed gradients stay in caches that the rest of a step would evict; a device clears them asynchronously.
+        seen_s=both_s if is_cpu_run(session) else None,
         unmeasured="low" if share >= LOW_SHARE else "info",
     )

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
-from lightning_perf.rules.loader_curve import timed_steps_of
+from lightning_perf.rules.loader_curve import probed_loader_of, timed_steps_of
 from lightning_perf.rules.loader_signals import (
     costliest_function_text,
     function_evidence,
@@ -97,7 +97,9 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
     host, n_steps = sampled_host(session), session.steady.n_steps if session.steady is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
     in_memory = items_in_memory(session)
-    part = waited if in_memory is None else max(waited, sample_share(probe))  # of making samples, nothing may remain
+    saved_s, basis = waited * share * steady.span_s, BASIS
+    if in_memory is not None:
+        saved_s, basis = probed_loader_of(session).saved_s(sample_share(probe)), "at most the data wait for samples"
     return timed_finding(
         steady,
         summary=(
@@ -113,9 +115,9 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             *function_evidence(probe, "getitem", n=1),
         ),
         prescriptions=(in_memory, _FASTER_STORAGE),
-        claims={"data_wait": part * share * steady.span_s},
+        claims={"data_wait": saved_s},
         method="probed",
-        basis=BASIS if in_memory is None else "at most the data wait for samples",
+        basis=basis,
         confidence="high" if n_steps is not None else "medium",
     )
 

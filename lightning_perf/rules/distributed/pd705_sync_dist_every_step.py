@@ -1,7 +1,7 @@
 """PD705: metrics are reduced over all ranks in every step."""
 
 from lightning_perf.records import Finding, RankSummary, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding, uncertainty_s
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import (
     check_has_ranks,
@@ -28,7 +28,7 @@ def check(session: Session) -> Finding | None:
     share = min(share_of(reducing), phase_s(steady, "logging") / steady.span_s)
     if share < LOW_SHARE:
         return None
-    waited_s = _waited_s(session)
+    waited_s, reducing_s = _waited_s(session), share * steady.span_s
     return timed_finding(
         steady,
         summary=(
@@ -47,7 +47,7 @@ def check(session: Session) -> Finding | None:
             code='self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)',
         ),
         claims=claims_of(reducing, steady.span_s),
-        low_s=0.0 if waited_s is None else share * steady.span_s - waited_s * steady.n_steps,
+        low_s=0.0 if waited_s is None else reducing_s - uncertainty_s(steady, reducing_s) - waited_s * steady.n_steps,
         basis="the timed reductions; waits for slower ranks may remain",
     )
 
