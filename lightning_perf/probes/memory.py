@@ -48,7 +48,8 @@ class MemoryProbe(Probe):
         self._is_closed = False
         self.is_off = False
         self._trainer, self._module, self._loop, self._folder = run.trainer, run.pl_module, run.loop, run.folder
-        self._rank = f"_rank{run.trainer.global_rank}" if run.trainer.world_size > 1 else ""  # in names of files: ranks share a folder
+        # Part of the names of files: ranks write to one folder.
+        self._rank = f"_rank{run.trainer.global_rank}" if run.trainer.world_size > 1 else ""
         self._now_ns, self._on_fail = run.now_ns, partial(run.probes.switch_off, self.name)
         self._device = run.trainer.strategy.root_device
         self._allocator, reason = allocator_of(self._device) if allocator is None else (allocator, "")

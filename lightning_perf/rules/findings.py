@@ -242,7 +242,7 @@ def _rest_saves_s(steady: StageTimes, claims: Mapping[str, float]) -> float:
         fastest_s = phase.p10_s
         if fastest_s is None or not mean_s or phase.total_s <= 0 or name == "data_wait":
             continue
-        least_s = SAME_WORK_FRACTION * mean_s
+        least_s = SAME_WORK_FRACTION * (phase.p50_s or mean_s)
         if phase.p01_s is not None and phase.p01_s >= least_s:
             fastest_s = phase.p01_s
         if fastest_s >= least_s:

@@ -93,8 +93,8 @@ def loop_finding(
     """Return a finding whose fix replaces a loop over a tensor by one operation.
 
     The gain of a loop in forward includes part of backward: the same fraction, by time or by number of operators,
-    whichever is more. Backward runs an operator for each of forward, so the loop's fraction of forward's operators is at
-    least twice its fraction of all. No gain is certain, because iterations that depend on one another cannot be
+    whichever is more. Backward runs an operator for each of forward, so the loop's fraction of forward's operators is
+    at least twice its fraction of all. No gain is certain, because iterations that depend on one another cannot be
     vectorized.
     """
     seconds = loop.share * (1 - 1 / loop.repeats) * phase_s(steady, *STEP_PHASES)

@@ -68,7 +68,7 @@ MAX_RECOVERABLE_SHARE = _heuristic(0.98, "share", "Limits the expected speedup t
 WAITING_PART = _heuristic(0.5, "fraction", "With less idle time of the device, host time is mostly a wait for it.")
 EXPLAINED_PART = _heuristic(0.5, "fraction", "A cause explains a symptom if it claims most of the symptom's time.")
 SAME_WORK_FRACTION = _heuristic(
-    0.5, "fraction", "If fast steps take less than this part of the mean, they do not do the same work as others."
+    0.5, "fraction", "If fast steps take less than this part of the usual time, they do not do the same work as others."
 )
 MANY = _heuristic(10, "times", "The largest factor by which recommendations make work less frequent.")
 

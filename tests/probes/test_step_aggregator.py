@@ -53,11 +53,14 @@ def test_time_between_steps_counts_in_the_span_and_not_in_the_steps() -> None:
     assert sum(p.share for p in times.phases.values()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("n_smaller", "samples", "fastest_s"), [
-    (4, 4, 0.008),
-    (4, 2, 0.010),  # the last batches of epochs
-    (40, 2, 0.008),  # so many smaller batches that they count
-])
+@pytest.mark.parametrize(
+    ("n_smaller", "samples", "fastest_s"),
+    [
+        (4, 4, 0.008),
+        (4, 2, 0.010),  # the last batches of epochs
+        (40, 2, 0.008),  # so many smaller batches that they count
+    ],
+)
 def test_fastest_steps_are_those_of_full_batches_when_some_are_smaller(n_smaller, samples, fastest_s) -> None:
     times = aggregated(rows(160, forward=10), rows(n_smaller, samples=samples, forward=8)).stage_times(0)
     assert times is not None

@@ -170,6 +170,16 @@ def test_upper_end_includes_what_the_rest_saves_in_fast_steps_when_it_does_the_s
     assert finding.claims == {"callbacks": 0.5}
 
 
+@pytest.mark.parametrize(("median_s", "saved_s"), [(0.003, 0.2), (None, 0.1)])
+def test_fast_steps_are_compared_with_the_median_when_a_few_steps_are_long(median_s, saved_s):
+    phases = {
+        "callbacks": PhaseTime(total_s=0.5, share=0.5, p10_s=0.003),
+        "forward": PhaseTime(total_s=0.5, share=0.5, p50_s=median_s, p10_s=0.003, p01_s=0.002),
+    }
+    finding = saving(steady_of_phases(phases, 0.004 + 1e-9, has_device=False), 0.5)
+    assert finding.gain.high == pytest.approx(1 / (1 - 0.55 - saved_s), rel=1e-4)
+
+
 @pytest.mark.parametrize(("claimed_s", "saved_s"), [(0.25, 0.1 / 3), (0.5, 0.1), (0.8, 0.1)])
 def test_rest_saves_in_proportion_to_the_claimed_time_when_it_is_longer(claimed_s, saved_s):
     phases = {
