@@ -56,6 +56,8 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     measured_s = _measured_s(ranks, worst)
     # Loading and compute do not disappear: they are distributed over all ranks.
     least_part = 1.0 if part == "host" else 1 - 1 / len(ranks.summaries)
+    if is_cpu_run(session) and len({one.node for one in ranks.summaries}) < len(ranks.summaries):
+        least_part = 0.0  # ranks that compute instead of waiting slow down others that share their caches and memory
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
