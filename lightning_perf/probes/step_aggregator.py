@@ -73,7 +73,7 @@ class StepAggregator:
         self._recent_waits: deque[int] = deque(maxlen=_RECENT_FETCHES)
         self._n_waiting = 0
         self._first_waits: deque[int] = deque(maxlen=64)
-        self._most_samples = self._n_smaller = 0  # steps with fewer samples than the largest, as the last of an epoch
+        self._most_samples = self._n_smaller = 0  # the latter: steps with fewer samples, or unknown
         self._n_outliers = 0
         self._outlier_phase_ns: Counter[int] = Counter()
         self._worst: list[tuple[int, int, int, int]] = []

@@ -68,7 +68,8 @@ class Gain(Record, frozen=True, kw_only=True):
     Attributes:
         low: Lower end, ≥ 1.0 (1.0: it may gain nothing).
         high: Upper end, bounded by the time that is exclusive to the cause (Amdahl's law). Where steps were timed on a
-            CPU, this time may be off by 10 %, and the rest as fast as in the fastest hundredth of the steps.
+            CPU, this time may be off by 10 %, unless it was probed, and the rest of a step may be as fast as in the
+            fastest hundredth of the steps.
         method: How it was obtained: ``timed`` (the fix removes the measured time), ``replayed`` (operators run again
             with the treatment), ``probed`` (the loader alone), ``tried`` (in a trial) or ``modeled`` (not measured).
     """
