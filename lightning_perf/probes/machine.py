@@ -1,5 +1,6 @@
 """Read the machine: cores and memory this process may use, CPU features, its accelerator, versions."""
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -51,7 +52,7 @@ def read_machine(local_world_size: int = 1, root: Path = Path("/"), device: torc
         local_world_size=local_world_size,
         cpu_features=read_cpu_features(root),
         devices=() if device is None or device.type == "cpu" else (read_device(device),),
-        versions=read_versions(),
+        versions={**read_versions()},
     )
 
 
@@ -73,6 +74,7 @@ def read_cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
     return tuple(feature for feature in CPU_FEATURES if feature in present)
 
 
+@functools.cache  # reading them takes some 10 ms
 def read_versions() -> dict[str, str]:
     """Return versions by distribution name, with ``python`` and torch's toolkit (``cuda`` or ``hip``)."""
     versions = {"python": platform.python_version()}

@@ -361,6 +361,7 @@ def _load_all() -> None:
     _doctors("everything")
     with warnings.catch_warnings():
         importlib.import_module("plotly.graph_objects").Figure().add_bar(y=[1])
+        importlib.import_module("jinja2.environment")
     importlib.import_module(".kinds", __package__)
     assert tensorboard is not None
     random.seed(0)
