@@ -65,13 +65,27 @@ def test_reader_keeps_the_users_frames_below_lightning_when_a_script_calls_it():
     assert lines(run_by_lightning(training_step)) == ["training_step", "helper"]
 
 
-def test_line_is_that_of_the_code_before_when_an_instruction_has_none():
-    frame = run_by_lightning(training_step)
-    frames = [(code, offset, None, names) for code, offset, _, names in frames_of(1, lambda: {1: frame})]
-    stack = StackReader().read(frames)
+def test_lines_are_those_of_the_frames():
+    def called():
+        first = [current()]
+        return first[0]
+
+    frame = run_by_lightning(called)
+    stack = stack_of(frame)
     assert stack is not None
-    in_body = [each.__code__.co_firstlineno + 1 for each in (training_step, helper)]
-    assert [line for _, _, line in stack.lines] == in_body
+    assert [line for _, _, line in stack.lines] == [frame.f_lineno] == [called.__code__.co_firstlineno + 2]
+
+
+def test_line_is_the_functions_when_code_has_no_lines():
+    code = training_step.__code__.replace(co_linetable=b"")
+    assert calls.line_of(code, 2) == code.co_firstlineno
+
+
+def test_reader_forgets_code_when_there_is_too_much_of_it(monkeypatch):
+    monkeypatch.setattr(stacks, "_MAX_CODES", 3)
+    frame, reader = run_by_lightning(training_step), StackReader()
+    assert stack_of(frame, reader) == stack_of(frame, reader) == stack_of(frame)
+    assert len(reader._known) <= 3
 
 
 def test_line_is_the_condition_when_the_jump_at_the_end_of_a_loop_has_none():

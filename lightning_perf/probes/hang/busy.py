@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from lightning_perf.probes.host_lines.calls import OwnCode
+from lightning_perf.probes.host_lines.calls import OwnCode, line_of
 from lightning_perf.probes.host_lines.stacks import Frame
 
 _KNOWN = {
@@ -39,10 +39,10 @@ def busy_reason(own: Sequence[Frame], others: Mapping[str, Sequence[Frame]]) -> 
 
 
 def _function_names(frames: Sequence[Frame]) -> list[str]:
-    return [f"{names.get('__name__', '')}.{code.co_name}" for code, _, _, names in frames]
+    return [f"{names.get('__name__', '')}.{code.co_name}" for code, _, names in frames]
 
 
 def _asks_for_input(own: Sequence[Frame]) -> bool:
-    code, offset, line, names = own[0]
-    call = OwnCode(code, offset, line or 0, names).call
+    code, offset, names = own[0]
+    call = OwnCode(code, offset, line_of(code, offset), names).call
     return call.rpartition(".")[2] == "input" or "stdin" in call

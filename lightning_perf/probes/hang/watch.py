@@ -17,7 +17,7 @@ import msgspec
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines import current_phase
-from lightning_perf.probes.host_lines.calls import OwnCode, library_call, shown_file
+from lightning_perf.probes.host_lines.calls import OwnCode, library_call, line_of, shown_file
 from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of, why_no_stacks
 from lightning_perf.probes.processes import read_bytes
 from lightning_perf.probes.spans import OWN
@@ -203,7 +203,7 @@ class HangWatch(Probe):
         """Return the user's innermost line, its text, and the function it calls; without a line, only the function."""
         stack = self._reader.read(own)
         if stack is None or not stack.lines:
-            return "", "", library_call(own[0][0], str(own[0][3].get("__name__", "")))
+            return "", "", library_call(own[0][0], str(own[0][2].get("__name__", "")))
         code, offset, line = stack.lines[-1]
         text = linecache.getline(code.co_filename, line).strip()[:120]
         call = OwnCode(code, offset, line, self._reader.globals_of.get(code, {})).call
@@ -222,5 +222,5 @@ class HangWatch(Probe):
 
 def _stack_text(name: str, frames: Sequence[Frame]) -> str:
     """Return a stack as text, innermost first."""
-    entries = [(code.co_filename, line or 0, code.co_name, None) for code, _, line, _ in frames]
+    entries = [(code.co_filename, line_of(code, offset), code.co_name, None) for code, offset, _ in frames]
     return "".join([f"Thread {name}\n", *traceback.format_list(entries)])

@@ -36,14 +36,17 @@ _FROM_PYTHON = ("tensor", "as_tensor", "asarray")
 _CONVERSIONS = ("float", "int", "bool")  # they wait for a tensor, and hold the interpreter lock for other values
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def line_of(code: CodeType, offset: int) -> int:
-    """Return the line of an instruction to which the compiler gave none: the jump back at the end of a loop's body.
+    """Return the line of an instruction.
 
-    A loop whose condition is mostly false spends its time before that jump, so it is the line of the last instruction
-    that jumps there; without one, that of the instruction before it.
+    The compiler gives none to the jump back at the end of a loop's body. A loop whose condition is mostly false spends
+    its time before that jump, so it is the line of the last instruction that jumps there; without one, that of the
+    instruction before it.
     """
     lines = [line for begin, end, line in code.co_lines() for _ in range(begin, end, 2)]
+    if line := next(iter(lines[max(0, offset) // 2 :]), None):
+        return line
     jumps = [
         lines[each.offset // 2]
         for each in dis.get_instructions(code)

@@ -29,10 +29,13 @@ _NO_OPERATORS = tuple(
 Visit = tuple[CodeType, int, int]
 """Code, offset of the instruction and line of a frame."""
 
-Frame = tuple[CodeType, int, int | None, dict[str, Any]]
-"""Code, offset of the instruction, line and global names of a frame."""
+Frame = tuple[CodeType, int, dict[str, Any]]
+"""Code, offset of the instruction and global names of a frame; reading its line would take longer than all of them."""
 
-_fields = attrgetter("f_code", "f_lasti", "f_lineno", "f_globals")
+_fields = attrgetter("f_code", "f_lasti", "f_globals")
+
+_MAX_CODES = 4096
+"""Code objects whose owner a reader remembers."""
 
 
 def frames_of(thread: int, current_frames: Callable[[], dict[int, FrameType]]) -> list[Frame]:
@@ -69,8 +72,21 @@ class Stack(NamedTuple):
     inner: Visit | None = None
 
 
+class _Known(NamedTuple):
+    """What a stack's reader remembers of a code object, which it keeps alive so that no other one gets its address.
+
+    Attributes:
+        owner: As in ``Stack.leaf``; empty for PerfDoctor's own, skipped as in a run without PerfDoctor.
+        calls_module: Whether it stands between a line that calls a module and the module's forward.
+    """
+
+    code: CodeType
+    owner: str
+    calls_module: bool
+
+
 class StackReader:
-    """Reader of stacks, with a cache of the files' owners."""
+    """Reader of stacks, with a cache of the owners of files and code."""
 
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
@@ -80,6 +96,7 @@ class StackReader:
         self.modules: dict[CodeType, str] = {}
         """Modules of the functions that the user's lines call."""
         self._owners: dict[str, str] = {}
+        self._known: dict[int, _Known] = {}  # by address: to hash code takes longer than the rest of a look-up
 
     def read(self, frames: Iterable[Frame]) -> Stack | None:
         """Return the stack of these frames, given innermost first; None if neither Lightning nor a loop is on it."""
@@ -90,24 +107,21 @@ class StackReader:
         pending: list[Visit] = []
         n_confirmed = 0
         is_below_lightning = False
-        for code, offset, line, names in frames:
-            if names.get("__name__", "").startswith(_OURS):  # skipped, as in a run without PerfDoctor
+        for code, offset, names in frames:
+            _, owner, calls_module = self._known.get(id(code)) or self._learn(code, names)
+            if not owner:
                 continue
-            file = code.co_filename
-            if not file or file[0] == "<":  # compiled from text for a module, as methods of dataclasses are
-                file = names.get("__file__") or file
-            owner = self._owners.get(file) or self._owner(file)
             if not leaf:
                 leaf = owner
                 if owner == OTHER and "torch" in names:
-                    running = code, offset, line or line_of(code, offset)
+                    running = code, offset, line_of(code, offset)
                     self.globals_of[code] = names
             if owner == USER:
                 if not pending and inner is not None:
                     below, names_below = inner
                     if below not in self.modules:
                         self.modules[below] = str(names_below.get("__name__", ""))
-                pending.append((code, offset, line or line_of(code, offset)))
+                pending.append((code, offset, line_of(code, offset)))
                 if code not in self.globals_of:
                     self.globals_of[code] = names
                 if code in self.loops:
@@ -116,11 +130,23 @@ class StackReader:
             elif owner == LIGHTNING:
                 n_confirmed = len(pending)  # frames outside of all of Lightning's only started the run
                 is_below_lightning = True
-            if code.co_name not in _MODULE_CALLS:
+            if not calls_module:
                 inner = code, names
         if not is_below_lightning:
             return None
         return Stack(tuple(reversed(pending[:n_confirmed])), below if n_confirmed else None, leaf, running)
+
+    def _learn(self, code: CodeType, names: dict[str, Any]) -> _Known:
+        owner = ""
+        if not names.get("__name__", "").startswith(_OURS):
+            file = code.co_filename
+            if not file or file[0] == "<":  # compiled from text for a module, as methods of dataclasses are
+                file = names.get("__file__") or file
+            owner = self._owners.get(file) or self._owner(file)
+        if len(self._known) >= _MAX_CODES:
+            self._known.clear()  # a training that compiles code in each step
+        known = self._known[id(code)] = _Known(code, owner, code.co_name in _MODULE_CALLS)
+        return known
 
     def _owner(self, file: str) -> str:
         owner = owner_of(file)
