@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,9 @@ from .tokens import BatchUnits
 REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
 """Names of the spans in which metrics are reduced over the ranks, and in which Lightning asks all ranks at each step
 whether to stop: in both, a rank waits for the others."""
+
+RECORDING = "anomaly_detection"
+"""Name of the spans in which anomaly detection records the stack of an operator."""
 
 _CHECKED_OUTPUTS = 3
 
@@ -68,6 +72,7 @@ class LoopProbe(ActionSpans):
         self._is_between = True  # between epochs, or before the first
         self._is_validation_between = True
         self._undos = seams.Undos()
+        self._recording: dict[str, Span] = {}  # by phase
 
     # -- setup and restoring ------------------------------------------------------------
 
@@ -108,6 +113,19 @@ class LoopProbe(ActionSpans):
         self._note_missing(is_tapped, "steady.phases.backward", "no strategy.backward found")
         step = self._span("optimizer", "optimizer_step", "loop", "")
         seams.tap_optimizers(self.trainer.optimizers, step, after_step, self._undos)
+
+    def time_anomaly_detection(self) -> None:
+        """Time the stacks that anomaly detection records, from now on. Can be called twice."""
+        if self._recording:
+            return
+        self._recording = {
+            phase: self._span(phase, RECORDING, "loop", "format_stack") for phase in ("forward", "backward")
+        }
+
+        def recording() -> AbstractContextManager[Any]:
+            return self._recording.get(self.timeline.phase()) or nullcontext()
+
+        seams.tap_stack_recording(recording, self._undos)
 
     def profiling(self, mark: Callable[[str], Any] | None) -> None:
         """Begin a profiler window, or end it with None; statistics exclude its steps.

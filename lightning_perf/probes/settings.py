@@ -54,10 +54,14 @@ class SettingsProbe(Probe):
     def loops_ready(self, run: RunContext) -> None:
         run.settings, missing = read_settings(run.trainer, run.pl_module)
         self.missing.update(missing)
+        if run.settings.trainer.is_anomaly_detection_on:
+            run.loop.time_anomaly_detection()
 
     def epoch_ends(self) -> None:
         """Check for anomaly detection, which the training may switch on."""
-        self._saw_anomaly_detection = self._saw_anomaly_detection or torch.is_anomaly_enabled()
+        if torch.is_anomaly_enabled():
+            self._saw_anomaly_detection = True
+            self._context.loop.time_anomaly_detection()
 
     def part(self, session: Session) -> Mapping[str, Any]:
         context, replace = self._context, msgspec.structs.replace

@@ -62,7 +62,7 @@ class NamedTime(Record, frozen=True, kw_only=True):
         name: Class name of the callback, module or logger, e.g. ``"EarlyStopping"``.
         kind: ``"callback"``, ``"progress_bar"``, ``"checkpoint_callback"``, ``"module_hook"``, ``"logger"``,
             ``"profiler"`` (the user's, at the begin and end of actions) or ``"loop"`` (parts of Lightning's loop, e.g.
-            ``zero_grad``, ``metrics``).
+            ``zero_grad``, ``metrics``; ``anomaly_detection`` is the recording of stacks).
         hook: The hook or method, e.g. ``"on_train_batch_end"``.
         phase: The phase that the time is counted in.
         total_s: Seconds since the end of the first step, without the time of other names that it calls.

@@ -43,6 +43,16 @@ class _MoreBarMetrics(_Timed):
         return {**{name: text for name, text in self._more().items() if name not in metrics}, **metrics}
 
 
+class _StackRecorder(_Timed):
+    """``format_stack`` of anomaly detection; the stacks that it returns do not show that it is timed."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        stack = super().__call__(*args, **kwargs)
+        while isinstance(stack, list) and stack and __file__ in stack[-1]:
+            stack.pop()
+        return stack
+
+
 def _put(timed: _Timed, undos: Undos) -> None:
     """Set a timed method on its instance. The undo also stops its timing, in case other code kept a reference."""
 
@@ -150,6 +160,13 @@ def tap_call(owner: Any, name: str, span_of: Callable[[], AbstractContextManager
         return False
     _put(_Timed(owner, name, span_of), undos)
     return True
+
+
+def tap_stack_recording(span_of: Callable[[], AbstractContextManager[Any]], undos: Undos) -> None:
+    """Enclose the recording of a stack for each operator, which torch does while anomaly detection is on."""
+    import torch.fx.traceback  # as autograd imports it with the first stack
+
+    _put(_StackRecorder(torch.fx.traceback, "format_stack", span_of), undos)
 
 
 def tap_reduce(trainer: Any, span: AbstractContextManager[Any], undos: Undos) -> bool:

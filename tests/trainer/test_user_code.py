@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.fx.traceback
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
@@ -238,3 +239,14 @@ def test_error_of_a_signal_handler_reaches_the_training_when_a_probe_runs(make_t
             trainer.fit(Interrupting(), DataLoader(Rows(), batch_size=2))
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_stacks_of_anomaly_detection_are_timed_until_the_run_ends(make_trainer: Make) -> None:
+    before = torch.fx.traceback.format_stack
+    doctor = PerfDoctor(reports=(), schedule=None)
+    losses_of(lambda *callbacks, **named: make_trainer(*callbacks, detect_anomaly=True, **named), Model(), doctor)
+    assert doctor.session is not None
+    assert doctor.session.probes_off == ()
+    recording = [time for time in doctor.session.steady.named if time.name == "anomaly_detection"]
+    assert [(time.phase, time.n_calls % (N_STEPS - 1)) for time in recording] == [("forward", 0)]
+    assert torch.fx.traceback.format_stack is before

@@ -228,7 +228,7 @@ def anomaly(run: Run) -> None:
     run.trainer(detect_anomaly=True).fit(Deep(), varied())
 
 
-@kind("anomaly-found")
+@kind("anomaly-found", core=True)
 def anomaly_found(run: Run) -> None:
     class Roots(Deep):
         def loss(self, batch: Any) -> Any:
