@@ -23,6 +23,7 @@ from lightning_perf.records import LoaderSettings, Session, Settings, TorchSetti
 
 from . import plain
 from .base import Probe, RunContext
+from .clock import NEVER
 from .model import read_model
 
 T = TypeVar("T")
@@ -49,16 +50,23 @@ class SettingsProbe(Probe):
 
     def __init__(self, run: RunContext) -> None:
         self._context = run
-        self._saw_anomaly_detection = False  # by torch's own function, in a hook that runs after ours
+        self._saw_anomaly_detection = False
+        self._next_step = 0
 
     def loops_ready(self, run: RunContext) -> None:
         run.settings, missing = read_settings(run.trainer, run.pl_module)
         self.missing.update(missing)
-        if run.settings.trainer.is_anomaly_detection_on:
-            run.loop.time_anomaly_detection()
+
+    @property
+    def next_step(self) -> int:
+        return self._next_step
+
+    def step_begins(self, batch: Any) -> None:
+        self._next_step = NEVER
+        self.epoch_ends()
 
     def epoch_ends(self) -> None:
-        """Check for anomaly detection, which the training may switch on."""
+        """Check for anomaly detection, which the Trainer or a hook after ours may have switched on."""
         if torch.is_anomaly_enabled():
             self._saw_anomaly_detection = True
             self._context.loop.time_anomaly_detection()

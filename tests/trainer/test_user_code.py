@@ -241,10 +241,21 @@ def test_error_of_a_signal_handler_reaches_the_training_when_a_probe_runs(make_t
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_stacks_of_anomaly_detection_are_timed_until_the_run_ends(make_trainer: Make) -> None:
+class SwitchedOn(Model):
+    def on_train_start(self) -> None:
+        torch.autograd.set_detect_anomaly(True)
+
+    def on_train_end(self) -> None:
+        torch.autograd.set_detect_anomaly(False)
+
+
+@pytest.mark.parametrize(("model", "asked"), [(Model, True), (SwitchedOn, False)])
+def test_stacks_of_anomaly_detection_are_timed_until_the_run_ends(
+    make_trainer: Make, model: type[Model], asked: bool
+) -> None:
     before = torch.fx.traceback.format_stack
     doctor = PerfDoctor(reports=(), schedule=None)
-    losses_of(lambda *callbacks, **named: make_trainer(*callbacks, detect_anomaly=True, **named), Model(), doctor)
+    losses_of(lambda *callbacks, **named: make_trainer(*callbacks, detect_anomaly=asked, **named), model(), doctor)
     assert doctor.session is not None
     assert doctor.session.probes_off == ()
     recording = [time for time in doctor.session.steady.named if time.name == "anomaly_detection"]

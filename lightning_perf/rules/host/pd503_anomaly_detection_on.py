@@ -3,10 +3,10 @@
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, make_finding, timed_finding, trainer_fix
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import CODE_PHASES, claims_of, named_by_kind, steady_of
+from lightning_perf.rules.signals import CODE_PHASES, named_by_kind, share_of, steady_of
 from lightning_perf.rules.thresholds import ANOMALY_HIGH_FRACTION
-from lightning_perf.rules.user_lines import computing_s
-from lightning_perf.rules.wording import duration
+from lightning_perf.rules.user_lines import computing_s, lines_of, records_stacks
+from lightning_perf.rules.wording import percent
 
 
 def preflight(session: Session) -> Finding | None:
@@ -28,18 +28,16 @@ def preflight(session: Session) -> Finding | None:
 
 @rule("PD503", "anomaly-detection-on", preflight=preflight)
 def check(session: Session) -> Finding | None:
-    """Report the setting; the recording of stacks is timed, the checks for NaN in backward are not."""
+    """Report the setting; the lower end of the gain is the timed part of it, the recording of stacks."""
     finding = preflight(session)
     steady = steady_of(session)
     if finding is None:
         return None
     recording = named_by_kind(steady, "loop").get("anomaly_detection", ())
-    claims = claims_of(recording, steady.span_s)
-    recorded_s = sum(claims.values())
-    for name in ("backward",) if recording else CODE_PHASES:
-        others_s = max(0.0, computing_s(session, steady, name) - claims.get(name, 0.0))
-        claims[name] = claims.get(name, 0.0) + ANOMALY_HIGH_FRACTION * others_s
-    share, n_stacks = recorded_s / steady.span_s, sum(time.n_calls for time in recording)
+    share, n_stacks = share_of(recording), sum(time.n_calls for time in recording)
+    phases = {name: computing_s(session, steady, name) for name in CODE_PHASES}
+    sampled = (time for time in lines_of(session, "forward") if records_stacks(session, time.line))
+    phases["forward"] += sum(time.seconds for time in sampled)
     return timed_finding(
         steady,
         summary="Anomaly detection is on and slows down forward and backward.",
@@ -48,12 +46,11 @@ def check(session: Session) -> Finding | None:
             fact("time that records stacks", share, "fraction", n=n_stacks) if recording else None,
         ),
         prescriptions=finding.prescriptions,
-        claims=claims,
-        low_s=recorded_s,
+        claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
+        low_s=share * steady.span_s,
         basis=(
-            f"{duration(recorded_s)} timed, and at most 95 % of the rest of backward"
-            if recording
-            else "at most 95 % of forward and backward, as seen with small operators"
+            f"{f'from {percent(share)} of the time, which records stacks, to' if recording else 'at most'} 95 % of "
+            "forward and backward, as seen with small operators"
         ),
-        confidence="high" if recording else "medium",
+        confidence="medium",
     )
