@@ -26,11 +26,15 @@ _MAX_KEPT = 256
 
 
 def owner_of(file: str) -> str:
-    """Return who owns a file. ``TORCH`` includes this package and Python's standard library: all are skipped."""
+    """Return who owns a file. ``TORCH`` includes this package and Python's standard library: all are skipped.
+
+    Code compiled from a text is the user's if they typed it: libraries compile methods of proxies and records, too.
+    """
     if file.startswith("<"):
         if file.startswith("<eval_with_key>"):
             return COMPILED
-        return USER if file.startswith(("<ipython", "<stdin", "<string")) else TORCH
+        is_command = getattr(sys.modules.get("__main__"), "__file__", None) is None  # python -c
+        return USER if file.startswith(("<ipython", "<stdin")) or (is_command and file == "<string>") else TORCH
     path = os.path.abspath(file)
     if path == _DEMO:
         return USER

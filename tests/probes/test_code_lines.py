@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,14 @@ _PACKAGES = sysconfig.get_paths()["purelib"]
 )
 def test_owner_of_a_file_follows_from_its_path(file: str, owner: str) -> None:
     assert owner_of(file) == owner
+
+
+def test_compiled_text_is_the_users_when_it_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert owner_of("<string>") == USER
+    main.__file__ = "train.py"
+    assert owner_of("<string>") == TORCH  # a library's, such as a proxy of multiprocessing
 
 
 @pytest.fixture

@@ -163,6 +163,14 @@ def test_reader_reads_generated_code_as_its_modules_when_it_has_no_file(file):
     assert lines(run_by_lightning(theirs["made"])) == []
 
 
+def test_method_that_a_library_compiled_is_charged_to_the_line_that_calls_it(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
+    proxy: dict[str, Any] = {"current": current}
+    exec("def get():\n    return current()\n", proxy)  # as multiprocessing's for the methods of a manager's list
+    monkeypatch.setitem(globals(), "helper", proxy["get"])
+    assert lines(run_by_lightning(training_step)) == ["training_step"]
+
+
 def first() -> None:
     sum(range(20))
 
