@@ -46,8 +46,11 @@ def with_line(finding: Finding, session: Session) -> Finding:
     if finding.code in _OF_PART_OF_A_PHASE:
         hooks = {evidence.metric.rpartition(".")[2] for evidence in finding.evidence}
         lines = whole_lines_of(session, tuple(finding.claims), lambda line: line.entry in hooks) or lines
-        others = [line for line in lines if line.line.entry.startswith("on_") and line.line.entry not in hooks]
-        lines = [line for line in lines if line not in others and line.low_s <= (1 + SPREAD) * claimed_s]
+        lines = [
+            line
+            for line in lines
+            if line.low_s <= (1 + SPREAD) * claimed_s and (line.line.entry in hooks or not _is_of_a_hook(line))
+        ]
     if finding.code == "PD111":
         lines = [line for line in lines if not line.line.entry.startswith(("on_", "validation_step"))]
     line = next((line for line in lines if line.seconds > 0), None)
@@ -57,6 +60,11 @@ def with_line(finding: Finding, session: Session) -> Finding:
         return finding
     sentence = f"{line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
     return _with_sentence(finding, sentence, evidence_of(line, steady))
+
+
+def _is_of_a_hook(time: LineTime) -> bool:
+    """Return whether a line runs in a hook and counts as its time; what it logs counts as logging."""
+    return time.line.entry.startswith("on_") and time.phase != "logging"
 
 
 def _has_line(finding: Finding, session: Session) -> bool:

@@ -27,7 +27,9 @@ def check(session: Session) -> Finding | None:
     if not lookups:
         raise Skip("the lookups of embeddings are not among the operators listed")
     looked_up_bytes = sum(one.n_bytes for one in lookups) / 2  # each row is read and written
-    table_bytes = sum(one.n_bytes for one in gradients) - looked_up_bytes
+    n_tables = model.layers.get("Embedding", 0)
+    n_uses = max(1.0, sum(one.calls for one in gradients) / n_tables) if n_tables else 1.0  # of a table in one step
+    table_bytes = (sum(one.n_bytes for one in gradients) - looked_up_bytes) / n_uses
     n_batches = session.settings.trainer.accumulate_grad_batches or 1
     fraction = n_batches * looked_up_bytes / table_bytes if table_bytes > 0 else 1.0
     part = table_bytes / profile.parameters_bytes
