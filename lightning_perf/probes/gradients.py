@@ -1,13 +1,17 @@
-"""Watch whether gradients are cleared between the steps of each optimizer, and how.
+"""Watch whether gradients are cleared between the steps of each optimizer, and how, and which ones none uses.
 
 No value of a tensor is read, so nothing waits for a device.
 """
 
+import math
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from lightning_perf.records import Session
 
@@ -15,9 +19,13 @@ from . import plain
 from .base import Probe, RunContext
 from .code_lines import user_site
 from .model import parameters_of, unwrap
+from .module_walk import named_parameters
 
 N_WATCHED_STEPS = 20
 """A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
+
+
+_N_TIMED_PASSES = 3
 
 
 class _GradientState:
@@ -43,6 +51,11 @@ class _GradientState:
     def is_done(self) -> bool:
         return max(self.n_steps, self.n_zero_grads) >= N_WATCHED_STEPS
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the optimizer has stepped; of automatic optimization only the clearing before each step is known."""
+        return self.n_steps >= 1 or self.n_zero_grads >= 2
+
     def remember(self, optimizer: Any) -> None:
         """Mark the current gradients as used; the first parameter with a gradient represents all."""
         self.parameter = next((p for p in parameters_of(optimizer) if plain.gradient_of(p) is not None), None)
@@ -66,6 +79,79 @@ class _GradientState:
             self.state, self.seen, self.added_at = "dirty", now, user_site()
 
 
+class _UnusedGradients:
+    """The gradients of parameters that no optimizer has, found after the first step of an optimizer.
+
+    They are unused if the next backward pass still finds them: a loop of the user's that uses them clears them. What a
+    backward pass on a CPU does after the last gradient of an optimizer's parameters is then timed in a few passes.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[str, torch.Tensor]] | None = None
+        self._seen: tuple[int, int] | None = None
+        self._owned: list[torch.Tensor] = []
+        self._handles: list[Any] = []
+        self._begin_ns = self._last_ns = 0
+        self._fractions: list[float] = []
+        self.summary: dict[str, Any] = {}
+
+    def after_backward(self, module: Any, optimizers: list[Any]) -> None:
+        if self._handles:
+            self._time_rest()
+        if self._found is not None or not isinstance(module, nn.Module):
+            return
+        self._owned = [parameter for optimizer in optimizers for parameter in parameters_of(unwrap(optimizer))]
+        owned = {id(parameter) for parameter in self._owned}
+        named = list(named_parameters(module))
+        # A sharding strategy may give the optimizer other parameters than the module's.
+        is_known = bool(owned) and owned <= {id(parameter) for _, parameter in named}
+        unowned = [(name, one) for name, one in named if id(one) not in owned] if is_known else []
+        self._found = [(name, one) for name, one in unowned if plain.gradient_of(one) is not None]
+        self._seen = _identity(self._found[0][1]) if self._found else None
+
+    def before_backward(self) -> None:
+        if self._found is not None and not self.summary:
+            self._judge(self._found)
+        if self._handles:
+            self._begin_ns = self._last_ns = time.perf_counter_ns()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        for parameter in self._owned:
+            if parameter._backward_hooks is not None and not parameter._backward_hooks:
+                parameter._backward_hooks = None  # as it was before the first hook
+        self._handles, self._owned = [], []
+
+    def _judge(self, found: list[tuple[str, torch.Tensor]]) -> None:
+        unused = found if found and _identity(found[0][1]) == self._seen else []
+        self._found = []
+        sizes: Counter[str] = Counter()
+        for name, parameter in unused:
+            sizes[name.partition(".")[0]] += math.prod(plain.field(parameter, "shape"))
+        self.summary = {
+            "n_unused_gradients": len(unused),
+            "n_unused_elements": sizes.total(),
+            "unused_gradients_in": max(sizes, key=sizes.__getitem__, default=""),
+        }
+        trained = [one for one in self._owned if one.requires_grad and plain.is_plain_tensor(one)]
+        if unused and len(trained) == len(self._owned) and all(one.device.type == "cpu" for one in trained):
+            self._handles.extend(one.register_hook(self._note) for one in trained)  # type: ignore[no-untyped-call]
+
+    @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning where it is pickled
+    def _note(self, gradient: torch.Tensor) -> None:
+        self._last_ns = time.perf_counter_ns()
+
+    def _time_rest(self) -> None:
+        now_ns = time.perf_counter_ns()
+        if self._last_ns > self._begin_ns:
+            self._fractions.append((now_ns - self._last_ns) / (now_ns - self._begin_ns))
+        if len(self._fractions) >= _N_TIMED_PASSES:
+            self.summary["unused_backward_fraction"] = min(self._fractions)
+            self.close()
+
+
 class ZeroGradWatch(Probe):
     """Watches in the first ``N_WATCHED_STEPS`` steps of each optimizer whether and how its gradients are cleared.
 
@@ -83,6 +169,7 @@ class ZeroGradWatch(Probe):
     def __init__(self, run: RunContext) -> None:
         self._context = run
         self._optimizers: dict[int, tuple[Any, _GradientState]] = {}
+        self._unused = _UnusedGradients()
 
     def part(self, session: Session) -> Mapping[str, Any]:
         settings, replace = session.settings, msgspec.structs.replace
@@ -91,7 +178,10 @@ class ZeroGradWatch(Probe):
             return {}
         pairs = zip(model.optimizers, optimizers, strict=True)
         seen = tuple(replace(one, **self.summary(optimizer)) for one, optimizer in pairs)
-        return {"settings": replace(settings, model=replace(model, optimizers=seen))}
+        return {"settings": replace(settings, model=replace(model, optimizers=seen, **self._unused.summary))}
+
+    def close(self) -> None:
+        self._unused.close()
 
     @property
     def is_done(self) -> bool:
@@ -111,6 +201,7 @@ class ZeroGradWatch(Probe):
         self._release(watched)
 
     def before_backward(self) -> None:
+        self._unused.before_backward()
         for watched in self._active():
             watched.before_backward()
 
@@ -118,6 +209,8 @@ class ZeroGradWatch(Probe):
         """Handle the end of a backward pass, before gradients are clipped or unscaled."""
         if self.is_done and len(self._optimizers) >= len(self._context.trainer.optimizers):
             self._context.probes.leave_backward(self)
+        if any(watched.has_stepped for _, watched in self._optimizers.values()):
+            self._unused.after_backward(self._context.pl_module, self._context.trainer.optimizers)
         for watched in self._active():
             watched.after_backward()
 

@@ -110,6 +110,9 @@ DROPPED_MIN_CLEARINGS = _heuristic(3, "clearings of gradients", "Once or twice m
 DROPPED_MIN_FRACTION = _heuristic(
     0.5, "of clearings of gradients", "Gradients dropped now and then may be meant, such as those of an unstable step."
 )
+UNUSED_MIN_FRACTION = _heuristic(
+    0.1, "of the trainable elements", "A smaller part, such as an unused output, takes little of a backward pass."
+)
 ELEMENTWISE_MIN_SHARE = _heuristic(
     0.40, "share of kernel time", "Below it, memory-bound kernels do not limit the step."
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from lightning_perf.probes import gradients
 from lightning_perf.probes.gradients import N_WATCHED_STEPS, ZeroGradWatch
 from lightning_perf.probes.model import read_model, read_optimizer
 
@@ -169,8 +171,9 @@ class Loop:
     """A hand-written training loop that announces what it does."""
 
     def __init__(self) -> None:
-        trainer, probes = SimpleNamespace(optimizers=()), SimpleNamespace(leave_backward=lambda watch: None)
-        self.watch = ZeroGradWatch(SimpleNamespace(trainer=trainer, probes=probes))  # type: ignore[arg-type]
+        self.trainer, probes = SimpleNamespace(optimizers=()), SimpleNamespace(leave_backward=lambda watch: None)
+        self.context = SimpleNamespace(trainer=self.trainer, probes=probes, pl_module=None)
+        self.watch = ZeroGradWatch(self.context)  # type: ignore[arg-type]
         self.x = torch.ones(4, 3)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -200,6 +203,70 @@ def seen(loop: Loop, optimizer: torch.optim.Optimizer) -> dict[str, object]:
 
 def summary(keeps: bool | None, uncleared: int | None, n: int) -> dict[str, object]:
     return {"zero_grad_keeps_tensors": keeps, "steps_without_zero_grad": uncleared, "n_steps_watched": n}
+
+
+@pytest.mark.parametrize(
+    ("clears", "freezes", "unused"),
+    [(False, False, (2, 12, "backbone")), (True, False, (0, 0, "")), (False, True, (0, 0, ""))],
+)
+def test_watch_finds_gradients_that_no_optimizer_has_unless_the_user_clears_them(
+    clears: bool, freezes: bool, unused: tuple[int, int, str]
+) -> None:
+    loop = Loop()
+    module = nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})
+    module["backbone"].requires_grad_(not freezes)
+    optimizer = torch.optim.SGD(module["head"].parameters(), lr=0.1)
+    loop.context.pl_module, loop.trainer.optimizers = module, [optimizer]
+    for _ in range(4):
+        optimizer.zero_grad()
+        loop.backward(module["head"](module["backbone"](loop.x)).sum())
+        loop.step(optimizer)
+        if clears:
+            module["backbone"].zero_grad()
+    assert tuple(loop.watch._unused.summary.values())[:3] == unused
+
+
+def test_rest_of_backward_is_timed_when_its_gradients_are_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr(gradients.time, "perf_counter_ns", lambda: now_ns[0])
+
+    class Slow(torch.autograd.Function):
+        """Takes 1 s backward in the head, and 3 s in the backbone."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, seconds: int) -> torch.Tensor:
+            ctx.seconds = seconds
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            now_ns[0] += ctx.seconds
+            return gradient, None
+
+    loop = Loop()
+    module = nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})
+    optimizer = torch.optim.SGD(module["head"].parameters(), lr=0.1)
+    loop.context.pl_module, loop.trainer.optimizers = module, [optimizer]
+    for _ in range(6):
+        optimizer.zero_grad()
+        loop.backward(Slow.apply(module["head"](Slow.apply(module["backbone"](loop.x), 3)), 1).sum())
+        loop.step(optimizer)
+    assert loop.watch._unused.summary["unused_backward_fraction"] == 0.75
+    assert all(not one._backward_hooks for one in module.parameters())
+
+
+def test_hooks_on_gradients_are_removed_when_the_run_ends() -> None:
+    loop = Loop()
+    module = nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})
+    optimizer = torch.optim.SGD(module["head"].parameters(), lr=0.1)
+    loop.context.pl_module, loop.trainer.optimizers = module, [optimizer]
+    for _ in range(3):
+        optimizer.zero_grad()
+        loop.backward(module["head"](module["backbone"](loop.x)).sum())
+        loop.step(optimizer)
+    assert module["head"].weight._backward_hooks
+    loop.watch.close()
+    assert module["head"].weight._backward_hooks is None
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])

@@ -163,6 +163,15 @@ def weights_swapped(run: Run) -> None:
     run.trainer().fit(Swaps(), varied())
 
 
+@kind("layers-without-an-optimizer", core=True)
+def layers_without_an_optimizer(run: Run) -> None:
+    class Head(Deep):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.layer[-1].parameters(), lr=0.01)
+
+    run.trainer().fit(Head(), varied())
+
+
 @kind("modules-added-in-the-step")
 def modules_added(run: Run) -> None:
     class Grows(Deep):
