@@ -2,7 +2,8 @@
 
 A case is a Lightning script that takes no arguments. Its docstring holds a description, a line ``---`` and YAML:
 
-    expect: PD107            the code, or the codes, that name its true cause; absent in a healthy case
+    expect: PD107            the code, or the codes, that name its true cause (PD000 where no rule looks for it); absent
+                             in a healthy case
     second: PD602            in a case with two faults: the code of the smaller one
     also: {CODE: why}        codes that are right first answers, too, where their gain is certain (medium or high):
                              if they name the marked line, or, where no line is marked or the code is that of the
