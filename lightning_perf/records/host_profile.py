@@ -19,6 +19,8 @@ class HostLine(Record, frozen=True, kw_only=True):
         span_share: Share of the steady time; None before the steady state.
         n_samples: Samples with the line on the stack.
         code: Text of the line; empty if its file cannot be read.
+        called_at: File and number of the user's line that calls the function, e.g. ``"model.py:61"``; empty in
+            ``entry``, and if several lines call it.
     """
 
     file: str
@@ -32,6 +34,7 @@ class HostLine(Record, frozen=True, kw_only=True):
     per_step_s: float | None = None
     span_share: float | None = None
     code: str = ""
+    called_at: str = ""
 
 
 class HostPhase(Record, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ def with_line(finding: Finding, session: Session) -> Finding:
         return _with_probed_line(finding, session) if phases == _LOADING else finding
     if line.where in finding.summary:
         return finding
-    sentence = f"{line.where} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
+    sentence = f"{line.subject} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
     return _with_sentence(finding, sentence, evidence_of(line, steady))
 
 

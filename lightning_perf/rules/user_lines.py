@@ -43,6 +43,11 @@ class LineTime(NamedTuple):
         return place_of(self.line)
 
     @property
+    def subject(self) -> str:
+        """Its place, with the line that calls the function, e.g. ``"decode (data.py:9), called at model.py:61,"``."""
+        return f"{self.where}, called at {self.line.called_at}," if self.line.called_at else self.where
+
+    @property
     def doing(self) -> str:
         """The function that the line calls, e.g. ``" in json.loads"``; empty if the line itself takes the time."""
         return f" in {self.line.call}" if self.line.call else ""

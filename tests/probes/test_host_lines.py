@@ -335,6 +335,17 @@ def test_line_of_the_function_called_is_named_when_it_holds_the_time():
     assert found(phase) == [("helper", 5, 0.9), ("training_step", 11, 0.1)]
 
 
+def test_line_is_known_with_the_one_that_calls_its_function_unless_several_do():
+    def called_at(*paths):
+        profile = ProfileBuilder(StackReader()).build({"forward": samples(*paths)}, {}, (0, 9), 0.0, None)
+        return [line.called_at for line in profile.phases["forward"].lines]
+
+    site = os.path.basename(__file__)
+    assert called_at((((training_step, 10), (helper, 5)), 90, 45)) == [f"{site}:10"]
+    assert called_at((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11), (helper, 5)), 80, 40)) == [""]
+    assert called_at((((training_step, 10),), 90, 45)) == [""]
+
+
 def test_calling_line_is_named_when_the_function_called_has_many_cheap_lines():
     paths = [(((training_step, 10), (helper, line)), 10, 5) for line in range(20, 30)]
     assert found(samples(*paths)) == [("training_step", 10, 1.0)]

@@ -1,6 +1,7 @@
 """Aggregate samples by stack, and build the record from them."""
 
 import linecache
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,9 +73,10 @@ class Place(NamedTuple):
 class Line:
     """A line with everything below it: a node of the call tree."""
 
-    def __init__(self, place: Place, entry: str) -> None:
+    def __init__(self, place: Place, entry: str, caller: Place | None = None) -> None:
         self.place = place
         self.entry = entry
+        self.caller = caller
         self.ns = self.operator_ns = 0.0
         self.n = 0
         self.calls: defaultdict[str, float] = defaultdict(float)
@@ -112,6 +114,7 @@ class Line:
             span_share=None if timed is None else share * timed[1],
             n_samples=self.n,
             code=linecache.getline(self.place.file, self.place.line).strip()[:120],
+            called_at=f"{os.path.basename(self.caller.file)}:{self.caller.line}" if self.caller else "",
         )
 
 
@@ -160,7 +163,7 @@ class ProfileBuilder:
             for depth, place in enumerate(places):
                 line = level.get(place)
                 if line is None:
-                    line = level[place] = Line(place, places[0].function)
+                    line = level[place] = Line(place, places[0].function, places[depth - 1] if depth else None)
                 below = call if depth == len(places) - 1 else places[depth + 1].function
                 line.add(sums.ns, sums.n, below, is_operator)
                 level = line.children
@@ -226,5 +229,6 @@ def _merge(known: Line, other: Line) -> None:
     known.ns += other.ns
     known.operator_ns += other.operator_ns
     known.n += other.n
+    known.caller = known.caller if known.caller == other.caller else None
     for call, ns in other.calls.items():
         known.calls[call] += ns

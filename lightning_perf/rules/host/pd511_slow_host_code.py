@@ -37,12 +37,12 @@ def check(session: Session) -> Finding | None:
     if not found or found[0].low_s < LOW_SHARE * steady.span_s:
         return None
     worst = found[0]
-    each_s = worst.seconds / steady.n_steps
+    each_s, share = worst.seconds / steady.n_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
     return timed_finding(
         steady,
         summary=(
-            f"{worst.where} spends {percent(worst.seconds / phase_s(steady, *STEP_PHASES))} of step time{worst.doing}: "
+            f"{worst.subject} spends {percent(share)} of step time{worst.doing}: "
             f"{duration(each_s)} per step{_where(worst)}."
         ),
         evidence=(evidence_of(time, steady) for time in found[:LINES_SHOWN]),
@@ -64,7 +64,8 @@ def _where(time: LineTime) -> str:
     """Return the phase, with the function that Lightning called if it is not the line's own."""
     if time.phase == "data_wait":
         return ", drawing the indices of samples"
-    called_by = f", called by {time.line.entry}" if time.line.entry not in ("", time.line.function) else ""
+    is_known = time.line.called_at or time.line.entry in ("", time.line.function)
+    called_by = "" if is_known else f", called by {time.line.entry}"
     return f" outside torch operators, in {time.phase}{called_by}"
 
 
