@@ -1,5 +1,5 @@
 r"""Fraud detection on transaction tables with an MLP and a running AUROC; the AUROC over everything seen in the epoch
-is computed anew at each step.
+is computed again at each step.
 ---
 expect: PD509
 half: score

@@ -1,4 +1,4 @@
-r"""MLP-Mixer on small images with a warmup-cosine learning rate; the LambdaLR function builds the whole schedule anew
+r"""MLP-Mixer on small images with a warmup-cosine learning rate; the LambdaLR function builds the whole schedule again
 at every step.
 ---
 expect: PD512
