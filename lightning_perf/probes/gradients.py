@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lightning_perf.records import Session
+from lightning_perf.seams import remove_hook
 
 from . import plain
 from .base import Probe, RunContext
@@ -90,13 +91,14 @@ class _UnusedGradients:
         self._found: list[tuple[str, torch.Tensor]] | None = None
         self._seen: tuple[int, int] | None = None
         self._owned: list[torch.Tensor] = []
-        self._handles: list[Any] = []
+        self._hooked: list[torch.Tensor] = []
+        self._hook = self._note  # one object, which ``close`` finds
         self._begin_ns = self._last_ns = 0
         self._fractions: list[float] = []
         self.summary: dict[str, Any] = {}
 
     def after_backward(self, module: Any, optimizers: list[Any]) -> None:
-        if self._handles:
+        if self._hooked:
             self._time_rest()
         if self._found is not None or not isinstance(module, nn.Module):
             return
@@ -112,17 +114,18 @@ class _UnusedGradients:
     def before_backward(self) -> None:
         if self._found is not None and not self.summary:
             self._judge(self._found)
-        if self._handles:
+        if self._hooked:
             self._begin_ns = self._last_ns = time.perf_counter_ns()
 
     def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        for parameter in self._owned:
-            if parameter._backward_hooks is not None and not parameter._backward_hooks:
-                parameter._backward_hooks = None  # as it was before the first hook
-        self._handles, self._owned = [], []
+        """Remove the hooks, and keep no parameter."""
+        for parameter in self._hooked:
+            hooks: Any = parameter._backward_hooks
+            if hooks is not None:
+                remove_hook([hooks], self._hook)
+            if not hooks:
+                parameter._backward_hooks = None  # as before the first hook
+        self._hooked, self._owned, self._found = [], [], []
 
     def _judge(self, found: list[tuple[str, torch.Tensor]]) -> None:
         unused = found if found and _identity(found[0][1]) == self._seen else []
@@ -135,9 +138,10 @@ class _UnusedGradients:
             "n_unused_elements": sizes.total(),
             "unused_gradients_in": max(sizes, key=sizes.__getitem__, default=""),
         }
-        trained = [one for one in self._owned if one.requires_grad and plain.is_plain_tensor(one)]
-        if unused and len(trained) == len(self._owned) and all(one.device.type == "cpu" for one in trained):
-            self._handles.extend(one.register_hook(self._note) for one in trained)  # type: ignore[no-untyped-call]
+        if unused and all(_is_trained_on_cpu(one) for one in self._owned):
+            self._hooked = self._owned
+            for one in self._hooked:
+                one.register_hook(self._hook)  # type: ignore[no-untyped-call]
 
     @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning where it is pickled
     def _note(self, gradient: torch.Tensor) -> None:
@@ -150,6 +154,10 @@ class _UnusedGradients:
         if len(self._fractions) >= _N_TIMED_PASSES:
             self.summary["unused_backward_fraction"] = min(self._fractions)
             self.close()
+
+
+def _is_trained_on_cpu(parameter: torch.Tensor) -> bool:
+    return plain.is_plain_tensor(parameter) and parameter.requires_grad and parameter.device.type == "cpu"
 
 
 class ZeroGradWatch(Probe):
