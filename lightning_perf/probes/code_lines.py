@@ -33,8 +33,8 @@ def owner_of(file: str) -> str:
     if file.startswith("<"):
         if file.startswith("<eval_with_key>"):
             return COMPILED
-        is_command = getattr(sys.modules.get("__main__"), "__file__", None) is None  # python -c
-        return USER if file.startswith(("<ipython", "<stdin")) or (is_command and file == "<string>") else TORCH
+        is_command = sys.argv[:1] == ["-c"] and file == "<string>"
+        return USER if is_command or file.startswith(("<ipython", "<stdin")) else TORCH
     path = os.path.abspath(file)
     if path == _DEMO:
         return USER

@@ -1,12 +1,12 @@
-"""Watch whether gradients are cleared between the steps of each optimizer, and how, and which ones none uses.
+"""Watch whether and how gradients are cleared between the steps of each optimizer, and which none uses.
 
 No value of a tensor is read, so nothing waits for a device.
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from lightning_perf.records import Session
-from lightning_perf.seams import remove_hook
 
 from . import plain
 from .base import Probe, RunContext
@@ -26,7 +25,8 @@ N_WATCHED_STEPS = 20
 """A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
 
 
-_N_TIMED_PASSES = 3
+_MIN_BATCHES = 10
+"""Of the watched batches, those whose backward pass must have computed a gradient that counts as unused."""
 
 
 class _GradientState:
@@ -80,84 +80,96 @@ class _GradientState:
             self.state, self.seen, self.added_at = "dirty", now, user_site()
 
 
-class _UnusedGradients:
-    """The gradients of parameters that no optimizer has, found after the first step of an optimizer.
+@dataclass(slots=True)
+class _Unowned:
+    """A parameter that no optimizer has.
 
-    They are unused if the next backward pass still finds them: a loop of the user's that uses them clears them. What a
-    backward pass on a CPU does after the last gradient of an optimizer's parameters is then timed in a few passes.
+    Attributes:
+        seen: Its gradient after the last backward pass.
+        version: How often the parameter was written in place, when it was found.
+        n_computed: Backward passes that have changed its gradient.
+    """
+
+    parameter: torch.Tensor
+    seen: tuple[int, int] | None
+    version: int
+    n_computed: int = 0
+
+
+class _UnusedGradients:
+    """Watches the gradients of parameters that no optimizer has, from the first step of an optimizer on.
+
+    A parameter is left out once its gradient has changed between two backward passes, or if it was changed itself: then
+    code of the user's applies and clears the gradient.
     """
 
     def __init__(self) -> None:
-        self._found: list[tuple[str, torch.Tensor]] | None = None
-        self._seen: tuple[int, int] | None = None
-        self._owned: list[torch.Tensor] = []
-        self._hooked: list[torch.Tensor] = []
-        self._hook = self._note  # one object, which ``close`` finds
-        self._begin_ns = self._last_ns = 0
-        self._fractions: list[float] = []
+        self._watched: dict[str, _Unowned] | None = None  # by path in the module
+        self._first_batch = 0
+        self._is_concluded = False
         self.summary: dict[str, Any] = {}
 
-    def after_backward(self, module: Any, optimizers: list[Any]) -> None:
-        if self._hooked:
-            self._time_rest()
-        if self._found is not None or not isinstance(module, nn.Module):
-            return
-        self._owned = [parameter for optimizer in optimizers for parameter in parameters_of(unwrap(optimizer))]
-        owned = {id(parameter) for parameter in self._owned}
-        named = list(named_parameters(module))
-        # A sharding strategy may give the optimizer other parameters than the module's.
-        is_known = bool(owned) and owned <= {id(parameter) for _, parameter in named}
-        unowned = [(name, one) for name, one in named if id(one) not in owned] if is_known else []
-        self._found = [(name, one) for name, one in unowned if plain.gradient_of(one) is not None]
-        self._seen = _identity(self._found[0][1]) if self._found else None
-
     def before_backward(self) -> None:
-        if self._found is not None and not self.summary:
-            self._judge(self._found)
-        if self._hooked:
-            self._begin_ns = self._last_ns = time.perf_counter_ns()
+        if self._watched:
+            self._watched = {name: one for name, one in self._watched.items() if _identity(one.parameter) == one.seen}
 
-    def close(self) -> None:
-        """Remove the hooks, and keep no parameter."""
-        for parameter in self._hooked:
-            hooks: Any = parameter._backward_hooks
-            if hooks is not None:
-                remove_hook([hooks], self._hook)
-            if not hooks:
-                parameter._backward_hooks = None  # as before the first hook
-        self._hooked, self._owned, self._found = [], [], []
+    def after_backward(self, module: Any, optimizers: list[Any], n_batches: int) -> None:
+        if self._watched is None:
+            self._first_batch = n_batches
+            self._watched = {
+                name: _Unowned(one, _identity(one), plain.field(one, "_version"))
+                for name, one in _unowned(module, optimizers)
+                if one.requires_grad and plain.gradient_of(one) is not None
+            }
+        for watched in self._watched.values():
+            now = _identity(watched.parameter)
+            watched.n_computed += now != watched.seen
+            watched.seen = now
 
-    def _judge(self, found: list[tuple[str, torch.Tensor]]) -> None:
-        unused = found if found and _identity(found[0][1]) == self._seen else []
-        self._found = []
+    def conclude(self, module: Any, optimizers: list[Any], n_batches: int) -> None:
+        """Keep what was found, unless most optimizer steps were of one batch, as LBFGS takes them."""
+        found, self._watched = self._watched or {}, {}
+        was_concluded, self._is_concluded = self._is_concluded, True
+        if was_concluded or n_batches - self._first_batch < _MIN_BATCHES:
+            return
+        unowned = dict(_unowned(module, optimizers))
+        unused = {
+            name: math.prod(plain.field(one.parameter, "shape"))
+            for name, one in found.items()
+            if name in unowned
+            and one.n_computed >= _MIN_BATCHES
+            and plain.field(one.parameter, "_version") == one.version
+        }
+        trained = {name for name, _ in named_parameters(module)} - unowned.keys() if unused else set()
         sizes: Counter[str] = Counter()
-        for name, parameter in unused:
-            sizes[name.partition(".")[0]] += math.prod(plain.field(parameter, "shape"))
+        for name, size in unused.items():
+            sizes[_outermost(name, trained)] += size
         self.summary = {
             "n_unused_gradients": len(unused),
             "n_unused_elements": sizes.total(),
             "unused_gradients_in": max(sizes, key=sizes.__getitem__, default=""),
         }
-        if unused and all(_is_trained_on_cpu(one) for one in self._owned):
-            self._hooked = self._owned
-            for one in self._hooked:
-                one.register_hook(self._hook)  # type: ignore[no-untyped-call]
 
-    @torch.utils.hooks.unserializable_hook  # type: ignore[untyped-decorator]  # no warning where it is pickled
-    def _note(self, gradient: torch.Tensor) -> None:
-        self._last_ns = time.perf_counter_ns()
-
-    def _time_rest(self) -> None:
-        now_ns = time.perf_counter_ns()
-        if self._last_ns > self._begin_ns:
-            self._fractions.append((now_ns - self._last_ns) / (now_ns - self._begin_ns))
-        if len(self._fractions) >= _N_TIMED_PASSES:
-            self.summary["unused_backward_fraction"] = min(self._fractions)
-            self.close()
+    def forget(self) -> None:
+        """Keep no parameter."""
+        self._watched = {}
 
 
-def _is_trained_on_cpu(parameter: torch.Tensor) -> bool:
-    return plain.is_plain_tensor(parameter) and parameter.requires_grad and parameter.device.type == "cpu"
+def _unowned(module: Any, optimizers: list[Any]) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters that no optimizer has, by path; none if a sharding strategy replaces parameters."""
+    owned = {id(parameter) for optimizer in optimizers for parameter in parameters_of(unwrap(optimizer))}
+    named = list(named_parameters(module)) if isinstance(module, nn.Module) else []
+    is_known = (
+        bool(owned) and owned <= {id(one) for _, one in named} and all(plain.is_plain_tensor(p) for _, p in named)
+    )
+    return [(name, one) for name, one in named if id(one) not in owned] if is_known else []
+
+
+def _outermost(name: str, others: set[str]) -> str:
+    """Return the path of the outermost module around a parameter that holds none of the others; else its own path."""
+    parts = name.split(".")
+    prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))
+    return next(path for path in prefixes if not any(f"{other}.".startswith(f"{path}.") for other in others))
 
 
 class ZeroGradWatch(Probe):
@@ -189,7 +201,9 @@ class ZeroGradWatch(Probe):
         return {"settings": replace(settings, model=replace(model, optimizers=seen, **self._unused.summary))}
 
     def close(self) -> None:
-        self._unused.close()
+        self._unused.forget()
+
+    abandon = close
 
     @property
     def is_done(self) -> bool:
@@ -215,10 +229,13 @@ class ZeroGradWatch(Probe):
 
     def after_backward(self) -> None:
         """Handle the end of a backward pass, before gradients are clipped or unscaled."""
-        if self.is_done and len(self._optimizers) >= len(self._context.trainer.optimizers):
-            self._context.probes.leave_backward(self)
+        module, optimizers = self._context.pl_module, self._context.trainer.optimizers
+        n_batches = self._context.loop.main.n_steps
         if any(watched.has_stepped for _, watched in self._optimizers.values()):
-            self._unused.after_backward(self._context.pl_module, self._context.trainer.optimizers)
+            self._unused.after_backward(module, optimizers, n_batches)
+        if self.is_done and len(self._optimizers) >= len(optimizers):
+            self._context.probes.leave_backward(self)
+            self._unused.conclude(module, optimizers, n_batches)
         for watched in self._active():
             watched.after_backward()
 

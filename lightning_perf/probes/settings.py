@@ -63,10 +63,13 @@ class SettingsProbe(Probe):
 
     def step_begins(self, batch: Any) -> None:
         self._next_step = NEVER
-        self.epoch_ends()
+        self._check_anomaly_detection()
 
     def epoch_ends(self) -> None:
-        """Check for anomaly detection, which the Trainer or a hook after ours may have switched on."""
+        self._check_anomaly_detection()
+
+    def _check_anomaly_detection(self) -> None:
+        """Note whether it is on: the Trainer or a hook after ours may have switched it on."""
         if torch.is_anomaly_enabled():
             self._saw_anomaly_detection = True
             self._context.loop.time_anomaly_detection()

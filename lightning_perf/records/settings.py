@@ -164,9 +164,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         eval_outputs_have_graph: Whether validation outputs had an autograd graph; None if unknown.
         n_unused_gradients: Parameters that get gradients in each step although no optimizer has them; None if unknown.
         n_unused_elements: Number of elements of these parameters.
-        unused_gradients_in: Name of the submodule, or parameter, of the LightningModule that holds most of them.
-        unused_backward_fraction: Part of a backward pass after the last gradient that an optimizer uses; None if there
-            are no unused gradients, or on other devices than a CPU.
+        unused_gradients_in: Path of the submodule, without trained parameters, that holds most of them.
     """
 
     class_name: str
@@ -182,7 +180,6 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     n_unused_gradients: int | None = None
     n_unused_elements: int | None = None
     unused_gradients_in: str = ""
-    unused_backward_fraction: float | None = None
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):

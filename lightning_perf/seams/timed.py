@@ -46,11 +46,19 @@ class _MoreBarMetrics(_Timed):
 class _StackRecorder(_Timed):
     """``format_stack`` of anomaly detection; the stacks that it returns do not show that it is timed."""
 
+    def __init__(self, owner: Any, name: str, span_of: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__(owner, name, span_of)
+        self.__module__ = owner.__name__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         stack = super().__call__(*args, **kwargs)
-        while isinstance(stack, list) and stack and __file__ in stack[-1]:
-            stack.pop()
+        for _ in range(2):  # this frame, and that of the method above
+            if isinstance(stack, list) and stack and stack[-1].startswith(f'  File "{__file__}"'):
+                stack.pop()
         return stack
+
+    def __reduce__(self) -> Any:
+        return self.__name__  # as the function of the module that it is
 
 
 def _put(timed: _Timed, undos: Undos) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -59,10 +58,9 @@ def test_owner_of_a_file_follows_from_its_path(file: str, owner: str) -> None:
 
 
 def test_compiled_text_is_the_users_when_it_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["-c", "--fast"])
     assert owner_of("<string>") == USER
-    main.__file__ = "train.py"
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     assert owner_of("<string>") == TORCH  # a library's, such as a proxy of multiprocessing
 
 

@@ -164,7 +164,7 @@ def test_reader_reads_generated_code_as_its_modules_when_it_has_no_file(file):
 
 
 def test_method_that_a_library_compiled_is_charged_to_the_line_that_calls_it(monkeypatch):
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
     proxy: dict[str, Any] = {"current": current}
     exec("def get():\n    return current()\n", proxy)  # as multiprocessing's for the methods of a manager's list
     monkeypatch.setitem(globals(), "helper", proxy["get"])

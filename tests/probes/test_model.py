@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes import gradients
 from lightning_perf.probes.gradients import N_WATCHED_STEPS, ZeroGradWatch
 from lightning_perf.probes.model import read_model, read_optimizer
 
@@ -172,7 +171,9 @@ class Loop:
 
     def __init__(self) -> None:
         self.trainer, probes = SimpleNamespace(optimizers=()), SimpleNamespace(leave_backward=lambda watch: None)
-        self.context = SimpleNamespace(trainer=self.trainer, probes=probes, pl_module=None)
+        self.main = SimpleNamespace(n_steps=0)
+        loop = SimpleNamespace(main=self.main)
+        self.context = SimpleNamespace(trainer=self.trainer, probes=probes, pl_module=None, loop=loop)
         self.watch = ZeroGradWatch(self.context)  # type: ignore[arg-type]
         self.x = torch.ones(4, 3)
 
@@ -180,6 +181,7 @@ class Loop:
         self.watch.before_backward()
         loss.backward()
         self.watch.after_backward()
+        self.main.n_steps += 1
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
@@ -205,68 +207,66 @@ def summary(keeps: bool | None, uncleared: int | None, n: int) -> dict[str, obje
     return {"zero_grad_keeps_tensors": keeps, "steps_without_zero_grad": uncleared, "n_steps_watched": n}
 
 
+def backbone_and_head() -> nn.Module:
+    return nn.ModuleDict({"net": nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})})
+
+
+def apply_by_hand(backbone: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad
+
+
 @pytest.mark.parametrize(
-    ("clears", "freezes", "unused"),
-    [(False, False, (2, 12, "backbone")), (True, False, (0, 0, "")), (False, True, (0, 0, ""))],
+    ("each_step", "unused"),
+    [
+        (lambda backbone, step: None, (2, 12, "net.backbone")),
+        (lambda backbone, step: backbone.zero_grad() if step % 4 == 3 else None, (0, 0, "")),
+        (lambda backbone, step: apply_by_hand(backbone), (0, 0, "")),
+        (lambda backbone, step: backbone.requires_grad_(step < 3), (0, 0, "")),
+    ],
+    ids=["forgotten", "cleared", "applied", "frozen later"],
 )
-def test_watch_finds_gradients_that_no_optimizer_has_unless_the_user_clears_them(
-    clears: bool, freezes: bool, unused: tuple[int, int, str]
+def test_watch_finds_gradients_that_no_optimizer_has_unless_they_are_used(
+    each_step: Callable[[nn.Module, int], object], unused: tuple[int, int, str]
 ) -> None:
-    loop = Loop()
-    module = nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})
-    module["backbone"].requires_grad_(not freezes)
-    optimizer = torch.optim.SGD(module["head"].parameters(), lr=0.1)
+    loop, module = Loop(), backbone_and_head()
+    backbone, head = module["net"]["backbone"], module["net"]["head"]
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     loop.context.pl_module, loop.trainer.optimizers = module, [optimizer]
-    for _ in range(4):
+    for step in range(N_WATCHED_STEPS + 2):
         optimizer.zero_grad()
-        loop.backward(module["head"](module["backbone"](loop.x)).sum())
+        loop.backward(head(backbone(loop.x)).sum())
         loop.step(optimizer)
-        if clears:
-            module["backbone"].zero_grad()
-    assert tuple(loop.watch._unused.summary.values())[:3] == unused
+        each_step(backbone, step)
+    assert tuple(loop.watch._unused.summary.values()) == unused
 
 
-def test_rest_of_backward_is_timed_when_its_gradients_are_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_ns = [0]
-    monkeypatch.setattr(gradients.time, "perf_counter_ns", lambda: now_ns[0])
-
-    class Slow(torch.autograd.Function):
-        """Takes 1 s backward in the head, and 3 s in the backbone."""
-
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, seconds: int) -> torch.Tensor:
-            ctx.seconds = seconds
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            now_ns[0] += ctx.seconds
-            return gradient, None
-
-    loop = Loop()
-    module = nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})
-    optimizer = torch.optim.SGD(module["head"].parameters(), lr=0.1)
+def test_no_gradient_is_unused_when_its_parameter_is_given_to_an_optimizer_later() -> None:
+    loop, module = Loop(), backbone_and_head()
+    backbone, head = module["net"]["backbone"], module["net"]["head"]
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     loop.context.pl_module, loop.trainer.optimizers = module, [optimizer]
-    for _ in range(6):
-        optimizer.zero_grad()
-        loop.backward(Slow.apply(module["head"](Slow.apply(module["backbone"](loop.x), 3)), 1).sum())
+    for step in range(N_WATCHED_STEPS + 2):
+        if step == N_WATCHED_STEPS - 2:
+            optimizer.add_param_group({"params": list(backbone.parameters())})
+        loop.backward(head(backbone(loop.x)).sum())
         loop.step(optimizer)
-    assert loop.watch._unused.summary["unused_backward_fraction"] == 0.75
-    assert all(not one._backward_hooks for one in module.parameters())
+    assert loop.watch._unused.summary.get("n_unused_gradients", 0) == 0
 
 
-def test_hooks_on_gradients_are_removed_when_the_run_ends() -> None:
-    loop = Loop()
-    module = nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})
-    optimizer = torch.optim.SGD(module["head"].parameters(), lr=0.1)
+def test_nothing_is_said_about_gradients_when_one_batch_takes_many_steps() -> None:
+    loop, module = Loop(), backbone_and_head()
+    backbone, head = module["net"]["backbone"], module["net"]["head"]
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
     loop.context.pl_module, loop.trainer.optimizers = module, [optimizer]
-    for _ in range(3):
-        optimizer.zero_grad()
-        loop.backward(module["head"](module["backbone"](loop.x)).sum())
+    for _ in range(N_WATCHED_STEPS + 2):
+        loop.watch.before_backward()
+        head(backbone(loop.x)).sum().backward()
+        loop.watch.after_backward()
         loop.step(optimizer)
-    assert module["head"].weight._backward_hooks
-    loop.watch.close()
-    assert module["head"].weight._backward_hooks is None
+    assert loop.watch._unused.summary == {}
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])

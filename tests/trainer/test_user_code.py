@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -261,3 +262,17 @@ def test_stacks_of_anomaly_detection_are_timed_until_the_run_ends(
     recording = [time for time in doctor.session.steady.named if time.name == "anomaly_detection"]
     assert [(time.phase, time.n_calls % (N_STEPS - 1)) for time in recording] == [("forward", 0)]
     assert torch.fx.traceback.format_stack is before
+
+
+def test_function_that_records_stacks_can_be_pickled_and_copied_while_it_is_timed(make_trainer: Make) -> None:
+    before, found = torch.fx.traceback.format_stack, []
+
+    class Copies(Model):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            now = torch.fx.traceback.format_stack
+            found.append((now is before, pickle.loads(pickle.dumps(now)) is now, copy.deepcopy(now) is now))
+            return super().training_step(batch, batch_idx)
+
+    doctor = PerfDoctor(reports=(), schedule=None)
+    losses_of(lambda *callbacks, **named: make_trainer(*callbacks, detect_anomaly=True, **named), Copies(), doctor)
+    assert found[-1] == (False, True, True)

@@ -1,7 +1,7 @@
 """PD323: a backward pass computes gradients that no optimizer uses, or that are cleared before it does."""
 
 from lightning_perf.records import Finding, ModelSettings, Session, StageTimes
-from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
+from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import DROPPED_MIN_CLEARINGS, DROPPED_MIN_FRACTION, UNUSED_MIN_FRACTION
@@ -12,12 +12,12 @@ from lightning_perf.rules.user_lines import computing_s
 def check(session: Session) -> Finding | None:
     """Count gradients without an optimizer, and the clearings of those added since an optimizer's step."""
     steady, model = steady_of(session), session.settings.model
-    if model is not None and _unused_fraction(model) >= UNUSED_MIN_FRACTION:
-        return _unused(session, steady, model)
     watched = [one for one in model.optimizers if one.n_clearings >= DROPPED_MIN_CLEARINGS] if model is not None else []
+    dropping = [one for one in watched if one.n_clearings_dropping >= DROPPED_MIN_FRACTION * one.n_clearings]
+    if not dropping and model is not None and _unused_fraction(model) >= UNUSED_MIN_FRACTION:
+        return _unused(session, steady, model)
     if not watched:
         raise Skip("no clearing of gradients was observed")
-    dropping = [one for one in watched if one.n_clearings_dropping >= DROPPED_MIN_FRACTION * one.n_clearings]
     if not dropping:
         return None
     worst = max(dropping, key=lambda one: one.n_elements)
@@ -66,26 +66,27 @@ def _unused_fraction(model: ModelSettings) -> float:
 
 
 def _unused(session: Session, steady: StageTimes, model: ModelSettings) -> Finding:
-    where, backward_s = model.unused_gradients_in, computing_s(session, steady, "backward")
-    after = model.unused_backward_fraction
+    where = model.unused_gradients_in
+    module = f'self.get_submodule("{where}")' if any(part.isdigit() for part in where.split(".")) else f"self.{where}"
     return timed_finding(
         steady,
         summary=(
             f"Gradients of {model.n_unused_gradients} parameters, most of them in {where}, are computed in each step, "
             "but no optimizer has these parameters."
         ),
-        evidence=(
-            fact("unused gradients ÷ trainable parameters", _unused_fraction(model), "fraction", UNUSED_MIN_FRACTION),
-            optional_fact("part of backward after the last gradient that is used", after, "fraction"),
+        evidence=fact(
+            "elements of unused gradients ÷ trainable elements",
+            _unused_fraction(model),
+            "fraction",
+            UNUSED_MIN_FRACTION,
         ),
         prescriptions=fix(
             f"set requires_grad_(False) on {where} if it is not to be trained, else give it to the optimizer",
             "one line",
-            code=f"self.{where}.requires_grad_(False)  # in __init__",
+            code=f"{module}.requires_grad_(False)  # in __init__",
         ),
-        claims={"backward": backward_s},
-        low_s=(after or 0.0) * backward_s,
-        basis=f"{'what follows the last used gradient, and ' if after else ''}at most the backward pass",
+        claims={"backward": computing_s(session, steady, "backward")},
+        basis="at most the backward pass; the part through these layers was not timed",
         confidence="medium",
     )
 

@@ -43,13 +43,13 @@ def check(session: Session) -> Finding | None:
         summary="Anomaly detection is on and slows down forward and backward.",
         evidence=(
             *finding.evidence,
-            fact("time that records stacks", share, "fraction", n=n_stacks) if recording else None,
+            fact("time spent recording stacks", share, "fraction", n=n_stacks) if recording else None,
         ),
         prescriptions=finding.prescriptions,
         claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
         low_s=share * steady.span_s,
         basis=(
-            f"{f'from {percent(share)} of the time, which records stacks, to' if recording else 'at most'} 95 % of "
+            f"{f'from {percent(share)} of the time, spent recording stacks, to' if recording else 'at most'} 95 % of "
             "forward and backward, as seen with small operators"
         ),
         confidence="medium",
