@@ -107,7 +107,8 @@ class _UnusedGradients:
         self._watched: dict[str, _Unowned] | None = None  # by path in the module
         self._first_batch = 0
         self._is_concluded = False
-        self.summary: dict[str, Any] = {}
+        self._unused: set[str] = set()
+        self._fields: dict[str, Any] = {}
 
     def before_backward(self) -> None:
         if self._watched:
@@ -144,11 +145,17 @@ class _UnusedGradients:
         sizes: Counter[str] = Counter()
         for name, size in unused.items():
             sizes[_outermost(name, trained)] += size
-        self.summary = {
+        self._unused = set(unused)
+        self._fields = {
             "n_unused_gradients": len(unused),
             "n_unused_elements": sizes.total(),
             "unused_gradients_in": max(sizes, key=sizes.__getitem__, default=""),
         }
+
+    def summary(self, module: Any, optimizers: list[Any]) -> dict[str, Any]:
+        """Return the fields of ``ModelSettings``; none once an optimizer got some of the parameters."""
+        is_current = not self._unused or self._unused <= dict(_unowned(module, optimizers)).keys()
+        return self._fields if is_current else {}
 
     def forget(self) -> None:
         """Keep no parameter."""
@@ -198,7 +205,8 @@ class ZeroGradWatch(Probe):
             return {}
         pairs = zip(model.optimizers, optimizers, strict=True)
         seen = tuple(replace(one, **self.summary(optimizer)) for one, optimizer in pairs)
-        return {"settings": replace(settings, model=replace(model, optimizers=seen, **self._unused.summary))}
+        unused = self._unused.summary(self._context.pl_module, optimizers)
+        return {"settings": replace(settings, model=replace(model, optimizers=seen, **unused))}
 
     def close(self) -> None:
         self._unused.forget()

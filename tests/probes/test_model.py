@@ -240,7 +240,9 @@ def test_watch_finds_gradients_that_no_optimizer_has_unless_they_are_used(
         loop.backward(head(backbone(loop.x)).sum())
         loop.step(optimizer)
         each_step(backbone, step)
-    assert tuple(loop.watch._unused.summary.values()) == unused
+    assert tuple(loop.watch._unused.summary(module, [optimizer]).values()) == unused
+    optimizer.add_param_group({"params": list(backbone.parameters())})
+    assert loop.watch._unused.summary(module, [optimizer]).get("n_unused_gradients", 0) == 0
 
 
 def test_no_gradient_is_unused_when_its_parameter_is_given_to_an_optimizer_later() -> None:
@@ -253,7 +255,7 @@ def test_no_gradient_is_unused_when_its_parameter_is_given_to_an_optimizer_later
             optimizer.add_param_group({"params": list(backbone.parameters())})
         loop.backward(head(backbone(loop.x)).sum())
         loop.step(optimizer)
-    assert loop.watch._unused.summary.get("n_unused_gradients", 0) == 0
+    assert loop.watch._unused.summary(module, [optimizer]).get("n_unused_gradients", 0) == 0
 
 
 def test_nothing_is_said_about_gradients_when_one_batch_takes_many_steps() -> None:
@@ -266,7 +268,7 @@ def test_nothing_is_said_about_gradients_when_one_batch_takes_many_steps() -> No
         head(backbone(loop.x)).sum().backward()
         loop.watch.after_backward()
         loop.step(optimizer)
-    assert loop.watch._unused.summary == {}
+    assert loop.watch._unused.summary(module, [optimizer]) == {}
 
 
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam])
