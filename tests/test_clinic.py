@@ -69,7 +69,7 @@ def test_there_are_enough_cases_of_each_kind() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_case_names_rules_that_exist_and_can_be_fixed(case: Any) -> None:
-    codes = {rule.code for rule in all_rules()}
+    codes = {"PD000", *(rule.code for rule in all_rules())}  # PD000: no rule looks for its cause
     assert {*case.expect, *filter(None, [case.second])} <= codes
     assert bool(case.expect) == (case.kind != "healthy")
     assert bool(case.second) == (case.kind == "double")
