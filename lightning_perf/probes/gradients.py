@@ -24,9 +24,11 @@ from .module_walk import named_parameters
 N_WATCHED_STEPS = 20
 """A forgotten zero_grad shows at every step; twenty also cover schedules that clear every few steps."""
 
-
 _MIN_BATCHES = 10
 """Of the watched batches, those whose backward pass must have computed a gradient that counts as unused."""
+
+_MAX_BATCHES = 200
+"""Batches after which unused gradients are no longer looked for, if some optimizer has not stepped often enough."""
 
 
 class _GradientState:
@@ -122,6 +124,8 @@ class _UnusedGradients:
                 for name, one in _unowned(module, optimizers)
                 if one.requires_grad and plain.gradient_of(one) is not None
             }
+        if n_batches - self._first_batch > _MAX_BATCHES:
+            self.forget()
         for watched in self._watched.values():
             now = _identity(watched.parameter)
             watched.n_computed += now != watched.seen

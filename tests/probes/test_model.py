@@ -258,6 +258,18 @@ def test_no_gradient_is_unused_when_its_parameter_is_given_to_an_optimizer_later
     assert loop.watch._unused.summary(module, [optimizer]).get("n_unused_gradients", 0) == 0
 
 
+def test_watch_gives_up_unused_gradients_when_another_optimizer_never_steps() -> None:
+    loop, module = Loop(), backbone_and_head()
+    backbone, head = module["net"]["backbone"], module["net"]["head"]
+    optimizers = [torch.optim.SGD([one], lr=0.1) for one in head.parameters()]
+    loop.context.pl_module, loop.trainer.optimizers = module, optimizers
+    for _ in range(205):
+        loop.backward(head(backbone(loop.x)).sum())
+        loop.step(optimizers[0])
+    assert loop.watch._unused._watched == {}
+    assert loop.watch._unused.summary(module, optimizers) == {}
+
+
 def test_nothing_is_said_about_gradients_when_one_batch_takes_many_steps() -> None:
     loop, module = Loop(), backbone_and_head()
     backbone, head = module["net"]["backbone"], module["net"]["head"]
