@@ -3,12 +3,12 @@
 import multiprocessing
 from typing import Any
 
+from lightning_perf.dataset_contents import random_states
 from lightning_perf.errors import TreatmentError
 from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.loader.held import refuses_held
-from lightning_perf.treatments.rebuild import random_states
 
 WATCHED_STEPS = 32
 

@@ -264,7 +264,7 @@ class DatasetCache(LoaderTreatment):
         return {"persistent_workers": True} if loaders and loaders[0].num_workers else {}
 
     def loader_args_for(self, value: Any, loader: Any, is_strict: bool) -> dict[str, Any]:
-        from .cached_dataset import CachedDataset
+        from lightning_perf.cached_dataset import CachedDataset
 
         has_workers = getattr(inner_loader(loader), "num_workers", 0) > 0
         return {"dataset": partial(CachedDataset, is_strict=is_strict), "persistent_workers": has_workers}

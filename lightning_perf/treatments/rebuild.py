@@ -1,18 +1,11 @@
 """Copy a loader with other arguments: same samples and, unless an IterableDataset shards itself, same order."""
 
 import copy
-import pickle
-import random
-import sys
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import islice
 from typing import Any
 
+from lightning_perf.dataset_contents import device_in, generator_in
 from lightning_perf.errors import TreatmentError
 from lightning_perf.loader_kinds import call_of, inner_loader, is_iterable, keeps_state, n_shards, refuses_change
-
-_MAX_ITEMS = 64  # items of a container that are searched; later ones are assumed to be alike
 
 
 def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
@@ -45,7 +38,7 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
         if needing:
             raise TreatmentError(f"{needing[0]} needs worker processes, and the loader has none; add loader-workers")
     elif loader.num_workers == 0:
-        device = _first_of(loader.dataset, _device_of)
+        device = device_in(loader.dataset)
         if device is not None:
             raise TreatmentError(
                 f"the dataset {type(loader.dataset).__qualname__} holds tensors on {device}, which worker processes "
@@ -126,57 +119,6 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
             refused = f"the dataset has a random generator of its own ({type(own).__name__})"
     if refused:
         raise TreatmentError(f"results may change: {refused}")
-
-
-def random_states() -> tuple[Any, ...]:
-    """Return the states of the global random generators of torch on the CPU, Python and numpy, to be compared."""
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    state = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state
-
-
-def generator_in(value: Any) -> Any:
-    """Return a random generator that a dataset, or what it holds, has as an attribute; None without one."""
-    return _first_of(value, _random_generator)
-
-
-def _random_generator(value: Any) -> Any:
-    """Return the value if it is a random generator, else None."""
-    kind = type(value)
-    is_known = kind.__module__.partition(".")[0] in ("numpy", "torch", "random")
-    return value if is_known and kind.__name__ in ("Generator", "RandomState", "Random") else None
-
-
-def _device_of(value: Any) -> Any:
-    """Return the device of a tensor that is not on the CPU; None for other values."""
-    import torch
-
-    return value.device if isinstance(value, torch.Tensor) and value.device.type != "cpu" else None
-
-
-def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 8, seen: set[int] | None = None) -> Any:
-    """Return the first result of ``read`` that is not None, of a value and what it holds, ``depth`` levels deep."""
-    import torch
-
-    found, seen = read(value), set() if seen is None else seen
-    if found is not None or isinstance(value, torch.Tensor) or depth == 0 or id(value) in seen:
-        return found
-    seen.add(id(value))
-    if type(value) in (int, float, str, bytes):
-        return None
-    parts: Iterable[Any] = ()
-    if type(value) in (list, tuple):
-        parts = value[:_MAX_ITEMS]
-    elif type(value) is dict:
-        parts = islice(value.values(), _MAX_ITEMS)
-    elif isinstance(value, partial):
-        parts = (value.func, *value.args, *value.keywords.values())
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        parts = vars(value).values()
-    every = (_first_of(part, read, depth - 1, seen) for part in parts)
-    return next((found for found in every if found is not None), None)
 
 
 def _batch_sampler(loader: Any, batch_size: int) -> Any:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
+from lightning_perf import cached_dataset
 from lightning_perf.errors import TreatmentError
-from lightning_perf.treatments import cached_dataset
 from lightning_perf.treatments.prescription import prescription
 from lightning_perf.treatments.rebuild import rebuilt
 from lightning_perf.treatments.specs import parse
@@ -193,7 +193,7 @@ def test_items_are_refused_with_their_sizes_when_all_of_them_do_not_fit(monkeypa
     monkeypatch.setattr(cached_dataset, "free_bytes", lambda: 2 * needed)
     assert len(all_batches(cached(Made(row)), 2)) == 12
     monkeypatch.setattr(cached_dataset, "free_bytes", lambda: 2 * needed - 2)
-    with pytest.raises(TreatmentError, match=r"24 items of about 4 KiB take 96 KiB in each .* may use 96 KiB"):
+    with pytest.raises(TreatmentError, match=r"24 items take about 0.094 MiB in each .* may use 0.094 MiB"):
         all_batches(cached(Made(row)))
 
 

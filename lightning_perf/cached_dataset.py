@@ -11,13 +11,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import Dataset, TensorDataset, get_worker_info
 
-from lightning_perf.cgroups import free_bytes
-from lightning_perf.errors import TreatmentError
-from lightning_perf.interrupts import error_text
-from lightning_perf.loader_kinds import is_iterable
-from lightning_perf.rules.wording import size_text
-
-from .rebuild import generator_in, random_states
+from .cgroups import free_bytes
+from .dataset_contents import generator_in, random_states
+from .errors import TreatmentError
+from .interrupts import error_text
+from .loader_kinds import is_iterable
 
 MEMORY_SHARE = 0.5  # of the free memory, for the caches of all processes: the training needs memory, too
 SAMPLED_ITEMS = 32  # loaded before the size of all of them is judged
@@ -111,16 +109,23 @@ class CachedDataset(Dataset[Any]):
                 self._n_bytes += sum(
                     max(sys.getsizeof(one), getattr(one, "nbytes", 0)) for one in tree_flatten(item)[0]
                 )
-                mean = self._n_bytes / len(self._items)
-                if max(self._n_bytes, mean * n_items * (len(self._items) >= SAMPLED_ITEMS)) > self._limit:
-                    return (
-                        f"{n_items:,} items of about {size_text(mean)} take {size_text(mean * n_items)} in each of the "
-                        f"{self._n_processes} processes that load; each may use {size_text(self._limit)}, together "
-                        f"{MEMORY_SHARE:.0%} of the free memory"
-                    )
+                is_judged = len(self._items) >= min(n_items, SAMPLED_ITEMS)
+                if (self._whole_size if is_judged else self._n_bytes) > self._limit:
+                    return self._size_refusal()
         except Exception as error:  # noqa: BLE001 - the training goes on without it
             return error_text(error)
         return ""
+
+    @property
+    def _whole_size(self) -> float:
+        """Bytes of all items, if the others are as large as those in the cache."""
+        return float(self._n_bytes / max(1, len(self._items)) * len(self))
+
+    def _size_refusal(self) -> str:
+        return (
+            f"{len(self):,} items take about {_mib(self._whole_size)} in each of the {self._n_processes} processes "
+            f"that load; each may use {_mib(self._limit)}, together {MEMORY_SHARE:.0%} of the free memory"
+        )
 
     def _refuse(self, reason: str) -> None:
         self._items.clear()
@@ -130,6 +135,21 @@ class CachedDataset(Dataset[Any]):
         worker = get_worker_info()
         if worker is None or worker.id == 0:
             logging.getLogger("lightning_perf").warning("dataset-cache was switched off: %s", reason)
+
+
+def size_of_all(cached: CachedDataset) -> float:
+    """Return the bytes that all items will take, estimated from those in the cache.
+
+    Raises:
+        TreatmentError: They are more than this process may use.
+    """
+    if cached._whole_size > cached._limit:
+        raise TreatmentError(f"dataset-cache cannot be applied: {cached._size_refusal()}")
+    return cached._whole_size
+
+
+def _mib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**20:,.3f} MiB"
 
 
 def _copy(leaf: Any) -> Any:
