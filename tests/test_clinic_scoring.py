@@ -277,6 +277,17 @@ def test_fix_of_a_faulty_case_is_timed_when_it_is_a_right_answer_too() -> None:
     assert {order.code for order in orders.fixes([end], 1)} == {"PD101"}
 
 
+def test_fix_of_the_true_cause_is_timed_when_it_cures_otherwise_than_the_case() -> None:
+    kept = finding("PD107", treatment="dataset-cache", severity="low")
+    case = CASE._replace(expect=("PD107",))
+    end = diagnosed(case, finding("PD301", treatment="precision-bf16"), kept)
+    assert {(order.code, order.treatments) for order in orders.fixes([end], 1)} == {("PD107", ("dataset-cache",))}
+    assert not orders.fixes([diagnosed(case._replace(expect=("PD106",)), kept)], 1)
+    applied = (score.Applied("PD107", ("dataset-cache",), 1.5),)
+    one = outcome(said("PD107"), expect=("PD107",), measured=9.0, applied=applied)
+    assert [promise.measured for promise in one.promises] == [1.5]
+
+
 def test_fix_is_that_of_the_first_recommendation() -> None:
     less = finding("PD602", treatment="async-checkpoint")
     alternative = msgspec.structs.replace(less.prescriptions[0], treatment="")

@@ -12,6 +12,9 @@ from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Session
 from lightning_perf.treatments.specs import parse, with_default
 
+OTHER_CURES = (("dataset-cache",),)
+"""Treatments that spare the work which the fixes of the cases make faster."""
+
 
 def diagnoses(cases: Iterable[Case], healthy_rounds: int) -> list[Order]:
     """Return one diagnosed run per case, several for a healthy one; first those on one core, which fit side by side."""
@@ -47,7 +50,8 @@ def own_treatments(case: Case, diagnosed: Sequence[Ended]) -> tuple[str, ...]:
 def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
     """Return timed runs, in turns, with the fix of each finding that accuses a training, and without it.
 
-    These are all findings of a healthy training of medium or high severity; of a faulty one those in ``also``.
+    These are all findings of a healthy training of medium or high severity; of a faulty one those in ``also``, and
+    those of the true cause that recommend another cure than the case's own.
 
     Several runs of a case with the same finding and the same fix are timed once. A finding without a treatment cannot
     be applied: nobody can tell that it is right.
@@ -56,17 +60,23 @@ def fixes(diagnosed: Iterable[Ended], rounds: int) -> list[Order]:
     for end in diagnosed:
         for finding in end.session.findings if end.session is not None else ():
             case = end.order.case
-            is_judged = not case.also or finding.code in case.also
-            if is_judged and finding.severity in ALARMS and finding.category != "quality":
-                treatments = fix_of(finding, end.session)
-                if treatments:
-                    wanted.setdefault((end.order.case.name, finding.code, treatments), end.order.case)
+            is_judged = finding.code in case.also or (not case.also and (case.kind == "healthy" or bool(case.needs)))
+            is_accused = is_judged and finding.severity in ALARMS and finding.category != "quality"
+            treatments = fix_of(finding, end.session)
+            if treatments and (is_accused or cures_otherwise(finding, end)):
+                wanted.setdefault((end.order.case.name, finding.code, treatments), end.order.case)
     return [
         Order(case, "trial", is_fixed, code, treatments)
         for (_, code, treatments), case in wanted.items()
         for number in range(rounds)
         for is_fixed in ((False, True) if number % 2 == 0 else (True, False))
     ]
+
+
+def cures_otherwise(finding: Finding, end: Ended) -> bool:
+    """Return whether a finding names the true cause of a run, and recommends another cure than the case's own."""
+    is_cause = finding.code in end.order.case.expect and finding.severity != "info"
+    return is_cause and fix_of(finding, end.session) in OTHER_CURES
 
 
 def fix_of(finding: Finding, session: Session | None) -> tuple[str, ...]:

@@ -113,7 +113,8 @@ class Outcome(msgspec.Struct, frozen=True):
         has_line: Whether the case marks a line to name.
         said: Findings in PerfDoctor's order.
         measured: Time per step with the fault ÷ without it; None where this was not timed.
-        applied: Measured fixes of findings: accusations of healthy cases, and those in ``also``.
+        applied: Measured fixes of findings: accusations of healthy cases, those in ``also``, and other cures of the
+            true cause than the case's own.
         error: Why there is no diagnosis; empty otherwise.
     """
 
@@ -167,7 +168,8 @@ class Outcome(msgspec.Struct, frozen=True):
         """Promises whose fix was measured: of the true cause, or of what a healthy training was accused of."""
         applied = {one.code: one.measured for one in self.applied}
         if not self.is_healthy:
-            measured = applied.get(self.stand_in.code) if self.stand_in is not None else self.measured
+            own = self.measured if self.stand_in is None else None
+            measured = applied.get(self.naming.code, own) if self.naming is not None else None
             known = self.predicted is not None and measured is not None
             return (Promise(*self.predicted, measured),) if known else ()
         return tuple(
