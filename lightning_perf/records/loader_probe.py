@@ -118,6 +118,9 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             or if none could be made again.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
         indexes_tensors: Whether samples are rows of tensors in memory, fetched one at a time.
+        kept_s: Seconds to get one sample that is kept in memory, as ``dataset-cache`` does; None if samples cannot be
+            kept, e.g. because they differ when they are loaded again.
+        kept_bytes: Bytes that all samples take in memory, estimated from the first; None without ``kept_s``.
         transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
         pin: Time to pin a batch; None without a device that needs it.
         batch_bytes: Bytes of the tensors and arrays of a batch.
@@ -158,6 +161,8 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     dataset_is_batched: bool | None = None
     indexes_tensors: bool | None = None
     collate: Repeated | None = None
+    kept_s: float | None = None
+    kept_bytes: float | None = None
     transport: Repeated | None = None
     pin: Repeated | None = None
     batch_bytes: int | None = None

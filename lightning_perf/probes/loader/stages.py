@@ -16,6 +16,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from lightning_perf.cgroups import free_bytes
+from lightning_perf.errors import TreatmentError
 from lightning_perf.records.loader_probe import LoaderProbe, Repeated
 
 from .batch import point_of, summarize
@@ -23,6 +24,7 @@ from .child import EndingError, Reporter, error_line
 from .copying import forget_parents_processes, separate_descriptors
 from .curve import COMPUTE_BOUND, CurveMeasurement, candidates, urgent_first
 from .guard import guard
+from .kept import time_kept
 from .lines import BatchLines, WorkerLines, read_worker_lines, with_operators
 from .load import Load
 from .pipeline import Pipeline, Refused
@@ -33,7 +35,7 @@ BATCHES_S, MIN_BATCHES, MAX_BATCHES = 0.5, 3, 20
 """Limits of timing a few batches, which uses a core: seconds after which no further one begins, least and most."""
 PLANNED_SHARE = 0.85
 """Share of the time limit that the child plans to use; at the limit it is killed."""
-SAMPLES_SHARE, LINES_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.18
+SAMPLES_SHARE, LINES_SHARE, KEPT_SHARE, TRANSPORT_SHARE, PREFETCH_SHARE = 0.15, 0.15, 0.08, 0.08, 0.18
 CALIBRATION_SHARE, WORKER_LINES_SHARE = 0.05, 0.08
 """Shares of the planned time; the curve takes the rest."""
 MAX_SAMPLED_BATCHES, MAX_SAMPLES = 4096, 100_000
@@ -152,6 +154,7 @@ class _Stages:
         pipeline.check_sharding()
         self._time_samples(pipeline)
         self._sample_lines(pipeline)
+        self._keep_samples(pipeline)
         if self._plan.extent == "full":
             self._time_transport(pipeline)
         self._measure_curve(pipeline)
@@ -261,6 +264,20 @@ class _Stages:
         )
         if not self._probe.functions:
             self._missing["functions"] = "no line of your code was seen while samples were made"
+
+    def _keep_samples(self, pipeline: Pipeline) -> None:
+        """Time samples that are kept in memory, if they may be."""
+        self._enter_stage("keeping samples in memory")
+        getitem = self._probe.getitem
+        assert getitem is not None
+        n_samples = (self._samples.batch_size or 1) if pipeline.makes_batches else 1
+        try:
+            kept = time_kept(pipeline, n_samples * getitem.mean_s, self._planned_s(KEPT_SHARE))
+            self._update(kept_s=kept.item_s / n_samples, kept_bytes=kept.n_bytes)
+        except TreatmentError as error:
+            self._missing["kept_s"] = str(error)
+        except Exception as error:  # noqa: BLE001 - the user's objects; the reason is reported
+            self._missing["kept_s"] = f"items cannot be loaded again: {error_line(error)}"
 
     def _time_transport(self, pipeline: Pipeline) -> None:
         self._enter_stage("moving batches from a worker")

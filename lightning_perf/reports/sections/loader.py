@@ -127,6 +127,8 @@ def sample_facts(probe: LoaderProbe) -> list[str]:
         texts.append(f"{seconds(each.p50_s)} per sample (p95 {seconds(each.p95_s)}, max {seconds(each.max_s)})")
     if probe.getitem_cpu_fraction is not None:
         texts.append(f"{share(probe.getitem_cpu_fraction)} of it CPU time")
+    if probe.kept_s is not None:
+        texts.append(f"{seconds(probe.kept_s)} if kept in memory, {size(round(probe.kept_bytes or 0))} for all samples")
     if probe.collate is not None:
         texts.append(f"collate {seconds(probe.collate.p50_s)} per batch")
     if probe.transport is not None:
