@@ -1,12 +1,13 @@
 """Measurements that the data rules use: of the loader probe, and of the start of epochs and validations."""
 
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from lightning_perf.records import (
     Evidence,
+    Finding,
     HotFunction,
     HotLine,
     LoaderProbe,
@@ -16,7 +17,7 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .findings import fact, fix
+from .findings import fact, fix, timed_finding
 from .loader_curve import ProbedLoader, WorkerPlan, step_spread
 from .signals import loaders_of, phase_s
 from .thresholds import (
@@ -40,7 +41,6 @@ from .thresholds import (
 from .user_lines import left_with_raised_thresholds, lines_of, whole_lines_of
 from .wording import percent, place, site_of, size_text
 
-KEPT_BASIS = "samples taken from memory, timed by the loader probe; from the second epoch on"
 AT_LEAST_COLLECTIONS = "; the garbage collections that it causes are certain"
 
 
@@ -58,23 +58,8 @@ def items_in_memory(session: Session) -> Prescription | None:
     return fix("keep the dataset's items in memory if they fit and do not change", "minutes", treatment="dataset-cache")
 
 
-class KeptItems(NamedTuple):
-    """What it gains to keep all samples in memory, from the second epoch on, if the probe found that they may be kept.
-
-    Attributes:
-        low_s: Seconds of the span saved at least.
-        high_s: Seconds of the span saved at most.
-    """
-
-    low_s: float
-    high_s: float
-    prescription: Prescription
-    text: str
-    evidence: tuple[Evidence, ...]
-
-
-def kept_items(session: Session, probed: ProbedLoader) -> KeptItems | None:
-    """Return what it gains to keep all samples in memory; None if that is not known or they may not be kept.
+def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) -> Finding:
+    """Recommend and promise first that all samples are kept in memory, if the probe found that they may be kept.
 
     Without workers a batch takes less time by what its samples took, save for what remains as they are copied. Workers
     no longer delay a step if it computes, makes a batch of kept samples and receives it, one after the other; in fact
@@ -83,27 +68,36 @@ def kept_items(session: Session, probed: ProbedLoader) -> KeptItems | None:
     probe, stage, plan = probed.probe, probed.stage, probed.plan
     prescription = items_in_memory(session)
     if prescription is None or probe.kept_s is None or probe.getitem is None or probe.kept_s >= probe.getitem.mean_s:
-        return None
+        return finding
     samples = sample_share(probe)
     left = 1 - samples * (1 - probe.kept_s / probe.getitem.mean_s)
     waits_s = left * probed.wait_s
     if plan.n_now:
         take_s = max((point.take_s or 0.0 for point in probe.curve), default=0.0)
         waits_s = left * plan.batch_s + max(take_s, TRANSPORT_HIGH_S)
-    step_s, computing_s = stage.step_s.mean, stage.step_s.mean - probed.wait_s
-    after_s = computing_s + waits_s
+    step_s = stage.step_s.mean
+    most_s = step_s - probed.wait_s + waits_s
     least_s = step_s - probed.saved_s(samples) / stage.n_steps
-    low_s = step_s - (1 + step_spread(session, after_s)) * after_s
-    high_s = step_s - (1 - step_spread(session, least_s)) * least_s
-    return KeptItems(
-        low_s=stage.n_steps * max(0.0, low_s),
-        high_s=stage.n_steps * high_s,
-        prescription=msgspec.structs.replace(prescription, summary="keep the dataset's items in memory"),
-        text=f"Samples are the same when they are loaded again; all of them take {size_text(probe.kept_bytes or 0)}.",
+    return timed_finding(
+        stage,
+        summary=(
+            f"{finding.summary} Samples are the same when they are loaded again; all of them take "
+            f"{size_text(probe.kept_bytes or 0)}."
+        ),
         evidence=(
+            *finding.evidence,
             fact("time per sample kept in memory", probe.kept_s, "s"),
             fact("memory for all samples, in each process that loads", probe.kept_bytes, "bytes"),
         ),
+        prescriptions=(
+            msgspec.structs.replace(prescription, summary="keep the dataset's items in memory"),
+            *(one for one in finding.prescriptions if one.treatment != prescription.treatment),
+        ),
+        claims={"data_wait": stage.n_steps * (step_s - (1 - step_spread(session, least_s)) * least_s)},
+        low_s=stage.n_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
+        basis="samples taken from memory, timed by the loader probe; from the second epoch on",
+        confidence=finding.confidence,
+        method="probed",
     )
 
 

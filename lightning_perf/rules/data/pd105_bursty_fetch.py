@@ -11,6 +11,7 @@ from lightning_perf.rules.loader_signals import (
     is_bursty,
     wait_evidence,
     wait_fact,
+    with_kept_items,
 )
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
@@ -33,7 +34,7 @@ def check(session: Session) -> Finding | None:
     probe = session.loader_probe
     if probe is not None and probe.getitem is not None:
         is_uneven = is_bursty(probe) and not indexes_rows(probe)
-        return _probed(probed_loader_of(session)) if is_uneven else None
+        return _probed(session, probed_loader_of(session)) if is_uneven else None
     steady = steady_of(session)
     loader = loaders_of(session)[0]
     fetch = steady.fetch
@@ -91,7 +92,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _probed(probed: ProbedLoader) -> Finding | None:
+def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
     """Return the finding from the loader probe, which times single samples."""
     plan, probe = probed.plan, probed.probe
     getitem = probe.getitem
@@ -111,7 +112,7 @@ def _probed(probed: ProbedLoader) -> Finding | None:
         persistent_workers=True,
     )
     even_samples = fix("avoid samples that are much slower than the others", "hours")
-    return timed_finding(
+    finding = timed_finding(
         stage,
         summary=(
             f"{spent_waiting(probed.share)}; a few slow samples take {percent(uneven)} of loading time. The slowest of "
@@ -132,6 +133,7 @@ def _probed(probed: ProbedLoader) -> Finding | None:
         confidence="high",
         method=plan.method if plan.n_workers else "probed",
     )
+    return with_kept_items(session, probed, finding)
 
 
 def _prefetch_factor(probe: LoaderProbe, now: int) -> int:

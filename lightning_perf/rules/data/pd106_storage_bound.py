@@ -4,16 +4,15 @@ from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session,
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.loader_curve import probed_loader_of, timed_steps_of
 from lightning_perf.rules.loader_signals import (
-    KEPT_BASIS,
     costliest_function_text,
     function_evidence,
     is_bursty,
     is_serialized,
     is_waiting,
     items_in_memory,
-    kept_items,
     sample_share,
     wait_fact,
+    with_kept_items,
 )
 from lightning_perf.rules.machine_signals import (
     host_telemetry_of,
@@ -99,18 +98,15 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
     host, n_steps = sampled_host(session), session.steady.n_steps if session.steady is not None else None
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
     in_memory, probed = items_in_memory(session), probed_loader_of(session)
-    kept = kept_items(session, probed)
     saved_s, basis = waited * share * steady.span_s, BASIS
-    if kept is not None:
-        saved_s, basis = kept.high_s, KEPT_BASIS
-    elif in_memory is not None:
+    if in_memory is not None:
         saved_s, basis = probed.saved_s(sample_share(probe)), "at most the data wait for samples"
-    return timed_finding(
+    finding = timed_finding(
         steady,
         summary=(
             f"{spent_waiting(share)}; making a sample is blocked on "
             f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its "
-            f"time.{costliest_function_text(probe)}{f' {kept.text}' if kept else ''}"
+            f"time.{costliest_function_text(probe)}"
         ),
         evidence=(
             wait_fact(share, n_steps),
@@ -118,15 +114,14 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
             fact("time per sample", sample_s, "s"),
             optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
             *function_evidence(probe, "getitem", n=1),
-            *(kept.evidence if kept else ()),
         ),
-        prescriptions=(kept.prescription if kept else in_memory, _FASTER_STORAGE),
+        prescriptions=(in_memory, _FASTER_STORAGE),
         claims={"data_wait": saved_s},
-        low_s=kept.low_s if kept else 0.0,
         method="probed",
         basis=basis,
         confidence="high" if n_steps is not None else "medium",
     )
+    return with_kept_items(session, probed, finding)
 
 
 def _computes_in_threads(session: Session, host: HostTelemetry, share: float) -> bool:

@@ -5,7 +5,6 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.loader_curve import probe_of, probed_loader_of
 from lightning_perf.rules.loader_signals import (
-    KEPT_BASIS,
     costliest,
     costly_line,
     function_evidence,
@@ -16,10 +15,10 @@ from lightning_perf.rules.loader_signals import (
     is_transport_costly,
     is_waiting,
     items_in_memory,
-    kept_items,
     sample_share,
     wait_evidence,
     wait_fact,
+    with_kept_items,
 )
 from lightning_perf.rules.machine_signals import wait_share
 from lightning_perf.rules.rule import required, rule
@@ -45,34 +44,28 @@ def check(session: Session) -> Finding | None:
     of_batch = share * sample_share(probe)
     if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:
         return None
-    line, kept = costly_line(probe), kept_items(session, probed)
+    line = costly_line(probe)
     who = "Python code" if function.kind == "python" else "C code that it calls"
-    return timed_finding(
+    finding = timed_finding(
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; {function_place(function)} takes "
             f"{percent(share)} of the time to make a sample, in {who}{_most_of_it(function, line)}. That is "
             f"{duration(plan.batch_s * of_batch)} of {duration(plan.batch_s)} per batch."
-            + (f" {kept.text}" if kept else "")
         ),
         evidence=(
             wait_evidence(probed),
             *function_evidence(probe, "getitem"),
             fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("profiled by", function.basis),
-            *(kept.evidence if kept else ()),
         ),
-        prescriptions=(
-            kept.prescription if kept else None,
-            _prescription(_short(function, line), function.kind == "python"),
-            None if kept else items_in_memory(session),
-        ),
-        claims={"data_wait": kept.high_s if kept else probed.saved_s(of_batch)},
-        low_s=kept.low_s if kept else 0.0,
-        basis=KEPT_BASIS if kept else "at most the function's time, with the workers in use",
+        prescriptions=(_prescription(_short(function, line), function.kind == "python"), items_in_memory(session)),
+        claims={"data_wait": probed.saved_s(of_batch)},
+        basis="at most the function's time, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",
-        method="probed" if kept else "modeled",
+        method="modeled",
     )
+    return with_kept_items(session, probed, finding)
 
 
 def _from_stack_samples(session: Session) -> Finding | None:

@@ -9,6 +9,7 @@ from lightning_perf.rules.loader_signals import (
     max_serialized_speedup,
     serialized_speedup,
     wait_evidence,
+    with_kept_items,
 )
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import SAME_LINE_MIN_SHARE, WAIT_MIN_SHARE
@@ -28,7 +29,7 @@ def check(session: Session) -> Finding | None:
     times = dict.fromkeys((f"{low:.1f}", f"{high:.1f}"))
     line = next(iter(probe.worker_lines), None)
     waited = 1.0 - (probe.getitem_cpu_fraction or 0.0)
-    return timed_finding(
+    finding = timed_finding(
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; {n_workers} workers deliver {'–'.join(times)}x the batches of "
@@ -60,3 +61,4 @@ def check(session: Session) -> Finding | None:
         confidence="high" if line is not None else "medium",
         method="modeled",
     )
+    return with_kept_items(session, probed, finding)
