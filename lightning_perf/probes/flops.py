@@ -20,6 +20,7 @@ from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
 from .clock import now_ns as host_now_ns
+from .loss_targets import TargetCounter
 from .module_walk import bare_profile, containing_module, listed_modules, named_parameters, parameters_by_module
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
 from .plain import without_overrides
@@ -77,6 +78,7 @@ class ArithmeticCounter(StepTracer):
         self.uncounted: set[str] = set()
         self.has_backward = False
         self.log = log
+        self.targets = TargetCounter()
         self._root, self._below = module, below
         self._depth = depth
         self._now_ns = now_ns
@@ -199,6 +201,7 @@ class ArithmeticCounter(StepTracer):
                 self._count(known, args, kwargs, out, end - begin, denormals)
                 if self.log is not None:
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
+                    self.targets.add(known.name, positional(args, kwargs))
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"
         self.cost_ns += self._now_ns() - end

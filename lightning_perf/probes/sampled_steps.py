@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from lightning_perf import interrupts
@@ -22,6 +23,7 @@ from .code_lines import CodeLines, Place
 from .compiler import is_any_compiled
 from .fake_pass import try_profile
 from .flops import ArithmeticCounter
+from .loss_targets import TargetCounter
 from .machine import device_name
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
@@ -125,6 +127,7 @@ class SampledSteps(Probe):
         self._trainer, self._module, self._loop = run.trainer, run.pl_module, run.loop
         self._now_ns, self._probes, self._make_event = run.now_ns, run.probes, run.loop.make_event()
         self._watch: CallWatch | None = None  # of a step that is counted later
+        self._targets: TargetCounter | None = None  # of a counted step, until they are read
         self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
         self._depth = run.options.module_depth
@@ -275,10 +278,13 @@ class SampledSteps(Probe):
         elif counter.has_backward or not self._attempts_left:
             self._attempts_left = 0
             self.profile = counter.profile(device_name(self._device), self._n_samples, self._step)
-            self.call_log = counter.log
+            self.call_log, self._targets = counter.log, counter.targets
 
     def before_report(self, is_last: bool) -> None:
-        """Count the watched step from its shapes."""
+        """Count the watched step from its shapes, and read the targets of the counted one."""
+        targets, self._targets = self._targets, None
+        if targets is not None and self.profile is not None:
+            self.profile = msgspec.structs.replace(self.profile, targets=targets.read())
         watch, self._watch = self._watch, None
         if watch is not None and not self._trainer.received_sigterm:
             begin, depth, trained_ns = self._now_ns(), max(1, self._depth), self._loop.wall_ns()

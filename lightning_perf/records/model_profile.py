@@ -144,6 +144,20 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
     denormal_fraction: float | None = None
 
 
+class LossTargets(Record, frozen=True, kw_only=True):
+    """Targets of the largest cross-entropy of one step.
+
+    Attributes:
+        n_targets: Positions for which classes are predicted.
+        n_ignored: Those whose target is ``ignore_index``, which the loss leaves out.
+        n_classes: Classes, e.g. the size of a vocabulary.
+    """
+
+    n_targets: int
+    n_ignored: int
+    n_classes: int
+
+
 class ModelProfile(Record, frozen=True, kw_only=True):
     """A model's arithmetic, counted in one step, compared with the device's ceilings.
 
@@ -172,6 +186,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         module_depth: Depth to which modules are listed; 1 for top-level modules.
         modules: Costliest first.
         operators: Costliest first, at most 24.
+        targets: Targets of its cross-entropy; None without one, and if ``basis`` is not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
         datasheet: Peak rates from the datasheet; None for an unknown chip.
@@ -204,6 +219,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     module_depth: int = 1
     modules: tuple[ModuleProfile, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
+    targets: LossTargets | None = None
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None
     datasheet: DatasheetPeak | None = None

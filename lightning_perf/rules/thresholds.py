@@ -184,6 +184,9 @@ DEFAULT_PREFETCH = _published(
 
 # Padding
 PADDING_MIN_SHARE = _heuristic(0.20, "of the tokens", "With less padding, few operators become noticeably faster.")
+IGNORED_TARGETS_MIN_SHARE = _heuristic(
+    0.20, "of the targets", "With fewer ignored targets, few output layers become noticeably faster."
+)
 
 # Host code
 HOOK_MIN_SHARE = _heuristic(0.03, "share", "Logging and callbacks: users report overhead from a few percent on.")

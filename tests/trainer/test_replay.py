@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor, run_reports
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.records import Session
+from lightning_perf.records import LossTargets, Session
 from lightning_perf.run import DoctorRun
 
 from .conftest import Make
@@ -42,10 +42,10 @@ class Net(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01, foreach=False)
 
 
-def fitted(make: Make, doctor: PerfDoctor | None) -> tuple[Net, tuple[Any, ...]]:
+def fitted(make: Make, doctor: PerfDoctor | None, kind: type[Net] = Net) -> tuple[Net, tuple[Any, ...]]:
     """Fit for two epochs; return the module, and all state that a replay could have changed."""
     seed_everything(3, verbose=False)
-    net = Net()
+    net = kind()
     data = DataLoader(TensorDataset(torch.randn(N_BATCHES * BATCH, 8)), BATCH, shuffle=True)
     make(*([doctor] if doctor is not None else []), max_epochs=2).fit(net, data)
     state = (
@@ -152,3 +152,26 @@ def test_overhead_holds_a_replay_once_when_it_ran_in_a_hook(
 
     monkeypatch.setattr(probe_module.ReplayProbe, "answer", answer)
     assert diagnosed(make_trainer).overhead.reporting_s < 1e5
+
+
+class Words(Net):
+    """Learns one word in four; the others are ignored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 2000))
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        labels = torch.arange(BATCH).where(torch.arange(BATCH) % 4 == 0, -100)
+        return nn.functional.cross_entropy(self.body(batch[0]), labels)
+
+
+def test_output_layer_is_replayed_without_the_targets_that_the_loss_ignores(make_trainer: Make) -> None:
+    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False, select=("PD325",))
+    fitted(make_trainer, doctor, Words)
+    session = doctor.session
+    assert session is not None
+    assert session.model_profile is not None
+    assert session.model_profile.targets == LossTargets(n_targets=BATCH, n_ignored=BATCH * 3 // 4, n_classes=2000)
+    assert session.replay is not None, session.missing
+    assert [result.treatment for result in session.replay.results] == ["targets=0.25"]

@@ -1,7 +1,7 @@
 r"""Masked-residue pretraining of a small transformer on protein sequences; the vocabulary head (k-mer vocabulary) is
 evaluated for every position although only 15 % of them carry a label.
 ---
-expect: PD000
+expect: PD325
 half: score
 fix:
   ? "logits = self.decoder(hidden)  # costs time"

@@ -21,6 +21,9 @@ _PAIRED = (
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
+_LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+_MAX_CHAIN = 6
+"""Operators between an output layer and its loss, e.g. casts and a softmax."""
 _BATCH_NORMS = (
     "aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::cudnn_batch_norm", "aten::miopen_batch_norm",
     "aten::_batch_norm_with_update", "aten::batch_norm_stats",
@@ -120,6 +123,35 @@ def shorter_sequences(log: CallLog, part: float) -> list[Work]:
         elif n_times and abs(call.n - n_times * length) <= n_times:
             found.extend(work._replace(part=1 - less / length) for work in work_for(call, lambda bound: bound))
     return found
+
+
+def fewer_targets(log: CallLog, part: float) -> list[Work]:
+    """Return the operators from the output layer to the largest cross-entropy, on a part of the positions.
+
+    Raises:
+        ValueError: No output layer feeds it, or the number of positions is also another size of these operators.
+    """
+    losses = [call for call in log.calls if call.name in _LOSSES and len(call.specs) >= 2]
+    loss = max(losses, key=lambda call: math.prod(call.specs[0].shape), default=None)
+    chain: list[Call] = []
+    source = loss.specs[0].source if loss is not None else -1
+    while source >= 0 and len(chain) < _MAX_CHAIN and not (chain and chain[-1].name in PRODUCTS):
+        chain.append(log.calls[source])
+        source = next((spec.source for spec in chain[-1].specs if spec.source >= 0), -1)
+    if loss is None or not chain or chain[-1].name not in PRODUCTS:
+        raise ValueError("the output layer before the loss is not known")
+    targets = loss.specs[1].shape
+    sizes = {size: max(1, round(part * size)) for size in (math.prod(targets), targets[-1] if len(targets) > 1 else 0)}
+    weights = [size for spec in chain[-1].specs if spec.source < 0 and spec.needs_grad for size in spec.shape]
+    if any(size in sizes for size in weights):
+        raise ValueError(f"the number of positions, {math.prod(targets)}, is also a size of the output layer")
+
+    def reduce(spec: TensorSpec) -> TensorSpec:
+        shape = tuple(sizes.get(size, size) for size in spec.shape)
+        return _resized(spec, shape) if shape != spec.shape else spec
+
+    works = (work for call in chain for work in work_for(call, partial(map_specs, reduce)))
+    return [work for work in works if _fits(work.treated[0])]
 
 
 def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:

@@ -12,7 +12,7 @@ from lightning_perf.cgroups import affine_cores
 from .attention import attention_works
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
-from .rewrites import convolutions_alone, double_batch, padded_products, shorter_sequences, without_bias
+from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
 
@@ -88,6 +88,7 @@ def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Ca
         "no-bias": lambda: without_bias(log),
         "fused-attention": lambda: attention_works(log),
         "sequence": lambda: shorter_sequences(log, float(value)),
+        "targets": lambda: fewer_targets(log, float(value)),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")
