@@ -8,6 +8,7 @@ cache folder is empty, so that the run must measure the machine itself. A proces
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -193,6 +194,8 @@ class _Running:
 
     def end(self) -> Ended:
         """Return its session or result, or why there is none, and remove its folder."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)  # e.g. a server of multiprocessing, whose finalizer did not run
         session, result, error = None, read_result(self._home / "job"), ""
         path = self._home / "out" / SESSION_FILE
         if path.exists():
