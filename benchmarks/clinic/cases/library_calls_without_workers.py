@@ -1,6 +1,8 @@
 """Samples are made by many short library calls, and no worker makes them.
 ---
 expect: PD101
+also:
+  PD107: items do not change, and keeping them in memory gains more than workers
 half: tune
 cores: 2
 fix:

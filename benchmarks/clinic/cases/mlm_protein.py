@@ -2,7 +2,7 @@ r"""Masked-residue pretraining of a small transformer on protein sequences; the 
 evaluated for every position although only 15 % of them carry a label.
 ---
 expect: PD325
-half: score
+half: tune
 fix:
   ? "logits = self.decoder(hidden)  # costs time"
   : "picked = labels != -100\n        logits, labels = self.decoder(hidden[picked]), labels[picked]"
