@@ -1,4 +1,4 @@
-"""Matrix factorisation with a BPR loss on implicit feedback; the two large embedding tables have dense gradients, so
+"""Matrix factorization with a BPR loss on implicit feedback; the two large embedding tables have dense gradients, so
 that Adam updates every row at every step.
 ---
 expect: PD322

@@ -1,5 +1,5 @@
 """Next-item prediction over shopping sessions with a GRU; each article code is turned into its number by a linear
-search through the catalogue list.
+search through a list of articles.
 ---
 expect: PD107
 half: score

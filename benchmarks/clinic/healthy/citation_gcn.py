@@ -1,4 +1,4 @@
-"""Full-graph node classification on a synthetic citation network with a two-layer GCN; the normalised adjacency is a
+"""Full-graph node classification on a synthetic citation network with a two-layer GCN; the normalized adjacency is a
 sparse CSR matrix built once.
 ---
 half: score
@@ -25,7 +25,7 @@ def make_citations(mean_degree=6):
     return torch.stack([torch.cat([src, dst]), torch.cat([dst, src])]), features, topic
 
 
-def normalised_adjacency(edges):
+def normalized_adjacency(edges):
     loops = torch.arange(NODES).repeat(2, 1)
     edges = torch.unique(torch.cat([edges, loops], dim=1), dim=1)
     degree = torch.bincount(edges[0], minlength=NODES).float()
@@ -75,4 +75,4 @@ if __name__ == "__main__":
     trainer = Trainer(
         accelerator="cpu", max_epochs=5, enable_progress_bar=False, enable_checkpointing=False, logger=False
     )
-    trainer.fit(CitationGCN(normalised_adjacency(edges), features, topic), loader)
+    trainer.fit(CitationGCN(normalized_adjacency(edges), features, topic), loader)

@@ -24,7 +24,7 @@ def make_graph(n_links=18_000):
     src, dst = src[keep], dst[keep]
     index = torch.stack([torch.cat([src, dst]), torch.cat([dst, src])])
     degree = torch.bincount(index[0], minlength=N_PAPERS).clamp(min=1).float()
-    # symmetric normalisation: the matrix equals its transpose
+    # symmetric normalization: the matrix equals its transpose
     weight = degree[index[0]].rsqrt() * degree[index[1]].rsqrt()
     adjacency = torch.sparse_coo_tensor(index, weight, (N_PAPERS, N_PAPERS)).coalesce().to_sparse_csr()
     centres = torch.randn(N_TOPICS, N_WORDS, generator=gen)
@@ -66,12 +66,12 @@ class GraphSAGE(LightningModule):
         self.features = torch.cat([words, adjacency @ words], dim=1)
         self.first = nn.Linear(2 * N_WORDS, hidden)
         self.own = nn.Linear(hidden, hidden)
-        self.neighbours = nn.Linear(hidden, hidden, bias=False)
+        self.neighbors = nn.Linear(hidden, hidden, bias=False)
         self.head = nn.Linear(hidden, N_TOPICS)
 
     def forward(self):
         h = F.relu(self.first(self.features))
-        h = F.relu(self.own(h) + Propagate.apply(self.adjacency, self.neighbours(h)))
+        h = F.relu(self.own(h) + Propagate.apply(self.adjacency, self.neighbors(h)))
         return self.head(h)
 
     def training_step(self, nodes, batch_idx):
