@@ -140,6 +140,8 @@ class CachedDataset(Dataset[Any]):
 def size_of_all(cached: CachedDataset) -> float:
     """Return the bytes that all items will take, estimated from those in the cache.
 
+    A function, since attributes of a ``CachedDataset`` are those of its dataset.
+
     Raises:
         TreatmentError: They are more than this process may use.
     """
@@ -148,8 +150,19 @@ def size_of_all(cached: CachedDataset) -> float:
     return cached._whole_size
 
 
+def require_same(cached: CachedDataset, index: int) -> None:
+    """Load an item again.
+
+    Raises:
+        TreatmentError: It differs from the one in the cache.
+    """
+    reason = cached._keep([index], [0], [cached._dataset[index]])
+    if reason:
+        raise TreatmentError(f"dataset-cache cannot be applied: {reason}")
+
+
 def _mib(n_bytes: float) -> str:
-    return f"{n_bytes / 2**20:,.3f} MiB"
+    return f"{n_bytes / 2**20:,.4g} MiB"
 
 
 def _copy(leaf: Any) -> Any:

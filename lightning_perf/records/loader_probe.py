@@ -121,6 +121,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
         kept_s: Seconds to get one sample that is kept in memory, as ``dataset-cache`` does; None if samples cannot be
             kept, e.g. because they differ when they are loaded again.
         kept_bytes: Bytes that all samples take in memory, estimated from the first; None without ``kept_s``.
+        n_compared: Items that were loaded twice and were the same; None without ``kept_s``.
         transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
         pin: Time to pin a batch; None without a device that needs it.
         batch_bytes: Bytes of the tensors and arrays of a batch.
@@ -163,6 +164,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     collate: Repeated | None = None
     kept_s: float | None = None
     kept_bytes: float | None = None
+    n_compared: int | None = None
     transport: Repeated | None = None
     pin: Repeated | None = None
     batch_bytes: int | None = None

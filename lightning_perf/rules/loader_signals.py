@@ -17,13 +17,15 @@ from lightning_perf.records import (
     StageTimes,
 )
 
-from .findings import fact, fix, timed_finding
+from .findings import certain_speedup, fact, fix, timed_finding
 from .loader_curve import ProbedLoader, WorkerPlan, step_spread
 from .signals import loaders_of, phase_s
 from .thresholds import (
     BURST_MIN_SHARE,
     COLLATE_MIN_SHARE,
     COMPUTES_MIN_FRACTION,
+    KEPT_MIN_COMPARED,
+    KEPT_MIN_EPOCHS,
     LINE_MIN_SHARE,
     LOOKUP_MAX_S,
     LOW_SHARE,
@@ -41,6 +43,9 @@ from .thresholds import (
 from .user_lines import left_with_raised_thresholds, lines_of, whole_lines_of
 from .wording import percent, place, site_of, size_text
 
+REFUSED = "dataset-cache cannot be applied"
+_SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
+"""Samplers that draw each item once per epoch."""
 AT_LEAST_COLLECTIONS = "; the garbage collections that it causes are certain"
 
 
@@ -50,44 +55,55 @@ def is_waiting(probe: LoaderProbe) -> bool:
 
 
 def items_in_memory(session: Session) -> Prescription | None:
-    """Recommend keeping the loaded items in memory; None if none is loaded again, or they are there already."""
-    loader, trainer = loaders_of(session)[0], session.settings.trainer
+    """Recommend keeping the loaded items in memory; None if they are not loaded again, or must not or need not be kept.
+
+    The loader probe may know that they must not.
+    """
+    loader, trainer, probe = loaders_of(session)[0], session.settings.trainer, session.loader_probe
     is_loaded_again = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
     if session.run.stage != "fit" or not is_loaded_again or loader.is_in_memory_tensors or loader.why_unchanged():
         return None
+    if probe is not None and (probe.missing.get("kept_s", "").startswith(REFUSED) or _is_copying_slow(probe)):
+        return None
     return fix("keep the dataset's items in memory if they fit and do not change", "minutes", treatment="dataset-cache")
+
+
+def _is_copying_slow(probe: LoaderProbe) -> bool:
+    return probe.kept_s is not None and probe.getitem is not None and probe.kept_s >= probe.getitem.mean_s
 
 
 def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) -> Finding:
     """Recommend and promise first that all samples are kept in memory, if the probe found that they may be kept.
 
-    Without workers a batch takes less time by what its samples took, save for what remains as they are copied. Workers
-    no longer delay a step if it computes, makes a batch of kept samples and receives it, one after the other; in fact
-    they overlap. Both ends include how much steps vary.
+    That needs one process which gets each item in each epoch, and the promise is that of the second and later ones. At
+    least, a batch takes less time by what its samples took in the probe, save for copying them; with a worker, that a
+    step computes, makes a batch of kept samples and receives it, one after the other. Both ends include how much steps
+    vary. The finding is unchanged if it promises more.
     """
-    probe, stage, plan = probed.probe, probed.stage, probed.plan
+    probe, stage, plan, getitem = probed.probe, probed.stage, probed.plan, probed.probe.getitem
     prescription = items_in_memory(session)
-    if prescription is None or probe.kept_s is None or probe.getitem is None or probe.kept_s >= probe.getitem.mean_s:
+    if prescription is None or probe.kept_s is None or getitem is None or not _are_all_kept(session, probed.loader):
         return finding
     samples = sample_share(probe)
-    left = 1 - samples * (1 - probe.kept_s / probe.getitem.mean_s)
-    waits_s = left * probed.wait_s
+    less = samples * (1 - probe.kept_s / getitem.mean_s)
+    waits_s = probed.wait_s - less * min(probed.wait_s, plan.batch_s)
     if plan.n_now:
         take_s = max((point.take_s or 0.0 for point in probe.curve), default=0.0)
-        waits_s = left * plan.batch_s + max(take_s, TRANSPORT_HIGH_S)
+        waits_s = (1 - less) * plan.batch_s + max(take_s, TRANSPORT_HIGH_S)
     step_s = stage.step_s.mean
     most_s = step_s - probed.wait_s + waits_s
     least_s = step_s - probed.saved_s(samples) / stage.n_steps
-    return timed_finding(
+    n = probe.n_compared or 0
+    kept = timed_finding(
         stage,
         summary=(
-            f"{finding.summary} Samples are the same when they are loaded again; all of them take "
-            f"{size_text(probe.kept_bytes or 0)}."
+            f"{finding.summary} {n} samples were the same when loaded again; all of them take "
+            f"{size_text(probe.kept_bytes or 0)} of memory."
         ),
         evidence=(
             *finding.evidence,
-            fact("time per sample kept in memory", probe.kept_s, "s"),
-            fact("memory for all samples, in each process that loads", probe.kept_bytes, "bytes"),
+            fact("time per sample kept in memory", probe.kept_s, "s", n=n),
+            fact("memory for all samples", probe.kept_bytes, "bytes", n=n),
         ),
         prescriptions=(
             msgspec.structs.replace(prescription, summary="keep the dataset's items in memory"),
@@ -96,9 +112,25 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
         claims={"data_wait": stage.n_steps * (step_s - (1 - step_spread(session, least_s)) * least_s)},
         low_s=stage.n_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
         basis="samples taken from memory, timed by the loader probe; from the second epoch on",
-        confidence=finding.confidence,
+        confidence=finding.confidence if n >= KEPT_MIN_COMPARED else "medium",
         method="probed",
     )
+    is_better = finding.gain is None or certain_speedup(kept.gain or finding.gain) > certain_speedup(finding.gain)
+    return kept if is_better else finding
+
+
+def _are_all_kept(session: Session, loader: LoaderSettings) -> bool:
+    """Return whether one process gets all items in each epoch, and at least two epochs follow the first.
+
+    Each worker and each rank has a cache of its own: of shuffled items, most are first loaded by another one.
+    """
+    trainer = session.settings.trainer
+    is_ordered = loader.is_shuffled is False
+    is_all = trainer.limit_train_batches in (None, 1.0) and loader.sampler_class in _SAMPLERS
+    is_one = session.run.world_size == 1 and (loader.num_workers or 0) <= 1
+    n_epochs = max(trainer.max_epochs or 0, session.run.n_epochs)
+    is_long = n_epochs >= KEPT_MIN_EPOCHS and not trainer.reload_dataloaders_every_n_epochs
+    return is_long and (is_ordered or (is_all and is_one))
 
 
 def burst_share(probe: LoaderProbe) -> float:

@@ -361,6 +361,10 @@ NORMAL_Z95 = _published(
     "https://en.wikipedia.org/wiki/97.5th_percentile_point",
 )
 COLLATE_MIN_SHARE = _heuristic(0.30, "of making a batch", "With less, a faster collate function gains little.")
+KEPT_MIN_EPOCHS = _heuristic(3, "epochs", "The first loads the items; with one more, half of the run gains nothing.")
+KEPT_MIN_COMPARED = _heuristic(
+    32, "items", "Of a dataset that changes one item in ten, 32 items are all the same in 3 % of cases."
+)
 TRANSPORT_MIN_SHARE = _heuristic(0.30, "of fetching a batch", "With less, other costs of a batch dominate.")
 TRANSPORT_MIN_TENSORS = _heuristic(16, "tensors per batch", "Each is a shared-memory segment, sent in about 50 µs.")
 TRANSPORT_MIN_OBJECTS = _heuristic(1000, "objects per batch", "Fewer objects are pickled in well under a millisecond.")

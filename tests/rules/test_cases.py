@@ -55,6 +55,8 @@ def test_rule_result_matches_the_case_when_checked(code, case):
         assert case["code"] or not prescription.code
     for text in case.get("says", []):
         assert text in f"{finding.summary} {[p.summary for p in finding.prescriptions]}"
+    for text in case.get("lacks", []):
+        assert text not in f"{finding.summary} {[p.summary for p in finding.prescriptions]}"
     evidence = {each.metric: each.value for each in finding.evidence}
     assert {metric: evidence.get(metric) for metric in case.get("evidence", {})} == case.get("evidence", {})
     for text in case.get("lacks_evidence", []):

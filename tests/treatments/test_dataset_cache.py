@@ -193,7 +193,7 @@ def test_items_are_refused_with_their_sizes_when_all_of_them_do_not_fit(monkeypa
     monkeypatch.setattr(cached_dataset, "free_bytes", lambda: 2 * needed)
     assert len(all_batches(cached(Made(row)), 2)) == 12
     monkeypatch.setattr(cached_dataset, "free_bytes", lambda: 2 * needed - 2)
-    with pytest.raises(TreatmentError, match=r"24 items take about 0.094 MiB in each .* may use 0.094 MiB"):
+    with pytest.raises(TreatmentError, match=r"24 items take about 0.09375 MiB in each .* may use 0.09375 MiB"):
         all_batches(cached(Made(row)))
 
 
