@@ -1,5 +1,6 @@
 """Count the targets that cross-entropy ignores, without waiting for a device before they are read."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,32 +8,42 @@ import torch
 
 from lightning_perf.records import LossTargets
 
+from .code_lines import user_site
 from .plain import is_plain_tensor
+from .replay.rewrites import LOSSES
 
-_LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 _IGNORE_INDEX = 4  # its place among the arguments: scores, targets, weight, reduction, ignore_index
 
 
 class TargetCounter:
-    """Counts the targets of the largest cross-entropy of a step."""
+    """Counts the targets of the largest cross-entropy of a step, and of others of the same shape, as chunks are."""
 
     def __init__(self) -> None:
-        self._size = 0
-        self._largest: tuple[int, int, torch.Tensor] | None = None
+        self._shape: tuple[int, ...] = (0,)
+        self._n_targets = self._ignore_index = 0
+        self._n_ignored: list[torch.Tensor] = []
+        self._site = ""
 
     def add(self, name: str, args: Sequence[Any]) -> None:
-        """Count the targets of an operator, if it is a loss over classes and the largest one so far."""
-        if name not in _LOSSES or not all(map(is_plain_tensor, args[:2])):
+        """Count the targets of an operator, if it is a loss over classes and no larger one was seen."""
+        if name not in LOSSES or not all(map(is_plain_tensor, args[:2])):
             return
         scores, targets = args[0].detach(), args[1].detach()
-        if scores.numel() > self._size:
-            self._size = scores.numel()
-            n_classes = scores.shape[min(1, scores.ndim - 1)]
-            self._largest = targets.numel(), n_classes, torch.count_nonzero(targets == args[_IGNORE_INDEX])
+        if scores.numel() > math.prod(self._shape):
+            self._shape, self._n_targets, self._n_ignored = scores.shape, 0, []
+            self._ignore_index, self._site = args[_IGNORE_INDEX], user_site()
+        if scores.shape == self._shape:
+            self._n_targets += targets.numel()
+            self._n_ignored.append(torch.count_nonzero(targets == args[_IGNORE_INDEX]))
 
     def read(self) -> LossTargets | None:
         """Return what was counted, which may wait for the device; None without a loss over classes."""
-        if self._largest is None:
+        if not self._n_ignored:
             return None
-        n_targets, n_classes, n_ignored = self._largest
-        return LossTargets(n_targets=n_targets, n_ignored=int(n_ignored), n_classes=n_classes)
+        return LossTargets(
+            n_targets=self._n_targets,
+            n_ignored=sum(map(int, self._n_ignored)),
+            n_classes=self._shape[min(1, len(self._shape) - 1)],
+            ignore_index=self._ignore_index,
+            site=self._site,
+        )

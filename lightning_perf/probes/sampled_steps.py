@@ -30,6 +30,8 @@ from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
 from .plain import batch_size
 from .replay import CallLog
+from .replay.broadcasts import largest_broadcast
+from .replay.rewrites import output_layer_of
 from .tracing import StepTracer, can_trace_compiled, current_mode
 
 COUNTED_STEP = 10
@@ -277,8 +279,11 @@ class SampledSteps(Probe):
             self._attempts_left = 0
         elif counter.has_backward or not self._attempts_left:
             self._attempts_left = 0
-            self.profile = counter.profile(device_name(self._device), self._n_samples, self._step)
-            self.call_log, self._targets = counter.log, counter.targets
+            profile = counter.profile(device_name(self._device), self._n_samples, self._step)
+            self.call_log = log = counter.log
+            broadcast = largest_broadcast(log) if log is not None else None
+            self.profile = msgspec.structs.replace(profile, broadcast=broadcast)
+            self._targets = counter.targets if log is not None and output_layer_of(log) else None
 
     def before_report(self, is_last: bool) -> None:
         """Count the watched step from its shapes, and read the targets of the counted one."""

@@ -145,17 +145,38 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
 
 
 class LossTargets(Record, frozen=True, kw_only=True):
-    """Targets of the largest cross-entropy of one step.
+    """Targets of the largest cross-entropy of one step, and of others of the same shape.
 
     Attributes:
         n_targets: Positions for which classes are predicted.
         n_ignored: Those whose target is ``ignore_index``, which the loss leaves out.
         n_classes: Classes, e.g. the size of a vocabulary.
+        ignore_index: That target.
+        site: The user's line that calls the loss, e.g. ``"model.py:31"``; empty if unknown.
     """
 
     n_targets: int
     n_ignored: int
     n_classes: int
+    ignore_index: int = 0
+    site: str = ""
+
+
+class BroadcastProduct(Record, frozen=True, kw_only=True):
+    """A sum over products, or squared differences, of tensors that were broadcast against each other.
+
+    Attributes:
+        shape: Shape of the tensor that is summed over one dimension.
+        n_bytes: Its bytes.
+        total_s: Seconds per step of the operators from the broadcast to the sum, and of their backward pass; 0 if
+            operators were not timed.
+        site: The user's line that broadcasts, e.g. ``"model.py:31"``; empty if unknown.
+    """
+
+    shape: tuple[int, ...]
+    n_bytes: int
+    total_s: float = 0.0
+    site: str = ""
 
 
 class ModelProfile(Record, frozen=True, kw_only=True):
@@ -186,7 +207,10 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         module_depth: Depth to which modules are listed; 1 for top-level modules.
         modules: Costliest first.
         operators: Costliest first, at most 24.
-        targets: Targets of its cross-entropy; None without one, and if ``basis`` is not ``"step"``.
+        targets: Targets of its cross-entropy; None without one behind an output layer of its own, and if ``basis`` is
+            not ``"step"``.
+        broadcast: Its costliest sum that a matrix multiplication could replace; None without one, and if ``basis`` is
+            not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
         datasheet: Peak rates from the datasheet; None for an unknown chip.
@@ -220,6 +244,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     modules: tuple[ModuleProfile, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
     targets: LossTargets | None = None
+    broadcast: BroadcastProduct | None = None
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None
     datasheet: DatasheetPeak | None = None

@@ -11,7 +11,6 @@ from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.loss_targets import TargetCounter
 from lightning_perf.probes.replay.calls import CallLog
 from lightning_perf.probes.replay.rewrites import fewer_targets, specs_in
-from lightning_perf.records import LossTargets
 
 N, LENGTH, N_WORDS, WIDTH = 8, 20, 500, 24
 N_KEPT = 32  # of N * LENGTH targets
@@ -53,6 +52,11 @@ def two_losses(scores, labels):
     return flat_loss(scores, labels) + F.cross_entropy(scores[0, :5, :3], torch.zeros(5, dtype=torch.int64))
 
 
+def chunked_loss(scores, labels):
+    pairs = zip(scores.view(4, -1, N_WORDS), labels.view(4, -1), strict=True)
+    return sum(F.cross_entropy(each, some, reduction="sum") for each, some in pairs)
+
+
 def squares(scores, labels):
     return (scores**2).mean()
 
@@ -64,10 +68,12 @@ def counted(model, log=None):
     return counter
 
 
-@pytest.mark.parametrize("loss", [flat_loss, transposed_loss, own_index_loss, two_losses])
+@pytest.mark.parametrize("loss", [flat_loss, transposed_loss, own_index_loss, two_losses, chunked_loss])
 def test_ignored_targets_are_counted(loss):
     found = counted(Words(loss)).targets.read()
-    assert found == LossTargets(n_targets=N * LENGTH, n_ignored=N * LENGTH - N_KEPT, n_classes=N_WORDS)
+    assert (found.n_targets, found.n_ignored, found.n_classes) == (N * LENGTH, N * LENGTH - N_KEPT, N_WORDS)
+    assert found.ignore_index == (-1 if loss is own_index_loss else -100)
+    assert found.site.startswith("test_loss_targets.py:")
 
 
 def test_nothing_is_counted_without_a_loss_over_classes():
@@ -83,6 +89,12 @@ def test_nothing_is_read_before_it_is_asked_for():
         counter.read()
 
 
+def shapes_of(log, part=N_KEPT / (N * LENGTH)):
+    """Return the shapes of each operator's tensors after the targets were reduced."""
+    works = fewer_targets(log, part)
+    return {work.calls[0].name: [spec.shape for spec in specs_in(work.treated[0])] for work in works}
+
+
 @pytest.mark.parametrize(
     ("loss", "softmax"),
     [(flat_loss, (N_KEPT, N_WORDS)), (transposed_loss, (N, N_WORDS, 4)), (own_index_loss, (N_KEPT, N_WORDS))],
@@ -90,22 +102,47 @@ def test_nothing_is_read_before_it_is_asked_for():
 def test_output_layer_and_softmax_are_replayed_on_the_other_positions(loss, softmax):
     log = CallLog(N)
     counted(Words(loss), log)
-    works = fewer_targets(log, N_KEPT / (N * LENGTH))
-    shapes = {work.calls[0].name: [spec.shape for spec in specs_in(work.treated[0])] for work in works}
-    assert shapes.pop("aten::_log_softmax") == [softmax]
-    assert shapes.pop("aten::addmm") == [(N_WORDS,), (N_KEPT, WIDTH), (WIDTH, N_WORDS)]
-    assert not shapes
+    head = [(N_WORDS,), (N_KEPT, WIDTH), (WIDTH, N_WORDS)]
+    assert shapes_of(log) == {"aten::_log_softmax": [softmax], "aten::addmm": head}
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (Words(squares), "output layer before the loss is not known"),
-        (Words(flat_loss, width=N * LENGTH), "160, is also a size of the output layer"),
-    ],
-)
-def test_nothing_is_replayed_when_the_positions_are_not_clear(model, reason):
+def test_chunks_are_reduced_alike():
     log = CallLog(N)
-    counted(model, log)
-    with pytest.raises(ValueError, match=reason):
+    counted(Words(chunked_loss), log)
+    head = [(N_WORDS,), (N_KEPT, WIDTH), (WIDTH, N_WORDS)]
+    assert shapes_of(log) == {"aten::_log_softmax": [(N_KEPT // 4, N_WORDS)], "aten::addmm": head}
+
+
+def test_positions_are_reduced_when_labels_are_shifted():
+    """Scores without those of the last position are copied."""
+    log = CallLog(N)
+    counted(Words(lambda scores, labels: flat_loss(scores[:, 1:].contiguous(), labels[:, 1:].contiguous())), log)
+    shapes = shapes_of(log, part=0.5)
+    assert shapes["aten::clone"] == [(N, round((LENGTH - 1) / 2), N_WORDS)]
+    assert shapes["aten::_log_softmax"] == [(N * (LENGTH - 1) // 2, N_WORDS)]
+    assert shapes["aten::addmm"][1] == (N * LENGTH // 2, WIDTH)
+
+
+@pytest.mark.parametrize("width", [N * LENGTH, N, LENGTH])
+def test_weights_keep_their_size_when_it_is_the_number_of_positions(width):
+    model = Words(flat_loss, width)
+    model.head.requires_grad_(False)  # neither this nor its cast by autocast makes a weight a position
+    log = CallLog(N)
+    with torch.autocast("cpu", torch.bfloat16):
+        counted(model, log)
+    assert shapes_of(log)["aten::addmm"] == [(N_WORDS,), (N_KEPT, width), (width, N_WORDS)]
+
+
+def test_one_dimension_is_reduced_when_two_are_alike():
+    model = Words(transposed_loss)
+    log = CallLog(LENGTH)
+    with ArithmeticCounter(model, times_operators=True, log=log):
+        model(torch.randint(0, N_WORDS, (LENGTH, LENGTH))).backward()
+    assert shapes_of(log, part=0.5)["aten::_log_softmax"] == [(LENGTH, N_WORDS, LENGTH // 2)]
+
+
+def test_nothing_is_replayed_when_no_output_layer_feeds_a_loss():
+    log = CallLog(N)
+    counted(Words(squares), log)
+    with pytest.raises(ValueError, match="output layer before the loss is not known"):
         fewer_targets(log, 0.2)

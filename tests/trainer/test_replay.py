@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor, run_reports
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.records import LossTargets, Session
+from lightning_perf.records import Session
 from lightning_perf.run import DoctorRun
 
 from .conftest import Make
@@ -172,6 +172,9 @@ def test_output_layer_is_replayed_without_the_targets_that_the_loss_ignores(make
     session = doctor.session
     assert session is not None
     assert session.model_profile is not None
-    assert session.model_profile.targets == LossTargets(n_targets=BATCH, n_ignored=BATCH * 3 // 4, n_classes=2000)
+    targets = session.model_profile.targets
+    assert targets is not None
+    assert (targets.n_targets, targets.n_ignored, targets.n_classes) == (BATCH, BATCH * 3 // 4, 2000)
+    assert targets.site.startswith("test_replay.py:")
     assert session.replay is not None, session.missing
     assert [result.treatment for result in session.replay.results] == ["targets=0.25"]

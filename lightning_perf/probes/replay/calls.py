@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.probes.code_lines import user_site
 from lightning_perf.probes.plain import is_plain_tensor
 
 MAX_CALLS = 2048
@@ -61,11 +62,12 @@ class Call:
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
+        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors; else empty.
     """
 
     __slots__ = (
         "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns", "out_dtypes",
-        "producers", "weights",
+        "producers", "site", "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -75,6 +77,7 @@ class Call:
         self.gradient_denormal = 0.0
         self.producers: set[int] = set()
         self.weights: set[int] = set()
+        self.site = ""
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -153,6 +156,8 @@ class CallLog:
                 return
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
+            if call.n_out > max((spec.extent for spec in call.specs), default=call.n_out):
+                call.site = user_site()
             self.calls.append(call)
         call.n += 1
         call.ns += ns

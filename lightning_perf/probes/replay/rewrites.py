@@ -21,7 +21,9 @@ _PAIRED = (
     "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
 )  # fmt: skip
-_LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+"""Cross-entropy below its softmax."""
+_LAYERS = ("aten::mm", "aten::addmm")
 _MAX_CHAIN = 6
 """Operators between an output layer and its loss, e.g. casts and a softmax."""
 _BATCH_NORMS = (
@@ -129,29 +131,48 @@ def fewer_targets(log: CallLog, part: float) -> list[Work]:
     """Return the operators from the output layer to the largest cross-entropy, on a part of the positions.
 
     Raises:
-        ValueError: No output layer feeds it, or the number of positions is also another size of these operators.
+        ValueError: No output layer feeds it.
     """
-    losses = [call for call in log.calls if call.name in _LOSSES and len(call.specs) >= 2]
+    chain = output_layer_of(log)
+    if not chain:
+        raise ValueError("the output layer before the loss is not known")
+    *between, product = chain
+    n_classes = product.specs[-1].shape[-1]
+
+    def reduced(spec: TensorSpec, dim: int) -> TensorSpec:
+        size = max(1, round(part * spec.shape[dim]))
+        return _resized(spec, (*spec.shape[:dim], size, *spec.shape[dim + 1 :]))
+
+    def with_fewer_rows(bound: Bound) -> Bound:
+        *bias, given, weight = specs_in(bound)
+        return bound[0], (*bias, reduced(given, len(given.shape) - 2), weight), bound[2]
+
+    def with_fewer_positions(spec: TensorSpec) -> TensorSpec:
+        dims = [dim for dim, size in enumerate(spec.shape) if size > 1]
+        if n_classes not in spec.shape or len(dims) < 2:
+            return spec
+        return reduced(spec, next(dim for dim in reversed(dims) if spec.shape[dim] != n_classes or dim == dims[0]))
+
+    works = [work for call in between for work in work_for(call, partial(map_specs, with_fewer_positions))]
+    works += work_for(product, with_fewer_rows)
+    return [work for work in works if _fits(work.treated[0])]
+
+
+def output_layer_of(log: CallLog) -> list[Call]:
+    """Return the operators before the largest cross-entropy, back to the product of its output layer; empty if unknown.
+
+    The operators between both are casts, copies and the softmax.
+    """
+    losses = [call for call in log.calls if call.name in LOSSES and len(call.specs) >= 2]
     loss = max(losses, key=lambda call: math.prod(call.specs[0].shape), default=None)
     chain: list[Call] = []
     source = loss.specs[0].source if loss is not None else -1
-    while source >= 0 and len(chain) < _MAX_CHAIN and not (chain and chain[-1].name in PRODUCTS):
+    while source >= 0 and len(chain) < _MAX_CHAIN:
         chain.append(log.calls[source])
+        if chain[-1].name in _LAYERS:
+            return chain
         source = next((spec.source for spec in chain[-1].specs if spec.source >= 0), -1)
-    if loss is None or not chain or chain[-1].name not in PRODUCTS:
-        raise ValueError("the output layer before the loss is not known")
-    targets = loss.specs[1].shape
-    sizes = {size: max(1, round(part * size)) for size in (math.prod(targets), targets[-1] if len(targets) > 1 else 0)}
-    weights = [size for spec in chain[-1].specs if spec.source < 0 and spec.needs_grad for size in spec.shape]
-    if any(size in sizes for size in weights):
-        raise ValueError(f"the number of positions, {math.prod(targets)}, is also a size of the output layer")
-
-    def reduce(spec: TensorSpec) -> TensorSpec:
-        shape = tuple(sizes.get(size, size) for size in spec.shape)
-        return _resized(spec, shape) if shape != spec.shape else spec
-
-    works = (work for call in chain for work in work_for(call, partial(map_specs, reduce)))
-    return [work for work in works if _fits(work.treated[0])]
+    return []
 
 
 def _is_size_of_layer(log: CallLog, sizes: Container[int]) -> bool:

@@ -7,10 +7,8 @@ from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import CODE_PHASES, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import IGNORED_TARGETS_MIN_SHARE
-from lightning_perf.rules.user_lines import cpu_computing_share, whole_lines_of
+from lightning_perf.rules.user_lines import cpu_computing_share
 from lightning_perf.rules.wording import percent
-
-_LOSSES = ("cross_entropy", "CrossEntropyLoss.forward", "nll_loss", "NLLLoss.forward")
 
 
 @replay_rule("PD325", "ignored-targets")
@@ -20,30 +18,25 @@ def check(session: Session) -> Diagnosis | None:
     share = targets.n_ignored / max(1, targets.n_targets)
     if share < IGNORED_TARGETS_MIN_SHARE:
         return None
+    where = f", in {targets.site}" if targets.site else ""
     return Diagnosis(
-        f"{percent(share)} of the targets are ignored by the loss, but the output layer and the loss compute "
-        f"{targets.n_classes:,} classes for each of them{_where(session)}",
+        f"The loss ignores {percent(share)} of the targets of a step, but the output layer computes scores of "
+        f"{targets.n_classes:,} classes for each of them{where}",
         (
             fact("ignored ÷ all targets of a step", share, "fraction", IGNORED_TARGETS_MIN_SHARE),
             fact("targets of a step", targets.n_targets, "count"),
             fact("classes", targets.n_classes, "count"),
         ),
         fix(
-            "select the positions that count before the output layer",
+            "apply the output layer only to positions whose target is not ignored",
             "minutes",
             "numerics",
             code=(
-                "counts = labels != -100  # the loss's ignore_index\n"
-                "loss = F.cross_entropy(self.head(hidden[counts]), labels[counts])"
+                f"is_used = labels != {targets.ignore_index}\n"
+                "loss = F.cross_entropy(self.head(hidden[is_used]), labels[is_used])"
             ),
         ),
-        "on the other positions, these operators run",
+        "without them, the output layer and its softmax run",
         replayed_as=f"targets={1 - share:.2f}",
         at_stake=cpu_computing_share(session, *CODE_PHASES),
     )
-
-
-def _where(session: Session) -> str:
-    """Return the line that calls the loss; empty if stack samples show none."""
-    lines = whole_lines_of(session, CODE_PHASES, lambda line: line.call.endswith(_LOSSES))
-    return f", in {lines[0].where}" if lines else ""
