@@ -75,14 +75,17 @@ def _is_copying_slow(probe: LoaderProbe) -> bool:
 def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) -> Finding:
     """Recommend and promise first that all samples are kept in memory, if the probe found that they may be kept.
 
-    That needs one process which gets each item in each epoch, and the promise is that of the second and later ones. At
-    least, a batch takes less time by what its samples took in the probe, save for copying them; with a worker, that a
-    step computes, makes a batch of kept samples and receives it, one after the other. Both ends include how much steps
-    vary. The finding is unchanged if it promises more.
+    That needs one process which gets each item in each epoch. The upper end is that of the second and later epochs, the
+    lower one that of the whole run. At least, a batch takes less time by what its samples took in the probe, save for
+    copying them; with a worker, a step computes, makes a batch of kept samples and receives it, one after the other.
+    Both ends include how much steps vary. The finding is unchanged if it promises more.
     """
     probe, stage, plan, getitem = probed.probe, probed.stage, probed.plan, probed.probe.getitem
     prescription = items_in_memory(session)
-    if prescription is None or probe.kept_s is None or getitem is None or not _are_all_kept(session, probed.loader):
+    n_epochs = max(session.settings.trainer.max_epochs or 0, session.run.n_epochs)
+    if prescription is None or probe.kept_s is None or getitem is None or n_epochs < KEPT_MIN_EPOCHS:
+        return finding
+    if not _are_all_kept(session, probed.loader):
         return finding
     samples = sample_share(probe)
     less = samples * (1 - probe.kept_s / getitem.mean_s)
@@ -110,8 +113,8 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
             *(one for one in finding.prescriptions if one.treatment != prescription.treatment),
         ),
         claims={"data_wait": stage.n_steps * (step_s - (1 - step_spread(session, least_s)) * least_s)},
-        low_s=stage.n_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
-        basis="samples taken from memory, timed by the loader probe; from the second epoch on",
+        low_s=(1 - 1 / n_epochs) * stage.n_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
+        basis=f"samples taken from memory, timed by the loader probe; at least over {n_epochs:,} epochs with the first",
         confidence=finding.confidence if n >= KEPT_MIN_COMPARED else "medium",
         method="probed",
     )
@@ -120,7 +123,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
 
 
 def _are_all_kept(session: Session, loader: LoaderSettings) -> bool:
-    """Return whether one process gets all items in each epoch, and at least two epochs follow the first.
+    """Return whether one process gets all items in each epoch.
 
     Each worker and each rank has a cache of its own: of shuffled items, most are first loaded by another one.
     """
@@ -128,9 +131,7 @@ def _are_all_kept(session: Session, loader: LoaderSettings) -> bool:
     is_ordered = loader.is_shuffled is False
     is_all = trainer.limit_train_batches in (None, 1.0) and loader.sampler_class in _SAMPLERS
     is_one = session.run.world_size == 1 and (loader.num_workers or 0) <= 1
-    n_epochs = max(trainer.max_epochs or 0, session.run.n_epochs)
-    is_long = n_epochs >= KEPT_MIN_EPOCHS and not trainer.reload_dataloaders_every_n_epochs
-    return is_long and (is_ordered or (is_all and is_one))
+    return not trainer.reload_dataloaders_every_n_epochs and (is_ordered or (is_all and is_one))
 
 
 def burst_share(probe: LoaderProbe) -> float:
