@@ -16,7 +16,7 @@ _IGNORE_INDEX = 4  # its place among the arguments: scores, targets, weight, red
 
 
 class TargetCounter:
-    """Counts the targets of the largest cross-entropy of a step, and of others of the same shape, as chunks are."""
+    """Counts the targets of the largest cross-entropy of a step, and of its other chunks in the same line."""
 
     def __init__(self) -> None:
         self._shape: tuple[int, ...] = (0,)
@@ -29,10 +29,13 @@ class TargetCounter:
         if name not in LOSSES or not all(map(is_plain_tensor, args[:2])):
             return
         scores, targets = args[0].detach(), args[1].detach()
+        if scores.numel() < math.prod(self._shape):
+            return
+        site = user_site()
         if scores.numel() > math.prod(self._shape):
             self._shape, self._n_targets, self._n_ignored = scores.shape, 0, []
-            self._ignore_index, self._site = args[_IGNORE_INDEX], user_site()
-        if scores.shape == self._shape:
+            self._ignore_index, self._site = args[_IGNORE_INDEX], site
+        if (scores.shape, site) == (self._shape, self._site):
             self._n_targets += targets.numel()
             self._n_ignored.append(torch.count_nonzero(targets == args[_IGNORE_INDEX]))
 

@@ -30,7 +30,7 @@ from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
 from .plain import batch_size
 from .replay import CallLog
-from .replay.broadcasts import largest_broadcast
+from .replay.broadcasts import broadcast_sum
 from .replay.rewrites import output_layer_of
 from .tracing import StepTracer, can_trace_compiled, current_mode
 
@@ -280,10 +280,10 @@ class SampledSteps(Probe):
         elif counter.has_backward or not self._attempts_left:
             self._attempts_left = 0
             profile = counter.profile(device_name(self._device), self._n_samples, self._step)
-            self.call_log = log = counter.log
-            broadcast = largest_broadcast(log) if log is not None else None
-            self.profile = msgspec.structs.replace(profile, broadcast=broadcast)
-            self._targets = counter.targets if log is not None and output_layer_of(log) else None
+            self.profile, self.call_log = profile, counter.log
+            if counter.log is not None:
+                self.profile = msgspec.structs.replace(profile, broadcast=broadcast_sum(counter.log))
+                self._targets = counter.targets if output_layer_of(counter.log) else None
 
     def before_report(self, is_last: bool) -> None:
         """Count the watched step from its shapes, and read the targets of the counted one."""

@@ -1,6 +1,6 @@
 """Operations and bytes of a model by module and operator, compared with what the device can do."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from .base import Record
 from .memory import Breakdown
@@ -145,7 +145,7 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
 
 
 class LossTargets(Record, frozen=True, kw_only=True):
-    """Targets of the largest cross-entropy of one step, and of others of the same shape.
+    """Targets of the largest cross-entropy of one step, and of its other chunks in the same line.
 
     Attributes:
         n_targets: Positions for which classes are predicted.
@@ -162,19 +162,24 @@ class LossTargets(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-class BroadcastProduct(Record, frozen=True, kw_only=True):
-    """A sum over products, or squared differences, of tensors that were broadcast against each other.
+PairKind: TypeAlias = Literal["products", "distances", "similarities"]
+
+
+class BroadcastSum(Record, frozen=True, kw_only=True):
+    """Products, distances or similarities of all pairs of rows, computed by broadcasting and a sum over one dimension.
 
     Attributes:
-        shape: Shape of the tensor that is summed over one dimension.
+        shape: Shape of the tensor that is summed.
         n_bytes: Its bytes.
-        total_s: Seconds per step of the operators from the broadcast to the sum, and of their backward pass; 0 if
-            operators were not timed.
+        kind: ``"products"``, ``"distances"`` or ``"similarities"`` (cosine).
+        total_s: Seconds per step of the operators up to the sum, and of their backward pass; 0 if operators were not
+            timed.
         site: The user's line that broadcasts, e.g. ``"model.py:31"``; empty if unknown.
     """
 
     shape: tuple[int, ...]
     n_bytes: int
+    kind: PairKind
     total_s: float = 0.0
     site: str = ""
 
@@ -209,8 +214,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         operators: Costliest first, at most 24.
         targets: Targets of its cross-entropy; None without one behind an output layer of its own, and if ``basis`` is
             not ``"step"``.
-        broadcast: Its costliest sum that a matrix multiplication could replace; None without one, and if ``basis`` is
-            not ``"step"``.
+        broadcast: Its costliest sum over tensors that were broadcast to all pairs; None without one, and if ``basis``
+            is not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
         datasheet: Peak rates from the datasheet; None for an unknown chip.
@@ -244,7 +249,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     modules: tuple[ModuleProfile, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
     targets: LossTargets | None = None
-    broadcast: BroadcastProduct | None = None
+    broadcast: BroadcastSum | None = None
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None
     datasheet: DatasheetPeak | None = None

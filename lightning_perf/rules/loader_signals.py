@@ -82,7 +82,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
     """
     probe, stage, plan, getitem = probed.probe, probed.stage, probed.plan, probed.probe.getitem
     prescription = items_in_memory(session)
-    n_epochs = max(session.settings.trainer.max_epochs or 0, session.run.n_epochs)
+    n_epochs = _n_epochs(session, probed.loader)
     if prescription is None or probe.kept_s is None or getitem is None or n_epochs < KEPT_MIN_EPOCHS:
         return finding
     if not _are_all_kept(session, probed.loader):
@@ -100,13 +100,13 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
     kept = timed_finding(
         stage,
         summary=(
-            f"{finding.summary} {n} samples were the same when loaded again; all of them take "
+            f"{finding.summary} {n} samples were the same when loaded again; the whole dataset takes "
             f"{size_text(probe.kept_bytes or 0)} of memory."
         ),
         evidence=(
             *finding.evidence,
             fact("time per sample kept in memory", probe.kept_s, "s", n=n),
-            fact("memory for all samples", probe.kept_bytes, "bytes", n=n),
+            fact("memory for the whole dataset", probe.kept_bytes, "bytes", n=n),
         ),
         prescriptions=(
             msgspec.structs.replace(prescription, summary="keep the dataset's items in memory"),
@@ -114,7 +114,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
         ),
         claims={"data_wait": stage.n_steps * (step_s - (1 - step_spread(session, least_s)) * least_s)},
         low_s=(1 - 1 / n_epochs) * stage.n_steps * (step_s - (1 + step_spread(session, most_s)) * most_s),
-        basis=f"samples taken from memory, timed by the loader probe; at least over {n_epochs:,} epochs with the first",
+        basis=f"samples taken from memory, timed by the loader probe; the lower end is of {n_epochs:,} epochs",
         confidence=finding.confidence if n >= KEPT_MIN_COMPARED else "medium",
         method="probed",
     )
@@ -128,10 +128,22 @@ def _are_all_kept(session: Session, loader: LoaderSettings) -> bool:
     Each worker and each rank has a cache of its own: of shuffled items, most are first loaded by another one.
     """
     trainer = session.settings.trainer
-    is_ordered = loader.is_shuffled is False
-    is_all = trainer.limit_train_batches in (None, 1.0) and loader.sampler_class in _SAMPLERS
+    if trainer.reload_dataloaders_every_n_epochs or loader.sampler_class not in _SAMPLERS:
+        return False
     is_one = session.run.world_size == 1 and (loader.num_workers or 0) <= 1
-    return not trainer.reload_dataloaders_every_n_epochs and (is_ordered or (is_all and is_one))
+    return loader.is_shuffled is False or (is_one and trainer.limit_train_batches in (None, 1.0))
+
+
+def _n_epochs(session: Session, loader: LoaderSettings) -> int:
+    """Return the epochs that a run has had, or will have had at its end: those of its limits; 0 if unknown."""
+    trainer, run = session.settings.trainer, session.run
+    if run.status != "running":
+        return run.n_epochs
+    limits = [trainer.max_epochs or 0]
+    if (trainer.max_steps or 0) > 0 and loader.n_batches:
+        batches = (trainer.max_steps or 0) * (trainer.accumulate_grad_batches or 1)
+        limits = [batches // loader.n_batches, *(limit for limit in limits if limit > 0)]
+    return max(0, min(limits))
 
 
 def burst_share(probe: LoaderProbe) -> float:

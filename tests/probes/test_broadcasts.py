@@ -1,4 +1,4 @@
-"""Sums over broadcast products are found in a step's operators, and replayed as matrix multiplications."""
+"""Relations of all pairs that are computed by broadcasting are found in a step's operators, and replayed without it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_perf.probes.replay.broadcasts import largest_broadcast, matrix_multiplications
+from lightning_perf.probes.replay.broadcasts import broadcast_sum, distances, products, similarities, without_broadcast
 
 from .replay.replaying import asked, logged, probe_of
 
@@ -29,32 +29,48 @@ def log_of(relate):
     return logged(Pairs(relate), torch.randn(N, 16))
 
 
+def cosine(a, b):
+    return F.cosine_similarity(a[:, None], a[None], dim=-1)
+
+
+def as_batches(a, b):
+    return (a.view(2, 32, 1, K) * a.view(2, 1, 32, K)).sum(-1)
+
+
+def expanded(a, b):
+    return (a[:, None].expand(-1, M, -1) * b.expand(N, -1, -1)).mean(-1)
+
+
+def attended(a, b):
+    return (torch.softmax(a @ b.T, -1)[:, :, None] * b[None]).sum(1)
+
+
 @pytest.mark.parametrize(
-    ("relate", "shape", "left", "right"),
+    ("relate", "shape", "function", "rows"),
     [
-        (lambda a, b: (a[:, None] * b[None]).sum(-1), (N, M, K), (N, K), (K, M)),
-        (lambda a, b: (a.unsqueeze(1).expand(-1, M, -1) * b.expand(N, -1, -1)).mean(-1), (N, M, K), (N, K), (K, M)),
-        (lambda a, b: ((a[:, None] - b[None]) ** 2).sum(-1), (N, M, K), (N, K), (K, M)),
-        (lambda a, b: (a[:, None] - b[None]).norm(dim=-1), (N, M, K), (N, K), (K, M)),
-        (lambda a, b: F.pairwise_distance(a[:, None], b[None]), (N, M, K), (N, K), (K, M)),
-        (lambda a, b: F.cosine_similarity(a[:, None], a[None], dim=-1), (N, N, K), (N, K), (K, N)),
-        (lambda a, b: (torch.softmax(a @ b.T, -1)[:, :, None] * b[None]).sum(1), (N, M, K), (N, M), (M, K)),
-        (lambda a, b: (a.view(2, 32, 1, K) * a.view(2, 1, 32, K)).sum(-1), (2, 32, 32, K), (2, 32, K), (2, K, 32)),
+        (lambda a, b: (a[:, None] * b[None]).sum(-1), (N, M, K), products, [(N, K), (M, K)]),
+        (expanded, (N, M, K), products, [(N, K), (M, K)]),
+        (lambda a, b: ((a[:, None] - b[None]) ** 2).sum(-1), (N, M, K), distances, [(N, K), (M, K)]),
+        (lambda a, b: (a[:, None] - b[None]).norm(dim=-1), (N, M, K), distances, [(N, K), (M, K)]),
+        (lambda a, b: F.pairwise_distance(a[:, None], b[None]), (N, M, K), distances, [(N, K), (M, K)]),
+        (cosine, (N, N, K), similarities, [(N, K), (N, K)]),
+        (attended, (N, M, K), products, [(N, M), (K, M)]),
+        (as_batches, (2, 32, 32, K), products, [(2, 32, K), (2, 32, K)]),
     ],
     ids=["product", "expanded", "squares", "norm", "pairwise", "cosine", "weighted", "batches"],
 )
-def test_sum_over_a_broadcast_product_is_a_matrix_product(relate, shape, left, right):
+def test_relation_of_all_pairs_is_found(relate, shape, function, rows):
     log = log_of(relate)
-    found = largest_broadcast(log)
-    assert found.shape == shape
-    assert found.n_bytes == 4 * torch.Size(shape).numel()
+    found = broadcast_sum(log)
+    assert (found.shape, found.n_bytes) == (shape, 4 * torch.Size(shape).numel())
+    assert found.kind == function.__name__
     assert found.total_s > 0
     assert found.site.startswith("test_broadcasts.py:")
-    ((function, args, _),) = matrix_multiplications(log)[0].treated
-    assert function is torch.matmul
-    swapped = [(*each[:-2], each[-1], each[-2]) for each in (right, left)]
-    assert [spec.shape for spec in args] in ([left, right], swapped)
-    assert all(spec.needs_grad for spec in args)
+    (work,) = without_broadcast(log)
+    ((treated, given, _),) = work.treated
+    assert treated is function
+    assert sorted(spec.shape for spec in given) == sorted(rows)
+    assert all(spec.needs_grad for spec in given)
 
 
 @pytest.mark.parametrize(
@@ -62,31 +78,80 @@ def test_sum_over_a_broadcast_product_is_a_matrix_product(relate, shape, left, r
     [
         lambda a, b: (a[:, None] - b[None]).abs().sum(-1),
         lambda a, b: (a[:, None] + b[None]).tanh().sum(-1),
+        lambda a, b: (a[:, None] - b[None]).sum(-1),
         lambda a, b: (a[:, None] - b[None]).pow(3).sum(-1),
+        lambda a, b: (a[:, None] - b[None]).pow(2).pow(2).sum(-1),
+        lambda a, b: (a[:, None] - b[None]).norm(p=1, dim=-1),
+        lambda a, b: F.pairwise_distance(a[:, None], b[None], p=1),
         lambda a, b: (a[:, None] * b[None]).sum(),
+        lambda a, b: (a[:, None] * b[None]).sum((0, 1)),
         lambda a, b: (a[:, None] * b[None]).amax(-1),
+        lambda a, b: (a[:, None] * b[None]).transpose(0, 1).sum(-1),
+        lambda a, b: (a[:, None] * a[None]).transpose(0, 1).sum(-1),
+        lambda a, b: (a.view(2, 32, 1, K) * a.view(2, 1, 32, K)).flatten(0, 2).sum(-1),
         lambda a, b: ((a[:, None] * b[None]) / (a[:, None] - b[None])).sum(-1),
+        lambda a, b: torch.div(a[:, None], b[None], rounding_mode="floor").sum(-1),
+        lambda a, b: ((a > 0).long()[:, None] * (b > 0).long()[None]).sum(-1) * a.sum(),
+        lambda a, b: (a[:, None] * (b > 0)[None]).sum(-1),
+        lambda a, b: a[a[:, 0] > 1e9].sum(-1).sum() + a.sum(),
         lambda a, b: (a.repeat(30, 1) * b[0]).sum(-1),
         lambda a, b: (a[:8, None] * b[None]).sum(-1),
         lambda a, b: torch.einsum("nk,mk->nm", a, b),
-        lambda a, b: F.linear(a, b),
     ],
-    ids=["absolute", "tanh", "cubes", "all", "largest", "quotient", "weights", "small", "einsum", "linear"],
-)
+    ids=[
+        "absolute", "tanh", "difference", "cubes", "squared twice", "norm 1", "pairwise 1", "all", "two dims",
+        "largest", "transposed", "transposed square", "flattened", "quotient", "floor", "integers", "mask", "empty",
+        "weights", "small", "einsum",
+    ],
+)  # fmt: skip
 def test_other_sums_are_left_alone(relate):
-    assert largest_broadcast(log_of(relate)) is None
+    assert broadcast_sum(log_of(relate)) is None
+
+
+def used_elsewhere(a, b):
+    difference = a[:, None] - b[None]
+    return difference.square().sum(-1).unsqueeze(-1) * difference.tanh()
+
+
+def called_like_another(a, b):
+    whole = a.unsqueeze(1).repeat(1, M, 1)
+    return (a[:, None] * b[None]).sum(-1) + sum((whole * whole).sum(-1) for _ in range(3))
+
+
+@pytest.mark.parametrize("relate", [used_elsewhere, called_like_another])
+def test_operators_that_others_need_are_left_alone(relate):
+    assert broadcast_sum(log_of(relate)) is None
 
 
 def test_norms_of_broadcast_tensors_count_as_well():
-    (work,) = matrix_multiplications(log_of(lambda a, b: F.cosine_similarity(a[:, None], a[None], dim=-1)))
+    (work,) = without_broadcast(log_of(cosine))
     names = sorted(call.name for call in work.calls)
     assert names == ["aten::div"] * 2 + ["aten::linalg_vector_norm"] * 2 + ["aten::mul", "aten::sum"]
 
 
-def test_matrix_product_is_replayed_in_place_of_the_sum():
-    model = Pairs(lambda a, b: F.cosine_similarity(a[:, None], a[None], dim=-1))
+def test_costliest_one_is_replayed():
+    log = log_of(lambda a, b: (a[:, None] * b[None]).sum(-1).sum() + cosine(a, b).sum())
+    assert broadcast_sum(log).kind == "similarities"
+    assert len(without_broadcast(log)) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "by_broadcasting"),
+    [
+        (products, lambda a, b: (a.unsqueeze(-2) * b.unsqueeze(-3)).sum(-1)),
+        (distances, lambda a, b: ((a.unsqueeze(-2) - b.unsqueeze(-3)) ** 2).sum(-1)),
+        (similarities, lambda a, b: F.cosine_similarity(a.unsqueeze(-2), b.unsqueeze(-3), dim=-1)),
+    ],
+)
+def test_functions_compute_the_same(function, by_broadcasting):
+    a, b = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+    torch.testing.assert_close(function(a, b), by_broadcasting(a, b), rtol=1e-4, atol=1e-4)
+
+
+def test_relation_is_replayed_without_broadcasting():
+    model = Pairs(cosine)
     probe = probe_of(model)
-    assert probe.answer(asked("matrix-multiplication"), logged(model, torch.randn(N, 16)), 1000.0)
+    assert probe.answer(asked("without-broadcast"), logged(model, torch.randn(N, 16)), 1000.0)
     (result,) = probe.record().results
     assert result.n_operators == 1, result.reason
     assert result.seen_s > 0

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.loss_targets import TargetCounter
 from lightning_perf.probes.replay.calls import CallLog
-from lightning_perf.probes.replay.rewrites import fewer_targets, specs_in
+from lightning_perf.probes.replay.rewrites import fewer_targets, output_layer_of, specs_in
 
 N, LENGTH, N_WORDS, WIDTH = 8, 20, 500, 24
 N_KEPT = 32  # of N * LENGTH targets
@@ -139,6 +139,21 @@ def test_one_dimension_is_reduced_when_two_are_alike():
     with ArithmeticCounter(model, times_operators=True, log=log):
         model(torch.randint(0, N_WORDS, (LENGTH, LENGTH))).backward()
     assert shapes_of(log, part=0.5)["aten::_log_softmax"] == [(LENGTH, N_WORDS, LENGTH // 2)]
+
+
+def nonlinear(scores):
+    return scores.sin()
+
+
+def of_another_layer(scores):
+    return F.linear(scores, torch.ones(9, N_WORDS)).relu()
+
+
+@pytest.mark.parametrize("change", [nonlinear, of_another_layer])
+def test_layer_is_no_output_layer_when_scores_change_after_it(change):
+    log = CallLog(N)
+    counted(Words(lambda scores, labels: flat_loss(F.pad(change(scores), (0, N_WORDS))[..., :N_WORDS], labels)), log)
+    assert output_layer_of(log) == []
 
 
 def test_nothing_is_replayed_when_no_output_layer_feeds_a_loss():

@@ -1,12 +1,12 @@
-"""Find sums over products or squared differences of broadcast tensors: matrix multiplications written otherwise."""
+"""Find products, distances and similarities of all pairs that are computed by broadcasting; replay them without it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from lightning_perf.records import BroadcastProduct
+from lightning_perf.records import BroadcastSum, PairKind
 
 from .calls import Call, CallLog, TensorSpec
 from .functions import Work, function_of
@@ -14,153 +14,175 @@ from .functions import Work, function_of
 MIN_ELEMENTS = 2**16
 """Smaller tensors stay in a core's own cache."""
 
-_SUMS = ("aten::sum", "aten::mean", "aten::linalg_vector_norm", "aten::norm")
-_BILINEAR = (
-    "aten::mul",
-    "aten::sub",
-    "aten::div",
-    "aten::pow",
-    "aten::add",
-    "aten::neg",
-    "aten::clone",
-    "aten::_to_copy",
-)
-_WITH_A_NUMBER = ("aten::add", "aten::pow")
-"""These are part of a product only with a number as the second argument: a square, or a small constant."""
-_MAX_CALLS = 16
-_MAX_STEPS_FROM_NORM = 4  # a clamp, copies
+_SUMS = ("aten::sum", "aten::mean")
+_NORMS = ("aten::linalg_vector_norm", "aten::norm")
+
+Tensor = torch.Tensor
+
+
+def products(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of all pairs of rows."""
+    return a @ b.transpose(-2, -1)
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return the squared distances of all pairs of rows."""
+    return a.square().sum(-1, keepdim=True) + b.square().sum(-1).unsqueeze(-2) - 2 * products(a, b)
+
+
+def similarities(a: Tensor, b: Tensor) -> Tensor:
+    """Return the cosine similarities of all pairs of rows."""
+    return products(torch.nn.functional.normalize(a, dim=-1), torch.nn.functional.normalize(b, dim=-1))
+
+
+_FUNCTIONS: dict[PairKind, Callable[[Tensor, Tensor], Tensor]] = {
+    "products": products, "distances": distances, "similarities": similarities,
+}  # fmt: skip
 
 
 class Found(NamedTuple):
-    """Calls from the broadcast tensors to the sum, and the equivalent matrix multiplication.
+    """Operators from two broadcast tensors to a sum, in their order, and the two tensors as matrices, ``rows``.
 
-    Attributes:
-        calls: The sum first.
-        shape: Shape of the tensor that is summed.
-        left: The first matrix, or a batch of them; the second is ``right``.
+    ``shape`` is that of the tensor that is summed.
     """
 
     calls: tuple[Call, ...]
     shape: tuple[int, ...]
-    left: TensorSpec
-    right: TensorSpec
+    kind: PairKind
+    rows: tuple[TensorSpec, TensorSpec]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the operators in the step, forward and backward."""
+        return sum(call.seconds for call in self.calls)
 
 
-def broadcast_products(log: CallLog) -> list[Found]:
-    """Return sums that a matrix multiplication could replace, of at least ``MIN_ELEMENTS``, costliest first."""
-    found = [each for call in log.calls if call.name in _SUMS for each in _product_of(log, call)]
-    return sorted(found, key=lambda each: -_seconds(each))
+def costliest_broadcast(log: CallLog) -> Found | None:
+    """Return the costliest sum of at least ``MIN_ELEMENTS`` that needs no broadcast tensor; None without one.
+
+    Where operators are not timed, that is the largest one. Only sums that take their whole input from two broadcast
+    tensors are found, through operators that nothing else uses.
+    """
+    readers: dict[int, set[int]] = {}
+    for call in log.calls:
+        for spec in call.specs:
+            readers.setdefault(spec.source, set()).add(call.index)
+    found = [each for call in log.calls if (each := _Search(log, readers, call).found()) is not None]
+    return max(found, key=lambda each: (each.seconds, math.prod(each.shape)), default=None)
 
 
-def largest_broadcast(log: CallLog) -> BroadcastProduct | None:
-    """Return the costliest such sum of a step; its time is 0 if the calls were not timed."""
-    found = next(iter(broadcast_products(log)), None)
+def broadcast_sum(log: CallLog) -> BroadcastSum | None:
+    """Return the record of ``costliest_broadcast``; its time is 0 if operators were not timed."""
+    found = costliest_broadcast(log)
     if found is None:
         return None
-    site = next((call.site for call in found.calls if call.site), "")
-    n_bytes = math.prod(found.shape) * found.left.dtype.itemsize
-    return BroadcastProduct(shape=found.shape, n_bytes=n_bytes, total_s=_seconds(found), site=site)
+    return BroadcastSum(
+        shape=found.shape,
+        n_bytes=math.prod(found.shape) * found.rows[0].dtype.itemsize,
+        kind=found.kind,
+        total_s=found.seconds,
+        site=next((call.site for call in found.calls if call.site), ""),
+    )
 
 
-def matrix_multiplications(log: CallLog) -> list[Work]:
-    """Return these sums with their products, and a matrix multiplication in place of each."""
-    works = []
-    for found in broadcast_products(log):
-        bounds = [function_of(call) for call in reversed(found.calls)]
-        as_is = tuple(bound for bound in bounds if bound is not None)
-        if len(as_is) == len(bounds):
-            works.append(Work(found.calls, as_is, ((torch.matmul, (found.left, found.right), {}),)))
-    return works
+def without_broadcast(log: CallLog) -> list[Work]:
+    """Return the operators of ``costliest_broadcast``, and the function in their place."""
+    found = costliest_broadcast(log)
+    bounds = [function_of(call) for call in found.calls] if found is not None else []
+    as_is = tuple(bound for bound in bounds if bound is not None)
+    if found is None or len(as_is) < len(bounds):
+        return []
+    return [Work(found.calls, as_is, ((_FUNCTIONS[found.kind], found.rows, {}),))]
 
 
-def _seconds(found: Found) -> float:
-    return sum(call.seconds for call in found.calls)
+class _Search:
+    """Whether one call is such a sum."""
 
+    def __init__(self, log: CallLog, readers: dict[int, set[int]], total: Call) -> None:
+        self._log, self._readers, self._total = log, readers, total
+        self._calls = [total]
+        self._shape = total.specs[0].shape if total.specs else ()
+        names = [argument.name for argument in total.func._schema.arguments]
+        self._given: dict[str, Any] = {**dict(zip(names, total.args, strict=False)), **total.kwargs}
 
-def _product_of(log: CallLog, total: Call) -> Iterator[Found]:
-    """Yield the matrix multiplication that a sum is, if it is one."""
-    dim = _summed_dim(total)
-    if dim is None:
-        return
-    shape = total.specs[0].shape
-    calls, leaves, pending = [total], [], [total.specs[0]]
-    while pending:
-        spec = pending.pop()
-        if _dims_of(spec, shape) != _dims(shape):
-            leaves.append(spec)
-            continue
-        writer = log.calls[spec.source] if spec.source >= 0 else None
-        if writer is None or not _is_bilinear(writer, shape) or len(calls) == _MAX_CALLS:
-            return
-        if writer not in calls:
-            calls.append(writer)
-            pending += [each for each in writer.specs if each.shape]
-    calls += [norm for leaf in leaves if (norm := _repeated_norm(log, leaf, shape)) is not None and norm not in calls]
-    factors = {_dims_of(leaf, shape): leaf for leaf in leaves if dim in _dims_of(leaf, shape)}
-    for left, first in factors.items():
-        for right, second in factors.items():
-            if left - right and right - left and all(each <= left or each <= right for each in factors):
-                batch, inner = _size(shape, left & right - {dim}), shape[dim]
-                rows, columns = _size(shape, left - right), _size(shape, right - left)
-                yield Found(
-                    tuple(calls),
-                    shape,
-                    _matrix(first, (batch, rows, inner), (rows * inner, inner, 1)),
-                    _matrix(second, (batch, inner, columns), (inner * columns, 1, inner)),
-                )
-                return
+    def found(self) -> Found | None:
+        """Return the operators, and the function in their place; None if the call is no such sum."""
+        dims = self._given.get("dim")
+        if self._total.name not in (*_SUMS, *_NORMS) or not isinstance(dims, tuple) or len(dims) != 1:
+            return None
+        if math.prod(self._shape) < MIN_ELEMENTS or not self._total.specs[0].dtype.is_floating_point:
+            return None
+        matched = self._distance() if self._total.name in _NORMS else self._square() or self._product()
+        if matched is None:
+            return None
+        kind, (first, second) = matched
+        rows = self._rows(first, second, dims[0] % len(self._shape))
+        return Found(tuple(reversed(self._calls)), self._shape, kind, rows) if rows is not None else None
 
+    def _square(self) -> tuple[PairKind, list[TensorSpec]] | None:
+        square = self._writer(self._total.specs[0], "aten::pow")
+        if square is None or square.args[1] != 2:
+            return None
+        return self._difference(square.specs[0])
 
-def _summed_dim(call: Call) -> int | None:
-    """Return the one dimension that a call sums over; None if there are several, or too few elements."""
-    shape = call.specs[0].shape
-    names = [argument.name for argument in call.func._schema.arguments]
-    dims: Any = {**dict(zip(names, call.args, strict=False)), **call.kwargs}.get("dim")
-    if not isinstance(dims, tuple) or len(dims) != 1 or math.prod(shape) < MIN_ELEMENTS:
-        return None
-    return int(dims[0] % len(shape))
+    def _distance(self) -> tuple[PairKind, list[TensorSpec]] | None:
+        if self._given.get("ord", self._given.get("p")) != 2:
+            return None
+        spec = self._total.specs[0]
+        shifted = self._writer(spec, "aten::add")  # a small number, as in pairwise_distance
+        return self._difference(shifted.specs[0] if shifted is not None and len(shifted.specs) == 1 else spec)
 
+    def _difference(self, spec: TensorSpec) -> tuple[PairKind, list[TensorSpec]] | None:
+        difference = self._writer(spec, "aten::sub")
+        if difference is None or len(difference.specs) != 2 or difference.kwargs:
+            return None
+        return "distances", difference.specs
 
-def _is_bilinear(call: Call, shape: tuple[int, ...]) -> bool:
-    tensors = [spec for spec in call.specs if spec.shape]
-    if call.name not in _BILINEAR or call.n_out != math.prod(shape):
-        return False
-    if call.name == "aten::div" and len(tensors) == 2 and _dims_of(tensors[1], shape) == _dims(shape):
-        return False
-    if call.name == "aten::pow" and call.args[1] != 2:
-        return False
-    return call.name not in _WITH_A_NUMBER or len(tensors) == 1
+    def _product(self) -> tuple[PairKind, list[TensorSpec]] | None:
+        product = self._writer(self._total.specs[0], "aten::mul")
+        if product is None or len(product.specs) != 2:
+            return None
+        quotients = [self._writer(spec, "aten::div") for spec in product.specs]
+        if quotients == [None, None]:
+            return "products", product.specs
+        if not all(one is not None and len(one.specs) == 2 and len(one.args) == 2 for one in quotients):
+            return None
+        rows = [one.specs[0] for one in quotients if one is not None]
+        norms = [call for call in self._log.calls if call.name in _NORMS and call.specs[:1] in [[row] for row in rows]]
+        self._calls += norms
+        return ("similarities", rows) if norms else None
 
+    def _writer(self, spec: TensorSpec, name: str) -> Call | None:
+        """Return the call that wrote a tensor, if it has this name and nothing else reads all that it writes."""
+        call = self._log.calls[spec.source] if spec.source >= 0 else None
+        if call is None or call.name != name or call.n != self._total.n:
+            return None
+        is_whole = (call.out_shape, call.out_stride) == (spec.shape, spec.stride) and spec.shape == self._shape
+        if not is_whole or len(self._readers[call.index]) > 1:
+            return None
+        self._calls.append(call)
+        return call
 
-def _repeated_norm(log: CallLog, factor: TensorSpec, shape: tuple[int, ...]) -> Call | None:
-    """Return the sum over a broadcast tensor that a factor was made of, which computes each norm many times."""
-    source = factor.source
-    for _ in range(_MAX_STEPS_FROM_NORM):
-        if source < 0:
-            break
-        call = log.calls[source]
-        if call.name in _SUMS and call.specs[0].shape == shape and _dims_of(call.specs[0], shape) != _dims(shape):
-            return call
-        source = call.specs[0].source if call.specs and call.n_out < math.prod(shape) else -1
-    return None
+    def _rows(self, first: TensorSpec, second: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec] | None:
+        """Return both tensors as matrices, the summed dimension last; None if they are not broadcast to all pairs."""
+        left, right = self._dims_of(first), self._dims_of(second)
+        is_all = left | right == frozenset(place for place, size in enumerate(self._shape) if size > 1)
+        if first.dtype != second.dtype or not (is_all and left - right and right - left and dim in left & right):
+            return None
+        batch, inner = self._size(left & right - {dim}), self._shape[dim]
+        shapes = [(self._size(left - right), inner), (self._size(right - left), inner)]
+        sizes = [(batch, *shape) if batch > 1 else shape for shape in shapes]
+        strides = [tuple(math.prod(size[place + 1 :]) for place in range(len(size))) for size in sizes]
+        return tuple(  # type: ignore[return-value]
+            spec._replace(shape=size, stride=stride, source=-1)
+            for spec, size, stride in zip((first, second), sizes, strides, strict=True)
+        )
 
+    def _dims_of(self, spec: TensorSpec) -> frozenset[int]:
+        """Return the dimensions of the sum's input along which a tensor that is broadcast to it differs."""
+        offset = len(self._shape) - len(spec.shape)
+        sizes = enumerate(zip(spec.shape, spec.stride, strict=True))
+        return frozenset(offset + place for place, (size, step) in sizes if size > 1 and step)
 
-def _dims(shape: tuple[int, ...]) -> frozenset[int]:
-    return frozenset(place for place, size in enumerate(shape) if size > 1)
-
-
-def _dims_of(spec: TensorSpec, shape: tuple[int, ...]) -> frozenset[int]:
-    """Return the dimensions of ``shape`` along which a tensor that is broadcast to it differs."""
-    offset = len(shape) - len(spec.shape)
-    sizes = enumerate(zip(spec.shape, spec.stride, strict=True))
-    return frozenset(offset + place for place, (size, step) in sizes if size > 1 and step)
-
-
-def _size(shape: tuple[int, ...], dims: frozenset[int]) -> int:
-    return math.prod(shape[dim] for dim in dims)
-
-
-def _matrix(spec: TensorSpec, shape: tuple[int, ...], stride: tuple[int, ...]) -> TensorSpec:
-    """Return a matrix, or a batch of more than one."""
-    skipped = int(shape[0] == 1)
-    return spec._replace(shape=shape[skipped:], stride=stride[skipped:], source=-1)
+    def _size(self, dims: frozenset[int]) -> int:
+        return math.prod(self._shape[dim] for dim in dims)

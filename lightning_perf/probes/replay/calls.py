@@ -59,6 +59,7 @@ class Call:
         ns: Nanoseconds of these calls.
         backward_ns: Nanoseconds of the operators of their backward pass.
         n_out: Elements of the results of one call.
+        out_shape: Shape of its first result; ``out_stride`` its layout.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
@@ -67,12 +68,14 @@ class Call:
 
     __slots__ = (
         "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns", "out_dtypes",
-        "producers", "site", "weights",
+        "out_shape", "out_stride", "producers", "site", "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
         self.index, self.func, self.args, self.kwargs = index, func, args, kwargs
         self.out_dtypes, self.n_out = tuple(out.dtype for out in outs), sum(out.numel() for out in outs)
+        self.out_shape = tuple(outs[0].shape) if outs else ()
+        self.out_stride = outs[0].stride() if outs and outs[0].layout is torch.strided else ()
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
         self.producers: set[int] = set()

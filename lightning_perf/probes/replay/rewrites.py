@@ -24,6 +24,9 @@ _PAIRED = (
 LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 """Cross-entropy below its softmax."""
 _LAYERS = ("aten::mm", "aten::addmm")
+_BETWEEN = (
+    "aten::_log_softmax", "aten::_to_copy", "aten::clone", "aten::copy_", "aten::mul", "aten::div", "aten::tanh",
+)  # fmt: skip
 _MAX_CHAIN = 6
 """Operators between an output layer and its loss, e.g. casts and a softmax."""
 _BATCH_NORMS = (
@@ -161,16 +164,18 @@ def fewer_targets(log: CallLog, part: float) -> list[Work]:
 def output_layer_of(log: CallLog) -> list[Call]:
     """Return the operators before the largest cross-entropy, back to the product of its output layer; empty if unknown.
 
-    The operators between both are casts, copies and the softmax.
+    Between both, only the softmax and operators that keep each position to itself are allowed.
     """
     losses = [call for call in log.calls if call.name in LOSSES and len(call.specs) >= 2]
     loss = max(losses, key=lambda call: math.prod(call.specs[0].shape), default=None)
     chain: list[Call] = []
-    source = loss.specs[0].source if loss is not None else -1
+    source, loss_shape = (loss.specs[0].source, loss.specs[0].shape) if loss is not None else (-1, ())
     while source >= 0 and len(chain) < _MAX_CHAIN:
         chain.append(log.calls[source])
         if chain[-1].name in _LAYERS:
-            return chain
+            return chain if chain[-1].specs[-1].shape[-1] in loss_shape else []
+        if chain[-1].name not in _BETWEEN:
+            return []
         source = next((spec.source for spec in chain[-1].specs if spec.source >= 0), -1)
     return []
 

@@ -10,7 +10,7 @@ import torch
 from lightning_perf.cgroups import affine_cores
 
 from .attention import attention_works
-from .broadcasts import matrix_multiplications
+from .broadcasts import without_broadcast
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
 from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
@@ -90,7 +90,7 @@ def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Ca
         "fused-attention": lambda: attention_works(log),
         "sequence": lambda: shorter_sequences(log, float(value)),
         "targets": lambda: fewer_targets(log, float(value)),
-        "matrix-multiplication": lambda: matrix_multiplications(log),
+        "without-broadcast": lambda: without_broadcast(log),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

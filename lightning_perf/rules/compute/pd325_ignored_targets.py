@@ -18,10 +18,10 @@ def check(session: Session) -> Diagnosis | None:
     share = targets.n_ignored / max(1, targets.n_targets)
     if share < IGNORED_TARGETS_MIN_SHARE:
         return None
-    where = f", in {targets.site}" if targets.site else ""
+    loss = f"The loss in {targets.site}" if targets.site else "The loss"
     return Diagnosis(
-        f"The loss ignores {percent(share)} of the targets of a step, but the output layer computes scores of "
-        f"{targets.n_classes:,} classes for each of them{where}",
+        f"{loss} ignores {percent(share)} of the targets of a step, but the output layer computes scores of "
+        f"{targets.n_classes:,} classes for each of them",
         (
             fact("ignored ÷ all targets of a step", share, "fraction", IGNORED_TARGETS_MIN_SHARE),
             fact("targets of a step", targets.n_targets, "count"),
