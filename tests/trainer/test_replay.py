@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_perf import PerfDoctor, run_reports
+from lightning_perf import PerfDoctor, load, run_reports
 from lightning_perf.probes.replay import probe as probe_module
 from lightning_perf.records import Session
 from lightning_perf.run import DoctorRun
@@ -166,11 +167,10 @@ class Words(Net):
         return nn.functional.cross_entropy(self.body(batch[0]), labels)
 
 
-def test_output_layer_is_replayed_without_the_targets_that_the_loss_ignores(make_trainer: Make) -> None:
-    doctor = PerfDoctor(schedule=None, reports=(), ceilings=False, select=("PD325",))
+def test_output_layer_is_replayed_without_the_targets_that_the_loss_ignores(make_trainer: Make, tmp_path: Path) -> None:
+    doctor = PerfDoctor(schedule=None, reports=("json",), out_dir=tmp_path, ceilings=False, select=("PD325",))
     fitted(make_trainer, doctor, Words)
-    session = doctor.session
-    assert session is not None
+    session = load(tmp_path)
     assert session.model_profile is not None
     targets = session.model_profile.targets
     assert targets is not None
