@@ -157,12 +157,13 @@ def run_section(arguments: argparse.Namespace, cap: str) -> tuple[Section, bool]
         for said in (*one.accusations, one.stand_in)
         if said is not None and said.code not in {fix.code for fix in one.applied}
     }
+    is_applied = {(one.case, fix.code) for one in outcomes for fix in one.applied}
     accused |= {
         end.order.case.name
         for end in diagnosed
         if end.session is not None
         for finding in end.session.findings
-        if orders.cures_otherwise(finding, end)
+        if orders.cures_otherwise(finding, end) and (end.order.case.name, finding.code) not in is_applied
     }
     if is_measured and accused:
         of_accused = [end for end in diagnosed if end.order.case.name in accused]
