@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 _MAX_ITEMS = 64  # items of a container that are searched; later ones are assumed to be alike
-_MAX_SEEN = 20_000  # objects: a few tens of milliseconds
 
 
 def random_states() -> tuple[Any, ...]:
@@ -50,7 +49,7 @@ def _first_of(value: Any, read: Callable[[Any], Any], depth: int = 8, seen: set[
     import torch
 
     found, seen = read(value), set() if seen is None else seen
-    if found is not None or isinstance(value, torch.Tensor) or depth == 0 or id(value) in seen or len(seen) > _MAX_SEEN:
+    if found is not None or isinstance(value, torch.Tensor) or depth == 0 or id(value) in seen:
         return found
     seen.add(id(value))
     if type(value) in (int, float, str, bytes):

@@ -26,7 +26,7 @@ class TargetCounter:
 
     def add(self, name: str, args: Sequence[Any]) -> None:
         """Count the targets of an operator, if it is a loss over classes and no larger one was seen."""
-        if name not in LOSSES or not all(map(is_plain_tensor, args[:2])):
+        if name not in LOSSES or len(args) <= _IGNORE_INDEX or not all(map(is_plain_tensor, args[:2])):
             return
         scores, targets = args[0].detach(), args[1].detach()
         if scores.numel() < math.prod(self._shape):

@@ -118,8 +118,9 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
             or if none could be made again.
         dataset_is_batched: Whether one index gives a whole batch (``batch_size=None`` or ``__getitems__``).
         indexes_tensors: Whether samples are rows of tensors in memory, fetched one at a time.
-        kept_s: Seconds to get one sample that is kept in memory, as ``dataset-cache`` does; None if samples cannot be
-            kept, e.g. because they differ when they are loaded again.
+        may_keep: Whether all samples may be kept in memory, as ``dataset-cache`` does: False if e.g. they differ when
+            they are loaded again. None if that is not known.
+        kept_s: Seconds to get one sample that is kept in memory; None unless ``may_keep``.
         kept_bytes: Bytes that all samples take in memory, estimated from the first; None without ``kept_s``.
         n_compared: Items that were loaded twice and were the same; None without ``kept_s``.
         transport: Time to move a batch from a worker to the main process: pickling, shared memory, rebuilding.
@@ -162,6 +163,7 @@ class LoaderProbe(Record, frozen=True, kw_only=True):
     dataset_is_batched: bool | None = None
     indexes_tensors: bool | None = None
     collate: Repeated | None = None
+    may_keep: bool | None = None
     kept_s: float | None = None
     kept_bytes: float | None = None
     n_compared: int | None = None

@@ -43,7 +43,6 @@ from .thresholds import (
 from .user_lines import left_with_raised_thresholds, lines_of, whole_lines_of
 from .wording import percent, place, site_of, size_text
 
-REFUSED = "dataset-cache cannot be applied"
 _SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 """Samplers that draw each item once per epoch."""
 AT_LEAST_COLLECTIONS = "; the garbage collections that it causes are certain"
@@ -63,7 +62,7 @@ def items_in_memory(session: Session) -> Prescription | None:
     is_loaded_again = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
     if session.run.stage != "fit" or not is_loaded_again or loader.is_in_memory_tensors or loader.why_unchanged():
         return None
-    if probe is not None and (probe.missing.get("kept_s", "").startswith(REFUSED) or _is_copying_slow(probe)):
+    if probe is not None and (probe.may_keep is False or _is_copying_slow(probe)):
         return None
     return fix("keep the dataset's items in memory if they fit and do not change", "minutes", treatment="dataset-cache")
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_perf.cached_dataset import SAMPLED_ITEMS, CachedDataset, require_same, size_of_all
-from lightning_perf.errors import TreatmentError
 
 from .pipeline import Pipeline
 
@@ -36,10 +35,11 @@ def time_kept(pipeline: Pipeline, load_s: float, limit_s: float) -> Kept:
         limit_s: Seconds that this may take.
 
     Raises:
-        TreatmentError: They cannot be kept, for the reasons of ``dataset-cache``, or to find out takes too long.
+        TreatmentError: They must not be kept, for the reasons of ``dataset-cache``.
+        TimeoutError: To find out takes too long.
     """
     if 2 * _LEAST_ITEMS * load_s > limit_s:
-        raise TreatmentError(f"loading {_LEAST_ITEMS} items twice takes longer than {limit_s:.2g} s")
+        raise TimeoutError(f"loading {_LEAST_ITEMS} items twice takes longer than {limit_s:.2g} s")
     cached, end_s = CachedDataset(pipeline, is_strict=True), time.perf_counter() + limit_s
     indices: list[Any] = []
     for index in _indices(pipeline):

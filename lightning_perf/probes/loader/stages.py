@@ -273,8 +273,13 @@ class _Stages:
         n_samples = (self._samples.batch_size or 1) if pipeline.makes_batches else 1
         try:
             kept = time_kept(pipeline, n_samples * getitem.mean_s, self._planned_s(KEPT_SHARE))
-            self._update(kept_s=kept.item_s / n_samples, kept_bytes=kept.n_bytes, n_compared=kept.n_compared)
+            self._update(
+                may_keep=True, kept_s=kept.item_s / n_samples, kept_bytes=kept.n_bytes, n_compared=kept.n_compared
+            )
         except TreatmentError as error:
+            self._update(may_keep=False)
+            self._missing["kept_s"] = str(error)
+        except TimeoutError as error:
             self._missing["kept_s"] = str(error)
         except Exception as error:  # noqa: BLE001 - the user's objects; the reason is reported
             self._missing["kept_s"] = f"items cannot be loaded again: {error_line(error)}"

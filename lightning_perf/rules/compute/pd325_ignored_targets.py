@@ -4,10 +4,9 @@ from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
-from lightning_perf.rules.signals import CODE_PHASES, steady_of
+from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import IGNORED_TARGETS_MIN_SHARE
-from lightning_perf.rules.user_lines import cpu_computing_share
 from lightning_perf.rules.wording import percent
 
 
@@ -38,5 +37,4 @@ def check(session: Session) -> Diagnosis | None:
         ),
         "without them, the output layer and its softmax run",
         replayed_as=f"targets={1 - share:.2f}",
-        at_stake=cpu_computing_share(session, *CODE_PHASES),
     )

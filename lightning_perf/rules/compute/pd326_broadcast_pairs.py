@@ -26,15 +26,15 @@ def check(session: Session) -> Diagnosis | None:
     if is_cpu_run(session) and share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)
-    where = f" in {found.site}" if found.site else ""
+    kind = "cosine similarities" if found.kind == "similarities" else found.kind
     return Diagnosis(
-        f"The {found.kind} of all pairs{where} are sums over a tensor of {shape}",
+        f"{found.site or 'The model'} computes the {kind} of all pairs of rows by broadcasting to a tensor of {shape}",
         (
             fact("size of that tensor", found.n_bytes, "bytes"),
             fact("time of its operators in one step", found.total_s, "s") if found.total_s else None,
         ),
-        fix(f"compute the {found.kind} by a matrix multiplication", "minutes", "numerics", code=_CODE[found.kind]),
-        "with a matrix multiplication in their place, these operators run",
+        fix(f"compute the {kind} by a matrix multiplication", "minutes", "numerics", code=_CODE[found.kind]),
+        "with a matrix multiplication instead, these operators run",
         replayed_as="without-broadcast",
         at_stake=min(1.0, share),
         other_phases=(),

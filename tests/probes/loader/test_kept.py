@@ -99,6 +99,22 @@ def test_reason_is_given_when_memory_is_too_short(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_loaded_when_it_would_take_too_long() -> None:
     data = Counted()
-    with pytest.raises(TreatmentError, match="takes longer than 1 s"):
+    with pytest.raises(TimeoutError, match="takes longer than 1 s"):
         time_kept(pipeline_of(data), 0.2, 1.0)
     assert data.loads == 0
+
+
+@pytest.mark.usefixtures("short_stages")
+@pytest.mark.parametrize(
+    ("data", "may_keep", "reason"),
+    [
+        (Counted(), True, ""),
+        (Drawing(), False, "draws random numbers"),
+    ],
+    ids=["same", "random"],
+)
+def test_probe_records_whether_items_may_be_kept(data: Any, may_keep: bool, reason: str) -> None:
+    record = planted.probed(DataLoader(data, batch_size=planted.BATCH_SIZE), 10.0)
+    assert record.may_keep is may_keep
+    assert (record.kept_s is not None) is may_keep
+    assert reason in record.missing.get("kept_s", "")
