@@ -5,6 +5,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -52,6 +53,9 @@ def owner_of(file: str) -> str:
     return USER
 
 
+_kept_owner_of = lru_cache(maxsize=_MAX_KEPT)(owner_of)
+
+
 def _lightning_folders() -> tuple[str, ...]:
     modules = (sys.modules.get(name) for name in _LIGHTNING_PACKAGES)
     files = (getattr(module, "__file__", None) for module in modules)
@@ -87,21 +91,34 @@ def short_place(file: str, line: Any, function: Any) -> str:
 NOWHERE = Place(OTHER, "", 0, "")
 
 
-def user_site() -> str:
-    """Return the user's innermost line above the caller, e.g. ``"model.py:31"``; empty if only Lightning runs there.
+def user_lines() -> tuple[tuple[tuple[str, int], ...], int]:
+    """Return file and number of the user's lines above the caller, outermost first, and a hash of all lines above.
 
     The line that called ``fit`` does not count: everything in a training is below it.
     """
     frame: FrameType | None = sys._getframe(1)
+    lines: list[tuple[str, int]] = []
+    place = 0
     while frame is not None:
         file = frame.f_code.co_filename
-        owner = owner_of(file)
+        owner = _kept_owner_of(file)
         if owner == USER:
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        if owner == LIGHTNING and frame.f_code.co_name == "fit":
-            return ""
+            lines.append((file, frame.f_lineno))
+        elif owner == LIGHTNING and frame.f_code.co_name == "fit":
+            break
+        place = hash((place, id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return ""
+    return tuple(reversed(lines)), place
+
+
+def user_site() -> str:
+    """Return the user's innermost line above the caller, e.g. ``"model.py:31"``; empty if only Lightning runs there."""
+    return site_text(user_lines()[0])
+
+
+def site_text(lines: tuple[tuple[str, int], ...]) -> str:
+    """Return the last of these lines, e.g. ``"model.py:31"``; empty without one."""
+    return f"{os.path.basename(lines[-1][0])}:{lines[-1][1]}" if lines else ""
 
 
 class Moment(NamedTuple):

@@ -20,6 +20,7 @@ from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
 from .clock import now_ns as host_now_ns
+from .known_results import ResultTracker
 from .loss_targets import TargetCounter
 from .module_walk import bare_profile, containing_module, listed_modules, named_parameters, parameters_by_module
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
@@ -57,7 +58,8 @@ class ArithmeticCounter(StepTracer):
     """Counts within forward and backward of a step, or while it is entered.
 
     ``depth`` is 1 for the top-level modules. Timing operators by the host's clock is meaningful on a CPU only. ``log``
-    also collects the calls for replays. ``below`` is PerfDoctor's own dispatch mode that is already in place, if any.
+    also collects the calls for replays, ``results`` follows what they compute. ``below`` is PerfDoctor's own dispatch
+    mode that is already in place, if any.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ArithmeticCounter(StepTracer):
         now_ns: Callable[[], int] = host_now_ns,
         times_operators: bool = False,
         log: CallLog | None = None,
+        results: ResultTracker | None = None,
         below: Any = None,
     ) -> None:
         self.direction: Direction = "forward"
@@ -77,7 +80,7 @@ class ArithmeticCounter(StepTracer):
         self.precisions: dict[str, int] = {}
         self.uncounted: set[str] = set()
         self.has_backward = False
-        self.log = log
+        self.log, self.results = log, results
         self.targets = TargetCounter()
         self._root, self._below = module, below
         self._depth = depth
@@ -130,6 +133,8 @@ class ArithmeticCounter(StepTracer):
                 self.failure = _refusal(self._below)
             if self.failure:
                 return self
+            if self.results is not None:
+                self.results.resume()
             self._watch.install()
             self.is_entered = True  # first: an interrupt may come right after entering
             self._mode.__enter__()
@@ -202,6 +207,9 @@ class ArithmeticCounter(StepTracer):
                 if self.log is not None:
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
                     self.targets.add(known.name, positional(args, kwargs))
+                if self.results is not None:
+                    weight = end - begin if self._times else 0 if known.formula is None else known.formula(args, out)
+                    self.results.add(func, args, kwargs, out, weight, known.traffic.is_view)
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"
         self.cost_ns += self._now_ns() - end

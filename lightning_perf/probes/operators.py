@@ -142,7 +142,9 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
     """
     shares = {}
     for tensor in args:
-        if is_plain_tensor(tensor) and tensor.dtype is torch.float32 and tensor.device.type == "cpu":
+        if not is_plain_tensor(tensor) or tensor.layout is not torch.strided:
+            continue
+        if tensor.dtype is torch.float32 and tensor.device.type == "cpu":
             sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
             with interrupts.suppress(RuntimeError):  # a tensor without memory on the host
                 numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())

@@ -23,6 +23,7 @@ from .code_lines import CodeLines, Place
 from .compiler import is_any_compiled
 from .fake_pass import try_profile
 from .flops import ArithmeticCounter
+from .known_results import ResultTracker
 from .loss_targets import TargetCounter
 from .machine import device_name
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
@@ -32,6 +33,7 @@ from .plain import batch_size
 from .replay import CallLog
 from .replay.broadcasts import broadcast_sum
 from .replay.rewrites import output_layer_of
+from .replay.zero_operands import zero_operand
 from .tracing import StepTracer, can_trace_compiled, current_mode
 
 COUNTED_STEP = 10
@@ -130,6 +132,7 @@ class SampledSteps(Probe):
         self._now_ns, self._probes, self._make_event = run.now_ns, run.probes, run.loop.make_event()
         self._watch: CallWatch | None = None  # of a step that is counted later
         self._targets: TargetCounter | None = None  # of a counted step, until they are read
+        self._results: ResultTracker | None = None  # the same
         self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
         self._depth = run.options.module_depth
@@ -228,7 +231,8 @@ class SampledSteps(Probe):
             if call_watch.is_hidden(self._trainer, self._module):
                 return CallWatch(self._device, self._now_ns, self._n_samples, self._step)
             log, is_cpu = CallLog(self._n_samples or 0), self._device.type == "cpu"
-            return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, times_operators=is_cpu, log=log)
+            results = ResultTracker(self._module, batch, is_cpu)
+            return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
         if kind == "device":
@@ -281,8 +285,10 @@ class SampledSteps(Probe):
             self._attempts_left = 0
             profile = counter.profile(device_name(self._device), self._n_samples, self._step)
             self.profile, self.call_log = profile, counter.log
+            self._results = counter.results
             if counter.log is not None:
-                self.profile = msgspec.structs.replace(profile, broadcast=broadcast_sum(counter.log))
+                found = {"broadcast": broadcast_sum(counter.log), "zeros": zero_operand(counter.log)}
+                self.profile = msgspec.structs.replace(profile, **found)
                 self._targets = counter.targets if output_layer_of(counter.log) else None
 
     def before_report(self, is_last: bool) -> None:
@@ -290,6 +296,11 @@ class SampledSteps(Probe):
         targets, self._targets = self._targets, None
         if targets is not None and self.profile is not None:
             self.profile = msgspec.structs.replace(self.profile, targets=targets.read())
+        results, self._results = self._results, None
+        if results is not None and self.profile is not None:
+            known = () if results.failure else results.found()
+            missing = {**self.profile.missing, **({"known_results": results.failure} if results.failure else {})}
+            self.profile = msgspec.structs.replace(self.profile, known_results=known, missing=missing)
         watch, self._watch = self._watch, None
         if watch is not None and not self._trainer.received_sigterm:
             begin, depth, trained_ns = self._now_ns(), max(1, self._depth), self._loop.wall_ns()

@@ -184,6 +184,59 @@ class BroadcastSum(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
+ZeroKind: TypeAlias = Literal["diagonal", "one-hot", "sparse"]
+
+
+class ZeroOperand(Record, frozen=True, kw_only=True):
+    """Products or decompositions of matrices that are mostly zeros, of one kind, on a CPU.
+
+    Attributes:
+        kind: ``"diagonal"``; ``"one-hot"``: at most one nonzero element in a row; ``"sparse"``: any other.
+        shape: Shape of the matrix that takes the most time.
+        nonzero_fraction: The fraction of its elements that are not zero.
+        is_product: Whether its operator is a product.
+        n_operators: Such operators in the step.
+        total_s: Seconds of them and their backward pass in the step.
+        site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.
+    """
+
+    kind: ZeroKind
+    shape: tuple[int, ...]
+    nonzero_fraction: float
+    is_product: bool
+    n_operators: int
+    total_s: float = 0.0
+    site: str = ""
+
+
+KnownKind: TypeAlias = Literal["constant", "twice", "frozen"]
+
+
+class KnownResults(Record, frozen=True, kw_only=True):
+    """Operators of a step whose results were known before.
+
+    Attributes:
+        kind: ``"constant"``: they depend only on numbers and on tensors of the model that do not change, so each step
+            computes the same; ``"twice"``: the step computed the same before; ``"frozen"``: they depend on the batch,
+            too, but on no parameter that is trained, so each epoch computes the same of an item that does not change.
+        forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
+        backward_part: The same of their backward pass.
+        total_s: Seconds of both in the step; 0 if operators were not timed.
+        kept_bytes: Bytes of their results that others use, of one batch; 0 unless ``"frozen"``.
+        site: The user's line with most of them, e.g. ``"model.py:31"``; empty if unknown.
+        first_site: The line that computed the same before; empty unless ``"twice"``, and if it is the same line.
+    """
+
+    kind: KnownKind
+    n_operators: int
+    forward_part: float
+    backward_part: float = 0.0
+    total_s: float = 0.0
+    kept_bytes: int = 0
+    site: str = ""
+    first_site: str = ""
+
+
 class ModelProfile(Record, frozen=True, kw_only=True):
     """A model's arithmetic, counted in one step, compared with the device's ceilings.
 
@@ -216,6 +269,9 @@ class ModelProfile(Record, frozen=True, kw_only=True):
             not ``"step"``.
         broadcast: Its costliest sum over tensors that were broadcast to all pairs; None without one, and if ``basis``
             is not ``"step"``.
+        zeros: Products or decompositions of matrices that are mostly zeros; None without any, on a device, and if
+            ``basis`` is not ``"step"``.
+        known_results: Operators whose results were known before; empty if ``basis`` is not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
         datasheet: Peak rates from the datasheet; None for an unknown chip.
@@ -250,6 +306,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     operators: tuple[OperatorProfile, ...] = ()
     targets: LossTargets | None = None
     broadcast: BroadcastSum | None = None
+    zeros: ZeroOperand | None = None
+    known_results: tuple[KnownResults, ...] = ()
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None
     datasheet: DatasheetPeak | None = None

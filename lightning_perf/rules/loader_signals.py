@@ -81,7 +81,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
     """
     probe, stage, plan, getitem = probed.probe, probed.stage, probed.plan, probed.probe.getitem
     prescription = items_in_memory(session)
-    n_epochs = _n_epochs(session, probed.loader)
+    n_epochs = n_epochs_of(session, probed.loader)
     if prescription is None or probe.kept_s is None or getitem is None or n_epochs < KEPT_MIN_EPOCHS:
         return finding
     if not _are_all_kept(session, probed.loader):
@@ -133,7 +133,7 @@ def _are_all_kept(session: Session, loader: LoaderSettings) -> bool:
     return loader.is_shuffled is False or (is_one and trainer.limit_train_batches in (None, 1.0))
 
 
-def _n_epochs(session: Session, loader: LoaderSettings) -> int:
+def n_epochs_of(session: Session, loader: LoaderSettings) -> int:
     """Return the epochs that a run has had, or will have had at its end: those of its limits; 0 if unknown."""
     trainer, run = session.settings.trainer, session.run
     if run.status != "running":

@@ -362,6 +362,7 @@ NORMAL_Z95 = _published(
 )
 COLLATE_MIN_SHARE = _heuristic(0.30, "of making a batch", "With less, a faster collate function gains little.")
 KEPT_MIN_EPOCHS = _heuristic(3, "epochs", "The first loads the items; with one more, half of the run gains nothing.")
+KEPT_MAX_MEMORY = _heuristic(0.25, "of the host's memory", "Loader and model need the rest.")
 KEPT_MIN_COMPARED = _heuristic(
     32, "items", "Of a dataset that changes one item in ten, 32 items are all the same in 3 % of cases."
 )

@@ -288,6 +288,18 @@ def test_denormal_numbers_are_found_in_what_is_multiplied() -> None:
     assert operator.denormal_fraction == 0.0
 
 
+def test_products_of_sparse_matrices_are_counted() -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sparse.mm(torch.eye(len(x)).to_sparse(), self.layer(x))
+
+    assert counted(Graph(), torch.randn(4, 8)).forward_flops
+
+
 def test_numbers_are_the_same_when_a_step_is_counted() -> None:
     def step(is_counted: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -13,6 +13,7 @@ import torch
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.code_lines import user_site
 from lightning_perf.probes.plain import is_plain_tensor
+from lightning_perf.probes.zeros import Zeros, zeros_in
 
 MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
@@ -63,12 +64,14 @@ class Call:
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
-        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors; else empty.
+        zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
+        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors or has zeros;
+            else empty.
     """
 
     __slots__ = (
         "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns", "out_dtypes",
-        "out_shape", "out_stride", "producers", "site", "weights",
+        "out_shape", "out_stride", "producers", "site", "weights", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -81,6 +84,7 @@ class Call:
         self.producers: set[int] = set()
         self.weights: set[int] = set()
         self.site = ""
+        self.zeros: Zeros | None = None
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -159,7 +163,8 @@ class CallLog:
                 return
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
-            if call.n_out > max((spec.extent for spec in call.specs), default=call.n_out):
+            call.zeros = zeros_in(call.name, args)
+            if call.zeros is not None or call.n_out > max((spec.extent for spec in call.specs), default=call.n_out):
                 call.site = user_site()
             self.calls.append(call)
         call.n += 1

@@ -16,6 +16,7 @@ from .functions import Respec, Work, function_of, is_known_to_autocast, map_spec
 from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
+from .zero_operands import without_zeros
 
 AUTOCAST = {"precision-bf16": torch.bfloat16, "precision-fp16": torch.float16}
 
@@ -91,6 +92,7 @@ def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Ca
         "sequence": lambda: shorter_sequences(log, float(value)),
         "targets": lambda: fewer_targets(log, float(value)),
         "without-broadcast": lambda: without_broadcast(log),
+        "without-zeros": lambda: without_zeros(log),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

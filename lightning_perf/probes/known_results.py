@@ -1,0 +1,328 @@
+"""Find operators of a step whose results were known before: from the same step, from each step, or from each epoch.
+
+Each content of a storage gets a number: equal operators on equal contents have equal results (global value
+numbering: Alpern, Wegman and Zadeck, POPL 1988). Their origins go along: trained parameters, the batch, random
+generators, and tensors of the module that do not change. No tensor is kept alive.
+"""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lightning_perf.interrupts import error_text
+from lightning_perf.records import KnownKind, KnownResults
+
+from . import module_walk, plain
+from .code_lines import site_text, user_lines
+from .plain import is_plain_tensor, tensors_in, visits
+from .replay.calls import flat
+
+TRAINED, BATCH, RANDOM, UNKNOWN = 1, 2, 4, 8
+_N_ORIGINS = 4  # higher bits: one for each unchanged tensor of the module
+
+_N_COMPARED = 1024  # elements of each tensor
+_LEAST_NS = 5_000
+"""Time of an operator from which on its line is found out, which takes a few times as long."""
+
+_SITE_PART = 0.95
+"""Part of a line's time in such operators from which on the line is named rather than lines that it calls."""
+
+_PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_COPIES = ("aten::clone", "aten::copy_")  # to be written to
+_RUNNING = slice(3, 5)  # statistics, which batch norm writes but does not read when it trains
+_IS_TRAINING = 5
+_BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::_native_batch_norm_legit")
+_LIKE = {f"aten::{name}" for value in ("zeros", "ones", "full") for name in (f"{value}_like", f"new_{value}")}
+_OVERWRITING = ("aten::fill_", "aten::zero_", "aten::copy_")
+
+_weak_reference: Any = StorageWeakRef  # torch's own class has no types
+Line = tuple[str, int]
+Lines = tuple[Line, ...]
+
+
+class _Function(NamedTuple):
+    """An operator: its name, the places of arguments that it writes to, and whether it draws random numbers."""
+
+    name: str
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+    is_random: bool
+
+
+class _Content(NamedTuple):
+    """What a storage holds. ``is_computed``: an operator of this step wrote it."""
+
+    storage: Any  # while it is held, no new storage has the same address
+    number: int
+    origin: int
+    is_computed: bool = False
+
+
+class _Call:
+    """One forward operator, with the user's lines above it.
+
+    ``place`` stands for all lines above it. ``first`` is the equal operator that ran before, if any.
+    """
+
+    __slots__ = ("backward_weight", "first", "lines", "origin", "place", "weight")
+
+    def __init__(self, weight: int, origin: int, first: "_Call | None", lines: Lines = (), place: int = 0) -> None:
+        self.weight, self.origin, self.first, self.lines, self.place = weight, origin, first, lines, place
+        self.backward_weight = 0
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the user's code has computed this before: in another line, or in the same in a loop.
+
+        Where lines of a library differ below the same line of the user's, the library repeats it.
+        """
+        return self.first is not None and (self.lines != self.first.lines or self.place == self.first.place)
+
+
+class ResultTracker:
+    """Follows the operators of one step.
+
+    ``batch`` is what the step gets. ``is_timed``: weights are nanoseconds. ``failure`` is why operators are not
+    followed; empty normally.
+    """
+
+    def __init__(self, module: nn.Module, batch: Any, is_timed: bool = True) -> None:
+        self.failure = ""
+        self._is_timed = is_timed
+        self._numbers = count(1)
+        self._contents: dict[int, _Content] = {}
+        self._results: dict[Any, tuple[tuple[int, ...], _Call]] = {}
+        self._functions: dict[Any, _Function] = {}
+        self._calls: list[_Call] = []
+        self._by_node: dict[int, _Call] = {}
+        self._weights = {"forward": 0, "backward": 0}  # of all operators
+        self._read = 0  # origin of numbers that were read from tensors
+        self._origin_of_number: dict[Any, int] = {}
+        self._kept_bytes: dict[int, int] = {}
+        self._thread = threading.get_ident()
+        self._trained: list[weakref.ref[torch.Tensor]] = []
+        self._fixed: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
+        for tensor in _tensors_of(module):
+            if tensor.requires_grad:
+                self._trained.append(weakref.ref(tensor))
+                self._set(tensor, TRAINED)
+            elif (part := _part(tensor)) is not None:
+                self._set(tensor, 1 << (_N_ORIGINS + len(self._fixed)))
+                self._fixed.append((weakref.ref(tensor), part.clone()))
+        for tensor in tensors_in(batch, left=visits()):
+            if _is_followed(tensor):
+                self._set(tensor, BATCH)
+
+    def resume(self) -> None:
+        """Go on after operators that were not seen, e.g. an optimizer's step: parameters may have changed."""
+        for reference in self._trained:
+            if (tensor := reference()) is not None:
+                self._set(tensor, TRAINED)
+
+    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool) -> None:
+        """Add an operator that was called; ``weight`` is its time, or its operations where it cannot be timed."""
+        if not self.failure and threading.get_ident() == self._thread:
+            try:
+                self._add(func, args, kwargs, out, weight, is_view)
+            except Exception as error:  # noqa: BLE001 - recorded; the step goes on
+                self.failure = error_text(error)
+
+    def _add(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool
+    ) -> None:
+        node = torch._C._current_autograd_node()
+        if node is not None:  # includes what checkpointing computes again
+            self._weights["backward"] += weight
+            if (owner := self._by_node.get(node._sequence_nr())) is not None:
+                owner.backward_weight += weight
+            return
+        inputs = _tensors((args, kwargs))
+        outs = _tensors(out)
+        if is_view:
+            known = {_address(tensor) for tensor in inputs}
+            for tensor in outs:
+                if _address(tensor) not in known:  # allocated, with any content
+                    self._set(tensor, 0)
+            return
+        function = self._function(func)
+        given = {**dict(enumerate(args)), **kwargs}
+        trains = function.name in _BATCH_NORMS and len(args) > _IS_TRAINING and bool(args[_IS_TRAINING])
+        if trains:
+            for place in range(_RUNNING.start, _RUNNING.stop):
+                given.pop(place)
+        written = [given[place] for place in (*function.written, *function.written_names) if place in given]
+        written = _tensors(written)
+        if function.name in _OVERWRITING and written and _is_whole(written[0]):
+            given.pop(0)
+        if function.name in _LIKE:
+            given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
+        read = _tensors(list(given.values()))
+        origin = self._origin(function, given, read) | (RANDOM if trains or function.is_random else 0)
+        key = object() if function.is_random else (func, tuple((k, self._key(v)) for k, v in given.items()))
+        numbers, first = self._results.get(key, ((), None))
+        call = _Call(weight, origin, first, *(user_lines() if weight >= _LEAST_NS and outs else ()))
+        self._weights["forward"] += weight
+        if read and function.name not in _COPIES:
+            self._calls.append(call)
+        changed = {id(tensor): tensor for tensor in (*outs, *written)}.values()
+        if first is None:
+            numbers = tuple(next(self._numbers) for _ in changed)
+            self._results[key] = numbers, call
+        if type(out) in (int, float):
+            self._read |= origin
+            self._origin_of_number[out] = origin
+        if origin & (TRAINED | RANDOM | UNKNOWN):
+            self._keep(read)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+            # Autograd made this call's node just before this method was called.
+            self._by_node[torch.autograd._get_sequence_nr() - 1] = call
+        for tensor, number in zip(changed, numbers, strict=True):
+            self._set(tensor, origin, number)
+
+    def found(self) -> tuple[KnownResults, ...]:
+        """Return what was found, which may wait for the device. To be called some steps later."""
+        changed = sum(1 << (_N_ORIGINS + place) for place, (now, before) in enumerate(self._fixed)
+                      if not _is_same(now(), before))  # fmt: skip
+        varying = TRAINED | BATCH | RANDOM | UNKNOWN | changed
+        kinds: dict[KnownKind, list[_Call]] = {"constant": [], "twice": [], "frozen": []}
+        for call in self._calls:
+            if not call.origin & varying:
+                kinds["constant"].append(call)
+            elif call.is_repeated:
+                kinds["twice"].append(call)
+            elif not call.origin & (varying & ~BATCH):
+                kinds["frozen"].append(call)
+        forward, backward = (max(1, self._weights[name]) for name in ("forward", "backward"))
+        return tuple(
+            KnownResults(
+                kind=kind,
+                n_operators=len(calls),
+                forward_part=sum(call.weight for call in calls) / forward,
+                backward_part=sum(call.backward_weight for call in calls) / backward,
+                total_s=sum(call.weight + call.backward_weight for call in calls) / 1e9 if self._is_timed else 0.0,
+                kept_bytes=sum(self._kept_bytes.values()) if kind == "frozen" else 0,
+                **(_two_sites(calls) if kind == "twice" else {"site": self._site(calls)}),
+            )
+            for kind, calls in kinds.items()
+            if calls
+        )
+
+    def _site(self, calls: Iterable[_Call]) -> str:
+        """Return the line with most of the time of these calls, the outermost that has hardly any other."""
+        every, these = Counter[Lines](), Counter[Lines]()
+        for chosen, counter in ((self._calls, every), (calls, these)):
+            for call in chosen:
+                for n in range(1, len(call.lines) + 1):
+                    counter[call.lines[:n]] += call.weight
+        mostly = [lines for lines, weight in these.items() if weight >= _SITE_PART * every[lines]]
+        best = max(mostly, key=lambda lines: (these[lines], -len(lines)), default=None)
+        return site_text(best or ())
+
+    def _keep(self, read: Iterable[torch.Tensor]) -> None:
+        """Count the bytes of inputs that depend on the batch only, but are computed."""
+        for tensor in read:
+            content = self._contents.get(_address(tensor))
+            if content is not None and content.is_computed and content.origin & (2**_N_ORIGINS - 1) == BATCH:
+                self._kept_bytes[content.number] = plain.n_elements(tensor) * tensor.element_size()
+
+    def _function(self, func: Any) -> _Function:
+        found = self._functions.get(func)
+        if found is None:
+            schema = func._schema
+            written = [(place, argument.name) for place, argument in enumerate(schema.arguments)
+                       if argument.alias_info is not None and argument.alias_info.is_write]  # fmt: skip
+            found = self._functions[func] = _Function(
+                str(schema.name),
+                tuple(place for place, _ in written),
+                tuple(name for _, name in written),
+                torch.Tag.nondeterministic_seeded in func.tags,
+            )
+        return found
+
+    def _origin(self, function: _Function, given: dict[Any, Any], read: Sequence[torch.Tensor]) -> int:
+        origin = self._read if not read else 0
+        for tensor in read:
+            origin |= self._content(tensor).origin
+        for value in given.values():
+            if type(value) in (int, float):
+                origin |= self._origin_of_number.get(value, 0)
+        if len(read) < sum(isinstance(value, torch.Tensor) for value in flat(list(given.values()))):
+            origin |= UNKNOWN  # a sparse tensor, or one of a subclass
+        return origin
+
+    def _key(self, value: Any) -> Any:
+        if _is_followed(value):
+            number = self._content(value).number
+            return number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
+        if type(value) in (list, tuple):
+            return tuple(map(self._key, value))
+        return (type(value), value) if type(value) in _PLAIN else object()
+
+    def _content(self, tensor: torch.Tensor) -> _Content:
+        found = self._contents.get(_address(tensor))
+        return found if found is not None else self._set(tensor, UNKNOWN)
+
+    def _set(self, tensor: torch.Tensor, origin: int, number: int | None = None) -> _Content:
+        """Note what a tensor's storage holds now; ``number`` is None for a content that is equal to no other."""
+        is_computed = number is not None
+        content = _Content(
+            _weak_reference(tensor.untyped_storage()), number or next(self._numbers), origin, is_computed
+        )
+        self._contents[_address(tensor)] = content
+        return content
+
+
+def _two_sites(calls: Iterable[_Call]) -> dict[str, str]:
+    """Return the lines with most of the time of these calls, and those that computed the same before."""
+    pairs = Counter[tuple[Line, Line]]()
+    for call in calls:
+        if call.first is not None and call.lines and call.first.lines:
+            differing = ((a, b) for a, b in zip(call.first.lines, call.lines, strict=False) if a != b)
+            pairs[next(differing, (call.first.lines[-1], call.lines[-1]))] += call.weight
+    if not pairs:
+        return {"site": ""}
+    (first, second), _ = pairs.most_common(1)[0]
+    return {"site": site_text((second,)), "first_site": site_text((first,)) if first != second else ""}
+
+
+def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
+    """Return parameters, buffers and plain tensors that modules have as attributes."""
+    yield from _tensors([*module_walk.parameters(module), *module_walk.buffers(module)])
+    for each in module_walk.modules(module):
+        yield from (value for value in plain.attributes(each).values() if _is_followed(value))
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return up to ``_N_COMPARED`` evenly spaced elements; None where they cannot be viewed."""
+    if tensor.layout is not torch.strided or not tensor.is_contiguous() or not tensor.numel():
+        return None
+    return tensor.detach().view(-1)[:: -(-tensor.numel() // _N_COMPARED)]
+
+
+def _is_same(tensor: torch.Tensor | None, before: torch.Tensor) -> bool:
+    part = _part(tensor) if tensor is not None else None
+    return part is not None and part.shape == before.shape and bool(torch.equal(part, before))
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in flat(value) if _is_followed(leaf)]
+
+
+def _is_followed(value: Any) -> bool:
+    """Return whether a value is a tensor with a storage."""
+    return is_plain_tensor(value) and value.layout is torch.strided
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,35 @@
+"""PD327: each step computes the same tensors again."""
+
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.rule import rule
+from lightning_perf.rules.wording import number_of
+
+
+@rule("PD327", "constant-recomputed")
+def check(session: Session) -> Finding | None:
+    repeated = repeated_of(session, "constant")
+    if repeated is None:
+        return None
+    found = repeated.found
+    return timed_finding(
+        repeated.steady,
+        summary=(
+            f"{repeated.where} computes the same in each step: {number_of(found.n_operators, 'operator')} of a step "
+            "depend neither on the batch nor on a parameter that is trained."
+        ),
+        evidence=(
+            fact("operators with constant results", found.n_operators, "count"),
+            fact("their part of forward's operators", found.forward_part, "fraction"),
+        ),
+        prescriptions=fix(
+            "compute it once, in __init__ or in the first step, and keep it as a buffer",
+            "minutes",
+            code='self.register_buffer("table", make_table(), persistent=False)',
+        ),
+        claims=repeated.claims,
+        low_s=repeated.least_s,
+        basis="operators of one step, timed and followed by what they depend on",
+        method=repeated.method,
+    )

@@ -1,0 +1,62 @@
+"""PD329: each epoch computes again what depends on a dataset's items and on no parameter that is trained."""
+
+from lightning_perf.records import Finding, LoaderSettings, Session
+from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.known_result_signals import Repeated, repeated_of
+from lightning_perf.rules.loader_signals import n_epochs_of
+from lightning_perf.rules.rule import rule
+from lightning_perf.rules.signals import loaders_of
+from lightning_perf.rules.thresholds import KEPT_MAX_MEMORY, KEPT_MIN_EPOCHS
+from lightning_perf.rules.wording import number_of, percent, size_text
+
+
+@rule("PD329", "frozen-repeated")
+def check(session: Session) -> Finding | None:
+    repeated = repeated_of(session, "frozen")
+    if repeated is None:
+        return None
+    loader, probe = loaders_of(session)[0], session.loader_probe
+    n_epochs = n_epochs_of(session, loader)
+    if n_epochs < KEPT_MIN_EPOCHS or (probe is not None and probe.may_keep is False):
+        return None
+    found, all_bytes = repeated.found, _all_bytes(session, loader, repeated)
+    is_same = bool(loader.is_in_memory_tensors or (probe is not None and probe.may_keep))
+    host = session.memory.host
+    memory_bytes = host.limit_bytes or 0 if host is not None else 0
+    has_room = all_bytes is not None and all_bytes <= KEPT_MAX_MEMORY * memory_bytes
+    is_sure = is_same and has_room
+    condition = "" if is_same else ", if the dataset's items do not change"
+    return timed_finding(
+        repeated.steady,
+        summary=(
+            f"{repeated.where} computes the same for an item in each epoch{condition}: "
+            f"{percent(found.forward_part)} of forward depends on the batch, but on no parameter that is trained."
+        ),
+        evidence=(
+            fact("operators that depend on no trained parameter", found.n_operators, "count"),
+            fact("their part of forward's operators", found.forward_part, "fraction"),
+            fact("memory for their results of the whole dataset", all_bytes, "bytes"),
+        ),
+        prescriptions=fix(
+            "compute it once for each item and train on the kept results"
+            + (f" ({size_text(all_bytes)})" if all_bytes is not None else ""),
+            "minutes",
+            code=(
+                "with torch.inference_mode():\n"
+                "    features = torch.cat([backbone(x) for x, _ in DataLoader(dataset, batch_size=256)])\n"
+                "dataset = TensorDataset(features.clone(), labels)"
+            ),
+        ),
+        claims=repeated.claims,
+        low_s=(1 - 1 / n_epochs) * repeated.least_s if is_sure else 0.0,
+        basis=f"operators of one step, timed and followed; the lower end is of {number_of(n_epochs, 'epoch')}",
+        confidence="high" if is_sure else "low",
+        method=repeated.method,
+    )
+
+
+def _all_bytes(session: Session, loader: LoaderSettings, repeated: Repeated) -> float | None:
+    """Return the bytes of the results for all items; None if the size of the batch or of the dataset is unknown."""
+    profile = session.model_profile
+    n = profile.n_samples if profile is not None else None
+    return repeated.found.kept_bytes / n * loader.n_samples if n and loader.n_samples else None

@@ -1,0 +1,51 @@
+"""Operators of a step whose results were known before, for the rules on them."""
+
+from typing import NamedTuple
+
+from lightning_perf.records import KnownKind, KnownResults, Method, Session, StageTimes
+
+from .rule import Skip
+from .signals import is_cpu_run, steady_of
+from .step_signals import model_profile_of
+from .thresholds import LOW_SHARE
+from .user_lines import computing_s
+
+
+class Repeated(NamedTuple):
+    """Operators of one kind, and the seconds of the steady span that they take.
+
+    Attributes:
+        claims: Seconds by phase, in proportion to all operators of the phase.
+        least_s: Seconds as timed in the sampled step, if fewer; 0 on a device, where operators are not timed.
+    """
+
+    found: KnownResults
+    steady: StageTimes
+    claims: dict[str, float]
+    least_s: float
+    method: Method
+
+    @property
+    def where(self) -> str:
+        """The line, at the beginning of a sentence."""
+        return self.found.site or "The model"
+
+
+def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
+    """Return the operators of one kind; None if there are none, or if they take no noticeable time.
+
+    Raises:
+        Skip: The operators of no step were followed.
+    """
+    steady, profile = steady_of(session), model_profile_of(session)
+    if "known_results" in profile.missing or profile.basis != "step":
+        raise Skip(profile.missing.get("known_results", "the operators of no step were followed"))
+    found = next((one for one in profile.known_results if one.kind == kind), None)
+    if found is None:
+        return None
+    parts = {"forward": found.forward_part, "backward": found.backward_part}
+    claims = {name: part * computing_s(session, steady, name) for name, part in parts.items()}
+    if sum(claims.values()) < LOW_SHARE * steady.span_s:
+        return None
+    least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
+    return Repeated(found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")

@@ -1,0 +1,234 @@
+"""Operators whose results were known before are found in a step: constants, repetitions, frozen layers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lightning_perf.probes import known_results
+from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.known_results import ResultTracker
+
+N, WIDTH = 16, 8
+
+
+class Net(nn.Module):
+    """A frozen layer, a trained one, dropout, a buffer that stays as it is and a tensor that does, too."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.trained, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.frozen_norm = nn.BatchNorm1d(WIDTH).requires_grad_(False)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("table", torch.randn(WIDTH, WIDTH))
+        self.grid = torch.randn(WIDTH, WIDTH)
+        self.step = step
+
+
+def follow(step, net=None, batch=None, afterwards=lambda net: None, is_timed=True):
+    """Run one step with backward; return what was found by kind."""
+    net = net or Net(step)
+    batch = torch.randn(N, WIDTH) if batch is None else batch
+    tracker = ResultTracker(net, [batch, torch.zeros(N)], is_timed)
+    with ArithmeticCounter(net, now_ns=_clock(), times_operators=is_timed, results=tracker) as counter:
+        loss = step(net, batch)
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            counter.direction = "backward"
+            loss.sum().backward()
+    assert not counter.failure
+    assert not tracker.failure
+    afterwards(net)
+    return {one.kind: one for one in tracker.found()}
+
+
+def _clock():
+    """Return a clock by which each operator takes the same time."""
+    ticks = iter(range(10**9))
+    return lambda: 10_000 * next(ticks)
+
+
+def twice(net, x):
+    loss = net.trained(x).sum()
+    return loss + net.trained(x).square().sum()
+
+
+def norm_twice(net, x):
+    loss = net.norm(x).sum()
+    return loss + net.norm(x).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "kind", "n"),
+    [
+        (lambda net, x: net.trained(x) @ torch.arange(64.0).view(8, 8).cos().sin(), "constant", 2),
+        (lambda net, x: net.trained(x) @ (net.table @ net.grid), "constant", 1),
+        (lambda net, x: net.trained(x) @ (net.frozen.weight * 2), "constant", 1),
+        (lambda net, x: net.trained(x) * torch.triu(torch.ones_like(x)), "constant", 1),
+        (twice, "twice", 1),
+        (norm_twice, "twice", 1),
+        (lambda net, x: net.trained(net.frozen(x).relu()), "frozen", 2),
+        (lambda net, x: net.trained(torch.fft.rfft(x).abs()[:, :1].expand(-1, 8)), "frozen", 2),
+        (lambda net, x: net.trained(net.frozen_norm.eval()(x)), "frozen", 1),
+    ],
+)
+def test_operators_with_known_results_are_found(step, kind, n):
+    found = follow(step)
+    assert set(found) == {kind}
+    assert found[kind].n_operators == n
+    assert 0 < found[kind].forward_part <= 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda net, x: net.trained(net.dropout(net.frozen(x) * 0 + 1)),
+        lambda net, x: net.dropout(net.trained(x)).sum() + 0 * net.dropout(net.trained.weight).sum(),
+        lambda net, x: net.trained(torch.rand_like(x) @ net.trained.weight),
+        lambda net, x: net.trained(torch.tensor([[1.0, 2.0]]).repeat(N, 4)).sum(),  # may come from data
+        lambda net, x: net.trained(torch.zeros(N, WIDTH)),
+        lambda net, x: net.trained(x).clone() + net.trained.bias.clone() + net.trained.bias.clone(),
+        lambda net, x: checkpoint(net.trained, x, use_reentrant=False),
+        lambda net, x: net.trained(torch.sparse_coo_tensor([[0], [0]], [1.0], (N, N)) @ net.trained(x)),
+    ],
+    ids=["dropout", "dropouts", "random", "literal", "factory", "clones", "checkpointing", "sparse"],
+)
+def test_other_operators_are_not(step):
+    found = follow(step)
+    assert not {"constant", "twice"} & set(found)
+
+
+def test_batch_norm_that_trains_is_not_frozen():
+    found = follow(lambda net, x: net.trained(net.frozen_norm(x)))
+    assert "frozen" not in found
+
+
+def test_results_of_numbers_read_from_the_batch_are_not_constant():
+    found = follow(lambda net, x: net.trained(x) * torch.arange(float(x.abs().max())).sum().cos())
+    assert set(found) == {"frozen"}
+
+
+def test_content_that_was_written_to_is_another():
+    def step(net, x):
+        first = net.frozen(x).sum()
+        x.mul_(2)
+        return first + net.frozen(x).sum()
+
+    assert "twice" not in follow(step)
+
+
+def test_parts_of_a_tensor_are_not_the_same():
+    assert "twice" not in follow(lambda net, x: net.trained(x[:8]).sum() + net.trained(x[8:]).sum())
+
+
+def test_memory_that_is_used_again_holds_another_content():
+    def step(net, x):
+        total = 0
+        for factor in (2.0, 3.0, 4.0):
+            total = total + net.trained(x * factor).sum()
+        return total
+
+    assert "twice" not in follow(step)
+
+
+def test_parameters_are_others_after_an_optimizers_step():
+    net = Net(None)
+    x = torch.randn(N, WIDTH)
+    tracker = ResultTracker(net, x)
+    counter = ArithmeticCounter(net, now_ns=_clock(), times_operators=True, results=tracker)
+    for _ in range(2):
+        with counter:
+            net.trained(x).sum().backward()
+        with torch.no_grad():
+            net.trained.weight.add_(1)
+    assert not [one for one in tracker.found() if one.kind == "twice"]
+
+
+@pytest.mark.parametrize("change", [lambda net: net.table.mul_(0.9), lambda net: setattr(net, "table", net.table + 1)])
+def test_tensors_that_change_between_steps_are_not_constant(change):
+    def step(net, x):
+        return net.trained(x) @ (net.table * 2)
+
+    assert "constant" in follow(step)
+    assert "constant" not in follow(step, afterwards=change)
+
+
+def test_backward_of_repeated_operators_counts():
+    found = follow(twice)["twice"]
+    assert 0 < found.backward_part < 0.5
+    assert found.total_s > 0
+
+
+def test_without_clock_operations_count():
+    found = follow(twice, is_timed=False)["twice"]
+    assert found.forward_part == pytest.approx(0.5)
+    assert found.total_s == 0
+
+
+def test_bytes_of_frozen_results_are_those_that_trained_layers_read():
+    found = follow(lambda net, x: net.trained(net.frozen(net.frozen(x)).relu()))["frozen"]
+    assert found.kept_bytes == N * WIDTH * 4
+
+
+def test_lines_of_both_calls_are_named():
+    found, line = follow(twice)["twice"], twice.__code__.co_firstlineno
+    assert (found.first_site, found.site) == (f"test_known_results.py:{line + 1}", f"test_known_results.py:{line + 2}")
+
+
+def test_loop_that_repeats_itself_is_found():
+    found = follow(lambda net, x: sum(net.trained(x).sum() for _ in range(3)))["twice"]
+    assert found.n_operators >= 2
+
+
+def test_repetitions_within_a_library_are_not_the_users(monkeypatch):
+    repeat = "def repeat(layer, x):\n    a = layer(x).sum()\n    return a + layer(x).square().sum()\n"
+    namespace: dict = {}
+    exec(compile(repeat, torch.__file__, "exec"), namespace)
+    assert "twice" not in follow(lambda net, x: namespace["repeat"](net.trained, x))
+
+
+def test_outermost_line_is_named_whose_time_is_all_of_that_kind():
+    def features(net, x):
+        h = net.frozen(x)
+        return net.frozen(h.relu())
+
+    def step(net, x):
+        h = features(net, x)
+        return net.trained(h)
+
+    assert follow(step)["frozen"].site == f"test_known_results.py:{step.__code__.co_firstlineno + 1}"
+
+
+def test_nothing_is_kept_alive_or_changed():
+    net, x = Net(None), torch.randn(N, WIDTH)
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    alive = []
+
+    def step(net, x):
+        hidden = net.trained(x)
+        alive.append(weakref.ref(hidden.untyped_storage()))
+        return hidden
+
+    with torch.random.fork_rng():
+        follow(step, net, x)
+    gc.collect()
+    assert alive[0]() is None
+    assert torch.equal(torch.get_rng_state(), state)
+    after = net.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_error_is_a_reason(monkeypatch):
+    tracker = ResultTracker(Net(None), torch.zeros(1))
+    monkeypatch.setattr(known_results, "_Call", None)
+    with ArithmeticCounter(nn.Identity(), results=tracker) as counter:
+        F.relu(torch.ones(3) * 2)
+    assert tracker.failure.startswith("TypeError")
+    assert not counter.failure

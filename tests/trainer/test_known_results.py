@@ -1,0 +1,90 @@
+"""A fit's record says which operators computed what was known before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes.known_results import ResultTracker
+
+from .conftest import Make
+
+N, WIDTH = 80, 32
+
+
+class Head(LightningModule):
+    """Trains a layer on a frozen one; the table is constant, the average of the weights is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = not isinstance(self, Manual)
+        self.frozen, self.head = nn.Linear(WIDTH, WIDTH).requires_grad_(False), nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("average", torch.zeros(WIDTH, WIDTH))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        h = self.frozen(batch[0])
+        table = torch.arange(float(WIDTH)).outer(torch.arange(float(WIDTH))).cos()
+        loss = F.mse_loss(self.head(h) @ table, batch[0] @ self.average.exp())
+        self.log("error", (self.head(h) - batch[0]).abs().mean())
+        return loss
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.average.data.lerp_(self.head.weight.data, 0.1)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+class Manual(Head):
+    """Steps its optimizer between two passes through the same layer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for _ in range(2):
+            self.optimizers().zero_grad()
+            self.manual_backward(self.head(batch[0]).square().mean())
+            self.optimizers().step()
+
+
+def fit(make_trainer: Make, model: LightningModule) -> PerfDoctor:
+    doctor = PerfDoctor(reports=(), ceilings=False)
+    data = TensorDataset(torch.randn(N, WIDTH))
+    make_trainer(doctor, max_epochs=4).fit(model, DataLoader(data, batch_size=4))
+    return doctor
+
+
+def known_in(doctor: PerfDoctor) -> dict[str, Any]:
+    profile = doctor.session.model_profile
+    assert profile is not None
+    assert "known_results" not in profile.missing
+    return {one.kind: one for one in profile.known_results}
+
+
+def test_each_kind_is_recorded_with_its_line(make_trainer: Make) -> None:
+    found = known_in(fit(make_trainer, Head()))
+    first = Head.training_step.__code__.co_firstlineno
+    lines = {kind: int(one.site.partition(":")[2]) - first for kind, one in found.items() if one.site}
+    assert set(found) == {"constant", "twice", "frozen"}
+    assert all(Path(__file__).name in one.site for one in found.values() if one.site)
+    assert lines.items() <= {"constant": 2, "twice": 4, "frozen": 1}.items()
+    assert found["constant"].n_operators == 2  # not of the average
+    assert found["twice"].n_operators == 1
+
+
+def test_a_step_of_the_optimizer_makes_results_new(make_trainer: Make) -> None:
+    assert "twice" not in known_in(fit(make_trainer, Manual()))
+
+
+def test_a_failure_to_follow_is_a_reason(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ResultTracker, "_add", lambda *_: 1 / 0)
+    profile = fit(make_trainer, Head()).session.model_profile
+    assert profile is not None
+    assert profile.missing["known_results"] == "ZeroDivisionError: division by zero"
+    assert profile.forward_flops
