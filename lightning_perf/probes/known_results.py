@@ -65,17 +65,35 @@ class _Content(NamedTuple):
     is_computed: bool = False
 
 
+class _Pass:
+    """One backward pass.
+
+    ``lines`` are the user's lines above it. It ``accumulates`` if it adds to the gradients of parameters.
+    ``n_pauses`` counts the pauses before it, e.g. steps of an optimizer.
+    """
+
+    __slots__ = ("accumulates", "lines", "n_pauses")
+
+    def __init__(self, lines: Lines, n_pauses: int) -> None:
+        self.lines, self.n_pauses, self.accumulates = lines, n_pauses, False
+
+
 class _Call:
     """One forward operator, with the user's lines above it.
 
-    ``place`` stands for all lines above it. ``first`` is the equal operator that ran before, if any.
+    ``place`` stands for all lines above it. ``first`` is the equal operator that ran before, if any. ``passes`` holds the
+    weight of each backward pass through it.
     """
 
-    __slots__ = ("backward_weight", "first", "lines", "origin", "place", "weight")
+    __slots__ = ("first", "lines", "origin", "passes", "place", "weight")
 
     def __init__(self, weight: int, origin: int, first: "_Call | None", lines: Lines = (), place: int = 0) -> None:
         self.weight, self.origin, self.first, self.lines, self.place = weight, origin, first, lines, place
-        self.backward_weight = 0
+        self.passes: dict[_Pass, int] = {}
+
+    @property
+    def backward_weight(self) -> int:
+        return sum(self.passes.values())
 
     @property
     def is_repeated(self) -> bool:
@@ -102,6 +120,8 @@ class ResultTracker:
         self._functions: dict[Any, _Function] = {}
         self._calls: list[_Call] = []
         self._by_node: dict[int, _Call] = {}
+        self._passes: dict[int, _Pass] = {}
+        self._n_pauses = 0
         self._weights = {"forward": 0, "backward": 0}  # of all operators
         self._read = 0  # origin of numbers that were read from tensors
         self._origin_of_number: dict[Any, int] = {}
@@ -122,27 +142,26 @@ class ResultTracker:
 
     def resume(self) -> None:
         """Go on after operators that were not seen, e.g. an optimizer's step: parameters may have changed."""
+        self._n_pauses += 1
         for reference in self._trained:
             if (tensor := reference()) is not None:
                 self._set(tensor, TRAINED)
 
     def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool) -> None:
         """Add an operator that was called; ``weight`` is its time, or its operations where it cannot be timed."""
-        if not self.failure and threading.get_ident() == self._thread:
+        node = torch._C._current_autograd_node()
+        if not self.failure:
             try:
-                self._add(func, args, kwargs, out, weight, is_view)
+                if node is not None:  # includes what checkpointing computes again
+                    self._add_backward(node, weight)
+                elif threading.get_ident() == self._thread:
+                    self._add(func, args, kwargs, out, weight, is_view)
             except Exception as error:  # noqa: BLE001 - recorded; the step goes on
                 self.failure = error_text(error)
 
     def _add(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool
     ) -> None:
-        node = torch._C._current_autograd_node()
-        if node is not None:  # includes what checkpointing computes again
-            self._weights["backward"] += weight
-            if (owner := self._by_node.get(node._sequence_nr())) is not None:
-                owner.backward_weight += weight
-            return
         inputs = _tensors((args, kwargs))
         outs = _tensors(out)
         if is_view:
@@ -186,8 +205,20 @@ class ResultTracker:
         for tensor, number in zip(changed, numbers, strict=True):
             self._set(tensor, origin, number)
 
+    def _add_backward(self, node: Any, weight: int) -> None:
+        self._weights["backward"] += weight
+        number = torch._C._current_graph_task_id()
+        one = self._passes.get(number)
+        if one is None:
+            one = self._passes[number] = _Pass(user_lines()[0], self._n_pauses)
+        one.accumulates |= hasattr(node, "variable")
+        if (owner := self._by_node.get(node._sequence_nr())) is not None:
+            owner.passes[one] = owner.passes.get(one, 0) + weight
+
     def found(self) -> tuple[KnownResults, ...]:
-        """Return what was found, which may wait for the device. To be called some steps later."""
+        """Return what was found, which may wait for the device. To be called some steps later, and again."""
+        self._contents.clear()
+        self._results.clear()
         changed = sum(1 << (_N_ORIGINS + place) for place, (now, before) in enumerate(self._fixed)
                       if not _is_same(now(), before))  # fmt: skip
         varying = TRAINED | BATCH | RANDOM | UNKNOWN | changed
@@ -200,7 +231,7 @@ class ResultTracker:
             elif not call.origin & (varying & ~BATCH):
                 kinds["frozen"].append(call)
         forward, backward = (max(1, self._weights[name]) for name in ("forward", "backward"))
-        return tuple(
+        found = [
             KnownResults(
                 kind=kind,
                 n_operators=len(calls),
@@ -212,7 +243,34 @@ class ResultTracker:
             )
             for kind, calls in kinds.items()
             if calls
-        )
+        ]
+        return (*found, *self._repeated_passes(backward))
+
+    def _repeated_passes(self, total: int) -> Iterable[KnownResults]:
+        """Yield the record of operators that several backward passes go through, whose gradients add up."""
+        saved, n, weights = 0, 0, Counter[_Pass]()
+        for call in self._calls:
+            by_pause: dict[int, dict[_Pass, int]] = {}
+            for one, weight in call.passes.items():
+                if one.accumulates:
+                    by_pause.setdefault(one.n_pauses, {})[one] = weight
+            for passes in by_pause.values():
+                saved += sum(passes.values()) - max(passes.values())
+                n += len(passes) > 1
+                weights.update(passes if len(passes) > 1 else {})
+        if n:
+            lines = Counter[Lines]()
+            for one, weight in weights.items():
+                lines[one.lines] += weight
+            yield KnownResults(
+                kind="backward",
+                n_operators=n,
+                n_passes=len(weights),
+                forward_part=0.0,
+                backward_part=saved / total,
+                total_s=saved / 1e9 if self._is_timed else 0.0,
+                site=site_text(lines.most_common(1)[0][0]),
+            )
 
     def _site(self, calls: Iterable[_Call]) -> str:
         """Return the line with most of the time of these calls, the outermost that has hardly any other."""

@@ -132,7 +132,7 @@ class SampledSteps(Probe):
         self._now_ns, self._probes, self._make_event = run.now_ns, run.probes, run.loop.make_event()
         self._watch: CallWatch | None = None  # of a step that is counted later
         self._targets: TargetCounter | None = None  # of a counted step, until they are read
-        self._results: ResultTracker | None = None  # the same
+        self._results: ResultTracker | None = None  # of a counted step
         self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
         self._depth = run.options.module_depth
@@ -296,7 +296,7 @@ class SampledSteps(Probe):
         targets, self._targets = self._targets, None
         if targets is not None and self.profile is not None:
             self.profile = msgspec.structs.replace(self.profile, targets=targets.read())
-        results, self._results = self._results, None
+        results = self._results  # kept, because what changes later is not constant
         if results is not None and self.profile is not None:
             known = () if results.failure else results.found()
             missing = {**self.profile.missing, **({"known_results": results.failure} if results.failure else {})}

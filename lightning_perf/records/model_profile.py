@@ -209,7 +209,7 @@ class ZeroOperand(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-KnownKind: TypeAlias = Literal["constant", "twice", "frozen"]
+KnownKind: TypeAlias = Literal["constant", "twice", "frozen", "backward"]
 
 
 class KnownResults(Record, frozen=True, kw_only=True):
@@ -218,9 +218,12 @@ class KnownResults(Record, frozen=True, kw_only=True):
     Attributes:
         kind: ``"constant"``: they depend only on numbers and on tensors of the model that do not change, so each step
             computes the same; ``"twice"``: the step computed the same before; ``"frozen"``: they depend on the batch,
-            too, but on no parameter that is trained, so each epoch computes the same of an item that does not change.
+            too, but on no parameter that is trained, so each epoch computes the same of an item that does not change;
+            ``"backward"``: several backward passes go through them and add to the same gradients, where one pass from
+            the sum of the losses would do.
         forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
-        backward_part: The same of their backward pass.
+        backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
+        n_passes: Backward passes through them; 0 unless ``"backward"``.
         total_s: Seconds of both in the step; 0 if operators were not timed.
         kept_bytes: Bytes of their results that others use, of one batch; 0 unless ``"frozen"``.
         site: The user's line with most of them, e.g. ``"model.py:31"``; empty if unknown.
@@ -231,6 +234,7 @@ class KnownResults(Record, frozen=True, kw_only=True):
     n_operators: int
     forward_part: float
     backward_part: float = 0.0
+    n_passes: int = 0
     total_s: float = 0.0
     kept_bytes: int = 0
     site: str = ""

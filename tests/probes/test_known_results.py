@@ -232,3 +232,57 @@ def test_an_error_is_a_reason(monkeypatch):
         F.relu(torch.ones(3) * 2)
     assert tracker.failure.startswith("TypeError")
     assert not counter.failure
+
+
+def losses_of(net, x):
+    h = net.trained(x)
+    return [h.sum(), h.square().sum(), h.abs().sum()]
+
+
+def follow_passes(go_back, net=None):
+    """Run one step whose backward passes ``go_back`` makes; return what was found by kind."""
+    net = net or Net(None)
+    x = torch.randn(N, WIDTH)
+    tracker = ResultTracker(net, x)
+    counter = ArithmeticCounter(net, now_ns=_clock(), times_operators=True, results=tracker)
+    with counter:
+        losses = losses_of(net, x)
+    go_back(counter, net, losses)
+    assert not tracker.failure
+    return {one.kind: one for one in tracker.found()}
+
+
+def each_by_itself(counter, net, losses):
+    with counter:
+        for loss in losses:
+            loss.backward(retain_graph=True)
+
+
+def all_at_once(counter, net, losses):
+    with counter:
+        sum(losses).backward()
+
+
+def with_steps_between(counter, net, losses):
+    for loss in losses:
+        with counter:
+            loss.backward(retain_graph=True)
+
+
+def without_accumulating(counter, net, losses):
+    with counter:
+        for loss in losses:
+            torch.autograd.grad(loss, net.trained.weight, retain_graph=True)
+
+
+def test_passes_through_the_same_operators_are_found():
+    found = follow_passes(each_by_itself)["backward"]
+    assert (found.n_passes, found.n_operators) == (3, 1)
+    assert 0 < found.backward_part < 2 / 3
+    assert found.forward_part == 0
+    assert found.site == f"test_known_results.py:{each_by_itself.__code__.co_firstlineno + 3}"
+
+
+@pytest.mark.parametrize("go_back", [all_at_once, with_steps_between, without_accumulating])
+def test_other_passes_are_not(go_back):
+    assert "backward" not in follow_passes(go_back)

@@ -1,0 +1,38 @@
+"""PD331: several backward passes go through the same layers."""
+
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.rule import rule
+from lightning_perf.rules.wording import number_of
+
+
+@rule("PD331", "repeated-backward")
+def check(session: Session) -> Finding | None:
+    repeated = repeated_of(session, "backward")
+    if repeated is None:
+        return None
+    found = repeated.found
+    return timed_finding(
+        repeated.steady,
+        summary=(
+            f"{found.n_passes} backward passes of a step ({found.site or 'the model'}) go through the same layers and add "
+            "to the same gradients; one pass from the sum of the losses gives the same."
+        ),
+        evidence=(
+            fact("backward passes through the same layers", found.n_passes, "count"),
+            fact("operators that several passes go through", found.n_operators, "count"),
+            fact("part of backward's operators beyond one pass", found.backward_part, "fraction"),
+        ),
+        prescriptions=fix(
+            f"add the {number_of(found.n_passes, 'loss', 'losses')} and go back once",
+            "minutes",
+            "numerics",
+            code="self.manual_backward(sum(losses))  # instead of one call for each, with retain_graph=True",
+        ),
+        claims=repeated.claims,
+        low_s=repeated.least_s,
+        basis="operators of one step, timed by backward pass",
+        confidence="medium",
+        method=repeated.method,
+    )
