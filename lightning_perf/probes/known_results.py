@@ -20,6 +20,7 @@ from lightning_perf.interrupts import error_text
 from lightning_perf.records import KnownKind, KnownResults
 
 from . import module_walk, plain
+from .clock import now_ns
 from .code_lines import site_text, user_lines
 from .plain import is_plain_tensor, tensors_in, visits
 from .replay.calls import flat
@@ -40,8 +41,10 @@ _RUNNING = slice(3, 5)  # statistics, which batch norm writes but does not read 
 _IS_TRAINING = 5
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::_native_batch_norm_legit")
 _LIKE = {f"aten::{name}" for value in ("zeros", "ones", "full") for name in (f"{value}_like", f"new_{value}")}
+_SOLVE = "aten::_linalg_solve_ex"
 _OVERWRITING = ("aten::fill_", "aten::zero_", "aten::copy_")
 
+_next_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
 Line = tuple[str, int]
 Lines = tuple[Line, ...]
@@ -81,8 +84,8 @@ class _Pass:
 class _Call:
     """One forward operator, with the user's lines above it.
 
-    ``place`` stands for all lines above it. ``first`` is the equal operator that ran before, if any. ``passes`` holds the
-    weight of each backward pass through it.
+    ``place`` stands for all lines above it. ``first`` is the equal operator that ran before, if any. ``passes`` holds
+    the weight of each backward pass through it.
     """
 
     __slots__ = ("first", "lines", "origin", "passes", "place", "weight")
@@ -171,7 +174,7 @@ class ResultTracker:
                     self._set(tensor, 0)
             return
         function = self._function(func)
-        given = {**dict(enumerate(args)), **kwargs}
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         trains = function.name in _BATCH_NORMS and len(args) > _IS_TRAINING and bool(args[_IS_TRAINING])
         if trains:
             for place in range(_RUNNING.start, _RUNNING.stop):
@@ -186,8 +189,9 @@ class ResultTracker:
         origin = self._origin(function, given, read) | (RANDOM if trains or function.is_random else 0)
         key = object() if function.is_random else (func, tuple((k, self._key(v)) for k, v in given.items()))
         numbers, first = self._results.get(key, ((), None))
+        weight -= self._add_factorization(function, args, weight)
         call = _Call(weight, origin, first, *(user_lines() if weight >= _LEAST_NS and outs else ()))
-        self._weights["forward"] += weight
+        self._weights["forward"] += call.weight
         if read and function.name not in _COPIES:
             self._calls.append(call)
         changed = {id(tensor): tensor for tensor in (*outs, *written)}.values()
@@ -201,9 +205,24 @@ class ResultTracker:
             self._keep(read)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             # Autograd made this call's node just before this method was called.
-            self._by_node[torch.autograd._get_sequence_nr() - 1] = call
+            self._by_node[_next_number() - 1] = call
         for tensor, number in zip(changed, numbers, strict=True):
             self._set(tensor, origin, number)
+
+    def _add_factorization(self, function: _Function, args: Sequence[Any], weight: int) -> int:
+        """Add the factorization that a solution of a linear system includes; return its time.
+
+        It depends on the matrix only. It is run once more to be timed, on a CPU.
+        """
+        matrix = args[0] if function.name == _SOLVE else None
+        if matrix is None or not self._is_timed or matrix.device.type != "cpu" or weight < _LEAST_NS:
+            return 0
+        begin = now_ns()
+        torch.linalg.lu_factor_ex(matrix.detach())
+        found = _Call(min(weight, now_ns() - begin), self._content(matrix).origin, None, *user_lines())
+        self._calls.append(found)
+        self._weights["forward"] += found.weight
+        return found.weight
 
     def _add_backward(self, node: Any, weight: int) -> None:
         self._weights["backward"] += weight
@@ -337,7 +356,7 @@ class ResultTracker:
         return content
 
 
-def _two_sites(calls: Iterable[_Call]) -> dict[str, str]:
+def _two_sites(calls: Iterable[_Call]) -> dict[str, Any]:
     """Return the lines with most of the time of these calls, and those that computed the same before."""
     pairs = Counter[tuple[Line, Line]]()
     for call in calls:

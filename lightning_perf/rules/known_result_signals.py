@@ -6,7 +6,7 @@ from lightning_perf.records import KnownKind, KnownResults, Method, Session, Sta
 
 from .rule import Skip
 from .signals import is_cpu_run, steady_of
-from .step_signals import model_profile_of
+from .step_signals import loops_of, model_profile_of
 from .thresholds import LOW_SHARE
 from .user_lines import computing_s
 
@@ -41,7 +41,7 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
     if "known_results" in profile.missing or profile.basis != "step":
         raise Skip(profile.missing.get("known_results", "the operators of no step were followed"))
     found = next((one for one in profile.known_results if one.kind == kind), None)
-    if found is None:
+    if found is None or _is_in_loop(session, found.site):
         return None
     parts = {"forward": found.forward_part, "backward": found.backward_part}
     claims = {name: part * computing_s(session, steady, name) for name, part in parts.items()}
@@ -49,3 +49,13 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
         return None
     least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
     return Repeated(found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")
+
+
+def _is_in_loop(session: Session, site: str) -> bool:
+    """Return whether a line is part of a loop over tensors, which is reported instead: it costs more than they do."""
+    name, _, number = site.partition(":")
+    loops = loops_of(session.sync_calls) if session.sync_calls is not None and number else []
+    return any(
+        loop.file.replace("\\", "/").endswith(name) and loop.first_line <= int(number) <= loop.last_line
+        for loop in loops
+    )

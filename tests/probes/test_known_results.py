@@ -177,6 +177,15 @@ def test_bytes_of_frozen_results_are_those_that_trained_layers_read():
     assert found.kept_bytes == N * WIDTH * 4
 
 
+def test_factorization_of_a_constant_matrix_is_constant(monkeypatch):
+    monkeypatch.setattr(known_results, "now_ns", _clock())
+    found = follow(lambda net, x: torch.linalg.solve(net.table, net.trained(x).mT))["constant"]
+    assert found.n_operators == 1
+    assert found.total_s > 0
+    found = follow(lambda net, x: torch.linalg.solve(net.trained.weight, net.trained(x).mT))
+    assert "constant" not in found
+
+
 def test_lines_of_both_calls_are_named():
     found, line = follow(twice)["twice"], twice.__code__.co_firstlineno
     assert (found.first_site, found.site) == (f"test_known_results.py:{line + 1}", f"test_known_results.py:{line + 2}")

@@ -31,15 +31,13 @@ class OptimizerItem:
             raise ValueError(f"{name} is not one of torch's optimizers, whose step can be repeated on copies")
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
-        as_is = _rebuilt(type(optimizer), groups, {})
-        self._sides = {False: as_is, True: _rebuilt(type(optimizer), groups, changes) if changes else as_is}
+        as_is = rebuilt(type(optimizer), groups, {})
+        self._sides = {False: as_is, True: rebuilt(type(optimizer), groups, changes) if changes else as_is}
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
-        """Step once, without the hooks on all optimizers; return the marks around it."""
-        optimizer = self._sides[is_treated]
-        step = type(optimizer).step
+        """Step once; return the marks around it."""
         begin = watch.mark()
-        getattr(step, "__wrapped__", step)(optimizer)  # torch wraps it to call hooks
+        step_once(self._sides[is_treated])
         return [(begin, watch.mark())]
 
 
@@ -113,7 +111,13 @@ def _copy(parameter: torch.Tensor, generators: dict[torch.device, torch.Generato
     return made.requires_grad_()
 
 
-def _rebuilt(kind: Any, groups: list[tuple[dict[str, Any], list[torch.Tensor]]], changes: dict[str, Any]) -> Any:
+def step_once(optimizer: Any) -> None:
+    """Step, without the hooks on all optimizers."""
+    step = type(optimizer).step
+    getattr(step, "__wrapped__", step)(optimizer)  # torch wraps it to call hooks
+
+
+def rebuilt(kind: Any, groups: list[tuple[dict[str, Any], list[torch.Tensor]]], changes: dict[str, Any]) -> Any:
     """Return an optimizer of the same class and arguments; both sides share parameters and gradients, not states."""
     made = []
     for group, tensors in groups:

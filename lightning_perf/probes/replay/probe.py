@@ -18,6 +18,7 @@ from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
 from .state import CudaMemory, ReplayMemory, refusal, unchanged
+from .tables import table_items
 from .threads import local_threads, own_threads
 from .treatments import Treated, apply_treatment
 
@@ -33,6 +34,9 @@ RETRIED_PART = 0.2
 
 _OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}}
 _ZEROING = "zero-grad-none"
+_SPARSE = "sparse-embeddings"
+_WITHOUT_OPERATORS = {*_OPTIMIZERS, _ZEROING, _SPARSE}
+"""Treatments of the optimizer alone."""
 _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to three states
 
 
@@ -155,7 +159,7 @@ class ReplayProbe(Probe):
         arena: Arena | None = None
         treated = Treated()
         least_speedup = _least_speedup(hypothesis.least_part)
-        if treatment not in _OPTIMIZERS and treatment != _ZEROING:
+        if treatment not in _WITHOUT_OPERATORS:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
             treated = apply_treatment(treatment, self._log, self._device, self._tensor_maker(self._log, until_ns))
@@ -250,11 +254,13 @@ class ReplayProbe(Probe):
 
     def _optimizer_items(self, treatment: str) -> list[Item]:
         name = treatment.partition("=")[0]
-        if name != "threads" and name not in _OPTIMIZERS and name != _ZEROING:
+        if name != "threads" and name not in _WITHOUT_OPERATORS:
             return []
         n_elements = min(MAX_ELEMENTS, self._memory.free_bytes() // _BYTES_PER_PARAMETER)
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
+        if name == _SPARSE:
+            return table_items(self._log, optimizers, n_elements, n_batches) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
         return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements, n_batches) for optimizer in optimizers]

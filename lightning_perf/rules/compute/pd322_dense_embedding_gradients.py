@@ -1,9 +1,11 @@
 """PD322: an embedding table gets a dense gradient, though a batch looks up few of its rows."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from lightning_perf.records import Finding, OperatorProfile, Session
+from lightning_perf.records import Finding, Hypothesis, OperatorProfile, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.replay_signals import replayed
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import claims_of, is_cpu_run, named_by_kind, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
@@ -11,13 +13,83 @@ from lightning_perf.rules.thresholds import LOW_SHARE, ROWS_LOOKED_UP_MAX_FRACTI
 from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 
+_REPLAYED_AS = "sparse-embeddings"
 _TAKES_SPARSE = ("Adagrad", "SGD", "SparseAdam")
 """Optimizers of torch that take sparse gradients."""
 
 
-@rule("PD322", "dense-embedding-gradients")
+class _Tables(NamedTuple):
+    """Fraction of the tables' rows that a step looks up, and the seconds that the other rows take at most, by phase."""
+
+    fraction: float
+    claims: dict[str, float]
+
+
+def _hypothesis(session: Session) -> Hypothesis | None:
+    """Return the replay of gradients and updates of the tables, if they take a noticeable time."""
+    tables, steady = _tables_of(session), steady_of(session)
+    if tables is None:
+        return None
+    at_stake_s = sum(tables.claims.values())
+    least_part = min(1.0, LOW_SHARE * steady.span_s / at_stake_s)
+    return Hypothesis(treatment=_REPLAYED_AS, at_stake_s=at_stake_s, least_part=least_part)
+
+
+@rule("PD322", "dense-embedding-gradients", hypothesis=_hypothesis)
 def check(session: Session) -> Finding | None:
     """Compare the bytes of the gradients with those looked up, both counted in the profiled step."""
+    tables, steady = _tables_of(session), steady_of(session)
+    if tables is None:
+        return None
+    share = sum(tables.claims.values()) / steady.span_s
+    result = replayed(session, _REPLAYED_AS)
+    speedup = result.speedup if result is not None else None
+    if result is not None and (result.is_negligible or (speedup is not None and speedup.high <= 1.0)):
+        return None
+    least_s = 0.0
+    if result is not None and result.before_s is not None and speedup is not None and speedup.low > 1.0:
+        least_s = min(sum(tables.claims.values()), steady.n_steps * result.before_s * (1 - 1 / speedup.low))
+    names = [one.class_name for one in session.settings.model.optimizers] if session.settings.model is not None else []
+    is_ready = bool(names) and all(name in _TAKES_SPARSE for name in names)
+    change = (
+        ", without fused=True and weight_decay"
+        if is_ready
+        else " and update them by torch.optim.SparseAdam, the rest by another optimizer (needs manual optimization)"
+    )
+    return timed_finding(
+        steady,
+        summary=(
+            f"Up to {percent(share)} of the time goes into gradients and updates of embedding rows that a step does "
+            f"not use: it looks up at most {percent(tables.fraction)} of the rows."
+        ),
+        evidence=(
+            fact("rows looked up ÷ rows of the tables", tables.fraction, "fraction", ROWS_LOOKED_UP_MAX_FRACTION),
+            fact("share of the time in gradients and updates of other rows", share, "fraction", LOW_SHARE),
+            fact("measured speedup of gradients and updates", speedup.value, "ratio", n=result.n_rounds)
+            if result is not None and speedup is not None
+            else None,
+        ),
+        prescriptions=fix(
+            f"create large embeddings with sparse=True{change}",
+            "minutes" if is_ready else "hours",
+            "numerics" if is_ready else "semantics",
+            code="nn.Embedding(n_rows, width, sparse=True)",
+        ),
+        claims=tables.claims,
+        low_s=least_s,
+        basis="at most the part of backward and of the optimizer that concerns rows not looked up"
+        + ("; at least what a replay with sparse gradients saves" if least_s else ""),
+        confidence="medium",
+        method="replayed" if least_s else "timed",
+    )
+
+
+def _tables_of(session: Session) -> _Tables | None:
+    """Return the embedding tables with dense gradients; None if there are none, or they take no noticeable time.
+
+    Raises:
+        Skip: Lookups, the model or the device's time are not known.
+    """
     profile, steady = model_profile_of(session), steady_of(session)
     model = required(session.settings.model, session.missing.get("settings.model", "the model is not known"))
     lookups = [one for one in profile.operators if one.name == "aten::embedding"]
@@ -45,36 +117,7 @@ def check(session: Session) -> Finding | None:
     if steady.device is not None:
         optimizer_s = min(optimizer_s, steady.n_steps * steady.device.phases.get("optimizer", 0.0))
     claims = {"optimizer": (1 - fraction) * part * optimizer_s, "backward": (1 - fraction) * backward_s}
-    share = sum(claims.values()) / steady.span_s
-    if share < LOW_SHARE:
-        return None
-    names = [optimizer.class_name for optimizer in model.optimizers]
-    is_ready = bool(names) and all(name in _TAKES_SPARSE for name in names)
-    change = (
-        ", without fused=True and weight_decay"
-        if is_ready
-        else " and update them by torch.optim.SparseAdam, the rest by another optimizer (needs manual optimization)"
-    )
-    return timed_finding(
-        steady,
-        summary=(
-            f"Up to {percent(share)} of the time goes into gradients and updates of embedding rows that a step does "
-            f"not use: it looks up at most {percent(fraction)} of the rows."
-        ),
-        evidence=(
-            fact("rows looked up ÷ rows of the tables", fraction, "fraction", ROWS_LOOKED_UP_MAX_FRACTION),
-            fact("share of the time in gradients and updates of other rows", share, "fraction", LOW_SHARE),
-        ),
-        prescriptions=fix(
-            f"create large embeddings with sparse=True{change}",
-            "minutes" if is_ready else "hours",
-            "numerics" if is_ready else "semantics",
-            code="nn.Embedding(n_rows, width, sparse=True)",
-        ),
-        claims=claims,
-        basis="at most the part of backward and of the optimizer that concerns rows not looked up",
-        confidence="medium",
-    )
+    return _Tables(fraction, claims) if sum(claims.values()) >= LOW_SHARE * steady.span_s else None
 
 
 def _part_of(operators: Sequence[OperatorProfile], some: Sequence[OperatorProfile]) -> float:

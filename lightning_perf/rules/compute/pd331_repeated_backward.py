@@ -16,8 +16,8 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         repeated.steady,
         summary=(
-            f"{found.n_passes} backward passes of a step ({found.site or 'the model'}) go through the same layers and add "
-            "to the same gradients; one pass from the sum of the losses gives the same."
+            f"{found.n_passes} backward passes of a step ({found.site or 'the model'}) go through the same layers "
+            "and add to the same gradients; one pass from the sum of the losses gives the same."
         ),
         evidence=(
             fact("backward passes through the same layers", found.n_passes, "count"),

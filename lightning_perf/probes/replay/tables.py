@@ -1,0 +1,113 @@
+"""Gradients and updates of embedding tables: of all rows, or only of those that a batch looks up."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+
+from .calls import CallLog, TensorSpec
+from .compare import Item, Stopwatch
+from .optimizer import MAX_ELEMENTS, rebuilt, step_once
+
+_TAKE_SPARSE = {"Adagrad": torch.optim.Adagrad, "SGD": torch.optim.SGD, "SparseAdam": torch.optim.SparseAdam,
+                "Adam": torch.optim.SparseAdam, "AdamW": torch.optim.SparseAdam}  # fmt: skip
+"""The optimizer for sparse gradients in place of each: the same, or the sparse variant of Adam."""
+
+_KEPT = ("lr", "betas", "eps", "lr_decay")
+
+
+class Table(NamedTuple):
+    """Embedding tables of one shape, and the rows that one of them looks up in a step."""
+
+    shape: tuple[int, int]
+    n_tables: int
+    n_lookups: int
+
+
+def tables_in(log: CallLog) -> list[Table]:
+    """Return the trained embedding tables of a step."""
+    weights: dict[tuple[int, int], set[int]] = {}
+    n_lookups: dict[tuple[int, int], int] = {}
+    for call in log.calls:
+        if call.name != "aten::embedding" or not all(isinstance(one, TensorSpec) for one in call.args[:2]):
+            continue
+        weight, indices = call.args[:2]
+        if weight.needs_grad and weight.source < 0 and len(weight.shape) == 2:
+            weights.setdefault(weight.shape, set()).update(call.weights)
+            n_lookups[weight.shape] = n_lookups.get(weight.shape, 0) + call.n * math.prod(indices.shape)
+    return [Table(shape, len(found), n_lookups[shape] // len(found)) for shape, found in weights.items() if found]
+
+
+class TableItem:
+    """The gradient of a table for one batch and its update, dense as it is and sparse with the treatment.
+
+    The user's optimizer is only read.
+
+    Raises:
+        ValueError: The optimizer has no sparse variant, or the table is too large to copy.
+    """
+
+    def __init__(self, table: Table, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
+        group = next(
+            (one for one in optimizer.param_groups for each in one["params"] if each.shape == table.shape), None
+        )
+        kind = _TAKE_SPARSE.get(type(optimizer).__name__)
+        if group is None or kind is None or not type(optimizer).__module__.startswith("torch.optim."):
+            raise ValueError(f"{type(optimizer).__name__} does not update this table, or has no sparse variant")
+        if group.get("momentum"):
+            raise ValueError("momentum keeps all rows changing")
+        if math.prod(table.shape) > n_elements:
+            raise ValueError(f"a table of {math.prod(table.shape):,} elements is too large to copy")
+        self.weight = self.treated_weight = float(table.n_tables)
+        first = group["params"][0]
+        generator = torch.Generator(device=first.device).manual_seed(0)
+        make = {"generator": generator, "device": first.device}
+        self._shape = table.shape
+        self._indices = torch.randint(table.shape[0], (table.n_lookups,), **make)
+        self._incoming = torch.rand(table.n_lookups, table.shape[1], dtype=first.dtype, **make)
+        self._table = torch.rand(table.shape, dtype=first.dtype, **make).requires_grad_()
+        sparse = {name: value for name, value in group.items() if name in _KEPT}
+        if kind is torch.optim.SparseAdam:
+            sparse.pop("lr_decay", None)
+        self._sides = {
+            False: rebuilt(type(optimizer), [(group, [self._table])], {}),
+            True: kind([self._table], **{name: _number(value) for name, value in sparse.items()}),
+        }
+
+    def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
+        """Make the gradient and step once; return the marks around both."""
+        begin = watch.mark()
+        if is_treated:
+            self._table.grad = torch.sparse_coo_tensor(
+                self._indices[None], self._incoming, self._shape, check_invariants=False
+            )
+        else:
+            self._table.grad = torch.ops.aten.embedding_dense_backward(
+                self._incoming, self._indices, self._shape[0], -1, False
+            )
+        step_once(self._sides[is_treated])
+        end = watch.mark()
+        self._table.grad = None
+        return [(begin, end)]
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, torch.Tensor) else value
+
+
+def table_items(log: CallLog, optimizers: list[Any], n_elements: int, n_batches: int) -> list[Item]:
+    """Return an item for each shape of tables.
+
+    Raises:
+        ValueError: Tables cannot be replayed.
+    """
+    if n_batches > 1:
+        raise ValueError("gradients of several batches are accumulated")
+    return [TableItem(table, _owner(table, optimizers), n_elements) for table in tables_in(log)]
+
+
+def _owner(table: Table, optimizers: list[Any]) -> Any:
+    """Return the optimizer that updates a table; the first one if none is found."""
+    owners = (one for one in optimizers for group in one.param_groups for each in group["params"]
+              if each.shape == table.shape)  # fmt: skip
+    return next(owners, optimizers[0])

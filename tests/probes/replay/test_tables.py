@@ -1,0 +1,84 @@
+"""Gradients and updates of embedding tables are replayed dense and sparse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_perf.probes.clock import now_ns
+from lightning_perf.probes.replay.compare import HostWatch
+from lightning_perf.probes.replay.tables import Table, TableItem, tables_in
+
+from .replaying import asked, logged, probe_of
+
+ROWS, WIDTH, N = 50_000, 16, 32
+
+
+class Recommender(nn.Module):
+    """Two tables of one shape, each looked up twice, and a layer."""
+
+    def __init__(self, rows=ROWS):
+        super().__init__()
+        self.users, self.items = nn.Embedding(rows, WIDTH), nn.Embedding(rows, WIDTH)
+        self.layer = nn.Linear(WIDTH, 1)
+
+    def forward(self, index):
+        looked_up = [table(each) for table in (self.users, self.items) for each in (index, index + 1)]
+        return self.layer(sum(looked_up))
+
+
+def log_of(model):
+    return logged(model, torch.arange(N))
+
+
+def test_tables_are_found_with_their_lookups():
+    assert tables_in(log_of(Recommender())) == [Table((ROWS, WIDTH), 2, 2 * N)]
+
+
+def test_no_table_is_found_that_is_not_trained():
+    model = Recommender()
+    model.users.requires_grad_(False)
+    model.items.requires_grad_(False)
+    assert tables_in(log_of(model)) == []
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_sparse_updates_are_compared_with_dense_ones(kind):
+    model = Recommender()
+    before = [each.detach().clone() for each in model.parameters()]
+    log = log_of(model)
+    probe = probe_of(model, kind(model.parameters(), lr=0.1))
+    probe.answer(asked("sparse-embeddings"), log, 1000.0)
+    (replayed,) = probe.record().results
+    assert replayed.n_operators == 1
+    assert replayed.speedup is not None, replayed.reason
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.SGD])
+def test_both_sides_update_the_rows_alike(kind):
+    model = Recommender(100)
+    item = TableItem(Table((100, WIDTH), 1, N), kind(model.parameters(), lr=0.1))
+    results = []
+    start = item._table.detach().clone()
+    for is_treated in (False, True):
+        with torch.no_grad():
+            item._table.copy_(start)
+        item.run(is_treated, HostWatch(now_ns))
+        results.append(item._table.detach().clone())
+    assert not torch.equal(results[0], start)
+    assert torch.allclose(*results, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "n_elements", "reason"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 2**24, "momentum"),
+        (torch.optim.RMSprop, 2**24, "RMSprop .* has no sparse variant"),
+        (torch.optim.Adam, 100, "a table of 800,000 elements is too large"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(optimizer, n_elements, reason):
+    with pytest.raises(ValueError, match=reason):
+        TableItem(Table((ROWS, WIDTH), 1, N), optimizer(Recommender().parameters()), n_elements)
