@@ -299,8 +299,12 @@ class ResultTracker:
                 for n in range(1, len(call.lines) + 1):
                     counter[call.lines[:n]] += call.weight
         mostly = [lines for lines, weight in these.items() if weight >= _SITE_PART * every[lines]]
-        best = max(mostly, key=lambda lines: (these[lines], -len(lines)), default=None)
-        return site_text(best or ())
+        best = max(mostly, key=lambda lines: (these[lines], -len(lines)), default=())
+        innermost = Counter[Lines]()
+        for call in calls:
+            innermost[call.lines] += call.weight
+        most, weight = innermost.most_common(1)[0]
+        return site_text(best if these[best] >= weight else most)
 
     def _keep(self, read: Iterable[torch.Tensor]) -> None:
         """Count the bytes of inputs that depend on the batch only, but are computed."""

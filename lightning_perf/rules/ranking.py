@@ -119,12 +119,19 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
 
 
 def _claims_more(cause: Finding, symptom: Finding) -> bool:
-    """Return whether a cause as severe as a symptom claims most of its time, and half as much in addition."""
+    """Return whether a cause as severe as a symptom claims most of its time and half as much, or certainly gains more."""
     claimed_s = sum(symptom.claims.values())
     shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
     others_s = sum(cause.claims.values()) - shared_s
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
-    return is_as_severe and min(shared_s, others_s) >= EXPLAINED_PART * claimed_s
+    is_more = others_s >= EXPLAINED_PART * claimed_s or _gains_more(cause, symptom)
+    return is_as_severe and shared_s >= EXPLAINED_PART * claimed_s and is_more
+
+
+def _gains_more(cause: Finding, symptom: Finding) -> bool:
+    """Return whether a cause gains at least what the symptom's fix gains at most."""
+    gain, other = cause.gain, symptom.gain
+    return gain is not None and other is not None and _is_certain(cause) and gain.low >= other.high
 
 
 def _safety(finding: Finding) -> Safety | None:

@@ -60,7 +60,12 @@ def replayed(session: Session, treatment: str) -> Replayed | None:
 
 
 def replay_rule(
-    code: str, name: str, *, preflight: Diagnose | None = None, explains: tuple[str, ...] = ()
+    code: str,
+    name: str,
+    *,
+    preflight: Diagnose | None = None,
+    explains: tuple[str, ...] = (),
+    yields_to: tuple[str, ...] = (),
 ) -> Callable[[Diagnose], Rule]:
     """Declare a rule whose treatment is replayed on operators of one step, by decorating the function that diagnoses.
 
@@ -83,6 +88,7 @@ def replay_rule(
             hypothesis=functools.partial(_hypothesis, diagnose),
             preflight=likely if preflight is not None else None,
             explains=explains,
+            yields_to=yields_to,
         )(check)
 
     return declare

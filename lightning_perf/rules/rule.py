@@ -44,7 +44,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         explains: Codes of findings that the finding of this rule causes. It is ranked right before them if it claims
             about as much time.
         yields_to: Codes of findings that cause this one: it is ranked behind those as severe that claim its time, and
-            at least half as much in addition, even if its own gain is larger.
+            at least half as much in addition or a gain that is certainly larger.
         weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
     """
 

@@ -260,7 +260,7 @@ class ReplayProbe(Probe):
         optimizers = list({id(one): one for one in self._trainer.optimizers}.values())
         n_batches = max(1, self._trainer.accumulate_grad_batches or 1)
         if name == _SPARSE:
-            return table_items(self._log, optimizers, n_elements, n_batches) if self._log is not None else []
+            return table_items(self._log, optimizers, n_batches) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
         return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements, n_batches) for optimizer in optimizers]

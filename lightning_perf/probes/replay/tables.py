@@ -7,7 +7,10 @@ import torch
 
 from .calls import CallLog, TensorSpec
 from .compare import Item, Stopwatch
-from .optimizer import MAX_ELEMENTS, rebuilt, step_once
+from .optimizer import rebuilt, step_once
+
+MAX_ELEMENTS = 2**20
+"""Elements of a copy: of a larger table, so many rows are updated. Fewer would all stay in caches."""
 
 _TAKE_SPARSE = {"Adagrad": torch.optim.Adagrad, "SGD": torch.optim.SGD, "SparseAdam": torch.optim.SparseAdam,
                 "Adam": torch.optim.SparseAdam, "AdamW": torch.optim.SparseAdam}  # fmt: skip
@@ -41,10 +44,10 @@ def tables_in(log: CallLog) -> list[Table]:
 class TableItem:
     """The gradient of a table for one batch and its update, dense as it is and sparse with the treatment.
 
-    The user's optimizer is only read.
+    The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups.
 
     Raises:
-        ValueError: The optimizer has no sparse variant, or the table is too large to copy.
+        ValueError: The optimizer has no sparse variant, or does not update this table.
     """
 
     def __init__(self, table: Table, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
@@ -56,16 +59,16 @@ class TableItem:
             raise ValueError(f"{type(optimizer).__name__} does not update this table, or has no sparse variant")
         if group.get("momentum"):
             raise ValueError("momentum keeps all rows changing")
-        if math.prod(table.shape) > n_elements:
-            raise ValueError(f"a table of {math.prod(table.shape):,} elements is too large to copy")
-        self.weight = self.treated_weight = float(table.n_tables)
+        n_rows, width = min(table.shape[0], max(1, n_elements // table.shape[1])), table.shape[1]
+        self.treated_weight = float(table.n_tables)
+        self.weight = table.n_tables * table.shape[0] / n_rows
         first = group["params"][0]
         generator = torch.Generator(device=first.device).manual_seed(0)
         make = {"generator": generator, "device": first.device}
-        self._shape = table.shape
-        self._indices = torch.randint(table.shape[0], (table.n_lookups,), **make)
-        self._incoming = torch.rand(table.n_lookups, table.shape[1], dtype=first.dtype, **make)
-        self._table = torch.rand(table.shape, dtype=first.dtype, **make).requires_grad_()
+        self._shape = n_rows, width
+        self._indices = torch.randint(n_rows, (table.n_lookups,), **make)
+        self._incoming = torch.rand(table.n_lookups, width, dtype=first.dtype, **make)
+        self._table = torch.rand(self._shape, dtype=first.dtype, **make).requires_grad_()
         sparse = {name: value for name, value in group.items() if name in _KEPT}
         if kind is torch.optim.SparseAdam:
             sparse.pop("lr_decay", None)
@@ -95,7 +98,7 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, torch.Tensor) else value
 
 
-def table_items(log: CallLog, optimizers: list[Any], n_elements: int, n_batches: int) -> list[Item]:
+def table_items(log: CallLog, optimizers: list[Any], n_batches: int) -> list[Item]:
     """Return an item for each shape of tables.
 
     Raises:
@@ -103,7 +106,7 @@ def table_items(log: CallLog, optimizers: list[Any], n_elements: int, n_batches:
     """
     if n_batches > 1:
         raise ValueError("gradients of several batches are accumulated")
-    return [TableItem(table, _owner(table, optimizers), n_elements) for table in tables_in(log)]
+    return [TableItem(table, _owner(table, optimizers)) for table in tables_in(log)]
 
 
 def _owner(table: Table, optimizers: list[Any]) -> Any:

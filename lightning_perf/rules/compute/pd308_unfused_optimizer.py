@@ -9,7 +9,7 @@ from lightning_perf.rules.thresholds import OPTIMIZER_MIN_SHARE
 from lightning_perf.rules.wording import percent
 
 
-@replay_rule("PD308", "unfused-optimizer")
+@replay_rule("PD308", "unfused-optimizer", yields_to=("PD322",))
 def check(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
     model = session.settings.model

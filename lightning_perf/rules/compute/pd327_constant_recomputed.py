@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         repeated.steady,
         summary=(
-            f"{repeated.where} computes the same in each step: {number_of(found.n_operators, 'operator')} of a step "
+            f"{repeated.where} computes the same in each step: results of {number_of(found.n_operators, 'operator')} "
             "depend neither on the batch nor on a parameter that is trained."
         ),
         evidence=(

@@ -48,4 +48,5 @@ def check(session: Session) -> Diagnosis | None:
         replayed_as="without-zeros",
         at_stake=min(1.0, share),
         other_phases=(),
+        unmeasured=None if found.kind == "sparse" else "low",  # sparse products may be slower, and few are replayed
     )
