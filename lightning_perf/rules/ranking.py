@@ -119,7 +119,7 @@ def _explains_most(cause: Finding, symptom: Finding) -> bool:
 
 
 def _claims_more(cause: Finding, symptom: Finding) -> bool:
-    """Return whether a cause as severe as a symptom claims most of its time and half as much, or certainly gains more."""
+    """Return whether a cause as severe as a symptom claims most of its time and half as much, or surely gains more."""
     claimed_s = sum(symptom.claims.values())
     shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
     others_s = sum(cause.claims.values()) - shared_s

@@ -45,7 +45,7 @@ def loader(table, batch_size, shuffle):
 class ClickModel(L.LightningModule):
     def __init__(self, width=96):
         super().__init__()
-        offsets = torch.tensor([0] + CARDINALITIES[:-1]).cumsum(0)
+        offsets = torch.tensor([0, *CARDINALITIES[:-1]]).cumsum(0)
         self.register_buffer("offsets", offsets)
         self.embed = nn.Embedding(sum(CARDINALITIES), 8)
         self.mlp = nn.Sequential(

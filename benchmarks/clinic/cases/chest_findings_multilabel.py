@@ -1,5 +1,5 @@
 """Trains a convolutional network that recognizes several findings in small synthetic chest images. The mistake: the
-ranking metrics of the epoch so far are computed anew at every training step for the progress bar.
+ranking metrics of the epoch so far are computed again at every training step for the progress bar.
 ---
 expect: PD509
 fix:
@@ -15,6 +15,7 @@ fix:
             self.log_dict(self.train_scores.compute(), prog_bar=True)
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -50,8 +51,14 @@ class FindingsNet(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(
-            conv(1, 16, 2), conv(16, 16), conv(16, 32, 2), conv(32, 32), nn.Flatten(),
-            nn.Linear(32 * 64, 64), nn.ReLU(), nn.Linear(64, FINDINGS),
+            conv(1, 16, 2),
+            conv(16, 16),
+            conv(16, 32, 2),
+            conv(32, 32),
+            nn.Flatten(),
+            nn.Linear(32 * 64, 64),
+            nn.ReLU(),
+            nn.Linear(64, FINDINGS),
         )
         scores = MetricCollection({"auroc": MultilabelAUROC(FINDINGS), "ap": MultilabelAveragePrecision(FINDINGS)})
         self.train_scores = scores.clone(prefix="train_")

@@ -5,7 +5,7 @@ expect: PD601
 fix:
   ? |2
         def validation_step(self, batch, batch_idx):
-            papers = self.encode()  # costs time
+            papers = self.encode()
             pairs, linked = batch
             scores = self.decode(papers, pairs)
   : |2
@@ -76,7 +76,7 @@ class LinkPredictor(L.LightningModule):
         return loss
 
     def validation_step(self, batch, batch_idx):
-        papers = self.encode()  # costs time
+        papers = self.encode()
         pairs, linked = batch
         scores = self.decode(papers, pairs)
         self.auroc.update(scores.sigmoid(), linked.int())

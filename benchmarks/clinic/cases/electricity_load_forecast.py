@@ -11,6 +11,7 @@ fix:
                 return
 half: score
 """
+
 import tempfile
 
 import lightning as L
@@ -95,7 +96,11 @@ if __name__ == "__main__":
     val = DataLoader(LoadWindows(load[:, 600:], stride=20), batch_size=90)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
-            max_epochs=3, accelerator="cpu", logger=CSVLogger(folder), callbacks=[GradientHealth()],
-            enable_checkpointing=False, gradient_clip_val=1.0,
+            max_epochs=3,
+            accelerator="cpu",
+            logger=CSVLogger(folder),
+            callbacks=[GradientHealth()],
+            enable_checkpointing=False,
+            gradient_clip_val=1.0,
         )
         trainer.fit(LoadForecaster(), train, val)

@@ -3,7 +3,7 @@ mistake: only the tagger is given to the optimizer, but the gradients of the who
 ---
 expect: PD323
 fix:
-  ? "        states = self.encoder(self.embed(tokens) + self.position, src_key_padding_mask=padding)  # costs time"
+  ? "        states = self.encoder(self.embed(tokens) + self.position, src_key_padding_mask=padding)"
   : |2
             with torch.no_grad():
                 states = self.encoder(self.embed(tokens) + self.position, src_key_padding_mask=padding)
@@ -46,7 +46,7 @@ class EntityTagger(L.LightningModule):
 
     def forward(self, tokens):
         padding = tokens == 0
-        states = self.encoder(self.embed(tokens) + self.position, src_key_padding_mask=padding)  # costs time
+        states = self.encoder(self.embed(tokens) + self.position, src_key_padding_mask=padding)
         words = self.embed(tokens).detach()
         return self.tagger(torch.cat([states, words], 2)).transpose(1, 2)
 

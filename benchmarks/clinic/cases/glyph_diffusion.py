@@ -4,13 +4,14 @@ samples are drawn for every validation batch, although only those of the first o
 expect: PD601
 fix:
   ? |2-
-            samples = self.sample(24)  # costs time
+            samples = self.sample(24)
             if batch_idx == 0:
   : |2-
             if batch_idx == 0:
                 samples = self.sample(24)
 half: score
 """
+
 import math
 
 import lightning as L
@@ -89,7 +90,7 @@ class GlyphDiffusion(L.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", self.denoising_loss(batch[0]), prog_bar=True)
-        samples = self.sample(24)  # costs time
+        samples = self.sample(24)
         if batch_idx == 0:
             self.log("sample_std", samples.std())
             self.gallery.append(samples)

@@ -3,7 +3,7 @@ is padded to the tokenizer's limit of 80 tokens, though a headline has about 28.
 ---
 expect: PD116
 fix:
-  ? "    tokens = torch.zeros(len(batch), MAX_LEN, dtype=torch.long)  # costs time"
+  ? "    tokens = torch.zeros(len(batch), MAX_LEN, dtype=torch.long)"
   : "    tokens = torch.zeros(len(batch), max(len(ids) for ids, _ in batch), dtype=torch.long)"
 half: score
 """
@@ -24,7 +24,7 @@ def make_headlines(count, seed):
     topics = rng.integers(0, TOPICS, count)
     lengths = np.clip(rng.normal(28, 2, count).round().astype(int), 22, 34)
     headlines = []
-    for topic, length in zip(topics, lengths):
+    for topic, length in zip(topics, lengths, strict=False):
         ids = rng.integers(1, VOCAB, length)
         own = rng.random(length) < 0.25
         ids[own] = 1 + topic * 200 + rng.integers(0, 200, own.sum())
@@ -44,7 +44,7 @@ class Headlines(Dataset):
 
 
 def collate(batch):
-    tokens = torch.zeros(len(batch), MAX_LEN, dtype=torch.long)  # costs time
+    tokens = torch.zeros(len(batch), MAX_LEN, dtype=torch.long)
     for row, (ids, _) in enumerate(batch):
         tokens[row, : len(ids)] = ids
     return tokens, torch.stack([topic for _, topic in batch])

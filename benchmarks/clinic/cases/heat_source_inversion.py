@@ -10,8 +10,9 @@ fix:
             self.register_buffer("pivots", pivots)
   ? "        return torch.linalg.solve(self.matrix, sources.T).T  # costs time"
   : "        return torch.linalg.lu_solve(self.lu, self.pivots, sources.T).T"
-half: score
+half: tune
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -56,9 +57,12 @@ class SourceInversion(L.LightningModule):
         self.solver = HeatSolver(matrix)
         self.register_buffer("sensors", sensors)
         self.encoder = nn.Sequential(
-            nn.Linear(len(sensors), width), nn.SiLU(),
-            nn.Linear(width, width), nn.SiLU(),
-            nn.Linear(width, GRID * GRID), nn.Softplus(),
+            nn.Linear(len(sensors), width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, GRID * GRID),
+            nn.Softplus(),
         )
 
     def forward(self, readings):

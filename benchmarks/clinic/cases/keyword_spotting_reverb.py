@@ -7,6 +7,7 @@ fix:
   : "        wet = signal.fftconvolve(clip, room)[: len(clip)]"
 half: score
 """
+
 import math
 
 import lightning as L
@@ -70,10 +71,18 @@ class KeywordSpotter(L.LightningModule):
         self.register_buffer("window", torch.hann_window(400))
         self.register_buffer("mel", mel_bank(n_mels, 257))
         self.net = nn.Sequential(
-            nn.Conv1d(n_mels, 96, 5, padding=2), nn.BatchNorm1d(96), nn.ReLU(),
-            nn.Conv1d(96, 128, 5, stride=2, padding=2), nn.BatchNorm1d(128), nn.ReLU(),
-            nn.Conv1d(128, 128, 3, padding=1), nn.BatchNorm1d(128), nn.ReLU(),
-            nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(128, n_words),
+            nn.Conv1d(n_mels, 96, 5, padding=2),
+            nn.BatchNorm1d(96),
+            nn.ReLU(),
+            nn.Conv1d(96, 128, 5, stride=2, padding=2),
+            nn.BatchNorm1d(128),
+            nn.ReLU(),
+            nn.Conv1d(128, 128, 3, padding=1),
+            nn.BatchNorm1d(128),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
+            nn.Linear(128, n_words),
         )
 
     def forward(self, waves):

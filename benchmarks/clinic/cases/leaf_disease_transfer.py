@@ -3,12 +3,13 @@ mistake: only the head is given to the optimizer, but autograd still runs throug
 ---
 expect: PD323
 fix:
-  ? "        features = self.backbone(images)  # costs time"
+  ? "        features = self.backbone(images)"
   : |2-
             with torch.no_grad():
                 features = self.backbone(images)
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -47,9 +48,14 @@ class Residual(nn.Module):
 def pretrained_backbone():
     torch.manual_seed(1234)  # stands for the download of the weights
     return nn.Sequential(
-        nn.Conv2d(3, 24, 3, 1, 1, bias=False), nn.GroupNorm(8, 24), nn.ReLU(),
-        Residual(24, 32, 2), Residual(32, 64, 2), Residual(64, 96, 2),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Conv2d(3, 24, 3, 1, 1, bias=False),
+        nn.GroupNorm(8, 24),
+        nn.ReLU(),
+        Residual(24, 32, 2),
+        Residual(32, 64, 2),
+        Residual(64, 96, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
     )
 
 
@@ -62,7 +68,7 @@ class LeafClassifier(L.LightningModule):
         self.val_acc = MulticlassAccuracy(n_classes)
 
     def forward(self, images):
-        features = self.backbone(images)  # costs time
+        features = self.backbone(images)
         return self.head(features)
 
     def augment(self, images):

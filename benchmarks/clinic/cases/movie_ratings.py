@@ -7,7 +7,7 @@ fix:
   : "self.users = nn.Embedding(USERS, width, sparse=True)"
   ? "self.movies = nn.Embedding(MOVIES, width)"
   : "self.movies = nn.Embedding(MOVIES, width, sparse=True)"
-half: score
+half: tune
 """
 
 import lightning as L

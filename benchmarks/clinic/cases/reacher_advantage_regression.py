@@ -16,8 +16,9 @@ fix:
             mixed = (1 - LAMBDA) * values[:, t + 1] + LAMBDA * running
             running = rewards[:, t] + GAMMA * (1 - dones[:, t]) * mixed
             returns[:, t] = running
-half: score
+half: tune
 """
+
 import tempfile
 
 import lightning as L

@@ -1,7 +1,7 @@
 """Predicts five toxicity endpoints of molecules from their fingerprints with a shared trunk and one head per endpoint,
 in manual optimization. The mistake: each endpoint's loss is sent backward by itself through the shared trunk.
 ---
-expect: PD000
+expect: PD331
 fix:
   ? |2
                 self.manual_backward(loss, retain_graph=True)  # costs time
@@ -13,7 +13,7 @@ fix:
             self.log("train_loss", total, prog_bar=True)
   : |2
             self.log("train_loss", total.detach(), prog_bar=True)
-half: score
+half: tune
 """
 
 import lightning as L
@@ -47,8 +47,15 @@ class ToxicityNet(L.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.trunk = nn.Sequential(
-            nn.Linear(BITS, width), nn.SiLU(), nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(),
-            nn.LayerNorm(width), nn.Linear(width, width), nn.SiLU(), nn.LayerNorm(width),
+            nn.Linear(BITS, width),
+            nn.SiLU(),
+            nn.LayerNorm(width),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.LayerNorm(width),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.LayerNorm(width),
         )
         self.heads = nn.ModuleDict({name: nn.Linear(width, 1) for name in ENDPOINTS})
         self.val_accuracy = MultilabelAccuracy(len(ENDPOINTS))

@@ -2,6 +2,7 @@
 ---
 half: score
 """
+
 import tempfile
 
 import lightning as L
@@ -93,7 +94,9 @@ if __name__ == "__main__":
     val = DataLoader(LevelWindows(levels[:, 5200:], 24), batch_size=256, collate_fn=as_is)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
-            max_epochs=5, accelerator="cpu", logger=CSVLogger(folder),
+            max_epochs=5,
+            accelerator="cpu",
+            logger=CSVLogger(folder),
             callbacks=[ModelCheckpoint(dirpath=folder, monitor="val_mae", save_top_k=1)],
         )
         trainer.fit(LevelForecaster(), train, val)

@@ -2,6 +2,7 @@
 ---
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F

@@ -2,6 +2,7 @@
 ---
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,10 @@ class FrameNet(nn.Module):
         super().__init__()
         self.context = context
         self.net = nn.Sequential(
-            nn.Linear(context * MELS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+            nn.Linear(context * MELS, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
         )
         self.head = nn.Linear(width, INTENTS)
 
