@@ -19,6 +19,7 @@ MIN_REPEATS = 10
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DEMO = os.path.join(_HERE, "demo.py")  # part of this package, but counts as user code
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")
 _PATHS = sysconfig.get_paths()
 _PACKAGES = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
@@ -109,6 +110,31 @@ def user_lines() -> tuple[tuple[tuple[str, int], ...], int]:
         place = hash((place, id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
     return tuple(reversed(lines)), place
+
+
+def instruction() -> tuple[int, int]:
+    """Return the frame and the instruction above the caller that are not torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
+        frame = frame.f_back
+    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+
+
+def recomputing_line() -> tuple[tuple[str, int], ...] | None:
+    """Return the user's line that activation checkpointing calls above the caller; None if it does not.
+
+    It is empty if checkpointing calls a library.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    line: tuple[tuple[str, int], ...] = ()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file == _CHECKPOINT:
+            return line
+        if _kept_owner_of(file) == USER:
+            line = ((file, frame.f_lineno),)
+        frame = frame.f_back
+    return None
 
 
 def user_site() -> str:

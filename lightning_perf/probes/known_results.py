@@ -1,4 +1,4 @@
-"""Find operators of a step whose results were known before: from the same step, from each step, or from each epoch.
+"""Find operators of a step whose results nobody uses or that were known before: in the step, in each step or epoch.
 
 Each content of a storage gets a number: equal operators on equal contents have equal results (global value
 numbering: Alpern, Wegman and Zadeck, POPL 1988). Their origins go along: trained parameters, the batch, random
@@ -7,7 +7,6 @@ generators, and tensors of the module that do not change. No tensor is kept aliv
 
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
@@ -17,23 +16,18 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lightning_perf.interrupts import error_text
-from lightning_perf.records import KnownKind, KnownResults
+from lightning_perf.records import KnownResults
 
 from . import module_walk, plain
 from .clock import now_ns
-from .code_lines import site_text, user_lines
+from .code_lines import instruction, recomputing_line, user_lines
+from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls
 from .plain import is_plain_tensor, tensors_in, visits
 from .replay.calls import flat
-
-TRAINED, BATCH, RANDOM, UNKNOWN = 1, 2, 4, 8
-_N_ORIGINS = 4  # higher bits: one for each unchanged tensor of the module
 
 _N_COMPARED = 1024  # elements of each tensor
 _LEAST_NS = 5_000
 """Time of an operator from which on its line is found out, which takes a few times as long."""
-
-_SITE_PART = 0.95
-"""Part of a line's time in such operators from which on the line is named rather than lines that it calls."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _COPIES = ("aten::clone", "aten::copy_")  # to be written to
@@ -41,13 +35,12 @@ _RUNNING = slice(3, 5)  # statistics, which batch norm writes but does not read 
 _IS_TRAINING = 5
 _BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::_native_batch_norm_legit")
 _LIKE = {f"aten::{name}" for value in ("zeros", "ones", "full") for name in (f"{value}_like", f"new_{value}")}
+_DETACH = "aten::detach"
 _SOLVE = "aten::_linalg_solve_ex"
 _OVERWRITING = ("aten::fill_", "aten::zero_", "aten::copy_")
 
 _next_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
-Line = tuple[str, int]
-Lines = tuple[Line, ...]
 
 
 class _Function(NamedTuple):
@@ -60,51 +53,12 @@ class _Function(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What a storage holds. ``is_computed``: an operator of this step wrote it."""
+    """What a storage holds. ``call`` is the operator of this step that wrote it; None for what was there before."""
 
     storage: Any  # while it is held, no new storage has the same address
     number: int
     origin: int
-    is_computed: bool = False
-
-
-class _Pass:
-    """One backward pass.
-
-    ``lines`` are the user's lines above it. It ``accumulates`` if it adds to the gradients of parameters.
-    ``n_pauses`` counts the pauses before it, e.g. steps of an optimizer.
-    """
-
-    __slots__ = ("accumulates", "lines", "n_pauses")
-
-    def __init__(self, lines: Lines, n_pauses: int) -> None:
-        self.lines, self.n_pauses, self.accumulates = lines, n_pauses, False
-
-
-class _Call:
-    """One forward operator, with the user's lines above it.
-
-    ``place`` stands for all lines above it. ``first`` is the equal operator that ran before, if any. ``passes`` holds
-    the weight of each backward pass through it.
-    """
-
-    __slots__ = ("first", "lines", "origin", "passes", "place", "weight")
-
-    def __init__(self, weight: int, origin: int, first: "_Call | None", lines: Lines = (), place: int = 0) -> None:
-        self.weight, self.origin, self.first, self.lines, self.place = weight, origin, first, lines, place
-        self.passes: dict[_Pass, int] = {}
-
-    @property
-    def backward_weight(self) -> int:
-        return sum(self.passes.values())
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the user's code has computed this before: in another line, or in the same in a loop.
-
-        Where lines of a library differ below the same line of the user's, the library repeats it.
-        """
-        return self.first is not None and (self.lines != self.first.lines or self.place == self.first.place)
+    call: Call | None = None
 
 
 class ResultTracker:
@@ -116,19 +70,17 @@ class ResultTracker:
 
     def __init__(self, module: nn.Module, batch: Any, is_timed: bool = True) -> None:
         self.failure = ""
-        self._is_timed = is_timed
+        self._step = StepCalls(is_timed)
         self._numbers = count(1)
         self._contents: dict[int, _Content] = {}
-        self._results: dict[Any, tuple[tuple[int, ...], _Call]] = {}
+        self._results: dict[Any, tuple[tuple[int, ...], Call]] = {}
         self._functions: dict[Any, _Function] = {}
-        self._calls: list[_Call] = []
-        self._by_node: dict[int, _Call] = {}
-        self._passes: dict[int, _Pass] = {}
+        self._by_node: dict[int, Call] = {}
+        self._passes: dict[int, Pass] = {}
         self._n_pauses = 0
-        self._weights = {"forward": 0, "backward": 0}  # of all operators
         self._read = 0  # origin of numbers that were read from tensors
         self._origin_of_number: dict[Any, int] = {}
-        self._kept_bytes: dict[int, int] = {}
+        self._instruction = 0, 0  # of the last operator
         self._thread = threading.get_ident()
         self._trained: list[weakref.ref[torch.Tensor]] = []
         self._fixed: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
@@ -137,7 +89,7 @@ class ResultTracker:
                 self._trained.append(weakref.ref(tensor))
                 self._set(tensor, TRAINED)
             elif (part := _part(tensor)) is not None:
-                self._set(tensor, 1 << (_N_ORIGINS + len(self._fixed)))
+                self._set(tensor, 1 << (N_ORIGINS + len(self._fixed)))
                 self._fixed.append((weakref.ref(tensor), part.clone()))
         for tensor in tensors_in(batch, left=visits()):
             if _is_followed(tensor):
@@ -156,7 +108,7 @@ class ResultTracker:
         if not self.failure:
             try:
                 if node is not None:  # includes what checkpointing computes again
-                    self._add_backward(node, weight)
+                    self._add_backward(node, weight, 0 if is_view else sum(map(_n_bytes, _tensors(out))))
                 elif threading.get_ident() == self._thread:
                     self._add(func, args, kwargs, out, weight, is_view)
             except Exception as error:  # noqa: BLE001 - recorded; the step goes on
@@ -168,6 +120,9 @@ class ResultTracker:
         inputs = _tensors((args, kwargs))
         outs = _tensors(out)
         if is_view:
+            # Whatever the user does then, e.g. a metric of NumPy; autograd detaches the results that it saves.
+            if str(func._schema.name) == _DETACH and instruction() != self._instruction:
+                self._use(inputs)
             known = {_address(tensor) for tensor in inputs}
             for tensor in outs:
                 if _address(tensor) not in known:  # allocated, with any content
@@ -185,15 +140,19 @@ class ResultTracker:
             given.pop(0)
         if function.name in _LIKE:
             given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
+            self._use(inputs if inputs[0].numel() == 1 else ())  # a backward pass begins so
         read = _tensors(list(given.values()))
         origin = self._origin(function, given, read) | (RANDOM if trains or function.is_random else 0)
         key = object() if function.is_random else (func, tuple((k, self._key(v)) for k, v in given.items()))
         numbers, first = self._results.get(key, ((), None))
         weight -= self._add_factorization(function, args, weight)
-        call = _Call(weight, origin, first, *(user_lines() if weight >= _LEAST_NS and outs else ()))
-        self._weights["forward"] += call.weight
-        if read and function.name not in _COPIES:
-            self._calls.append(call)
+        call = Call(weight, origin, first, *(user_lines() if weight >= _LEAST_NS and outs else ()))
+        call.is_listed = bool(read) and function.name not in _COPIES
+        call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)
+        # Also used: what is read as a number, or written to a tensor that was there before.
+        call.is_used = not outs or any(self._content(tensor).call is None for tensor in written)
+        self._step.add(call)
+        self._instruction = instruction()
         changed = {id(tensor): tensor for tensor in (*outs, *written)}.values()
         if first is None:
             numbers = tuple(next(self._numbers) for _ in changed)
@@ -206,8 +165,9 @@ class ResultTracker:
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             # Autograd made this call's node just before this method was called.
             self._by_node[_next_number() - 1] = call
+            call.has_grad = True
         for tensor, number in zip(changed, numbers, strict=True):
-            self._set(tensor, origin, number)
+            self._set(tensor, origin, number, call)
 
     def _add_factorization(self, function: _Function, args: Sequence[Any], weight: int) -> int:
         """Add the factorization that a solution of a linear system includes; return its time.
@@ -215,103 +175,55 @@ class ResultTracker:
         It depends on the matrix only. It is run once more to be timed, on a CPU.
         """
         matrix = args[0] if function.name == _SOLVE else None
-        if matrix is None or not self._is_timed or matrix.device.type != "cpu" or weight < _LEAST_NS:
+        if matrix is None or not self._step.is_timed or matrix.device.type != "cpu" or weight < _LEAST_NS:
             return 0
         begin = now_ns()
         torch.linalg.lu_factor_ex(matrix.detach())
-        found = _Call(min(weight, now_ns() - begin), self._content(matrix).origin, None, *user_lines())
-        self._calls.append(found)
-        self._weights["forward"] += found.weight
+        found = Call(min(weight, now_ns() - begin), self._content(matrix).origin, None, *user_lines())
+        found.is_used = True
+        self._step.add(found)
         return found.weight
 
-    def _add_backward(self, node: Any, weight: int) -> None:
-        self._weights["backward"] += weight
+    def _add_backward(self, node: Any, weight: int, n_bytes: int) -> None:
+        self._step.backward_weight += weight
+        line = recomputing_line() if torch.is_grad_enabled() else None
+        if line is not None:
+            self._step.add_recomputed(weight, n_bytes, line)
+            return
         number = torch._C._current_graph_task_id()
         one = self._passes.get(number)
         if one is None:
-            one = self._passes[number] = _Pass(user_lines()[0], self._n_pauses)
+            one = self._passes[number] = Pass(user_lines()[0], self._n_pauses)
         one.accumulates |= hasattr(node, "variable")
         if (owner := self._by_node.get(node._sequence_nr())) is not None:
             owner.passes[one] = owner.passes.get(one, 0) + weight
 
-    def found(self) -> tuple[KnownResults, ...]:
-        """Return what was found, which may wait for the device. To be called some steps later, and again."""
+    def end(self) -> None:
+        """End the step: results that are still there are used by something."""
+        for content in self._contents.values():
+            if content.call is not None and not content.storage.expired():
+                content.call.is_used = True
+        self._step.find_used()
         self._contents.clear()
         self._results.clear()
-        changed = sum(1 << (_N_ORIGINS + place) for place, (now, before) in enumerate(self._fixed)
+
+    def found(self) -> tuple[KnownResults, ...]:
+        """Return what was found, which may wait for the device. To be called some steps later, and again."""
+        changed = sum(1 << (N_ORIGINS + place) for place, (now, before) in enumerate(self._fixed)
                       if not _is_same(now(), before))  # fmt: skip
-        varying = TRAINED | BATCH | RANDOM | UNKNOWN | changed
-        kinds: dict[KnownKind, list[_Call]] = {"constant": [], "twice": [], "frozen": []}
-        for call in self._calls:
-            if not call.origin & varying:
-                kinds["constant"].append(call)
-            elif call.is_repeated:
-                kinds["twice"].append(call)
-            elif not call.origin & (varying & ~BATCH):
-                kinds["frozen"].append(call)
-        forward, backward = (max(1, self._weights[name]) for name in ("forward", "backward"))
-        found = [
-            KnownResults(
-                kind=kind,
-                n_operators=len(calls),
-                forward_part=sum(call.weight for call in calls) / forward,
-                backward_part=sum(call.backward_weight for call in calls) / backward,
-                total_s=sum(call.weight + call.backward_weight for call in calls) / 1e9 if self._is_timed else 0.0,
-                kept_bytes=sum(self._kept_bytes.values()) if kind == "frozen" else 0,
-                **(_two_sites(calls) if kind == "twice" else {"site": self._site(calls)}),
-            )
-            for kind, calls in kinds.items()
-            if calls
-        ]
-        return (*found, *self._repeated_passes(backward))
+        return self._step.records(changed)
 
-    def _repeated_passes(self, total: int) -> Iterable[KnownResults]:
-        """Yield the record of operators that several backward passes go through, whose gradients add up."""
-        saved, n, weights = 0, 0, Counter[_Pass]()
-        for call in self._calls:
-            by_pause: dict[int, dict[_Pass, int]] = {}
-            for one, weight in call.passes.items():
-                if one.accumulates:
-                    by_pause.setdefault(one.n_pauses, {})[one] = weight
-            for passes in by_pause.values():
-                saved += sum(passes.values()) - max(passes.values())
-                n += len(passes) > 1
-                weights.update(passes if len(passes) > 1 else {})
-        if n:
-            lines = Counter[Lines]()
-            for one, weight in weights.items():
-                lines[one.lines] += weight
-            yield KnownResults(
-                kind="backward",
-                n_operators=n,
-                n_passes=len(weights),
-                forward_part=0.0,
-                backward_part=saved / total,
-                total_s=saved / 1e9 if self._is_timed else 0.0,
-                site=site_text(lines.most_common(1)[0][0]),
-            )
-
-    def _site(self, calls: Iterable[_Call]) -> str:
-        """Return the line with most of the time of these calls, the outermost that has hardly any other."""
-        every, these = Counter[Lines](), Counter[Lines]()
-        for chosen, counter in ((self._calls, every), (calls, these)):
-            for call in chosen:
-                for n in range(1, len(call.lines) + 1):
-                    counter[call.lines[:n]] += call.weight
-        mostly = [lines for lines, weight in these.items() if weight >= _SITE_PART * every[lines]]
-        best = max(mostly, key=lambda lines: (these[lines], -len(lines)), default=())
-        innermost = Counter[Lines]()
-        for call in calls:
-            innermost[call.lines] += call.weight
-        most, weight = innermost.most_common(1)[0]
-        return site_text(best if these[best] >= weight else most)
+    def _use(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if (call := self._content(tensor).call) is not None:
+                call.is_used = True
 
     def _keep(self, read: Iterable[torch.Tensor]) -> None:
         """Count the bytes of inputs that depend on the batch only, but are computed."""
         for tensor in read:
             content = self._contents.get(_address(tensor))
-            if content is not None and content.is_computed and content.origin & (2**_N_ORIGINS - 1) == BATCH:
-                self._kept_bytes[content.number] = plain.n_elements(tensor) * tensor.element_size()
+            if content is not None and content.call is not None and content.origin & (2**N_ORIGINS - 1) == BATCH:
+                self._step.frozen_bytes[content.number] = _n_bytes(tensor)
 
     def _function(self, func: Any) -> _Function:
         found = self._functions.get(func)
@@ -350,27 +262,12 @@ class ResultTracker:
         found = self._contents.get(_address(tensor))
         return found if found is not None else self._set(tensor, UNKNOWN)
 
-    def _set(self, tensor: torch.Tensor, origin: int, number: int | None = None) -> _Content:
+    def _set(self, tensor: torch.Tensor, origin: int, number: int | None = None, call: Call | None = None) -> _Content:
         """Note what a tensor's storage holds now; ``number`` is None for a content that is equal to no other."""
-        is_computed = number is not None
-        content = _Content(
-            _weak_reference(tensor.untyped_storage()), number or next(self._numbers), origin, is_computed
-        )
+        storage = _weak_reference(tensor.untyped_storage())
+        content = _Content(storage, number or next(self._numbers), origin, call)
         self._contents[_address(tensor)] = content
         return content
-
-
-def _two_sites(calls: Iterable[_Call]) -> dict[str, Any]:
-    """Return the lines with most of the time of these calls, and those that computed the same before."""
-    pairs = Counter[tuple[Line, Line]]()
-    for call in calls:
-        if call.first is not None and call.lines and call.first.lines:
-            differing = ((a, b) for a, b in zip(call.first.lines, call.lines, strict=False) if a != b)
-            pairs[next(differing, (call.first.lines[-1], call.lines[-1]))] += call.weight
-    if not pairs:
-        return {"site": ""}
-    (first, second), _ = pairs.most_common(1)[0]
-    return {"site": site_text((second,)), "first_site": site_text((first,)) if first != second else ""}
 
 
 def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
@@ -403,6 +300,10 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _is_followed(value: Any) -> bool:
     """Return whether a value is a tensor with a storage."""
     return is_plain_tensor(value) and value.layout is torch.strided
+
+
+def _n_bytes(tensor: torch.Tensor) -> int:
+    return plain.n_elements(tensor) * tensor.element_size()
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -286,6 +286,8 @@ class SampledSteps(Probe):
             profile = counter.profile(device_name(self._device), self._n_samples, self._step)
             self.profile, self.call_log = profile, counter.log
             self._results = counter.results
+            if self._results is not None:
+                self._results.end()
             if counter.log is not None:
                 found = {"broadcast": broadcast_sum(counter.log), "zeros": zero_operand(counter.log)}
                 self.profile = msgspec.structs.replace(profile, **found)

@@ -209,23 +209,25 @@ class ZeroOperand(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-KnownKind: TypeAlias = Literal["constant", "twice", "frozen", "backward"]
+KnownKind: TypeAlias = Literal["unused", "constant", "twice", "frozen", "recomputed", "backward"]
 
 
 class KnownResults(Record, frozen=True, kw_only=True):
-    """Operators of a step whose results were known before.
+    """Operators of a step that could be saved.
 
     Attributes:
-        kind: ``"constant"``: they depend only on numbers and on tensors of the model that do not change, so each step
-            computes the same; ``"twice"``: the step computed the same before; ``"frozen"``: they depend on the batch,
-            too, but on no parameter that is trained, so each epoch computes the same of an item that does not change;
-            ``"backward"``: several backward passes go through them and add to the same gradients, where one pass from
-            the sum of the losses would do.
+        kind: ``"unused"``: nothing uses their results, though autograd recorded them; ``"constant"``: they depend only
+            on numbers and on tensors of the model that do not change, so each step computes the same; ``"twice"``: the
+            step computed the same before; ``"frozen"``: they depend on the batch, too, but on no parameter that is
+            trained, so each epoch computes the same of an item that does not change; ``"recomputed"``: activation
+            checkpointing calls them again in backward; ``"backward"``: several backward passes go through them and add
+            to the same gradients, where one from the sum of the losses would do.
         forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
         backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
         n_passes: Backward passes through them; 0 unless ``"backward"``.
         total_s: Seconds of both in the step; 0 if operators were not timed.
-        kept_bytes: Bytes of their results that others use, of one batch; 0 unless ``"frozen"``.
+        kept_bytes: Bytes of their results for one batch: if ``"frozen"``, of those that others use; if
+            ``"recomputed"``, of all; else 0.
         site: The user's line with most of them, e.g. ``"model.py:31"``; empty if unknown.
         first_site: The line that computed the same before; empty unless ``"twice"``, and if it is the same line.
     """
@@ -275,7 +277,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
             is not ``"step"``.
         zeros: Products or decompositions of matrices that are mostly zeros; None without any, on a device, and if
             ``basis`` is not ``"step"``.
-        known_results: Operators whose results were known before; empty if ``basis`` is not ``"step"``.
+        known_results: Operators that could be saved; empty if ``basis`` is not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
         datasheet: Peak rates from the datasheet; None for an unknown chip.

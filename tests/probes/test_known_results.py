@@ -45,6 +45,7 @@ def follow(step, net=None, batch=None, afterwards=lambda net: None, is_timed=Tru
             loss.sum().backward()
     assert not counter.failure
     assert not tracker.failure
+    tracker.end()
     afterwards(net)
     return {one.kind: one for one in tracker.found()}
 
@@ -148,6 +149,7 @@ def test_parameters_are_others_after_an_optimizers_step():
             net.trained(x).sum().backward()
         with torch.no_grad():
             net.trained.weight.add_(1)
+    tracker.end()
     assert not [one for one in tracker.found() if one.kind == "twice"]
 
 
@@ -236,7 +238,7 @@ def test_nothing_is_kept_alive_or_changed():
 
 def test_an_error_is_a_reason(monkeypatch):
     tracker = ResultTracker(Net(None), torch.zeros(1))
-    monkeypatch.setattr(known_results, "_Call", None)
+    monkeypatch.setattr(known_results, "Call", None)
     with ArithmeticCounter(nn.Identity(), results=tracker) as counter:
         F.relu(torch.ones(3) * 2)
     assert tracker.failure.startswith("TypeError")
@@ -257,6 +259,7 @@ def follow_passes(go_back, net=None):
     with counter:
         losses = losses_of(net, x)
     go_back(counter, net, losses)
+    tracker.end()
     assert not tracker.failure
     return {one.kind: one for one in tracker.found()}
 
@@ -295,3 +298,67 @@ def test_passes_through_the_same_operators_are_found():
 @pytest.mark.parametrize("go_back", [all_at_once, with_steps_between, without_accumulating])
 def test_other_passes_are_not(go_back):
     assert "backward" not in follow_passes(go_back)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_operators_that_checkpointing_calls_again_are_found(reentrant):
+    def step(net, x):
+        return checkpoint(lambda x: net.dropout(net.trained(x).relu()), x.requires_grad_(), use_reentrant=reentrant)
+
+    found = follow(step)["recomputed"]
+    assert found.n_operators >= 2
+    assert found.kept_bytes >= 2 * N * WIDTH * 4
+    assert found.backward_part > 0
+    assert found.site == f"test_known_results.py:{step.__code__.co_firstlineno + 1}"
+
+
+def test_double_backward_is_not_checkpointing():
+    def step(net, x):
+        loss = net.trained(x).square().sum()
+        (gradient,) = torch.autograd.grad(loss, net.trained.weight, create_graph=True)
+        return loss + gradient.square().sum()
+
+    assert not {"recomputed", "backward"} & set(follow(step))
+
+
+def keep(net, x):
+    net.kept = net.trained(x)
+    return net.norm(x).sum()
+
+
+def add_up(net, x):
+    total = torch.zeros(N, WIDTH)
+    total += net.trained(x)
+    net.total = total
+    return net.norm(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "n"),
+    [
+        (lambda net, x: (net.trained(net.trained(x).relu()), net.norm(x).sum())[1], 3),
+        (lambda net, x: (net.trained(x) @ net.trained(x).mT, net.norm(x).sum())[1], 3),
+    ],
+)
+def test_results_that_nothing_uses_are_found(step, n):
+    assert follow(step)["unused"].n_operators == n
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda net, x: net.trained(x).sum() + net.norm(x).sum(),
+        lambda net, x: (net.trained(x).detach().numpy().mean(), net.norm(x).sum())[1],
+        lambda net, x: (net.trained(x).mean().item(), net.norm(x).sum())[1],
+        lambda net, x: (net.table.copy_(net.trained(x)[:8].detach()), net.norm(x).sum())[1],
+        keep,
+        add_up,
+    ],
+    ids=["losses", "numpy", "number", "buffer", "kept", "sum"],
+)
+def test_results_that_something_uses_are_not(step):
+    assert "unused" not in follow(step)
+
+
+def test_nothing_is_unused_without_a_backward_pass():
+    assert "unused" not in follow(lambda net, x: net.trained(x).relu().detach())

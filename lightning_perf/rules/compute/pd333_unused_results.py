@@ -1,0 +1,36 @@
+"""PD333: a step computes results that nothing uses."""
+
+from lightning_perf.records import Finding, Session
+from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.rule import rule
+from lightning_perf.rules.wording import number_of
+
+
+@rule("PD333", "unused-results")
+def check(session: Session) -> Finding | None:
+    repeated = repeated_of(session, "unused")
+    if repeated is None:
+        return None
+    found = repeated.found
+    return timed_finding(
+        repeated.steady,
+        summary=(
+            f"{repeated.where} computes what nothing uses: results of {number_of(found.n_operators, 'operator')} reach "
+            "neither a loss nor a value that is read."
+        ),
+        evidence=(
+            fact("operators with unused results", found.n_operators, "count"),
+            fact("their part of forward's operators", found.forward_part, "fraction"),
+        ),
+        prescriptions=fix(
+            "do not compute it in training",
+            "minutes",
+            code="reconstruction = self.decoder(z) if not self.training else None",
+        ),
+        claims=repeated.claims,
+        low_s=repeated.least_s,
+        basis="operators of one step, timed and followed by what uses them",
+        confidence="medium",
+        method=repeated.method,
+    )
