@@ -92,14 +92,13 @@ def short_place(file: str, line: Any, function: Any) -> str:
 NOWHERE = Place(OTHER, "", 0, "")
 
 
-def user_lines() -> tuple[tuple[tuple[str, int], ...], int]:
-    """Return file and number of the user's lines above the caller, outermost first, and a hash of all lines above.
+def user_lines() -> tuple[tuple[str, int], ...]:
+    """Return file and number of the user's lines above the caller, outermost first.
 
     The line that called ``fit`` does not count: everything in a training is below it.
     """
     frame: FrameType | None = sys._getframe(1)
     lines: list[tuple[str, int]] = []
-    place = 0
     while frame is not None:
         file = frame.f_code.co_filename
         owner = _kept_owner_of(file)
@@ -107,9 +106,8 @@ def user_lines() -> tuple[tuple[tuple[str, int], ...], int]:
             lines.append((file, frame.f_lineno))
         elif owner == LIGHTNING and frame.f_code.co_name == "fit":
             break
-        place = hash((place, id(frame.f_code), frame.f_lasti))
         frame = frame.f_back
-    return tuple(reversed(lines)), place
+    return tuple(reversed(lines))
 
 
 def instruction() -> tuple[int, int]:
@@ -139,7 +137,7 @@ def recomputing_line() -> tuple[tuple[str, int], ...] | None:
 
 def user_site() -> str:
     """Return the user's innermost line above the caller, e.g. ``"model.py:31"``; empty if only Lightning runs there."""
-    return site_text(user_lines()[0])
+    return site_text(user_lines())
 
 
 def site_text(lines: tuple[tuple[str, int], ...]) -> str:

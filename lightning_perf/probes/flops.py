@@ -208,7 +208,9 @@ class ArithmeticCounter(StepTracer):
                     self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
                     self.targets.add(known.name, positional(args, kwargs))
                 if self.results is not None:
-                    weight = end - begin if self._times else 0 if known.formula is None else known.formula(args, out)
+                    weight = end - begin
+                    if not self._times:
+                        weight = known.formula(positional(args, kwargs), out) if known.formula is not None else 0
                     self.results.add(func, args, kwargs, out, weight, known.traffic.is_view)
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"

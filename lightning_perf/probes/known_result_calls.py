@@ -1,8 +1,10 @@
 """The operators of one step, by what makes them superfluous: their time, and the user's lines that call them."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+import msgspec
 
 from lightning_perf.records import KnownKind, KnownResults
 
@@ -13,8 +15,8 @@ N_ORIGINS = 4
 """Bits of an origin: trained parameters, the batch, random generators, anything else. Each higher bit is one tensor of
 the module that is not trained."""
 
-_SITE_PART = 0.95
-"""Part of a line's time in such operators from which on the line is named rather than lines that it calls."""
+_MUCH, _ONLY = 0.3, 0.95
+"""Parts of a line's time in superfluous operators from which on it does a large part, or only, such work."""
 
 Line = tuple[str, int]
 Lines = tuple[Line, ...]
@@ -23,25 +25,27 @@ Lines = tuple[Line, ...]
 class Pass:
     """One backward pass.
 
-    ``lines`` are the user's lines above it. It ``accumulates`` if it adds to the gradients of parameters.
-    ``n_pauses`` counts the pauses before it, e.g. steps of an optimizer.
+    ``lines`` are the user's lines above it, ``parameters`` the ids of those whose gradients it adds to. ``n_pauses``
+    counts what happened before it: steps of an optimizer, and uses of gradients.
     """
 
-    __slots__ = ("accumulates", "lines", "n_pauses")
+    __slots__ = ("lines", "n_pauses", "parameters")
 
     def __init__(self, lines: Lines, n_pauses: int) -> None:
-        self.lines, self.n_pauses, self.accumulates = lines, n_pauses, False
+        self.lines, self.n_pauses = lines, n_pauses
+        self.parameters: set[int] = set()
 
 
 class Call:
     """One forward operator, with the user's lines above it.
 
     Attributes:
-        weight: Its time, or its operations where it cannot be timed.
+        weight: Its time in nanoseconds, or its FLOPs where it cannot be timed.
+        key: Stands for the operator and the contents of its inputs, also in another step if these are constant.
         origin: What its results depend on, as bits.
         first: The equal operator that ran before; None without one.
-        lines: The user's lines above it; ``place`` stands for all lines above it.
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
+        is_per_item: Whether no item of the batch has an influence on the results of another.
         has_grad: Whether autograd recorded it.
         is_used: Whether something uses its results.
         producers: The operators that computed its inputs.
@@ -49,13 +53,14 @@ class Call:
     """
 
     __slots__ = (
-        "first", "has_grad", "is_listed", "is_used", "lines", "origin", "passes", "place", "producers", "weight",
+        "first", "has_grad", "is_listed", "is_per_item", "is_used", "key", "lines", "origin", "passes", "producers",
+        "weight",
     )  # fmt: skip
 
-    def __init__(self, weight: int, origin: int, first: "Call | None", lines: Lines = (), place: int = 0) -> None:
-        self.weight, self.origin, self.first, self.lines, self.place = weight, origin, first, lines, place
+    def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
+        self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
         self.has_grad = self.is_used = False
-        self.is_listed = True
+        self.is_listed = self.is_per_item = True
         self.producers: tuple[Call, ...] = ()
         self.passes: dict[Pass, int] = {}
 
@@ -64,13 +69,16 @@ class Call:
         """The weight of all backward passes through it."""
         return sum(self.passes.values())
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether the user's code has computed this before: in another line, or in the same in a loop.
+    def differing(self) -> tuple[Lines, Lines]:
+        """Return both stacks of lines up to where the second computation differs from the first; empty if nowhere.
 
-        Where lines of a library differ below the same line of the user's, the library repeats it.
+        A loop has the same lines; one of a library cannot be avoided, and one of the user's is reported as a loop.
         """
-        return self.first is not None and (self.lines != self.first.lines or self.place == self.first.place)
+        first = self.first.lines if self.first is not None else ()
+        for n, (before, now) in enumerate(zip(first, self.lines, strict=False), 1):
+            if before != now:
+                return first[:n], self.lines[:n]
+        return (), ()
 
 
 class StepCalls:
@@ -81,9 +89,13 @@ class StepCalls:
         self.calls: list[Call] = []
         self.forward_weight = self.backward_weight = 0  # of all operators
         self.frozen_bytes: dict[int, int] = {}  # of results that depend on the batch only, by content
+        self.batch_bytes = 0
+        self.are_items_changed = False
+        """Whether the batch may hold other items than the dataset returns, or random numbers were drawn in Python."""
         self.recomputed_bytes = 0
-        self.has_backward = False
         self._recomputed: list[Call] = []
+        self._has_backward = False
+        self._constant_elsewhere: set[int] | None = None
 
     def add(self, call: Call) -> None:
         """Add a forward operator."""
@@ -92,14 +104,12 @@ class StepCalls:
 
     def add_recomputed(self, weight: int, n_bytes: int, lines: Lines) -> None:
         """Add an operator that activation checkpointing calls again, and the bytes of its results."""
-        self._recomputed.append(Call(weight, TRAINED, None, lines))
+        self._recomputed.append(Call(weight, 0, TRAINED, lines))
         self.recomputed_bytes += n_bytes
 
     def find_used(self) -> None:
         """Mark all operators whose results are used, by going back from those that are."""
-        if not any(call.passes for call in self.calls):
-            return  # no backward pass was seen
-        self.has_backward = True
+        self._has_backward = any(call.passes for call in self.calls)
         todo = [call for call in self.calls if call.is_used or call.passes]
         for call in todo:
             call.is_used = True
@@ -109,42 +119,71 @@ class StepCalls:
                 one.is_used = True
             todo += unseen
 
+    def confirm_constants(self, other: "StepCalls") -> None:
+        """Let only those operators count as constant that another step has, too, with the same numbers."""
+        self._constant_elsewhere = {call.key for call in other.calls}
+
     def records(self, changed: int) -> tuple[KnownResults, ...]:
         """Return a record of each kind; ``changed`` are the bits of tensors that were not the same later."""
-        varying = TRAINED | BATCH | RANDOM | UNKNOWN | changed
+        kinds = self._by_kind(TRAINED | BATCH | RANDOM | UNKNOWN | changed)
+        found = [self._twice(kinds.pop("twice"))]
+        for kind, calls in kinds.items():
+            weight, backward = sum(call.weight for call in calls), sum(call.backward_weight for call in calls)
+            site = self._site(calls) if calls else ""
+            found.append(self._record(kind, len(calls), weight, backward, site=site, **self._kept(kind, calls)))
+        weight, lines = 0, Counter[Lines]()
+        for call in self._recomputed:
+            weight += call.weight
+            lines[call.lines] += call.weight
+        n, kept_bytes, site = len(self._recomputed), self.recomputed_bytes, site_text(_most(lines))
+        found.append(self._record("recomputed", n, 0, weight, kept_bytes=kept_bytes, site=site))
+        found.append(self._repeated_passes())
+        return tuple(one for one in found if one.n_operators)
+
+    def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
         kinds: dict[KnownKind, list[Call]] = {"unused": [], "constant": [], "twice": [], "frozen": []}
         for call in self.calls:
             if not call.is_listed:
                 continue
-            if self.has_backward and call.has_grad and not call.is_used:
+            if self._has_backward and call.has_grad and not call.is_used:
                 kinds["unused"].append(call)
-            elif not call.origin & varying:
-                kinds["constant"].append(call)
-            elif call.is_repeated:
+            elif not call.origin & varying and not call.has_grad:
+                if self._constant_elsewhere is None or call.key in self._constant_elsewhere:
+                    kinds["constant"].append(call)
+            elif call.differing()[1]:
                 kinds["twice"].append(call)
-            elif not call.origin & (varying & ~BATCH):
+            elif not call.origin & (varying & ~BATCH) and not call.has_grad:
                 kinds["frozen"].append(call)
-        found = [
-            self._record(
-                kind,
-                len(calls),
-                sum(call.weight for call in calls),
-                sum(call.backward_weight for call in calls),
-                kept_bytes=sum(self.frozen_bytes.values()) if kind == "frozen" else 0,
-                **(_two_sites(calls) if kind == "twice" else {"site": self._site(calls)}),
-            )
-            for kind, calls in kinds.items()
-            if calls
-        ]
-        if self._recomputed:
-            weight, lines = 0, Counter[Lines]()
-            for call in self._recomputed:
-                weight += call.weight
-                lines[call.lines] += call.weight
-            site = site_text(lines.most_common(1)[0][0])
-            n, kept_bytes = len(self._recomputed), self.recomputed_bytes
-            found.append(self._record("recomputed", n, 0, weight, kept_bytes=kept_bytes, site=site))
-        return (*found, *self._repeated_passes())
+        return kinds
+
+    def _kept(self, kind: KnownKind, calls: Sequence[Call]) -> dict[str, Any]:
+        """Return the fields of the record on results that may be kept for each item."""
+        if kind != "frozen":
+            return {}
+        kept_bytes = sum(self.frozen_bytes.values())
+        is_per_item = all(call.is_per_item for call in calls) and not self.are_items_changed
+        return {"kept_bytes": kept_bytes, "is_per_item": is_per_item and 0 < kept_bytes <= self.batch_bytes}
+
+    def _twice(self, calls: Iterable[Call]) -> KnownResults:
+        """Return the record of operators with the inputs of earlier ones, below lines that do much such work.
+
+        Where only one of two equal operators has a backward pass, that pass is needed.
+        """
+        weights, pairs, groups = self._by_lines(self.calls), Counter[tuple[Lines, Lines]](), dict[Call, list[Call]]()
+        these = self._by_lines(calls)
+        for call in calls:
+            before, now = call.differing()
+            if call.first is not None and these[now] >= _MUCH * weights[now]:
+                pairs[before, now] += call.weight
+                groups.setdefault(call.first, [call.first]).append(call)
+        forward = sum(sum(sorted(call.weight for call in group)[:-1]) for group in groups.values())
+        backward = 0
+        for group in groups.values():
+            passes = [call.backward_weight for call in group]
+            backward += sum(passes) - max(passes)
+        before, now = max(pairs, key=lambda pair: pairs[pair], default=((), ()))
+        n = sum(len(group) - 1 for group in groups.values())
+        return self._record("twice", n, forward, backward, site=site_text(now), first_site=site_text(before))
 
     def _record(self, kind: KnownKind, n: int, forward: int, backward: int, **others: Any) -> KnownResults:
         return KnownResults(
@@ -156,48 +195,60 @@ class StepCalls:
             **others,
         )
 
-    def _repeated_passes(self) -> Iterable[KnownResults]:
-        """Yield the record of operators that several backward passes go through, whose gradients add up."""
+    def _repeated_passes(self) -> KnownResults:
+        """Return the record of operators that several backward passes go through, whose gradients add up."""
         saved, n, weights = 0, 0, Counter[Pass]()
         for call in self.calls:
             by_pause: dict[int, dict[Pass, int]] = {}
             for one, weight in call.passes.items():
-                if one.accumulates:
-                    by_pause.setdefault(one.n_pauses, {})[one] = weight
+                by_pause.setdefault(one.n_pauses, {})[one] = weight
             for passes in by_pause.values():
-                saved += sum(passes.values()) - max(passes.values())
-                n += len(passes) > 1
-                weights.update(passes if len(passes) > 1 else {})
-        if n:
-            lines = Counter[Lines]()
-            for one, weight in weights.items():
-                lines[one.lines] += weight
-            site = site_text(lines.most_common(1)[0][0])
-            yield self._record("backward", n, 0, saved, n_passes=len(weights), site=site)
+                added = {one: weight for one, weight in passes.items()
+                         if any(one.parameters & other.parameters for other in passes if other is not one)}  # fmt: skip
+                if added:
+                    saved += sum(added.values()) - max(added.values())
+                    n += 1
+                    weights.update(added)
+        lines = Counter[Lines]()
+        for one, weight in weights.items():
+            lines[one.lines] += weight
+        return self._record("backward", n, 0, saved, n_passes=len(weights), site=site_text(_most(lines)))
 
     def _site(self, calls: Iterable[Call]) -> str:
         """Return the outermost line that does hardly anything else, or the innermost with most of their time."""
-        every, these, innermost = Counter[Lines](), Counter[Lines](), Counter[Lines]()
-        for chosen, counter in ((self.calls, every), (calls, these)):
-            for call in chosen:
-                for n in range(1, len(call.lines) + 1):
-                    counter[call.lines[:n]] += call.weight
-        mostly = [lines for lines, weight in these.items() if weight >= _SITE_PART * every[lines]]
-        best = max(mostly, key=lambda lines: (these[lines], -len(lines)), default=())
+        every, these, innermost = self._by_lines(self.calls), self._by_lines(calls), Counter[Lines]()
+        only = [lines for lines, weight in these.items() if weight >= _ONLY * every[lines]]
+        best = max(only, key=lambda lines: (these[lines], -len(lines)), default=())
         for call in calls:
             innermost[call.lines] += call.weight
-        most, weight = innermost.most_common(1)[0]
-        return site_text(best if these[best] >= weight else most)
+        most = _most(innermost)
+        return site_text(best if these[best] >= innermost[most] else most)
+
+    @staticmethod
+    def _by_lines(calls: Iterable[Call]) -> Counter[Lines]:
+        """Return the weight below each line, given with the lines above it."""
+        found = Counter[Lines]()
+        for call in calls:
+            for n in range(1, len(call.lines) + 1):
+                found[call.lines[:n]] += call.weight
+        return found
 
 
-def _two_sites(calls: Iterable[Call]) -> dict[str, str]:
-    """Return the lines with most of the time of these calls, and those that computed the same before."""
-    pairs = Counter[tuple[Line, Line]]()
-    for call in calls:
-        if call.first is not None and call.lines and call.first.lines:
-            differing = ((a, b) for a, b in zip(call.first.lines, call.lines, strict=False) if a != b)
-            pairs[next(differing, (call.first.lines[-1], call.lines[-1]))] += call.weight
-    if not pairs:
-        return {"site": ""}
-    (first, second), _ = pairs.most_common(1)[0]
-    return {"site": site_text((second,)), "first_site": site_text((first,)) if first != second else ""}
+def _most(weights: Counter[Lines]) -> Lines:
+    return max(weights, key=lambda lines: weights[lines], default=())
+
+
+def least(found: Iterable[KnownResults], again: Iterable[KnownResults]) -> tuple[KnownResults, ...]:
+    """Return the records of one step with the smaller times of two; without kinds that only one of them has."""
+    others = {one.kind: one for one in again}
+    return tuple(
+        msgspec.structs.replace(
+            one,
+            forward_part=min(one.forward_part, other.forward_part),
+            backward_part=min(one.backward_part, other.backward_part),
+            total_s=min(one.total_s, other.total_s),
+            is_per_item=one.is_per_item and other.is_per_item,
+        )
+        for one in found
+        if (other := others.get(one.kind)) is not None
+    )

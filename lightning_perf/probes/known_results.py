@@ -15,41 +15,37 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lightning_perf.dataset_contents import random_states
 from lightning_perf.interrupts import error_text
 from lightning_perf.records import KnownResults
 
 from . import module_walk, plain
 from .clock import now_ns
 from .code_lines import instruction, recomputing_line, user_lines
-from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls
+from .fixed_tensors import FixedTensors
+from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls, least
+from .known_result_functions import (
+    COPIES,
+    LIKE,
+    OVERWRITING,
+    PER_ITEM,
+    PRODUCTS,
+    RUNNING,
+    Function,
+    describe_function,
+)
 from .plain import is_plain_tensor, tensors_in, visits
 from .replay.calls import flat
 
-_N_COMPARED = 1024  # elements of each tensor
-_LEAST_NS = 5_000
-"""Time of an operator from which on its line is found out, which takes a few times as long."""
+_VARYING = TRAINED | BATCH | RANDOM | UNKNOWN
+_LEAST_PART = 0.02  # of forward's or backward's operators
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_COPIES = ("aten::clone", "aten::copy_")  # to be written to
-_RUNNING = slice(3, 5)  # statistics, which batch norm writes but does not read when it trains
-_IS_TRAINING = 5
-_BATCH_NORMS = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::_native_batch_norm_legit")
-_LIKE = {f"aten::{name}" for value in ("zeros", "ones", "full") for name in (f"{value}_like", f"new_{value}")}
 _DETACH = "aten::detach"
 _SOLVE = "aten::_linalg_solve_ex"
-_OVERWRITING = ("aten::fill_", "aten::zero_", "aten::copy_")
 
 _next_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
-
-
-class _Function(NamedTuple):
-    """An operator: its name, the places of arguments that it writes to, and whether it draws random numbers."""
-
-    name: str
-    written: tuple[int, ...]
-    written_names: tuple[str, ...]
-    is_random: bool
 
 
 class _Content(NamedTuple):
@@ -64,154 +60,251 @@ class _Content(NamedTuple):
 class ResultTracker:
     """Follows the operators of one step.
 
-    ``batch`` is what the step gets. ``is_timed``: weights are nanoseconds. ``failure`` is why operators are not
-    followed; empty normally.
+    ``batch`` is what the step gets; ``is_batch_changed`` says whether hooks may have changed it. ``is_timed``: weights
+    are nanoseconds. ``failure`` is why operators are not followed; empty normally.
     """
 
-    def __init__(self, module: nn.Module, batch: Any, is_timed: bool = True) -> None:
+    def __init__(self, module: nn.Module, batch: Any, is_timed: bool = True, is_batch_changed: bool = False) -> None:
         self.failure = ""
         self._step = StepCalls(is_timed)
-        self._numbers = count(1)
+        self._step.are_items_changed = is_batch_changed
+        self._begin: tuple[nn.Module, Any] | None = (module, batch)  # until the first operator
+        self._again: ResultTracker | None = None
+        self._count = count(1)
         self._contents: dict[int, _Content] = {}
-        self._results: dict[Any, tuple[tuple[int, ...], Call]] = {}
-        self._functions: dict[Any, _Function] = {}
+        self._results: dict[int, Call] = {}
+        self._functions: dict[Any, Function] = {}
         self._by_node: dict[int, Call] = {}
+        self._last_node = 0
         self._passes: dict[int, Pass] = {}
+        self._last_pass: Pass | None = None
+        self._gradients: set[int] = set()  # addresses of those that a pass has added to
+        self._variables: list[weakref.ref[torch.Tensor]] = []
         self._n_pauses = 0
-        self._read = 0  # origin of numbers that were read from tensors
+        self._read_origin = 0  # of numbers that were read from tensors: sizes of new tensors may depend on them
         self._origin_of_number: dict[Any, int] = {}
         self._instruction = 0, 0  # of the last operator
+        self._states: Any = None
         self._thread = threading.get_ident()
         self._trained: list[weakref.ref[torch.Tensor]] = []
-        self._fixed: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]] = []
+        self._fixed = FixedTensors()
+
+    def resume(self) -> None:
+        """Begin, or go on after operators that were not seen, e.g. an optimizer's step: parameters may have changed."""
+        with plain.without_overrides():
+            self._guarded(self._resume)
+
+    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool) -> None:
+        """Add an operator that was called; ``weight`` is its time, or its FLOPs where it cannot be timed."""
+        self._guarded(self._add_any, func, args, kwargs, out, weight, is_view)
+
+    def end(self) -> None:
+        """End the step: results that are still there are used by something."""
+        self._guarded(self._end)
+
+    def has_found(self) -> bool:
+        """Return whether something may be found that is worth another step; failures are."""
+        return bool(self.failure) or any(
+            max(one.forward_part, one.backward_part) >= _LEAST_PART for one in self._step.records(0)
+        )
+
+    def confirm(self, again: "ResultTracker") -> None:
+        """Take another step of the same training into account: only what both have counts, with the smaller times."""
+        self.failure = self.failure or again.failure
+        self._again = again
+        self._step.confirm_constants(again._step)
+        again._step.confirm_constants(self._step)
+
+    def found(self) -> tuple[KnownResults, ...]:
+        """Return what was found, which may wait for the device. To be called some steps later, and again."""
+        return self._guarded(self._found) or ()
+
+    def _guarded(self, function: Any, *args: Any) -> Any:
+        """Call a method; record its error, and do nothing from then on."""
+        if self.failure:
+            return None
+        try:
+            return function(*args)
+        except Exception as error:  # noqa: BLE001 - recorded; the step goes on
+            self.failure = error_text(error)
+            return None
+
+    def _resume(self) -> None:
+        if self._begin is None:
+            self._n_pauses += 1
+            known = {address: one for address, one in self._contents.items() if one.call is not None}
+            self._contents = {a: one for a, one in self._contents.items() if a in known or one.origin == BATCH}
+            for reference in self._trained:
+                if (tensor := reference()) is not None:
+                    self._set(tensor, TRAINED)
+            for place, tensor in self._fixed.alive():
+                self._set_fixed(tensor, place)
+            return
+        (module, batch), self._begin = self._begin, None
+        self._states = random_states()[1:]
         for tensor in _tensors_of(module):
             if tensor.requires_grad:
                 self._trained.append(weakref.ref(tensor))
                 self._set(tensor, TRAINED)
-            elif (part := _part(tensor)) is not None:
-                self._set(tensor, 1 << (N_ORIGINS + len(self._fixed)))
-                self._fixed.append((weakref.ref(tensor), part.clone()))
+            elif (number := self._fixed.add(tensor)) is not None:
+                self._set_fixed(tensor, number)
         for tensor in tensors_in(batch, left=visits()):
             if _is_followed(tensor):
                 self._set(tensor, BATCH)
+                self._step.batch_bytes += _n_bytes(tensor)
 
-    def resume(self) -> None:
-        """Go on after operators that were not seen, e.g. an optimizer's step: parameters may have changed."""
-        self._n_pauses += 1
-        for reference in self._trained:
-            if (tensor := reference()) is not None:
-                self._set(tensor, TRAINED)
+    def _set_fixed(self, tensor: torch.Tensor, place: int) -> None:
+        self._set(tensor, 1 << (N_ORIGINS + place), hash(("fixed", place, self._n_pauses)))
 
-    def add(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool) -> None:
-        """Add an operator that was called; ``weight`` is its time, or its operations where it cannot be timed."""
-        node = torch._C._current_autograd_node()
-        if not self.failure:
-            try:
-                if node is not None:  # includes what checkpointing computes again
-                    self._add_backward(node, weight, 0 if is_view else sum(map(_n_bytes, _tensors(out))))
-                elif threading.get_ident() == self._thread:
-                    self._add(func, args, kwargs, out, weight, is_view)
-            except Exception as error:  # noqa: BLE001 - recorded; the step goes on
-                self.failure = error_text(error)
-
-    def _add(
+    def _add_any(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool
     ) -> None:
-        inputs = _tensors((args, kwargs))
-        outs = _tensors(out)
-        if is_view:
-            # Whatever the user does then, e.g. a metric of NumPy; autograd detaches the results that it saves.
-            if str(func._schema.name) == _DETACH and instruction() != self._instruction:
-                self._use(inputs)
-            known = {_address(tensor) for tensor in inputs}
-            for tensor in outs:
-                if _address(tensor) not in known:  # allocated, with any content
-                    self._set(tensor, 0)
-            return
-        function = self._function(func)
+        node = torch._C._current_autograd_node()
+        if node is not None:  # includes what checkpointing computes again
+            self._add_backward(node, weight, 0 if is_view else sum(map(_n_bytes, _tensors(out))))
+        elif threading.get_ident() == self._thread:
+            number = _next_number()
+            # Autograd made this operator's node just before this method was called, if it made one.
+            node_number = number - 1 if number > self._last_node and torch.is_grad_enabled() else None
+            self._last_node = number
+            if self._last_pass is not None:
+                self._pass_ended(self._last_pass)
+            inputs = _tensors((args, kwargs))
+            if not self._gradients.isdisjoint(map(_address, inputs)):
+                self._n_pauses += 1  # e.g. a gradient is saved, cleared or projected between two passes
+                self._gradients.clear()
+            if is_view:
+                self._add_view(func, inputs, _tensors(out))
+            else:
+                self._add(func, args, kwargs, out, weight, inputs, node_number)
+
+    def _add_view(self, func: Any, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        # Whatever the user does then, e.g. a metric of NumPy; autograd detaches the results that it saves.
+        if str(func._schema.name) == _DETACH and instruction() != self._instruction:
+            self._use(inputs)
+        known = {_address(tensor) for tensor in inputs}
+        for tensor in outs:
+            if _address(tensor) not in known:  # allocated, with any content
+                self._set(tensor, UNKNOWN)
+
+    def _add(
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        out: Any,
+        weight: int,
+        inputs: Sequence[torch.Tensor],
+        node_number: int | None,
+    ) -> None:
+        outs, function = _tensors(out), self._function(func)
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-        trains = function.name in _BATCH_NORMS and len(args) > _IS_TRAINING and bool(args[_IS_TRAINING])
-        if trains:
-            for place in range(_RUNNING.start, _RUNNING.stop):
-                given.pop(place)
-        written = [given[place] for place in (*function.written, *function.written_names) if place in given]
-        written = _tensors(written)
-        if function.name in _OVERWRITING and written and _is_whole(written[0]):
+        trains = function.trains(args)
+        statistics = _tensors([given.pop(place) for place in RUNNING]) if trains else []
+        written = _tensors([given[one] for pair in function.written for one in pair if one in given])
+        if function.name in OVERWRITING and written and _is_whole(written[0]):
             given.pop(0)
-        if function.name in _LIKE:
+        if function.name in LIKE:
             given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
             self._use(inputs if inputs[0].numel() == 1 else ())  # a backward pass begins so
         read = _tensors(list(given.values()))
-        origin = self._origin(function, given, read) | (RANDOM if trains or function.is_random else 0)
-        key = object() if function.is_random else (func, tuple((k, self._key(v)) for k, v in given.items()))
-        numbers, first = self._results.get(key, ((), None))
+        is_random = function.is_random(args)
+        # Batch normalization mixes the items of a batch, so that an item has other results in each epoch.
+        origin = self._origin(given, read) | (RANDOM if is_random or trains else 0)
+        key = self._unique() if is_random else hash((func, tuple((k, self._key(v)) for k, v in given.items())))
         weight -= self._add_factorization(function, args, weight)
-        call = Call(weight, origin, first, *(user_lines() if weight >= _LEAST_NS and outs else ()))
-        call.is_listed = bool(read) and function.name not in _COPIES
+        call = Call(weight, key, origin, user_lines() if outs else (), self._results.get(key))
+        call.is_listed = bool(read) and function.name not in COPIES
+        call.is_per_item = self._is_per_item(function, read)
         call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)
         # Also used: what is read as a number, or written to a tensor that was there before.
         call.is_used = not outs or any(self._content(tensor).call is None for tensor in written)
+        self._results.setdefault(key, call)
         self._step.add(call)
         self._instruction = instruction()
-        changed = {id(tensor): tensor for tensor in (*outs, *written)}.values()
-        if first is None:
-            numbers = tuple(next(self._numbers) for _ in changed)
-            self._results[key] = numbers, call
         if type(out) in (int, float):
-            self._read |= origin
+            self._read_origin |= origin
             self._origin_of_number[out] = origin
         if origin & (TRAINED | RANDOM | UNKNOWN):
             self._keep(read)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-            # Autograd made this call's node just before this method was called.
-            self._by_node[_next_number() - 1] = call
+        if node_number is not None and any(tensor.requires_grad for tensor in inputs):
+            self._by_node[node_number] = call
             call.has_grad = True
-        for tensor, number in zip(changed, numbers, strict=True):
-            self._set(tensor, origin, number, call)
+        for tensor in statistics:
+            self._set(tensor, UNKNOWN)
+        for place, tensor in enumerate({id(tensor): tensor for tensor in (*outs, *written)}.values()):
+            self._set(tensor, origin, hash((key, place)), call)
 
-    def _add_factorization(self, function: _Function, args: Sequence[Any], weight: int) -> int:
-        """Add the factorization that a solution of a linear system includes; return its time.
+    def _add_factorization(self, function: Function, args: Sequence[Any], weight: int) -> int:
+        """Add the factorization that a solution of a linear system with a constant matrix includes; return its time.
 
-        It depends on the matrix only. It is run once more to be timed, on a CPU.
+        It is run once more to be timed, on a CPU.
         """
         matrix = args[0] if function.name == _SOLVE else None
-        if matrix is None or not self._step.is_timed or matrix.device.type != "cpu" or weight < _LEAST_NS:
+        if matrix is None or not self._step.is_timed or matrix.device.type != "cpu":
+            return 0
+        content = self._content(matrix)
+        if content.origin & _VARYING:
             return 0
         begin = now_ns()
         torch.linalg.lu_factor_ex(matrix.detach())
-        found = Call(min(weight, now_ns() - begin), self._content(matrix).origin, None, *user_lines())
+        key = hash(("factorization", content.number))
+        found = Call(min(weight, now_ns() - begin), key, content.origin, user_lines())
         found.is_used = True
         self._step.add(found)
         return found.weight
 
     def _add_backward(self, node: Any, weight: int, n_bytes: int) -> None:
         self._step.backward_weight += weight
-        line = recomputing_line() if torch.is_grad_enabled() else None
-        if line is not None:
-            self._step.add_recomputed(weight, n_bytes, line)
-            return
+        if torch.is_grad_enabled():  # checkpointing, or a backward pass that is differentiated in turn
+            line = recomputing_line()
+            if line is not None:
+                self._step.add_recomputed(weight, n_bytes, line)
+                return
         number = torch._C._current_graph_task_id()
         one = self._passes.get(number)
         if one is None:
-            one = self._passes[number] = Pass(user_lines()[0], self._n_pauses)
-        one.accumulates |= hasattr(node, "variable")
+            self._pass_begins()
+            one = self._passes[number] = Pass(user_lines(), self._n_pauses)
+        self._last_pass = one
+        variable = getattr(node, "variable", None)  # of a node that adds to a parameter's gradient
+        if variable is not None and not torch.is_grad_enabled():
+            one.parameters.add(id(variable))
+            self._variables.append(weakref.ref(variable))
         if (owner := self._by_node.get(node._sequence_nr())) is not None:
             owner.passes[one] = owner.passes.get(one, 0) + weight
 
-    def end(self) -> None:
-        """End the step: results that are still there are used by something."""
+    def _pass_begins(self) -> None:
+        """Count a pause if gradients of the last pass were cleared."""
+        if self._last_pass is not None:
+            self._pass_ended(self._last_pass)
+        tensors = [reference() for reference in self._variables]
+        if any(tensor is not None and tensor.grad is None for tensor in tensors):
+            self._n_pauses += 1
+        self._variables.clear()
+        self._gradients.clear()
+
+    def _pass_ended(self, one: Pass) -> None:
+        """Note where the gradients of a pass are, to see whether they are used before the next one."""
+        self._last_pass = None
+        for reference in self._variables:
+            gradient = tensor.grad if (tensor := reference()) is not None else None
+            if gradient is not None and _is_followed(gradient):
+                self._gradients.add(_address(gradient))
+
+    def _end(self) -> None:
+        self._step.are_items_changed |= random_states()[1:] != self._states
         for content in self._contents.values():
             if content.call is not None and not content.storage.expired():
                 content.call.is_used = True
         self._step.find_used()
-        self._contents.clear()
-        self._results.clear()
+        for kept in (self._contents, self._results, self._by_node, self._passes, self._functions, self._variables):
+            kept.clear()
 
-    def found(self) -> tuple[KnownResults, ...]:
-        """Return what was found, which may wait for the device. To be called some steps later, and again."""
-        changed = sum(1 << (N_ORIGINS + place) for place, (now, before) in enumerate(self._fixed)
-                      if not _is_same(now(), before))  # fmt: skip
-        return self._step.records(changed)
+    def _found(self) -> tuple[KnownResults, ...]:
+        changed = sum(1 << (N_ORIGINS + place) for place in self._fixed.changed())
+        found = self._step.records(changed)
+        return least(found, self._again._step.records(changed)) if self._again is not None else found
 
     def _use(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -222,25 +315,22 @@ class ResultTracker:
         """Count the bytes of inputs that depend on the batch only, but are computed."""
         for tensor in read:
             content = self._contents.get(_address(tensor))
-            if content is not None and content.call is not None and content.origin & (2**N_ORIGINS - 1) == BATCH:
-                self._step.frozen_bytes[content.number] = _n_bytes(tensor)
+            if content is not None and content.call is not None and content.origin & _VARYING == BATCH:
+                self._step.frozen_bytes[content.number] = tensor.untyped_storage().nbytes()
 
-    def _function(self, func: Any) -> _Function:
+    def _is_per_item(self, function: Function, read: Sequence[torch.Tensor]) -> bool:
+        """Return whether each item of the batch has its own results, if the first dimension is that of the items."""
+        others = read[-1:] if function.name in PRODUCTS else ()
+        return function.name in PER_ITEM and not any(self._content(one).origin & BATCH for one in others)
+
+    def _function(self, func: Any) -> Function:
         found = self._functions.get(func)
         if found is None:
-            schema = func._schema
-            written = [(place, argument.name) for place, argument in enumerate(schema.arguments)
-                       if argument.alias_info is not None and argument.alias_info.is_write]  # fmt: skip
-            found = self._functions[func] = _Function(
-                str(schema.name),
-                tuple(place for place, _ in written),
-                tuple(name for _, name in written),
-                torch.Tag.nondeterministic_seeded in func.tags,
-            )
+            found = self._functions[func] = describe_function(func)
         return found
 
-    def _origin(self, function: _Function, given: dict[Any, Any], read: Sequence[torch.Tensor]) -> int:
-        origin = self._read if not read else 0
+    def _origin(self, given: dict[Any, Any], read: Sequence[torch.Tensor]) -> int:
+        origin = self._read_origin if not read else 0
         for tensor in read:
             origin |= self._content(tensor).origin
         for value in given.values():
@@ -252,11 +342,16 @@ class ResultTracker:
 
     def _key(self, value: Any) -> Any:
         if _is_followed(value):
-            number = self._content(value).number
-            return number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
+            content = self._content(value)
+            if content.call is None and content.origin == UNKNOWN:
+                return self._unique()  # code that is no operator may write to it
+            return content.number, value.storage_offset(), tuple(value.shape), value.stride(), value.dtype
         if type(value) in (list, tuple):
             return tuple(map(self._key, value))
-        return (type(value), value) if type(value) in _PLAIN else object()
+        return (type(value), value) if type(value) in _PLAIN else self._unique()
+
+    def _unique(self) -> int:
+        return hash((id(self), next(self._count)))
 
     def _content(self, tensor: torch.Tensor) -> _Content:
         found = self._contents.get(_address(tensor))
@@ -265,7 +360,7 @@ class ResultTracker:
     def _set(self, tensor: torch.Tensor, origin: int, number: int | None = None, call: Call | None = None) -> _Content:
         """Note what a tensor's storage holds now; ``number`` is None for a content that is equal to no other."""
         storage = _weak_reference(tensor.untyped_storage())
-        content = _Content(storage, number or next(self._numbers), origin, call)
+        content = _Content(storage, self._unique() if number is None else number, origin, call)
         self._contents[_address(tensor)] = content
         return content
 
@@ -275,18 +370,6 @@ def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
     yield from _tensors([*module_walk.parameters(module), *module_walk.buffers(module)])
     for each in module_walk.modules(module):
         yield from (value for value in plain.attributes(each).values() if _is_followed(value))
-
-
-def _part(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return up to ``_N_COMPARED`` evenly spaced elements; None where they cannot be viewed."""
-    if tensor.layout is not torch.strided or not tensor.is_contiguous() or not tensor.numel():
-        return None
-    return tensor.detach().view(-1)[:: -(-tensor.numel() // _N_COMPARED)]
-
-
-def _is_same(tensor: torch.Tensor | None, before: torch.Tensor) -> bool:
-    part = _part(tensor) if tensor is not None else None
-    return part is not None and part.shape == before.shape and bool(torch.equal(part, before))
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
@@ -299,7 +382,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _is_followed(value: Any) -> bool:
     """Return whether a value is a tensor with a storage."""
-    return is_plain_tensor(value) and value.layout is torch.strided
+    return is_plain_tensor(value) and value.layout is torch.strided and not value.is_nested
 
 
 def _n_bytes(tensor: torch.Tensor) -> int:

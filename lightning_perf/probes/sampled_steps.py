@@ -14,6 +14,7 @@ import torch
 
 from lightning_perf import interrupts
 from lightning_perf.records import ModelProfile, Session, SyncCalls
+from lightning_perf.seams import is_overridden
 
 from . import call_watch
 from .base import Probe, RunContext
@@ -29,7 +30,7 @@ from .machine import device_name
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
-from .plain import batch_size
+from .plain import batch_size, tensors_in, visits
 from .replay import CallLog
 from .replay.broadcasts import broadcast_sum
 from .replay.rewrites import output_layer_of
@@ -41,6 +42,7 @@ COUNTED_STEP = 10
 slowed down."""
 
 _COUNTING_ATTEMPTS = 3
+_BATCH_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device")
 
 ROUNDS = (20, 220, 2020)
 """Steps before each round: the first after the batches that allocate and tune, then ten times less often."""
@@ -132,7 +134,8 @@ class SampledSteps(Probe):
         self._now_ns, self._probes, self._make_event = run.now_ns, run.probes, run.loop.make_event()
         self._watch: CallWatch | None = None  # of a step that is counted later
         self._targets: TargetCounter | None = None  # of a counted step, until they are read
-        self._results: ResultTracker | None = None  # of a counted step
+        self._results: ResultTracker | None = None  # of two counted steps
+        self._unconfirmed: ResultTracker | None = None  # of the first of them
         self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
         self._depth = run.options.module_depth
@@ -230,8 +233,11 @@ class SampledSteps(Probe):
             self._n_samples = batch_size(batch)
             if call_watch.is_hidden(self._trainer, self._module):
                 return CallWatch(self._device, self._now_ns, self._n_samples, self._step)
-            log, is_cpu = CallLog(self._n_samples or 0), self._device.type == "cpu"
-            results = ResultTracker(self._module, batch, is_cpu)
+            is_cpu, owners = self._device.type == "cpu", (self._module, getattr(self._trainer, "datamodule", None))
+            is_changed = any(is_overridden(one, hook) for one in owners if one is not None for hook in _BATCH_HOOKS)
+            results = ResultTracker(self._module, batch, is_cpu, is_changed)
+            tensors = tensors_in(batch, left=visits())
+            log = CallLog(self._n_samples or 0, tensors) if self._unconfirmed is None else None
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
@@ -279,15 +285,22 @@ class SampledSteps(Probe):
         self.cost_ns += self._now_ns() - begin
 
     def _counted(self, counter: ArithmeticCounter) -> None:
-        if counter.failure:
+        if counter.results is not None:
+            counter.results.end()
+        if self._unconfirmed is not None:
+            self._attempts_left = 0
+            if not counter.failure and counter.results is not None:
+                self._unconfirmed.confirm(counter.results)
+                self._results = self._unconfirmed
+            self._unconfirmed = None
+        elif counter.failure:
             self._attempts_left = 0
         elif counter.has_backward or not self._attempts_left:
             self._attempts_left = 0
             profile = counter.profile(device_name(self._device), self._n_samples, self._step)
             self.profile, self.call_log = profile, counter.log
-            self._results = counter.results
-            if self._results is not None:
-                self._results.end()
+            if counter.results is not None and counter.results.has_found():
+                self._unconfirmed, self._attempts_left = counter.results, 1
             if counter.log is not None:
                 found = {"broadcast": broadcast_sum(counter.log), "zeros": zero_operand(counter.log)}
                 self.profile = msgspec.structs.replace(profile, **found)
@@ -300,7 +313,7 @@ class SampledSteps(Probe):
             self.profile = msgspec.structs.replace(self.profile, targets=targets.read())
         results = self._results  # kept, because what changes later is not constant
         if results is not None and self.profile is not None:
-            known = () if results.failure else results.found()
+            known = results.found()
             missing = {**self.profile.missing, **({"known_results": results.failure} if results.failure else {})}
             self.profile = msgspec.structs.replace(self.profile, known_results=known, missing=missing)
         watch, self._watch = self._watch, None

@@ -13,6 +13,9 @@ from .plain import is_plain_tensor
 MIN_ELEMENTS = 2**12
 """Smaller matrices cost next to nothing."""
 
+_N_LOOKED_AT, _MOST_LOOKED_AT = 1024, 0.5
+"""Elements that are looked at first, and the fraction of nonzeros among them from which on the others are not."""
+
 MAX_FRACTION = 0.05
 """Nonzero elements of a matrix that is called sparse. With more, a product without zeros is hardly faster."""
 
@@ -49,6 +52,10 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     matrix = value.detach()
     if matrix.dim() < 2 or matrix.numel() < MIN_ELEMENTS or min(matrix.shape[-2:]) < 2:
         return None
+    extent = 1 + sum((size - 1) * step for size, step in zip(matrix.shape, matrix.stride(), strict=True))
+    part = matrix.as_strided((min(_N_LOOKED_AT, extent),), (max(1, extent // _N_LOOKED_AT),))
+    if int(torch.count_nonzero(part)) > _MOST_LOOKED_AT * part.numel():
+        return None  # saves looking at all of it
     n_nonzero = int(torch.count_nonzero(matrix))
     fraction = n_nonzero / matrix.numel()
     if not 0 < fraction <= max(MAX_FRACTION, 1 / min(matrix.shape[-2:])):
@@ -57,6 +64,8 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     is_square = matrix.shape[-1] == matrix.shape[-2]
     if is_square and int(torch.count_nonzero(matrix.diagonal(dim1=-2, dim2=-1))) == n_nonzero:
         return Zeros(place, "diagonal", fraction)
+    if value.requires_grad:
+        return None  # its zeros get gradients, too, as in a straight-through estimate
     if n_nonzero <= rows and int(torch.count_nonzero(matrix, dim=-1).amax()) == 1:
         return Zeros(place, "one-hot", fraction)
     return Zeros(place, "sparse", fraction) if fraction <= MAX_FRACTION else None

@@ -228,6 +228,8 @@ class KnownResults(Record, frozen=True, kw_only=True):
         total_s: Seconds of both in the step; 0 if operators were not timed.
         kept_bytes: Bytes of their results for one batch: if ``"frozen"``, of those that others use; if
             ``"recomputed"``, of all; else 0.
+        is_per_item: Whether, if ``"frozen"``, they depend on each item by itself, as the dataset returns it, and their
+            results are no larger than the batch.
         site: The user's line with most of them, e.g. ``"model.py:31"``; empty if unknown.
         first_site: The line that computed the same before; empty unless ``"twice"``, and if it is the same line.
     """
@@ -239,6 +241,7 @@ class KnownResults(Record, frozen=True, kw_only=True):
     n_passes: int = 0
     total_s: float = 0.0
     kept_bytes: int = 0
+    is_per_item: bool = False
     site: str = ""
     first_site: str = ""
 

@@ -56,6 +56,6 @@ def _is_in_loop(session: Session, site: str) -> bool:
     name, _, number = site.partition(":")
     loops = loops_of(session.sync_calls) if session.sync_calls is not None and number else []
     return any(
-        loop.file.replace("\\", "/").endswith(name) and loop.first_line <= int(number) <= loop.last_line
+        loop.file.replace("\\", "/").rpartition("/")[2] == name and loop.first_line <= int(number) <= loop.last_line
         for loop in loops
     )

@@ -84,7 +84,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
     n_epochs = n_epochs_of(session, probed.loader)
     if prescription is None or probe.kept_s is None or getitem is None or n_epochs < KEPT_MIN_EPOCHS:
         return finding
-    if not _are_all_kept(session, probed.loader):
+    if not are_all_kept(session, probed.loader):
         return finding
     samples = sample_share(probe)
     less = samples * (1 - probe.kept_s / getitem.mean_s)
@@ -121,7 +121,7 @@ def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) ->
     return kept if is_better else finding
 
 
-def _are_all_kept(session: Session, loader: LoaderSettings) -> bool:
+def are_all_kept(session: Session, loader: LoaderSettings) -> bool:
     """Return whether one process gets all items in each epoch.
 
     Each worker and each rank has a cache of its own: of shuffled items, most are first loaded by another one.

@@ -111,11 +111,18 @@ def test_operators_are_replayed_without_zeros(multiply, kind):
 
 
 def test_results_without_zeros_are_the_same():
-    for matrix, is_left in ((one_hot, True), (diagonal, True), (diagonal, False)):
+    for matrix, is_left in ((diagonal, True), (diagonal, False)):
         layer = Layer(lambda x, table, a=matrix, left=is_left: a @ table if left else table @ a)
-        function, given, _ = without_zeros(logged(layer, torch.rand(N, K)))[0].treated[0]
-        entries = (matrix.diagonal(),) if len(given) == 2 else ()
-        assert torch.allclose(function(*entries, layer.table), layer(None))
+        function, _, _ = without_zeros(logged(layer, torch.rand(N, K)))[0].treated[0]
+        assert torch.allclose(function(matrix.diagonal(), layer.table), layer(None))
+
+
+def test_rows_are_selected_and_a_bias_is_added():
+    layer = Layer(lambda x, table: torch.addmm(table[0], one_hot, table))
+    function, given, _ = without_zeros(logged(layer, torch.rand(N, K)))[0].treated[0]
+    assert len(given) == 2
+    rows = function.args[0]
+    assert torch.allclose(function(layer.table, layer.table[0]), layer.table[rows] + layer.table[0])
 
 
 def test_sparse_matrix_in_place_of_a_dense_one_has_as_many_elements():
@@ -123,6 +130,24 @@ def test_sparse_matrix_in_place_of_a_dense_one_has_as_many_elements():
     matrix = work.treated[0][0].args[0]
     assert matrix.shape == sparse.shape
     assert matrix._nnz() == pytest.approx(int(sparse.sum()), rel=0.02)
+
+
+def straight_through(x, table):
+    scores = x @ table
+    return (F.one_hot(scores.argmax(-1), K) + scores - scores.detach()) @ table
+
+
+def sparse_of_the_batch(x, table):
+    return (x * (torch.rand(N, K) < 0.02)) @ table
+
+
+def sometimes(x, table):
+    return (one_hot @ table + x @ table).sum()
+
+
+@pytest.mark.parametrize("multiply", [straight_through, sparse_of_the_batch, sometimes])
+def test_zeros_that_cannot_be_left_out_are_not_found(multiply):
+    assert zero_operand(logged(Layer(multiply), torch.rand(N, K))) is None
 
 
 def test_nothing_is_found_without_zeros():

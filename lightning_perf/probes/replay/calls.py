@@ -5,7 +5,7 @@ It holds shapes, strides, dtypes and plain arguments, and keeps no tensor alive.
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,10 +118,15 @@ class Call:
 
 
 class CallLog:
-    """Log of the calls of one step, filled by a dispatch mode; ``n_samples`` of its batch is 0 if unknown."""
+    """Log of the calls of one step, filled by a dispatch mode.
 
-    def __init__(self, n_samples: int = 0) -> None:
+    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets.
+    """
+
+    def __init__(self, n_samples: int = 0, batch: Iterable[torch.Tensor] = ()) -> None:
         self.n_samples = n_samples
+        self._batch = {_address(tensor) for tensor in batch if is_plain_tensor(tensor)}
+        self._last_node = 0
         self.calls: list[Call] = []
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
@@ -141,6 +146,9 @@ class CallLog:
     ) -> None:
         """Add a call of ``ns`` nanoseconds. ``denormals`` holds shares of denormal numbers by the argument's ``id``."""
         self.total_ns += ns
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        has_node = number > self._last_node  # autograd made this call's node just before this method was called
+        self._last_node = number
         node = torch._C._current_autograd_node()
         has_grad = torch.is_grad_enabled()
         if node is not None and not has_grad:
@@ -163,24 +171,32 @@ class CallLog:
                 return
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
-            call.zeros = zeros_in(call.name, args)
+            call.zeros = self._zeros_in(call.name, args)
             if call.zeros is not None or call.n_out > max((spec.extent for spec in call.specs), default=call.n_out):
                 call.site = user_site()
             self.calls.append(call)
+        elif call.zeros is not None and self._zeros_in(call.name, args) is None:
+            call.zeros = None  # not all equal calls have them
         call.n += 1
         call.ns += ns
         inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
         call.producers.update(self._writers.get(_address(value), -1) for value in inputs[:1])
-        if has_grad and threading.get_ident() == self._thread and any(value.requires_grad for value in inputs):
-            # Autograd made this call's node just before this method was called.
-            number = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-            self._by_node[number] = call, {_address(value) for value in inputs}
+        if has_grad and has_node and threading.get_ident() == self._thread and any(v.requires_grad for v in inputs):
+            self._by_node[number - 1] = call, {_address(value) for value in inputs}
         for value in inputs:
             if value.requires_grad and (address := _address(value)) and address not in self._writers:
                 call.weights.add(address)
                 break  # its bias is shared as often as its weight
         for tensor in tensors:
             self._writers[_address(tensor)] = call.index
+
+    def _zeros_in(self, name: str, args: Any) -> Zeros | None:
+        """Return the matrix of mostly zeros; None if making it sparse would take time in each step."""
+        found = zeros_in(name, args)
+        if found is None or found.kind != "sparse":
+            return found
+        address = _address(args[found.place])
+        return None if address in self._writers or address in self._batch else found
 
     def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):

@@ -36,7 +36,7 @@ _OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreac
 _ZEROING = "zero-grad-none"
 _SPARSE = "sparse-embeddings"
 _WITHOUT_OPERATORS = {*_OPTIMIZERS, _ZEROING, _SPARSE}
-"""Treatments of the optimizer alone."""
+"""Treatments whose work is not a list of the step's operators."""
 _BYTES_PER_PARAMETER = 4 * 8  # itself, its gradient, and on each side up to three states
 
 

@@ -12,6 +12,8 @@ from .optimizer import rebuilt, step_once
 MAX_ELEMENTS = 2**20
 """Elements of a copy: of a larger table, so many rows are updated. Fewer would all stay in caches."""
 
+_MOST_LOOKED_UP = 2**22  # elements
+
 _TAKE_SPARSE = {"Adagrad": torch.optim.Adagrad, "SGD": torch.optim.SGD, "SparseAdam": torch.optim.SparseAdam,
                 "Adam": torch.optim.SparseAdam, "AdamW": torch.optim.SparseAdam}  # fmt: skip
 """The optimizer for sparse gradients in place of each: the same, or the sparse variant of Adam."""
@@ -47,7 +49,7 @@ class TableItem:
     The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups.
 
     Raises:
-        ValueError: The optimizer has no sparse variant, or does not update this table.
+        ValueError: The optimizer has no sparse variant, does not update this table, or too many rows are looked up.
     """
 
     def __init__(self, table: Table, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
@@ -59,6 +61,8 @@ class TableItem:
             raise ValueError(f"{type(optimizer).__name__} does not update this table, or has no sparse variant")
         if group.get("momentum"):
             raise ValueError("momentum keeps all rows changing")
+        if table.n_lookups * table.shape[1] > _MOST_LOOKED_UP:
+            raise ValueError(f"{table.n_lookups:,} rows of a table that are looked up are too many to copy")
         n_rows, width = min(table.shape[0], max(1, n_elements // table.shape[1])), table.shape[1]
         self.treated_weight = float(table.n_tables)
         self.weight = table.n_tables * table.shape[0] / n_rows

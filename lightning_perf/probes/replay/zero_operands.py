@@ -65,19 +65,23 @@ def _work(call: Call, zeros: Zeros) -> Work | None:
         return Work((call,), (bound,), ((_elementwise, (entries, *others), {}),))
     first = PRODUCTS[call.name]
     is_left = zeros.place == first
-    treated = _product(matrix, call.args[2 * first + 1 - zeros.place], zeros, is_left)
+    treated = _product(matrix, call.args[2 * first + 1 - zeros.place], zeros, is_left, call.args[:first])
     return Work((call,), (bound,), (treated,)) if treated is not None else None
 
 
-def _product(matrix: TensorSpec, other: TensorSpec, zeros: Zeros, is_left: bool) -> Bound | None:
+def _product(
+    matrix: TensorSpec, other: TensorSpec, zeros: Zeros, is_left: bool, bias: tuple[TensorSpec, ...]
+) -> Bound | None:
     """Return the product of a matrix of mostly zeros, on the left or on the right of another one, without the zeros."""
     if zeros.kind == "diagonal":
-        return partial(_scaled, dim=-1 if is_left else -2), (_dense(matrix, matrix.shape[:-1]), other), {}
+        return partial(_scaled, -1 if is_left else -2), (_dense(matrix, matrix.shape[:-1]), other, *bias), {}
     if len(matrix.shape) != 2 or matrix.needs_grad:
         return None
     if zeros.kind == "one-hot" and is_left:
-        return partial(_selected, torch.arange(matrix.shape[0]) % matrix.shape[1]), (other,), {}
-    return partial(_sparse_product, _sparse(matrix, zeros.fraction, not is_left), not is_left), (other,), {}
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randint(matrix.shape[1], matrix.shape[:1], generator=generator)
+        return partial(_selected, rows), (other, *bias), {}
+    return partial(_sparse_product, _sparse(matrix, zeros.fraction, not is_left), not is_left), (other, *bias), {}
 
 
 def _dense(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
@@ -91,12 +95,12 @@ def _elementwise(entries: Tensor, *others: Tensor) -> Tensor:
     return others[0] / (1 + entries).unsqueeze(-1) if others else (1 + entries).sqrt()
 
 
-def _scaled(entries: Tensor, other: Tensor, dim: int) -> Tensor:
-    return other * entries.unsqueeze(dim)
+def _scaled(dim: int, entries: Tensor, other: Tensor, *bias: Tensor) -> Tensor:
+    return sum(bias, other * entries.unsqueeze(dim))
 
 
-def _selected(rows: Tensor, table: Tensor) -> Tensor:
-    return table.index_select(0, rows)
+def _selected(rows: Tensor, table: Tensor, *bias: Tensor) -> Tensor:
+    return sum(bias, table.index_select(0, rows))
 
 
 def _sparse(spec: TensorSpec, fraction: float, is_transposed: bool) -> Tensor:
@@ -115,6 +119,6 @@ def _sparse(spec: TensorSpec, fraction: float, is_transposed: bool) -> Tensor:
         return found.coalesce().to_sparse_csr()
 
 
-def _sparse_product(matrix: Tensor, is_transposed: bool, other: Tensor) -> Tensor:
+def _sparse_product(matrix: Tensor, is_transposed: bool, other: Tensor, *bias: Tensor) -> Tensor:
     """Return the product of a sparse matrix with a dense one, or of a dense one with a transposed sparse one."""
-    return (matrix @ other.mT).mT if is_transposed else matrix @ other
+    return sum(bias, (matrix @ other.mT).mT if is_transposed else matrix @ other)

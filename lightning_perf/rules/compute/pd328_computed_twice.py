@@ -28,6 +28,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=fix(
             "keep the first result and use it again",
             "minutes",
+            "numerics",
             code="logits = self(x)  # once; then e.g. accuracy(logits.detach(), y)",
         ),
         claims=repeated.claims,

@@ -3,7 +3,7 @@
 from lightning_perf.records import Finding, LoaderSettings, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.known_result_signals import Repeated, repeated_of
-from lightning_perf.rules.loader_signals import n_epochs_of
+from lightning_perf.rules.loader_signals import are_all_kept, n_epochs_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import loaders_of
 from lightning_perf.rules.thresholds import KEPT_MAX_MEMORY, KEPT_MIN_EPOCHS
@@ -20,11 +20,11 @@ def check(session: Session) -> Finding | None:
     if n_epochs < KEPT_MIN_EPOCHS or (probe is not None and probe.may_keep is False):
         return None
     found, all_bytes = repeated.found, _all_bytes(session, loader, repeated)
-    is_same = bool(loader.is_in_memory_tensors or (probe is not None and probe.may_keep))
+    is_same = bool(loader.is_in_memory_tensors or (probe is not None and probe.may_keep)) and _is_plain(session, loader)
     host = session.memory.host
     memory_bytes = host.limit_bytes or 0 if host is not None else 0
     has_room = all_bytes is not None and all_bytes <= KEPT_MAX_MEMORY * memory_bytes
-    is_sure = is_same and has_room
+    is_sure = is_same and has_room and found.is_per_item
     condition = "" if is_same else ", if the dataset's items do not change"
     return timed_finding(
         repeated.steady,
@@ -53,6 +53,11 @@ def check(session: Session) -> Finding | None:
         confidence="high" if is_sure else "low",
         method=repeated.method,
     )
+
+
+def _is_plain(session: Session, loader: LoaderSettings) -> bool:
+    """Return whether one process gets each item in each epoch, as the dataset returns it."""
+    return loader.collate in (None, "default_collate") and are_all_kept(session, loader)
 
 
 def _all_bytes(session: Session, loader: LoaderSettings, repeated: Repeated) -> float | None:

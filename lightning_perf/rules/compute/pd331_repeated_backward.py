@@ -13,10 +13,11 @@ def check(session: Session) -> Finding | None:
     if repeated is None:
         return None
     found = repeated.found
+    where = f" ({found.site})" if found.site else ""
     return timed_finding(
         repeated.steady,
         summary=(
-            f"{found.n_passes} backward passes of a step ({found.site or 'the model'}) go through the same layers "
+            f"{found.n_passes} backward passes of a step{where} go through the same layers "
             "and add to the same gradients; one pass from the sum of the losses gives the same."
         ),
         evidence=(
