@@ -132,8 +132,6 @@ class ResultTracker:
     def _resume(self) -> None:
         if self._begin is None:
             self._n_pauses += 1
-            known = {address: one for address, one in self._contents.items() if one.call is not None}
-            self._contents = {a: one for a, one in self._contents.items() if a in known or one.origin == BATCH}
             for reference in self._trained:
                 if (tensor := reference()) is not None:
                     self._set(tensor, TRAINED)
@@ -268,7 +266,7 @@ class ResultTracker:
             one = self._passes[number] = Pass(user_lines(), self._n_pauses)
         self._last_pass = one
         variable = getattr(node, "variable", None)  # of a node that adds to a parameter's gradient
-        if variable is not None and not torch.is_grad_enabled():
+        if variable is not None:
             one.parameters.add(id(variable))
             self._variables.append(weakref.ref(variable))
         if (owner := self._by_node.get(node._sequence_nr())) is not None:

@@ -139,6 +139,21 @@ def test_batch_cannot_be_replayed_when_its_size_is_not_known():
         treated_of("batch=2", log)
 
 
+def test_call_keeps_its_backward_pass_when_an_operator_without_one_follows():
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            scores = self.layer(x)
+            return scores + 0 * scores.argmax(-1, keepdim=True)
+
+    log = logged(Scores(), torch.randn(4, 8))
+    assert call_of(log, "aten::addmm").backward_ns > 0
+    assert call_of(log, "aten::argmax").backward_ns == 0
+
+
 def test_call_keeps_how_many_denormal_numbers_go_in_when_there_are_some():
     call = call_of(logged(denormal_layer(), torch.rand(32, 64)), "aten::addmm")
     assert [spec.denormal for spec in call.specs] == [0.0, 0.0, 1.0]
