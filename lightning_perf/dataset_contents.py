@@ -15,9 +15,13 @@ def random_states() -> tuple[Any, ...]:
     """Return the states of the global random generators of torch on the CPU, Python and numpy, to be compared."""
     import torch
 
+    return torch.get_rng_state().numpy().tobytes(), *python_random_states()
+
+
+def python_random_states() -> tuple[Any, Any]:
+    """Return the states of the global random generators of Python and numpy, to be compared."""
     numpy = sys.modules.get("numpy")
-    state = pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state
+    return random.getstate(), pickle.dumps(numpy.random.get_state()) if numpy is not None else b""
 
 
 def generator_in(value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from lightning_perf.dataset_contents import random_states
+from lightning_perf.dataset_contents import python_random_states
 from lightning_perf.interrupts import error_text
 from lightning_perf.records import KnownResults
 
@@ -100,7 +100,8 @@ class ResultTracker:
 
     def end(self) -> None:
         """End the step: results that are still there are used by something."""
-        self._guarded(self._end)
+        if self._begin is None:  # it began
+            self._guarded(self._end)
 
     def has_found(self) -> bool:
         """Return whether something may be found that is worth another step; failures are."""
@@ -139,7 +140,7 @@ class ResultTracker:
                 self._set_fixed(tensor, place)
             return
         (module, batch), self._begin = self._begin, None
-        self._states = random_states()[1:]
+        self._states = python_random_states()
         for tensor in _tensors_of(module):
             if tensor.requires_grad:
                 self._trained.append(weakref.ref(tensor))
@@ -291,7 +292,7 @@ class ResultTracker:
                 self._gradients.add(_address(gradient))
 
     def _end(self) -> None:
-        self._step.are_items_changed |= random_states()[1:] != self._states
+        self._step.are_items_changed |= python_random_states() != self._states
         for content in self._contents.values():
             if content.call is not None and not content.storage.expired():
                 content.call.is_used = True

@@ -13,8 +13,8 @@ from .plain import is_plain_tensor
 MIN_ELEMENTS = 2**12
 """Smaller matrices cost next to nothing."""
 
-_N_LOOKED_AT, _MOST_LOOKED_AT = 1024, 0.5
-"""Elements that are looked at first, and the fraction of nonzeros among them from which on the others are not."""
+_N_SAMPLED, _MOST_NONZERO = 1024, 0.5
+"""Elements that are counted first, and the fraction of nonzeros among them above which the others are not."""
 
 MAX_FRACTION = 0.05
 """Nonzero elements of a matrix that is called sparse. With more, a product without zeros is hardly faster."""
@@ -53,9 +53,9 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     if matrix.dim() < 2 or matrix.numel() < MIN_ELEMENTS or min(matrix.shape[-2:]) < 2:
         return None
     extent = 1 + sum((size - 1) * step for size, step in zip(matrix.shape, matrix.stride(), strict=True))
-    part = matrix.as_strided((min(_N_LOOKED_AT, extent),), (max(1, extent // _N_LOOKED_AT),))
-    if int(torch.count_nonzero(part)) > _MOST_LOOKED_AT * part.numel():
-        return None  # saves looking at all of it
+    part = matrix.as_strided((min(_N_SAMPLED, extent),), (max(1, extent // _N_SAMPLED),))
+    if int(torch.count_nonzero(part)) > _MOST_NONZERO * part.numel():
+        return None
     n_nonzero = int(torch.count_nonzero(matrix))
     fraction = n_nonzero / matrix.numel()
     if not 0 < fraction <= max(MAX_FRACTION, 1 / min(matrix.shape[-2:])):
