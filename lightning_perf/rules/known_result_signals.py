@@ -1,9 +1,10 @@
-"""Operators of a step whose results were known before, for the rules on them."""
+"""Operators of a step that could be saved, and the findings of the rules on them."""
 
 from typing import NamedTuple
 
-from lightning_perf.records import KnownKind, KnownResults, Method, Session, StageTimes
+from lightning_perf.records import Confidence, Finding, KnownKind, KnownResults, Method, Session, StageTimes
 
+from .findings import EvidenceLike, PrescriptionLike, timed_finding
 from .rule import Skip
 from .signals import is_cpu_run, steady_of
 from .step_signals import loops_of, model_profile_of
@@ -49,6 +50,30 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
         return None
     least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
     return Repeated(found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")
+
+
+def saving_finding(
+    repeated: Repeated,
+    *,
+    summary: str,
+    evidence: EvidenceLike,
+    prescriptions: PrescriptionLike,
+    basis: str,
+    least_s: float | None = None,
+    confidence: Confidence = "high",
+) -> Finding:
+    """Return a finding whose fix saves these operators; ``least_s`` is None where all of them are certain to go."""
+    return timed_finding(
+        repeated.steady,
+        summary=summary,
+        evidence=evidence,
+        prescriptions=prescriptions,
+        claims=repeated.claims,
+        basis=basis,
+        low_s=repeated.least_s if least_s is None else least_s,
+        confidence=confidence,
+        method=repeated.method,
+    )
 
 
 def _is_in_loop(session: Session, site: str) -> bool:

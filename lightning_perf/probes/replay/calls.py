@@ -146,7 +146,9 @@ class CallLog:
     ) -> None:
         """Add a call of ``ns`` nanoseconds. ``denormals`` holds shares of denormal numbers by the argument's ``id``."""
         self.total_ns += ns
-        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        number = self._last_node
+        if threading.get_ident() == self._thread:  # each thread has numbers of its own
+            number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         has_node = number > self._last_node  # autograd made this call's node just before this method was called
         self._last_node = number
         node = torch._C._current_autograd_node()
@@ -181,7 +183,7 @@ class CallLog:
         call.ns += ns
         inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
         call.producers.update(self._writers.get(_address(value), -1) for value in inputs[:1])
-        if has_grad and has_node and threading.get_ident() == self._thread and any(v.requires_grad for v in inputs):
+        if has_grad and has_node and any(v.requires_grad for v in inputs):
             self._by_node[number - 1] = call, {_address(value) for value in inputs}
         for value in inputs:
             if value.requires_grad and (address := _address(value)) and address not in self._writers:

@@ -1,8 +1,8 @@
 """PD327: each step computes the same tensors again."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
@@ -13,8 +13,8 @@ def check(session: Session) -> Finding | None:
     if repeated is None:
         return None
     found = repeated.found
-    return timed_finding(
-        repeated.steady,
+    return saving_finding(
+        repeated,
         summary=(
             f"{repeated.where} computes the same in each step: results of {number_of(found.n_operators, 'operator')} "
             "depend neither on the batch nor on a parameter that is trained."
@@ -28,8 +28,5 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code='self.register_buffer("table", make_table(), persistent=False)',
         ),
-        claims=repeated.claims,
-        low_s=repeated.least_s,
         basis="operators of one step, timed and followed by what they depend on",
-        method=repeated.method,
     )

@@ -1,8 +1,8 @@
 """PD328: a step computes the same results twice."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
@@ -14,8 +14,8 @@ def check(session: Session) -> Finding | None:
         return None
     found = repeated.found
     before = f"{found.first_site} has" if found.first_site else "the same step has"
-    return timed_finding(
-        repeated.steady,
+    return saving_finding(
+        repeated,
         summary=(
             f"{repeated.where} computes what {before} computed already: "
             f"{number_of(found.n_operators, 'operator')} of a step get the same inputs as earlier ones."
@@ -31,8 +31,5 @@ def check(session: Session) -> Finding | None:
             "numerics",
             code="logits = self(x)  # once; then e.g. accuracy(logits.detach(), y)",
         ),
-        claims=repeated.claims,
-        low_s=repeated.least_s,
         basis="operators of one step, timed and compared by their inputs",
-        method=repeated.method,
     )

@@ -1,8 +1,8 @@
 """PD329: each epoch computes again what depends on a dataset's items and on no parameter that is trained."""
 
 from lightning_perf.records import Finding, LoaderSettings, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.known_result_signals import Repeated, repeated_of
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.known_result_signals import Repeated, repeated_of, saving_finding
 from lightning_perf.rules.loader_signals import are_all_kept, n_epochs_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import loaders_of
@@ -26,8 +26,8 @@ def check(session: Session) -> Finding | None:
     has_room = all_bytes is not None and all_bytes <= KEPT_MAX_MEMORY * memory_bytes
     is_sure = is_same and has_room and found.is_per_item
     condition = "" if is_same else ", if the dataset's items do not change"
-    return timed_finding(
-        repeated.steady,
+    return saving_finding(
+        repeated,
         summary=(
             f"{repeated.where} computes the same for an item in each epoch{condition}: "
             f"{percent(found.forward_part)} of forward depends on the batch, but on no parameter that is trained."
@@ -47,11 +47,9 @@ def check(session: Session) -> Finding | None:
                 "dataset = TensorDataset(features.clone(), labels)"
             ),
         ),
-        claims=repeated.claims,
-        low_s=(1 - 1 / n_epochs) * repeated.least_s if is_sure else 0.0,
+        least_s=(1 - 1 / n_epochs) * repeated.least_s if is_sure else 0.0,
         basis=f"operators of one step, timed and followed; the lower end is of {number_of(n_epochs, 'epoch')}",
         confidence="high" if is_sure else "low",
-        method=repeated.method,
     )
 
 

@@ -1,8 +1,8 @@
 """PD331: several backward passes go through the same layers."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
@@ -14,8 +14,8 @@ def check(session: Session) -> Finding | None:
         return None
     found = repeated.found
     where = f" ({found.site})" if found.site else ""
-    return timed_finding(
-        repeated.steady,
+    return saving_finding(
+        repeated,
         summary=(
             f"{found.n_passes} backward passes of a step{where} go through the same layers "
             "and add to the same gradients; one pass from the sum of the losses gives the same."
@@ -31,9 +31,6 @@ def check(session: Session) -> Finding | None:
             "numerics",
             code="self.manual_backward(sum(losses))  # instead of one call for each, with retain_graph=True",
         ),
-        claims=repeated.claims,
-        low_s=repeated.least_s,
         basis="operators of one step, timed by backward pass",
         confidence="medium",
-        method=repeated.method,
     )

@@ -1,8 +1,8 @@
 """PD332: activations are computed again in backward, although they would fit into memory."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
 from lightning_perf.rules.memory_signals import device_memory_of
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run
@@ -25,8 +25,8 @@ def check(session: Session) -> Finding | None:
         else f"they take {size_text(found.kept_bytes)} at most"
     )
     where = f" ({found.site})" if found.site else ""
-    return timed_finding(
-        repeated.steady,
+    return saving_finding(
+        repeated,
         summary=(
             f"{percent(found.backward_part)} of the backward pass computes activations again, because "
             f"checkpointing{where} did not keep them; {room}."
@@ -41,10 +41,8 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="x = block(x)  # instead of checkpoint(block, x, use_reentrant=False)",
         ),
-        claims=repeated.claims,
-        low_s=repeated.least_s if fraction is not None else 0.0,
+        least_s=repeated.least_s if fraction is not None else 0.0,
         basis="operators of one step, timed",
-        method=repeated.method,
     )
 
 

@@ -1,8 +1,8 @@
 """PD333: a step computes results that nothing uses."""
 
 from lightning_perf.records import Finding, Session
-from lightning_perf.rules.findings import fact, fix, timed_finding
-from lightning_perf.rules.known_result_signals import repeated_of
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
@@ -13,8 +13,8 @@ def check(session: Session) -> Finding | None:
     if repeated is None:
         return None
     found = repeated.found
-    return timed_finding(
-        repeated.steady,
+    return saving_finding(
+        repeated,
         summary=(
             f"{repeated.where} computes what nothing uses: results of {number_of(found.n_operators, 'operator')} reach "
             "neither a loss nor a value that is read."
@@ -28,9 +28,6 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="reconstruction = self.decoder(z) if not self.training else None",
         ),
-        claims=repeated.claims,
-        low_s=repeated.least_s,
         basis="operators of one step, timed and followed by what uses them",
         confidence="medium",
-        method=repeated.method,
     )
