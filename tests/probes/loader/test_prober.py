@@ -90,7 +90,7 @@ def test_probe_names_the_users_function_when_one_of_them_is_slow(dataset: Any, n
     assert record.getitem is not None
     assert record.getitem_cpu_fraction is not None
     if name == "read":
-        assert record.getitem_cpu_fraction < 0.15
+        assert record.getitem_cpu_fraction < 0.5
         assert record.getitem.p50_s >= 0.002
 
 
