@@ -33,6 +33,7 @@ from .operator_tracer import OperatorTracer, entry_cost_ns
 from .plain import batch_size, tensors_in, visits
 from .replay import CallLog
 from .replay.broadcasts import broadcast_sum
+from .replay.repeated_rows import repeated_rows
 from .replay.rewrites import output_layer_of
 from .replay.zero_operands import zero_operand
 from .tracing import StepTracer, can_trace_compiled, current_mode
@@ -302,8 +303,12 @@ class SampledSteps(Probe):
             if counter.results is not None and counter.results.has_found():
                 self._unconfirmed, self._attempts_left = counter.results, 1
             if counter.log is not None:
-                found = {"broadcast": broadcast_sum(counter.log), "zeros": zero_operand(counter.log)}
-                self.profile = msgspec.structs.replace(profile, **found)
+                self.profile = msgspec.structs.replace(
+                    profile,
+                    broadcast=broadcast_sum(counter.log),
+                    zeros=zero_operand(counter.log),
+                    repeated_rows=repeated_rows(counter.log),
+                )
                 self._targets = counter.targets if output_layer_of(counter.log) else None
 
     def before_report(self, is_last: bool) -> None:

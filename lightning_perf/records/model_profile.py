@@ -209,6 +209,24 @@ class ZeroOperand(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
+class RepeatedRows(Record, frozen=True, kw_only=True):
+    """Operators on a CPU that compute each row of their results several times, since the rows that they get are copies.
+
+    Attributes:
+        n_copies: How often each row occurs.
+        shape: Shape of the result that takes the most time.
+        n_operators: Such operators in the step.
+        total_s: Seconds of them and their backward pass in the step.
+        site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.
+    """
+
+    n_copies: int
+    shape: tuple[int, ...]
+    n_operators: int
+    total_s: float = 0.0
+    site: str = ""
+
+
 KnownKind: TypeAlias = Literal["unused", "constant", "twice", "frozen", "recomputed", "backward"]
 
 
@@ -280,6 +298,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
             is not ``"step"``.
         zeros: Products or decompositions of matrices that are mostly zeros; None without any, on a device, and if
             ``basis`` is not ``"step"``.
+        repeated_rows: Operators that compute the same rows several times; None without any, on a device, and if
+            ``basis`` is not ``"step"``.
         known_results: Operators that could be saved; empty if ``basis`` is not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
@@ -316,6 +336,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     targets: LossTargets | None = None
     broadcast: BroadcastSum | None = None
     zeros: ZeroOperand | None = None
+    repeated_rows: RepeatedRows | None = None
     known_results: tuple[KnownResults, ...] = ()
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None

@@ -13,6 +13,7 @@ import torch
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.code_lines import user_site
 from lightning_perf.probes.plain import is_plain_tensor
+from lightning_perf.probes.repeats import n_copies_in
 from lightning_perf.probes.zeros import Zeros, zeros_in
 
 MAX_CALLS = 2048
@@ -65,13 +66,14 @@ class Call:
         producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
-        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors or has zeros;
-            else empty.
+        n_copies: How often each row of its first result occurs in it, on the CPU.
+        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros or
+            repeats rows; else empty.
     """
 
     __slots__ = (
-        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_out", "ns", "out_dtypes",
-        "out_shape", "out_stride", "producers", "site", "weights", "zeros",
+        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_copies", "n_out", "ns",
+        "out_dtypes", "out_shape", "out_stride", "producers", "site", "weights", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -85,6 +87,7 @@ class Call:
         self.weights: set[int] = set()
         self.site = ""
         self.zeros: Zeros | None = None
+        self.n_copies = 1
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -173,12 +176,16 @@ class CallLog:
                 return
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
-            call.zeros = self._zeros_in(call.name, args)
-            if call.zeros is not None or call.n_out > max((spec.extent for spec in call.specs), default=call.n_out):
+            call.zeros, call.n_copies = self._zeros_in(call.name, args), n_copies_in(tensors[0]) if tensors else 1
+            is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
+            if is_broadcast or call.zeros is not None or call.n_copies > 1:
                 call.site = user_site()
             self.calls.append(call)
-        elif call.zeros is not None and self._zeros_in(call.name, args) is None:
-            call.zeros = None  # not all equal calls have them
+        else:  # all equal calls must have them
+            if call.zeros is not None and self._zeros_in(call.name, args) is None:
+                call.zeros = None
+            if call.n_copies > 1 and call.n_copies != n_copies_in(tensors[0]):
+                call.n_copies = 1
         call.n += 1
         call.ns += ns
         inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]

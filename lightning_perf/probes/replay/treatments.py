@@ -13,6 +13,7 @@ from .attention import attention_works
 from .broadcasts import without_broadcast
 from .calls import Call, CallLog, TensorSpec, flat
 from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
+from .repeated_rows import without_repeats
 from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
@@ -93,6 +94,7 @@ def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Ca
         "targets": lambda: fewer_targets(log, float(value)),
         "without-broadcast": lambda: without_broadcast(log),
         "without-zeros": lambda: without_zeros(log),
+        "without-repeats": lambda: without_repeats(log),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

@@ -1,0 +1,38 @@
+"""PD334: layers that compute the same rows several times."""
+
+from lightning_perf.records import Session
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import required
+from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.step_signals import model_profile_of
+from lightning_perf.rules.thresholds import LOW_SHARE
+
+_CODE = (
+    "encoded = self.encoder(x)\n"
+    "encoded = encoded.repeat_interleave(n, dim=0)  # instead of self.encoder(x.repeat_interleave(n, dim=0))"
+)
+
+
+@replay_rule("PD334", "repeated-rows")
+def check(session: Session) -> Diagnosis | None:
+    steady, profile = steady_of(session), model_profile_of(session)
+    found = required(profile.repeated_rows if is_cpu_run(session) else None, "no repeated rows were seen on a CPU")
+    share = found.total_s / steady.step_s.mean
+    if share < LOW_SHARE:
+        return None
+    shape = " × ".join(f"{size:,}" for size in found.shape)
+    return Diagnosis(
+        f"{found.site or 'The model'} computes each row {found.n_copies:,} times: the rows that it gets are copies, "
+        f"and so are those of its result of {shape}",
+        (
+            fact("copies of each row", found.n_copies, "count"),
+            fact("such operators in a step", found.n_operators, "count"),
+            fact("their time in a step", found.total_s, "s"),
+        ),
+        fix("compute each row once, and repeat the result", "minutes", "numerics", code=_CODE),
+        "with each row once, these operators run",
+        replayed_as="without-repeats",
+        at_stake=min(1.0, share),
+        other_phases=(),
+    )
