@@ -1,5 +1,6 @@
 """Find the line of code that called an operator, its owner, and the loops around it."""
 
+import dis
 import linecache
 import os
 import sys
@@ -92,22 +93,44 @@ def short_place(file: str, line: Any, function: Any) -> str:
 NOWHERE = Place(OTHER, "", 0, "")
 
 
+def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the user's frames from this one on, innermost first, up to the line that called ``fit``."""
+    while frame is not None:
+        owner = _kept_owner_of(frame.f_code.co_filename)
+        if owner == USER:
+            yield frame
+        elif owner == LIGHTNING and frame.f_code.co_name == "fit":
+            return
+        frame = frame.f_back
+
+
 def user_lines() -> tuple[tuple[str, int], ...]:
     """Return file and number of the user's lines above the caller, outermost first.
 
     The line that called ``fit`` does not count: everything in a training is below it.
     """
-    frame: FrameType | None = sys._getframe(1)
-    lines: list[tuple[str, int]] = []
-    while frame is not None:
-        file = frame.f_code.co_filename
-        owner = _kept_owner_of(file)
-        if owner == USER:
-            lines.append((file, frame.f_lineno))
-        elif owner == LIGHTNING and frame.f_code.co_name == "fit":
-            break
-        frame = frame.f_back
-    return tuple(reversed(lines))
+    frames = _user_frames(sys._getframe(1))
+    return tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
+
+
+def depth_of_loop() -> int:
+    """Return how many of ``user_lines`` lead to the innermost loop or comprehension that runs; 0 without one."""
+    frames = list(_user_frames(sys._getframe(1)))
+    for place, frame in enumerate(frames):
+        if any(first <= frame.f_lasti <= last for first, last in _loops(frame.f_code)):
+            return len(frames) - place
+    return 0
+
+
+@lru_cache(maxsize=_MAX_KEPT)
+def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
+    """Return the first and the last instruction of each loop: where a jump goes back to, and the jump."""
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    return tuple(
+        (step.argval, step.offset)
+        for step in dis.get_instructions(code)
+        if step.opcode in jumps and step.argval < step.offset and "INTERRUPT" not in step.opname  # that waits
+    )
 
 
 def instruction() -> tuple[int, int]:

@@ -34,11 +34,13 @@ class FixedTensors:
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return up to ``_N_COMPARED`` evenly spaced elements; None where they cannot be viewed."""
-    if not tensor.is_contiguous() or not tensor.numel() or tensor.device.type == "meta":
+    """Return up to ``_N_COMPARED`` evenly spaced elements, in any dense layout; None where they cannot be viewed."""
+    if not tensor.numel() or tensor.device.type == "meta":
         return None
     try:
-        return tensor.detach().view(-1)[:: -(-tensor.numel() // _N_COMPARED)]
+        by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        dense = tensor.detach().permute(by_stride)
+        return dense.view(-1)[:: -(-tensor.numel() // _N_COMPARED)] if dense.is_contiguous() else None
     except RuntimeError as error:  # its storage was freed, as FSDP does
         raise_if_from_signal(error)
         return None

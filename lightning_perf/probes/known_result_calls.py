@@ -44,6 +44,7 @@ class Call:
         key: Stands for the operator and the contents of its inputs, also in another step if these are constant.
         origin: What its results depend on, as bits.
         first: The equal operator that ran before; None without one.
+        n_to_loop: How many of its lines lead to the innermost loop that called it, if the equal one has the same lines.
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
         is_per_item: Whether no item of the batch has an influence on the results of another.
         has_grad: Whether autograd recorded it.
@@ -53,14 +54,15 @@ class Call:
     """
 
     __slots__ = (
-        "first", "has_grad", "is_listed", "is_per_item", "is_used", "key", "lines", "origin", "passes", "producers",
-        "weight",
+        "first", "has_grad", "is_listed", "is_per_item", "is_used", "key", "lines", "n_to_loop", "origin", "passes",
+        "producers", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
         self.has_grad = self.is_used = False
         self.is_listed = self.is_per_item = True
+        self.n_to_loop = 0
         self.producers: tuple[Call, ...] = ()
         self.passes: dict[Pass, int] = {}
 
@@ -70,15 +72,15 @@ class Call:
         return sum(self.passes.values())
 
     def differing(self) -> tuple[Lines, Lines]:
-        """Return both stacks of lines up to where the second computation differs from the first; empty if nowhere.
+        """Return both stacks of lines up to where the second computation differs from the first, or up to a loop.
 
-        A loop has the same lines; one of a library cannot be avoided, and one of the user's is reported as a loop.
+        They are empty without either: what a library repeats below one line cannot be avoided.
         """
         first = self.first.lines if self.first is not None else ()
         for n, (before, now) in enumerate(zip(first, self.lines, strict=False), 1):
             if before != now:
                 return first[:n], self.lines[:n]
-        return (), ()
+        return self.lines[: self.n_to_loop], self.lines[: self.n_to_loop]
 
 
 class StepCalls:
@@ -183,7 +185,8 @@ class StepCalls:
             backward += sum(passes) - max(passes)
         before, now = max(pairs, key=lambda pair: pairs[pair], default=((), ()))
         n = sum(len(group) - 1 for group in groups.values())
-        return self._record("twice", n, forward, backward, site=site_text(now), first_site=site_text(before))
+        first = site_text(before) if before != now else ""
+        return self._record("twice", n, forward, backward, site=site_text(now), first_site=first)
 
     def _record(self, kind: KnownKind, n: int, forward: int, backward: int, **others: Any) -> KnownResults:
         return KnownResults(

@@ -21,7 +21,7 @@ from lightning_perf.records import KnownResults
 
 from . import module_walk, plain
 from .clock import now_ns
-from .code_lines import instruction, recomputing_line, user_lines
+from .code_lines import depth_of_loop, instruction, recomputing_line, user_lines
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls, least
 from .known_result_functions import (
@@ -84,6 +84,7 @@ class ResultTracker:
         self._read_origin = 0  # of numbers that were read from tensors: sizes of new tensors may depend on them
         self._origin_of_number: dict[Any, int] = {}
         self._instruction = 0, 0  # of the last operator
+        self._n_above = 0  # the user's lines above the step, e.g. a loop over batches
         self._states: Any = None
         self._thread = threading.get_ident()
         self._trained: list[weakref.ref[torch.Tensor]] = []
@@ -131,6 +132,7 @@ class ResultTracker:
             return None
 
     def _resume(self) -> None:
+        self._n_above = len(user_lines())
         if self._begin is None:
             self._n_pauses += 1
             for reference in self._trained:
@@ -214,6 +216,8 @@ class ResultTracker:
         weight -= self._add_factorization(function, args, weight)
         call = Call(weight, key, origin, user_lines() if outs else (), self._results.get(key))
         call.is_listed = bool(read) and function.name not in COPIES
+        if call.first is not None and call.first.lines == call.lines and (n := depth_of_loop()) > self._n_above:
+            call.n_to_loop = n
         call.is_per_item = self._is_per_item(function, read)
         call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)
         # Also used: what is read as a number, or written to a tensor that was there before.

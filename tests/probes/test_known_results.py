@@ -355,6 +355,57 @@ def test_repetitions_below_one_line_are_not_the_users():
     assert "twice" not in follow(step)
 
 
+def in_a_comprehension(net, x):
+    first = [net.trained, nn.ReLU()]
+    return sum(part(x).sum() for part in (nn.Sequential(*first[:n]) for n in (1, 2, 2)))
+
+
+def in_a_loop(net, x):
+    total = 0
+    for _ in range(3):
+        total = total + net.trained(x).sum()
+    return total
+
+
+def in_a_while_loop(net, x):
+    total = n = 0
+    while n < 3:
+        n, total = n + 1, total + net.trained(x).sum()
+    return total
+
+
+@pytest.mark.parametrize(
+    ("step", "n", "line"), [(in_a_comprehension, 1, 2), (in_a_loop, 2, 3), (in_a_while_loop, 2, 3)]
+)
+def test_repetitions_in_a_loop_of_the_users_are_found(step, n, line):
+    found = follow(step)["twice"]
+    assert (found.first_site, found.site) == ("", f"test_known_results.py:{step.__code__.co_firstlineno + line}")
+    assert found.backward_part > 0
+    assert found.n_operators >= n
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_frozen_layers_are_fixed_in_any_layout(layout):
+    layer = nn.Conv2d(3, 8, 3).to(memory_format=layout).requires_grad_(False)
+
+    def step(net, x):
+        images = net.trained(x).view(-1, 1).expand(-1, 108).reshape(-1, 3, 6, 6).contiguous(memory_format=layout)
+        loss = layer(images).relu().sum()
+        return loss + layer(images).relu().square().sum()
+
+    net = Net(step)
+    net.layer = layer
+    assert follow(step, net)["twice"].n_operators >= 1
+
+
+def test_loop_around_the_step_is_not_one_in_it():
+    both = nn.MultiheadAttention(WIDTH, 2)
+    for _ in range(2):
+        assert "twice" not in follow(
+            lambda net, x: F.layer_norm(x, (WIDTH,)).sum() + both(x, x, net.trained(x))[0].sum()
+        )
+
+
 def test_repetitions_that_are_little_of_their_line_are_not_reported():
     def step(net, x):
         first = net.trained(x).sum()
