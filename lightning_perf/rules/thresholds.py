@@ -182,6 +182,9 @@ DEFAULT_PREFETCH = _published(
     "https://docs.pytorch.org/docs/stable/data.html",
 )
 
+# Pairs of rows
+PAIRS_MIN_SHARE = _heuristic(0.10, "share", "Nothing is replayed, so that only a large part of a step is worth a line.")
+
 # Padding
 PADDING_MIN_SHARE = _heuristic(0.20, "of the tokens", "With less padding, few operators become noticeably faster.")
 IGNORED_TARGETS_MIN_SHARE = _heuristic(

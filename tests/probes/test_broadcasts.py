@@ -155,3 +155,49 @@ def test_relation_is_replayed_without_broadcasting():
     (result,) = probe.record().results
     assert result.n_operators == 1, result.reason
     assert result.seen_s > 0
+
+
+class Ranks(nn.Module):
+    """Relates the numbers of a batch of rows to one another."""
+
+    def __init__(self, relate, n=256):
+        super().__init__()
+        self.score, self.relate, self.n = nn.Linear(16, 1), relate, n
+
+    def forward(self, x):
+        return self.relate(self.score(x).squeeze(-1), x[:, 0])
+
+
+def risk_sets(score, times):
+    at_risk = times[None] >= times[:, None]
+    return score[None].expand(len(score), -1).masked_fill(~at_risk, float("-inf")).logsumexp(1)
+
+
+def triples(score, times):
+    return (score[:64, None, None] - score[None, :64, None] + score[None, None, :64]).relu()
+
+
+@pytest.mark.parametrize(("relate", "shape"), [(risk_sets, (256, 256)), (triples, (64, 64, 64))])
+def test_other_relations_of_all_pairs_are_found_with_their_time(relate, shape):
+    log = logged(Ranks(relate), torch.randn(256, 16))
+    found = broadcast_sum(log)
+    assert (found.kind, found.shape) == ("others", shape)
+    assert found.site == f"test_broadcasts.py:{relate.__code__.co_firstlineno + 1}"
+    assert found.total_s > 0
+    with pytest.raises(ValueError, match="no matrix multiplication"):
+        without_broadcast(log)
+
+
+@pytest.mark.parametrize(
+    "relate",
+    [
+        lambda score, times: (score[:, None] * times[None, :64]).relu(),  # not square
+        lambda score, times: (score[:, None] @ times[None]).relu(),  # a product
+        lambda score, times: (score[:, None] @ times[None]).masked_fill(times[None] == times[:, None], 0),
+        lambda score, times: (score[:64, None] - score[None, :64]).relu(),  # small
+    ],
+)
+def test_tensors_that_are_needed_anyway_do_not_count(relate):
+    log = logged(Ranks(relate), torch.randn(256, 16))
+    found = broadcast_sum(log)
+    assert found is None or found.total_s < 0.5 * sum(call.seconds for call in log.calls)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_perf.probes.zeros import PRODUCTS
 from lightning_perf.records import BroadcastSum, PairKind
 
 from .calls import Call, CallLog, TensorSpec
@@ -13,6 +14,9 @@ from .functions import Work, function_of
 
 MIN_ELEMENTS = 2**16
 """Smaller tensors stay in a core's own cache."""
+
+_SMALL_PART = 1 / 64
+"""Tensors of pairs are made from rows that have at most this fraction of their elements."""
 
 _SUMS = ("aten::sum", "aten::mean")
 _NORMS = ("aten::linalg_vector_norm", "aten::norm")
@@ -73,10 +77,10 @@ def costliest_broadcast(log: CallLog) -> Found | None:
 
 
 def broadcast_sum(log: CallLog) -> BroadcastSum | None:
-    """Return the record of ``costliest_broadcast``; its time is 0 if operators were not timed."""
+    """Return the record of ``costliest_broadcast``, or of other relations. Time that was not measured is 0."""
     found = costliest_broadcast(log)
     if found is None:
-        return None
+        return _other_pairs(log)
     return BroadcastSum(
         shape=found.shape,
         n_bytes=math.prod(found.shape) * found.rows[0].dtype.itemsize,
@@ -86,9 +90,52 @@ def broadcast_sum(log: CallLog) -> BroadcastSum | None:
     )
 
 
+def _other_pairs(log: CallLog) -> BroadcastSum | None:
+    """Return the costliest operators on tensors of all pairs, or triples, that a step makes from its rows alone."""
+    made: dict[int, tuple[int, ...]] = {}  # call that wrote such a tensor → its shape
+    calls: dict[tuple[int, ...], list[Call]] = {}
+    for call in log.calls:
+        shape = _shape_of_pairs(call, made)
+        if shape is not None:
+            calls.setdefault(shape, []).append(call)
+            if call.out_shape == shape:
+                made[call.index] = shape
+    shape = max(calls, key=lambda each: sum(call.seconds for call in calls[each]), default=())
+    if not shape:
+        return None
+    return BroadcastSum(
+        shape=shape,
+        n_bytes=math.prod(shape) * max(dtype.itemsize for call in calls[shape] for dtype in call.out_dtypes),
+        kind="others",
+        total_s=sum(call.seconds for call in calls[shape]),
+        site=next((call.site for call in calls[shape] if call.site), ""),
+    )
+
+
+def _shape_of_pairs(call: Call, made: dict[int, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the shape of the pairs on which an operator works, if it gets only such tensors and far smaller ones."""
+    shape = next((made[spec.source] for spec in call.specs if made.get(spec.source) == spec.shape), call.out_shape)
+    n = math.prod(shape)
+    if len(set(shape)) != 1 or len(shape) < 2 or n < MIN_ELEMENTS or not call.specs or call.name in PRODUCTS:
+        return None
+    is_small = all(made.get(spec.source) == shape or _n_own(spec) <= _SMALL_PART * n for spec in call.specs)
+    return shape if is_small else None
+
+
+def _n_own(spec: TensorSpec) -> int:
+    """Return the elements of a tensor, without those of dimensions to which it is expanded."""
+    return math.prod(size for size, step in zip(spec.shape, spec.stride, strict=True) if step)
+
+
 def without_broadcast(log: CallLog) -> list[Work]:
-    """Return the operators of ``costliest_broadcast``, and the function in their place."""
+    """Return the operators of ``costliest_broadcast``, and the function in their place.
+
+    Raises:
+        ValueError: No matrix multiplication computes what is found instead.
+    """
     found = costliest_broadcast(log)
+    if found is None and _other_pairs(log) is not None:
+        raise ValueError("no matrix multiplication computes this")
     bounds = [function_of(call) for call in found.calls] if found is not None else []
     as_is = tuple(bound for bound in bounds if bound is not None)
     if found is None or len(as_is) < len(bounds):
