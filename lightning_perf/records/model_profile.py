@@ -162,18 +162,19 @@ class LossTargets(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-PairKind: TypeAlias = Literal["products", "distances", "similarities"]
+PairKind: TypeAlias = Literal["products", "distances", "similarities", "others"]
 
 
 class BroadcastSum(Record, frozen=True, kw_only=True):
-    """Products, distances or similarities of all pairs of rows, computed by broadcasting and a sum over one dimension.
+    """Relations of all pairs of rows, or triples, that are computed by broadcasting.
 
     Attributes:
-        shape: Shape of the tensor that is summed.
+        shape: Shape of the tensor to which rows are broadcast.
         n_bytes: Its bytes.
-        kind: ``"products"``, ``"distances"`` or ``"similarities"`` (cosine).
-        total_s: Seconds per step of the operators up to the sum, and of their backward pass; 0 if operators were not
-            timed.
+        kind: ``"products"``, ``"distances"`` or ``"similarities"`` (cosine) where a sum over one dimension follows;
+            ``"others"`` for what no matrix multiplication computes, e.g. comparisons.
+        total_s: Seconds per step of the operators up to the sum, or of all on such tensors, and of their backward pass;
+            0 if operators were not timed.
         site: The user's line that broadcasts, e.g. ``"model.py:31"``; empty if unknown.
     """
 
@@ -292,6 +293,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         module_depth: Depth to which modules are listed; 1 for top-level modules.
         modules: Costliest first.
         operators: Costliest first, at most 24.
+        n_passes: Times that the step called ``training_step`` with the same parameters; 0 if not counted.
+        pass_site: The user's line above the first of them, e.g. ``"model.py:31"``; empty if there is none.
         targets: Targets of its cross-entropy; None without one behind an output layer of its own, and if ``basis`` is
             not ``"step"``.
         broadcast: Its costliest sum over tensors that were broadcast to all pairs; None without one, and if ``basis``
@@ -333,6 +336,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     module_depth: int = 1
     modules: tuple[ModuleProfile, ...] = ()
     operators: tuple[OperatorProfile, ...] = ()
+    n_passes: int = 0
+    pass_site: str = ""
     targets: LossTargets | None = None
     broadcast: BroadcastSum | None = None
     zeros: ZeroOperand | None = None

@@ -397,3 +397,32 @@ def test_attention_in_evaluation_keeps_its_fast_path_in_the_counted_step() -> No
     model = Model()
     with ArithmeticCounter(model):
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+class Again(Net):
+    """Runs its closure before the optimizer runs it."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer_closure()
+        optimizer.step(closure=optimizer_closure)
+
+
+class Sharpness(Net):
+    """Evaluates the gradient at other parameters first, as sharpness-aware minimization does."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer_closure()
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.add_(0.01 * parameter.grad)
+        optimizer.step(closure=optimizer_closure)
+
+
+@pytest.mark.parametrize(("model", "n"), [(Again(), 2), (Sharpness(), 1), (Net(), 1), (Manual(), 1)])
+def test_passes_with_the_same_parameters_are_counted(make_trainer: Make, model: Net, n: int) -> None:
+    _, session = diagnosed(make_trainer, model)
+    profile = session.model_profile
+    assert profile is not None
+    assert profile.n_passes == n
+    assert profile.pass_site.startswith("test_arithmetic.py:") == isinstance(model, (Again, Sharpness))
+    assert any(finding.code == "PD610" for finding in session.findings) == (n > 1)
