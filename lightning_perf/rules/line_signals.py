@@ -8,7 +8,7 @@ from .findings import SPREAD, fact, gain_from, gain_span_s, severity_of, severit
 from .loader_signals import costly_line
 from .signals import CODE_PHASES, phase_s
 from .thresholds import LINE_MIN_PART
-from .user_lines import LineTime, host_s, lines_of, whole_lines_of
+from .user_lines import LineTime, host_s, lines_of, outer_lines_of, whole_lines_of
 from .wording import percent, place_of
 
 _CLAIMED = ("claimed",)
@@ -51,6 +51,8 @@ def with_line(finding: Finding, session: Session) -> Finding:
             for line in lines
             if line.low_s <= (1 + SPREAD) * claimed_s and (line.line.entry in hooks or not _is_of_a_hook(line))
         ]
+    if finding.code == "PD601":  # the operators of validation are what the fix saves
+        lines = outer_lines_of(session, "validation") or lines
     if finding.code == "PD111":
         lines = [line for line in lines if not line.line.entry.startswith(("on_", "validation_step"))]
     line = next((line for line in lines if line.seconds > 0), None)

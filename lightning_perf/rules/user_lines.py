@@ -80,6 +80,39 @@ def whole_lines_of(session: Session, phases: Sequence[str], is_wanted: Callable[
     return _lines(session, lambda name, line: name in phases and is_wanted(line), with_operators=True)
 
 
+def outer_lines_of(session: Session, phase: str) -> list[LineTime]:
+    """Return the lines of hooks in a phase with all that they call, operators included, costliest first."""
+    profile, steady = session.host_profile, session.steady
+    found = profile.phases.get(phase) if profile is not None else None
+    if found is None or steady is None:
+        return []
+    seconds = phase_s(steady, phase)
+    lines = (line for line in found.outer_lines if line.n_samples >= LINE_MIN_SAMPLES)
+    return [_line_time(line, phase, found, seconds, with_operators=True) for line in lines]
+
+
+def growing_line(session: Session, phase: str) -> HostLine | None:
+    """Return the line that takes a growing part of a phase in the course of the run; None if none does for certain.
+
+    The mean step of a line's samples is compared with that of the phase's other samples. Their errors are those of
+    means of steps that are spread evenly over the sampled ones.
+    """
+    profile = session.host_profile
+    found = profile.phases.get(phase) if profile is not None else None
+    if profile is None or found is None or found.mean_step is None:
+        return None
+    spread = (profile.last_step - profile.first_step) / math.sqrt(12)
+    later = {}
+    for line in found.lines:
+        n_others = found.n_samples - line.n_samples
+        if line.mean_step is None or line.n_samples < LINE_MIN_SAMPLES or n_others <= 0 or line.share >= 1:
+            continue
+        others = (found.mean_step - line.share * line.mean_step) / (1 - line.share)
+        if line.mean_step - others > NORMAL_Z95 * spread * math.sqrt(1 / line.n_samples + 1 / n_others):
+            later[line] = line.share * (line.mean_step - others)
+    return max(later, key=lambda line: later[line], default=None)
+
+
 def _lines(
     session: Session, is_wanted: Callable[[str, HostLine], bool], with_operators: bool = False
 ) -> list[LineTime]:

@@ -335,6 +335,23 @@ def test_line_of_the_function_called_is_named_when_it_holds_the_time():
     assert found(phase) == [("helper", 5, 0.9), ("training_step", 11, 0.1)]
 
 
+def test_lines_of_the_hook_itself_are_kept_beside_those_of_functions():
+    phase = samples((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11),), 10, 5))
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    outer = profile.phases["forward"].outer_lines
+    assert [(line.line, line.call, round(line.share, 3)) for line in outer] == [(10, "helper", 0.9), (11, "", 0.1)]
+
+
+def test_mean_step_of_a_line_is_weighted_by_time():
+    phase = PhaseSamples()
+    for line, ms, step in ((10, 1, 0), (10, 3, 100), (11, 4, 10)):
+        phase.add(stacks.Stack(((training_step.__code__, -1, line),), None, "user"), ms * 1e6, 0.0, 0.0, step)
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 100), 0.0, None)
+    found = profile.phases["forward"]
+    assert {line.line: line.mean_step for line in found.lines} == {10: 75.0, 11: 10.0}
+    assert found.mean_step == 42.5
+
+
 def test_line_is_known_with_the_one_that_calls_its_function_unless_several_do():
     def called_at(*paths):
         profile = ProfileBuilder(StackReader()).build({"forward": samples(*paths)}, {}, (0, 9), 0.0, None)

@@ -15,7 +15,7 @@ from .stacks import OPERATOR, Stack, StackReader, Visit
 MAX_STACKS = 4096
 """Most distinct stacks kept; of further ones, only the outermost line is kept."""
 
-_MAX_LINES = 8
+_MAX_LINES, _MAX_OUTER_LINES = 8, 4
 _MIN_LINE_SHARE = 0.01
 _DESCENT_SHARE = 0.5  # report the called function's lines if they hold most of a line's time
 COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
@@ -32,13 +32,15 @@ class StackSamples:
     n_late: int = 0
     ns: float = 0.0
     gc_ns: float = 0.0
+    step_ns: float = 0.0  # the sum of nanoseconds × finished steps
 
-    def add(self, ns: float, gc_ns: float, late_ns: float) -> None:
+    def add(self, ns: float, gc_ns: float, late_ns: float, step: int) -> None:
         """Count one sample."""
         self.n += 1
         self.n_late += late_ns > _LATE_NS
         self.ns += ns
         self.gc_ns += gc_ns
+        self.step_ns += ns * step
 
 
 class PhaseSamples:
@@ -49,14 +51,14 @@ class PhaseSamples:
         self.n = 0
         self.ns = self.squares = 0.0
 
-    def add(self, stack: Stack, ns: float, gc_ns: float, late_ns: float) -> None:
-        """Count one sample."""
+    def add(self, stack: Stack, ns: float, gc_ns: float, late_ns: float, step: int = 0) -> None:
+        """Count one sample, taken after ``step`` steps."""
         sums = self.stacks.get(stack)
         if sums is None:
             if len(self.stacks) >= MAX_STACKS:
                 stack = Stack(stack.lines[:1], None, stack.leaf)
             sums = self.stacks.setdefault(stack, StackSamples())
-        sums.add(ns, gc_ns, late_ns)
+        sums.add(ns, gc_ns, late_ns, step)
         self.n += 1
         self.ns += ns + gc_ns
         self.squares += (ns + gc_ns) ** 2
@@ -77,15 +79,16 @@ class Line:
         self.place = place
         self.entry = entry
         self.caller = caller
-        self.ns = self.operator_ns = 0.0
+        self.ns = self.operator_ns = self.step_ns = 0.0
         self.n = 0
         self.calls: defaultdict[str, float] = defaultdict(float)
         self.children: dict[Place, Line] = {}
 
-    def add(self, ns: float, n: int, call: str, is_operator: bool = False) -> None:
+    def add(self, ns: float, n: int, call: str, is_operator: bool = False, step_ns: float = 0.0) -> None:
         """Count ``n`` samples of stacks that contain the line."""
         self.ns += ns
         self.n += n
+        self.step_ns += step_ns
         self.operator_ns += ns * is_operator
         self.calls[call] += ns
 
@@ -113,6 +116,7 @@ class Line:
             per_step_s=None if timed is None else share * timed[0],
             span_share=None if timed is None else share * timed[1],
             n_samples=self.n,
+            mean_step=self.step_ns / self.ns if self.ns else None,
             code=linecache.getline(self.place.file, self.place.line).strip()[:120],
             called_at=f"{os.path.basename(self.caller.file)}:{self.caller.line}" if self.caller else "",
         )
@@ -165,7 +169,7 @@ class ProfileBuilder:
                 if line is None:
                     line = level[place] = Line(place, places[0].function, places[depth - 1] if depth else None)
                 below = call if depth == len(places) - 1 else places[depth + 1].function
-                line.add(sums.ns, sums.n, below, is_operator)
+                line.add(sums.ns, sums.n, below, is_operator, sums.step_ns)
                 level = line.children
         least_ns = _MIN_LINE_SHARE * samples.ns
         found: dict[Place, Line] = {}
@@ -175,6 +179,7 @@ class ProfileBuilder:
                 if known is not line:
                     _merge(known, line)
         lines = sorted(found.values(), key=lambda line: -line.ns)[:_MAX_LINES]
+        outer = sorted(roots.values(), key=lambda line: -line.ns)[:_MAX_OUTER_LINES]
         phase_s = steady.phases[name].total_s if steady is not None and name in steady.phases else None
         timed = None if steady is None or phase_s is None else (phase_s / steady.n_steps, phase_s / steady.span_s)
         return HostPhase(
@@ -183,7 +188,9 @@ class ProfileBuilder:
             share=samples.ns / total_ns,
             operator_fraction=operator_ns / samples.ns,
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
+            mean_step=sum(sums.step_ns for sums in samples.stacks.values()) / samples.ns,
             lines=tuple(line.record(samples.ns, timed) for line in lines),
+            outer_lines=tuple(line.record(samples.ns, timed) for line in outer if line.ns >= least_ns),
         )
 
     def _running(self, stack: Stack, sums: StackSamples, late: float) -> tuple[str, bool]:
@@ -228,6 +235,7 @@ def _places(lines: tuple[Visit, ...]) -> list[Place]:
 def _merge(known: Line, other: Line) -> None:
     known.ns += other.ns
     known.operator_ns += other.operator_ns
+    known.step_ns += other.step_ns
     known.n += other.n
     known.caller = known.caller if known.caller == other.caller else None
     for call, ns in other.calls.items():

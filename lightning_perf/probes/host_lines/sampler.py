@@ -150,7 +150,7 @@ class LineSampler(Probe):
         with self._lock:
             for phases in (self._phases, self._slow) if self._is_in_slow_step(name, late_ns) else (self._phases,):
                 phase = phases.setdefault(name, PhaseSamples())
-                phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns)
+                phase.add(stack, PAUSE_S * 1e9 + late_ns - gc_ns, gc_ns, late_ns, step)
             self._n += 1
             self._steps = (step if self._steps is None else self._steps[0], step)
         return True

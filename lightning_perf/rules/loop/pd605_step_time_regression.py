@@ -17,7 +17,8 @@ from lightning_perf.rules.thresholds import (
     GROWTH_MIN_OWN,
     GROWTH_MIN_WEIGHT,
 )
-from lightning_perf.rules.wording import duration, percent
+from lightning_perf.rules.user_lines import growing_line
+from lightning_perf.rules.wording import duration, percent, place_of
 from lightning_perf.stats.changepoint import MIN_SEGMENT, find_change
 
 LOOP = "other"
@@ -43,12 +44,16 @@ def check(session: Session) -> Finding | None:
     is_uniform = _is_uniform(before, after, change.after / change.before if change.before > 0 else 1.0)
     # If computing takes longer on a CPU while the training gets fewer cores, other programs are the cause.
     is_machine = phase in COMPUTE_PHASES and is_cpu_run(session) and has_lost_cores(session, after[0].start_s)
+    line = growing_line(session, phase) if not is_uniform else None
+    place = f"; {place_of(line)} takes a growing part of it" if line is not None else ""
     grew = "all phases grew" if is_uniform else f"{phase.replace('_', ' ') or 'no phase'} grew most"
+    where = phase.replace("_", " ") or "the step"
     finding = timed_finding(
         steady,
         summary=(
             f"From step {after[0].first_step} on, a step takes {duration(change.after)} instead of "
-            f"{duration(change.before)}; {grew}." + (" Training had fewer cores from then on." if is_machine else "")
+            f"{duration(change.before)}; {grew}{place}."
+            + (" Training had fewer cores from then on." if is_machine else "")
         ),
         evidence=(
             fact(
@@ -66,7 +71,7 @@ def check(session: Session) -> Finding | None:
             (
                 "check what else ran on the machine from then on, and whether batches grew"
                 if is_uniform or is_machine
-                else f"find what grows or starts at that step in {phase.replace('_', ' ') or 'the step'}"
+                else f"find what grows or starts at that step in {place_of(line) if line is not None else where}"
             ),
             "hours",
         ),
