@@ -49,7 +49,7 @@ def check(session: Session) -> Finding | None:
     least_s = 0.0
     is_seen = is_cpu_run(session)  # on a device, the host may be what takes the time
     if is_seen and result is not None and result.before_s and speedup is not None and speedup.low > 1.0:
-        least_s = min(sum(tables.claims.values()), steady.n_steps * result.before_s * (1 - 1 / speedup.low))
+        least_s = min(sum(tables.claims.values()), steady.n_steps * result.before_s) * (1 - 1 / speedup.low)
     names = [one.class_name for one in session.settings.model.optimizers] if session.settings.model is not None else []
     is_ready = bool(names) and all(name in _TAKES_SPARSE for name in names)
     change = (
