@@ -25,8 +25,10 @@ def n_copies_in(out: Any) -> int:
     if not out.dtype.is_floating_point or out.numel() < MIN_ELEMENTS:
         return 1
     value = out.detach()
-    rows = value.flatten(1) if value.dim() > 3 else value.reshape(-1, value.shape[-1])
-    rows = rows[:, :: -(-rows.shape[1] // _N_COLUMNS)]
+    if value.dim() > 3:  # some elements of each item; the layout may be any
+        rows = value[(slice(None), *(slice(None, None, -(-size // 4)) for size in value.shape[1:]))].flatten(1)
+    else:
+        rows = value[..., :: -(-value.shape[-1] // _N_COLUMNS)].flatten(0, -2)
     n, middle = rows.shape[0], rows.shape[0] // 2
     bound = _TOLERANCE * torch.finfo(rows.dtype).eps * rows[middle].abs().amax()
     places = _same(rows[:, :1], rows[middle, :1], bound).nonzero().flatten()
