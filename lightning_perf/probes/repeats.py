@@ -1,5 +1,6 @@
-"""Find results of operators on a CPU whose rows are copies of each other."""
+"""Find tensors on a CPU whose items, along the first dimension, are copies of each other."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,41 +8,45 @@ import torch
 from .plain import is_plain_tensor
 
 MIN_ELEMENTS = 2**12
-"""Smaller results cost next to nothing."""
+"""Operators on smaller tensors cost next to nothing."""
 
-_N_COLUMNS = 64
-_TOLERANCE = 64
-"""Rounding errors, in units of the dtype's smallest: equal rows of a product may be added up in another order."""
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_ROUNDING, _ROUNDING_16_BIT = 16, 2
+"""How far equal items of a result may differ, in units of the dtype's precision at the largest element: an operator may
+add up each of them in another order."""
+
+_N_PARTS = 16  # in which they are compared, for the memory that this takes
 
 
-def n_copies_in(out: Any) -> int:
-    """Return how often each row occurs in a result; 1 if not all rows occur equally often, or all are one row.
+def n_copies_in(value: Any, is_rounded: bool = False) -> int:
+    """Return how often each item occurs; 1 if not all occur equally often, or if all are the same one.
 
-    Rows are what the last dimension holds; with four or more dimensions, what each item of the first one holds. Copies
-    must be equally far apart, as ``repeat``, ``repeat_interleave`` and ``expand`` leave them.
+    Copies must be equally far apart, as ``repeat``, ``repeat_interleave`` and ``expand`` leave them, and exact, unless
+    ``is_rounded``: the tensor was computed from copies.
     """
-    if not is_plain_tensor(out) or out.device.type != "cpu" or out.layout is not torch.strided or out.dim() < 2:
+    if not is_plain_tensor(value) or value.device.type != "cpu" or value.layout is not torch.strided or value.dim() < 2:
         return 1
-    if not out.dtype.is_floating_point or out.numel() < MIN_ELEMENTS:
+    if value.dtype not in _DTYPES or value.numel() < MIN_ELEMENTS:
         return 1
-    value = out.detach()
-    if value.dim() > 3:  # some elements of each item; the layout may be any
-        rows = value[(slice(None), *(slice(None, None, -(-size // 4)) for size in value.shape[1:]))].flatten(1)
-    else:
-        rows = value[..., :: -(-value.shape[-1] // _N_COLUMNS)].flatten(0, -2)
-    n, middle = rows.shape[0], rows.shape[0] // 2
-    bound = _TOLERANCE * torch.finfo(rows.dtype).eps * rows[middle].abs().amax()
-    places = _same(rows[:, :1], rows[middle, :1], bound).nonzero().flatten()
-    places = places[_same(rows[places], rows[middle], bound)]
+    items = value.detach()
+    n, middle = len(items), len(items) // 2
+    few = items[(slice(None), *(slice(None, None, -(-size // 4)) for size in items.shape[1:]))].flatten(1)
+    bound = 0.0
+    if is_rounded:
+        units = _ROUNDING if few.dtype.itemsize > 2 else _ROUNDING_16_BIT
+        bound = units * torch.finfo(few.dtype).eps * float(few[middle].abs().amax())
+    places = _same(few[:, :1], few[middle, :1], bound).nonzero().flatten()
+    places = places[_same(few[places], few[middle], bound)]
     copies = len(places)
-    if copies < 2 or copies == n or n % copies:
+    if copies < 2 or copies == n or n % copies or not math.isfinite(bound):
         return 1
     apart = int(places[1] - places[0])
     if n % (copies * apart):
         return 1
-    groups = rows.unflatten(0, (-1, copies, apart))
-    return copies if bool(_same(groups, groups[:, :1], bound).all()) else 1
+    groups = items.unflatten(0, (-1, copies, apart))
+    parts = groups.split(-(-len(groups) // _N_PARTS))
+    return copies if all(bool(_same(part, part[:, :1], bound).all()) for part in parts) else 1
 
 
-def _same(rows: torch.Tensor, others: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    return ((rows - others).abs() <= bound).all(-1)
+def _same(items: torch.Tensor, others: torch.Tensor, bound: float) -> torch.Tensor:
+    return ((items - others).abs() <= bound).flatten(1).all(-1)

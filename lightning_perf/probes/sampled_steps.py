@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from lightning_perf import interrupts
-from lightning_perf.records import ModelProfile, Session, SyncCalls
+from lightning_perf.records import ModelProfile, RepeatedRows, Session, SyncCalls
 from lightning_perf.seams import is_overridden
 
 from . import call_watch
@@ -30,10 +30,11 @@ from .machine import device_name
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
+from .passes import PassCounter
 from .plain import batch_size, tensors_in, visits
 from .replay import CallLog
 from .replay.broadcasts import broadcast_sum
-from .replay.repeated_rows import repeated_rows
+from .replay.repeated_rows import in_both, repeated_rows
 from .replay.rewrites import output_layer_of
 from .replay.zero_operands import zero_operand
 from .tracing import StepTracer, can_trace_compiled, current_mode
@@ -137,6 +138,8 @@ class SampledSteps(Probe):
         self._targets: TargetCounter | None = None  # of a counted step, until they are read
         self._results: ResultTracker | None = None  # of two counted steps
         self._unconfirmed: ResultTracker | None = None  # of the first of them
+        self._repeated: RepeatedRows | None = None  # not confirmed either
+        self._passes: PassCounter | None = None
         self._device: torch.device = run.trainer.strategy.root_device
         self._debug = sync_debug_of(self._device)
         self._depth = run.options.module_depth
@@ -238,7 +241,7 @@ class SampledSteps(Probe):
             is_changed = any(is_overridden(one, hook) for one in owners if one is not None for hook in _BATCH_HOOKS)
             results = ResultTracker(self._module, batch, is_cpu, is_changed)
             tensors = tensors_in(batch, left=visits())
-            log = CallLog(self._n_samples or 0, tensors) if self._unconfirmed is None else None
+            log = CallLog(self._n_samples or 0, tensors)
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)
@@ -293,6 +296,9 @@ class SampledSteps(Probe):
             if not counter.failure and counter.results is not None:
                 self._unconfirmed.confirm(counter.results)
                 self._results = self._unconfirmed
+                if self._repeated is not None and self.profile is not None and counter.log is not None:
+                    repeated = in_both(self._repeated, repeated_rows(counter.log))
+                    self.profile = msgspec.structs.replace(self.profile, repeated_rows=repeated)
             self._unconfirmed = None
         elif counter.failure:
             self._attempts_left = 0
@@ -300,15 +306,13 @@ class SampledSteps(Probe):
             self._attempts_left = 0
             profile = counter.profile(device_name(self._device), self._n_samples, self._step)
             self.profile, self.call_log = profile, counter.log
-            if counter.results is not None and counter.results.has_found():
+            self._passes = counter.passes
+            self._repeated = repeated_rows(counter.log) if counter.log is not None else None
+            if counter.results is not None and (counter.results.has_found() or self._repeated is not None):
                 self._unconfirmed, self._attempts_left = counter.results, 1
             if counter.log is not None:
-                self.profile = msgspec.structs.replace(
-                    profile,
-                    broadcast=broadcast_sum(counter.log),
-                    zeros=zero_operand(counter.log),
-                    repeated_rows=repeated_rows(counter.log),
-                )
+                found = {"broadcast": broadcast_sum(counter.log), "zeros": zero_operand(counter.log)}
+                self.profile = msgspec.structs.replace(profile, **found)
                 self._targets = counter.targets if output_layer_of(counter.log) else None
 
     def before_report(self, is_last: bool) -> None:
@@ -316,6 +320,10 @@ class SampledSteps(Probe):
         targets, self._targets = self._targets, None
         if targets is not None and self.profile is not None:
             self.profile = msgspec.structs.replace(self.profile, targets=targets.read())
+        passes, self._passes = self._passes, None
+        if passes is not None and self.profile is not None:
+            n_passes, pass_site = passes.count()
+            self.profile = msgspec.structs.replace(self.profile, n_passes=n_passes, pass_site=pass_site)
         results = self._results  # kept, because what changes later is not constant
         if results is not None and self.profile is not None:
             known = results.found()

@@ -1,38 +1,47 @@
-"""Results whose rows are copies of each other are found, and replayed with each row once."""
+"""Operators on copies of items are found, and replayed with each item once."""
 
 from __future__ import annotations
 
-import math
-
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_perf.probes.repeats import n_copies_in
+from lightning_perf.probes.replay import calls
 from lightning_perf.probes.replay.calls import TensorSpec
-from lightning_perf.probes.replay.repeated_rows import repeated_rows, without_repeats
+from lightning_perf.probes.replay.repeated_rows import in_both, repeated_rows, without_repeats
+from lightning_perf.records import RepeatedRows
 
 from .replay.replaying import asked, logged, probe_of
 
 rows, images, words = torch.rand(32, 64), torch.rand(6, 3, 16, 16), torch.rand(16, 10, 32)
+copies = rows.repeat(8, 1)
 
 
 @pytest.mark.parametrize(
     ("value", "n"),
     [
-        (rows.repeat(8, 1), 8),
+        (copies, 8),
         (rows.repeat_interleave(8, 0), 8),
-        (words.repeat_interleave(4, 0), 4),  # sequences: their rows are ten apart
-        (words[:, :1].expand(-1, 10, -1), 10),
-        (rows.view(1, 32, 64).expand(5, -1, -1).reshape(-1, 64), 5),
+        (words.repeat_interleave(4, 0), 4),
+        (words.repeat_interleave(4, 0).view(-1, 32), 4),  # rows of sequences are ten apart
+        (words[:, :1].expand(-1, 10, -1).reshape(-1, 32), 10),
         (images.repeat_interleave(5, 0), 5),
-        (images.repeat(5, 1, 1, 1), 5),
-        (F.linear(rows.repeat(8, 1), torch.rand(24, 64)), 8),
+        (images.repeat(5, 1, 1, 1).to(memory_format=torch.channels_last), 5),
+        (copies.bfloat16(), 8),
+        (rows.repeat(8, 1).double(), 8),
     ],
 )
-def test_copies_of_each_row_are_counted(value, n):
+def test_copies_of_each_item_are_counted(value, n):
     assert n_copies_in(value) == n
+
+
+def other_corner(value):
+    value = value.clone()
+    value[-1, ..., 1] += 0.5
+    return value
 
 
 @pytest.mark.parametrize(
@@ -44,12 +53,16 @@ def test_copies_of_each_row_are_counted(value, n):
         torch.cat([rows.repeat(7, 1), torch.rand(32, 64)]),  # some occur once
         torch.cat([rows.repeat(7, 1), rows.flip(0)]),  # not equally far apart
         rows[:4].repeat(2, 1),  # small
-        rows.repeat(8, 1) > 0.5,
+        copies > 0.5,
         torch.relu(torch.rand(1000, 64) - 2),
-        rows.repeat(8, 1) * (torch.rand(256, 64) > 0.1),  # dropout
+        copies * (torch.rand(256, 64) > 0.1),  # dropout
+        other_corner(images.repeat(5, 1, 1, 1)),  # e.g. pictures in front of the same background
+        copies + 1e-6 * torch.rand(256, 64),
+        torch.cat([rows, rows + 0.1 * torch.randn_like(rows)]).repeat(1, 64).bfloat16(),
         torch.full((256, 64), float("nan")),
-        rows.repeat(8, 1).to_sparse(),
-        rows.repeat(8, 1).to("meta"),
+        copies.to_sparse(),
+        copies.to("meta"),
+        copies.to(torch.float8_e4m3fn),
         torch.rand(5000),
     ],
 )
@@ -57,54 +70,67 @@ def test_others_are_not(value):
     assert n_copies_in(value) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "noise", "n"), [(torch.float32, 1e-7, 8), (torch.float32, 1e-4, 1), (torch.bfloat16, 0.1, 1)]
+)
+def test_results_computed_from_copies_may_differ_by_rounding(dtype, noise, n):
+    value = (copies + noise * torch.rand(256, 64)).to(dtype)
+    assert n_copies_in(value, is_rounded=True) == n
+    assert n_copies_in(torch.full((256, 64), float("inf")), is_rounded=True) == 1
+
+
 class Ranker(nn.Module):
     """Encodes what it gets for each of ``n`` candidates."""
 
     def __init__(self, n=8, layer=None):
         super().__init__()
-        self.n, self.encoder = n, layer or nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))
+        two = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64, bias=False))
+        self.n, self.encoder = n, layer or two
 
     def forward(self, x):
         return self.encoder(x.repeat_interleave(self.n, dim=0))
 
 
-def test_layers_that_get_copies_are_recorded_with_their_line():
+def test_products_of_copies_are_recorded_with_their_line():
     found = repeated_rows(logged(Ranker(), rows))
-    assert (found.n_copies, found.shape, found.n_operators) == (
-        8,
-        (256, 64),
-        5,
-    )  # also the copy itself, and the square in the loss
+    assert (found.n_copies, found.shape, found.n_operators) == (8, (256, 64), 2)
     assert found.site.startswith("test_repeats.py:")
     assert found.total_s > 0
 
 
+def test_operators_behind_dropout_are_needed():
+    model = Ranker(8, nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64)))
+    assert repeated_rows(logged(model, rows)).n_operators == 1
+
+
 @pytest.mark.parametrize(
     ("layer", "x"),
-    [
-        (None, rows),
-        (nn.Linear(64, 64, bias=False), rows),
-        (nn.Conv2d(3, 8, 3), images),
-        (nn.Linear(32, 32), words),
-    ],
+    [(None, rows), (nn.Conv2d(3, 8, 3), images), (nn.Conv1d(10, 8, 3), words), (nn.Linear(32, 32), words)],
 )
-def test_operators_are_replayed_with_each_row_once(layer, x):
+def test_operators_are_replayed_with_each_item_once(layer, x):
     model = Ranker(8, layer)
     log = logged(model, x)
     for work in without_repeats(log):
-        before, after = (call_elements(side) for side in (work.as_is, work.treated))
+        before, after = (first_size(side) for side in (work.as_is, work.treated))
         assert before == 8 * after
     probe = probe_of(model)
-    probe.answer(asked("without-repeats"), log, 1000.0)
+    probe.answer(asked("without-repeats"), log, 300.0)
     (replayed,) = probe.record().results
     assert replayed.n_operators >= 1
     assert replayed.speedup is not None or replayed.is_negligible, replayed.reason
 
 
-def call_elements(bounds):
-    """Return the elements of the first tensor with rows."""
+def first_size(bounds):
+    """Return the first dimension of the first tensor that has several."""
     ((_, args, _),) = bounds
-    return next(math.prod(value.shape) for value in args if isinstance(value, TensorSpec) and len(value.shape) > 1)
+    return next(value.shape[0] for value in args if isinstance(value, TensorSpec) and len(value.shape) > 1)
+
+
+def test_replayed_results_are_those_of_the_step():
+    layer = nn.Linear(64, 64, bias=False)
+    work = without_repeats(logged(Ranker(8, layer), rows))[0]
+    function, _, _ = work.treated[0]
+    assert torch.allclose(function(rows, layer.weight.T), layer(rows.repeat_interleave(8, dim=0)))
 
 
 def test_attention_over_copies_is_found():
@@ -117,8 +143,23 @@ def test_attention_over_copies_is_found():
             x = x.repeat(4, 1, 1, 1) * self.scale
             return F.scaled_dot_product_attention(x, x, x)
 
-    works = without_repeats(logged(Attention(), torch.rand(2, 4, 64, 16)))
-    assert any("scaled_dot_product" in work.calls[0].name for work in works)
+    (work,) = without_repeats(logged(Attention(), torch.rand(2, 4, 64, 16)))
+    assert "scaled_dot_product" in work.calls[0].name
+
+
+def test_copies_that_a_library_makes_are_not_the_users(monkeypatch):
+    monkeypatch.setattr(calls, "is_users_call", lambda: False)
+    assert repeated_rows(logged(Ranker(), rows)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "n"), [({"n_copies": 4}, None), ({"site": "model.py:1"}, None), ({"total_s": 0.5}, 0.5)]
+)
+def test_only_what_two_steps_have_in_common_counts(change, n):
+    found = RepeatedRows(n_copies=8, shape=(256, 64), n_operators=2, total_s=1.0, site="model.py:3")
+    both = in_both(found, msgspec.structs.replace(found, **change))
+    assert (both.total_s if both is not None else None) == n
+    assert in_both(found, None) is None
 
 
 class Sometimes(nn.Module):
@@ -140,15 +181,3 @@ def test_nothing_is_found_without_copies():
     log = logged(nn.Linear(64, 64), torch.rand(256, 64))
     assert repeated_rows(log) is None
     assert without_repeats(log) == []
-
-
-def test_other_sums_of_rows_do_not_count():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(256, 64))
-
-        def forward(self, x):
-            return x.repeat(8, 1) + self.weight
-
-    assert repeated_rows(logged(Sum(), rows)) is None

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_perf.probes.zeros import PRODUCTS
 from lightning_perf.records import BroadcastSum, PairKind
 
 from .calls import Call, CallLog, TensorSpec
@@ -18,6 +17,7 @@ MIN_ELEMENTS = 2**16
 _SMALL_PART = 1 / 64
 """Tensors of pairs are made from rows that have at most this fraction of their elements."""
 
+_COMPARISONS = tuple(f"aten::{name}" for name in ("lt", "le", "gt", "ge"))
 _SUMS = ("aten::sum", "aten::mean")
 _NORMS = ("aten::linalg_vector_norm", "aten::norm")
 
@@ -77,10 +77,10 @@ def costliest_broadcast(log: CallLog) -> Found | None:
 
 
 def broadcast_sum(log: CallLog) -> BroadcastSum | None:
-    """Return the record of ``costliest_broadcast``, or of other relations. Time that was not measured is 0."""
-    found = costliest_broadcast(log)
-    if found is None:
-        return _other_pairs(log)
+    """Return the record of ``costliest_broadcast``, or of costlier comparisons. Time that was not measured is 0."""
+    found, compared = costliest_broadcast(log), _comparisons(log)
+    if found is None or (compared is not None and compared.total_s > found.seconds):
+        return compared
     return BroadcastSum(
         shape=found.shape,
         n_bytes=math.prod(found.shape) * found.rows[0].dtype.itemsize,
@@ -90,8 +90,8 @@ def broadcast_sum(log: CallLog) -> BroadcastSum | None:
     )
 
 
-def _other_pairs(log: CallLog) -> BroadcastSum | None:
-    """Return the costliest operators on tensors of all pairs, or triples, that a step makes from its rows alone."""
+def _comparisons(log: CallLog) -> BroadcastSum | None:
+    """Return the costliest operators on tensors that come from comparing the order of all pairs of rows."""
     made: dict[int, tuple[int, ...]] = {}  # call that wrote such a tensor → its shape
     calls: dict[tuple[int, ...], list[Call]] = {}
     for call in log.calls:
@@ -106,7 +106,7 @@ def _other_pairs(log: CallLog) -> BroadcastSum | None:
     return BroadcastSum(
         shape=shape,
         n_bytes=math.prod(shape) * max(dtype.itemsize for call in calls[shape] for dtype in call.out_dtypes),
-        kind="others",
+        kind="comparisons",
         total_s=sum(call.seconds for call in calls[shape]),
         site=next((call.site for call in calls[shape] if call.site), ""),
     )
@@ -114,11 +114,13 @@ def _other_pairs(log: CallLog) -> BroadcastSum | None:
 
 def _shape_of_pairs(call: Call, made: dict[int, tuple[int, ...]]) -> tuple[int, ...] | None:
     """Return the shape of the pairs on which an operator works, if it gets only such tensors and far smaller ones."""
-    shape = next((made[spec.source] for spec in call.specs if made.get(spec.source) == spec.shape), call.out_shape)
-    n = math.prod(shape)
-    if len(set(shape)) != 1 or len(shape) < 2 or n < MIN_ELEMENTS or not call.specs or call.name in PRODUCTS:
+    shape = next((made[spec.source] for spec in call.specs if made.get(spec.source) == spec.shape), None)
+    if shape is None and call.name in _COMPARISONS and len(call.specs) == 2:
+        shape = call.out_shape
+    if shape is None or len(shape) != 2 or shape[0] != shape[1] or math.prod(shape) < MIN_ELEMENTS:
         return None
-    is_small = all(made.get(spec.source) == shape or _n_own(spec) <= _SMALL_PART * n for spec in call.specs)
+    least = math.prod(shape) * _SMALL_PART
+    is_small = all(made.get(spec.source) == shape or _n_own(spec) <= least for spec in call.specs)
     return shape if is_small else None
 
 
@@ -128,14 +130,8 @@ def _n_own(spec: TensorSpec) -> int:
 
 
 def without_broadcast(log: CallLog) -> list[Work]:
-    """Return the operators of ``costliest_broadcast``, and the function in their place.
-
-    Raises:
-        ValueError: No matrix multiplication computes what is found instead.
-    """
+    """Return the operators of ``costliest_broadcast``, and the function in their place."""
     found = costliest_broadcast(log)
-    if found is None and _other_pairs(log) is not None:
-        raise ValueError("no matrix multiplication computes this")
     bounds = [function_of(call) for call in found.calls] if found is not None else []
     as_is = tuple(bound for bound in bounds if bound is not None)
     if found is None or len(as_is) < len(bounds):

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.probes.code_lines import user_site
+from lightning_perf.probes.code_lines import is_users_call, user_site
 from lightning_perf.probes.plain import is_plain_tensor
 from lightning_perf.probes.repeats import n_copies_in
-from lightning_perf.probes.zeros import Zeros, zeros_in
+from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
 MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
@@ -24,6 +24,11 @@ OPAQUE = object()
 
 DENORMAL_LEVELS = (0.0, 0.125, 0.5, 1.0)
 """Levels to which shares of denormal numbers are rounded, so that equal layers stay one call."""
+
+REPEATABLE = {
+    "aten::mm": 1, "aten::addmm": 1, "aten::convolution": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
+}  # fmt: skip
+"""Operators that compute each item of the first dimension alone → number of tensors that hold them."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -66,7 +71,7 @@ class Call:
         producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
         weights: Storages of its first parameter, to find out whether calls share it.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
-        n_copies: How often each row of its first result occurs in it, on the CPU.
+        n_copies: How often each item occurs in what it computes item by item, on the CPU.
         site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros or
             repeats rows; else empty.
     """
@@ -135,6 +140,7 @@ class CallLog:
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
         self._writers: dict[int, int] = {}
+        self._of_copies: set[int] = set()  # indices of calls that copies of items went into
         self._thread = threading.get_ident()
 
     def add(
@@ -176,7 +182,7 @@ class CallLog:
                 return
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
-            call.zeros, call.n_copies = self._zeros_in(call.name, args), n_copies_in(tensors[0]) if tensors else 1
+            call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call.name, args)
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
             if is_broadcast or call.zeros is not None or call.n_copies > 1:
                 call.site = user_site()
@@ -184,7 +190,7 @@ class CallLog:
         else:  # all equal calls must have them
             if call.zeros is not None and self._zeros_in(call.name, args) is None:
                 call.zeros = None
-            if call.n_copies > 1 and call.n_copies != n_copies_in(tensors[0]):
+            if call.n_copies > 1 and call.n_copies != self._n_copies(call.name, args):
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
@@ -196,8 +202,11 @@ class CallLog:
             if value.requires_grad and (address := _address(value)) and address not in self._writers:
                 call.weights.add(address)
                 break  # its bias is shared as often as its weight
+        is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
         for tensor in tensors:
             self._writers[_address(tensor)] = call.index
+        if is_of_copies:
+            self._of_copies.add(call.index)
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
         """Return the matrix of mostly zeros; None if making it sparse would take time in each step."""
@@ -206,6 +215,16 @@ class CallLog:
             return found
         address = _address(args[found.place])
         return None if address in self._writers or address in self._batch else found
+
+    def _n_copies(self, name: str, args: Any) -> int:
+        """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""
+        first = PRODUCTS.get(name, 0)
+        found = {
+            n_copies_in(value, self._writers.get(_address(value)) in self._of_copies)
+            for value in args[first : first + REPEATABLE.get(name, 0)]
+        }
+        n = found.pop() if len(found) == 1 else 1
+        return n if n > 1 and is_users_call() else 1
 
     def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):

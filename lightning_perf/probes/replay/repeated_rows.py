@@ -1,14 +1,16 @@
 """Replay operators that compute each row several times, with each row once."""
 
-import math
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
 
 from lightning_perf.probes.zeros import PRODUCTS
 from lightning_perf.records import RepeatedRows
 
-from .calls import Call, CallLog, TensorSpec
+from .calls import REPEATABLE, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
-
-_ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 
 def repeated_rows(log: CallLog) -> RepeatedRows | None:
@@ -26,48 +28,47 @@ def repeated_rows(log: CallLog) -> RepeatedRows | None:
     )
 
 
+def in_both(found: RepeatedRows, again: RepeatedRows | None) -> RepeatedRows | None:
+    """Return what two steps of a training have in common, with the smaller time; None if nothing."""
+    if again is None or (again.n_copies, again.site) != (found.n_copies, found.site):
+        return None
+    return msgspec.structs.replace(
+        found,
+        n_operators=min(found.n_operators, again.n_operators),
+        total_s=min(found.total_s, again.total_s),
+    )
+
+
 def without_repeats(log: CallLog) -> list[Work]:
-    """Return the operators of ``repeated_rows``, and the same ones without copies of rows."""
+    """Return the operators of ``repeated_rows``, and the same ones on each row once, with copies of their results."""
     bounds = ((call, function_of(call)) for call in _costliest(log))
     return [Work((call,), (bound,), (_once(call, bound),)) for call, bound in bounds if bound is not None]
 
 
 def _costliest(log: CallLog) -> list[Call]:
     """Return the operators with the number of copies that takes the most time."""
-    found = [call for call in log.calls if call.n_copies > 1 and _rows_of(call)]
     by_copies: dict[int, list[Call]] = {}
-    for call in found:
-        by_copies.setdefault(call.n_copies, []).append(call)
+    for call in log.calls:
+        if call.n_copies > 1:
+            by_copies.setdefault(call.n_copies, []).append(call)
     return max(by_copies.values(), key=lambda calls: sum(call.seconds for call in calls), default=[])
 
 
-def _rows_of(call: Call) -> list[TensorSpec]:
-    """Return the arguments whose rows are those of the result; none if this operator does not keep rows apart."""
-    specs = call.specs
-    if call.name in PRODUCTS:
-        first = call.args[PRODUCTS[call.name]]
-        return [first] if len(call.out_shape) == 2 else []
-    if call.name == "aten::convolution":
-        return specs[:1]
-    if call.name == _ATTENTION:
-        return specs if len({spec.shape[0] for spec in specs}) == 1 else []
-    names = {argument.name for argument in call.func._schema.arguments}
-    whole = [spec for spec in specs if spec.shape == call.out_shape]
-    is_by_row = not names & {"dim", "dims"} and all(len(spec.shape) < 2 or spec in whole for spec in specs)
-    return whole if is_by_row else []
-
-
 def _once(call: Call, bound: Bound) -> Bound:
-    """Return a function with as many rows as differ."""
-    rows = _rows_of(call)
+    """Return a function on as many rows as differ, which copies its result as often as the rows occurred."""
+    first = PRODUCTS.get(call.name, 0)
+    rows = [spec for spec in call.args[first : first + REPEATABLE[call.name]] if isinstance(spec, TensorSpec)]
 
     def change(spec: TensorSpec) -> TensorSpec:
         if not any(spec is one for one in rows):
             return spec
-        shape = spec.shape if len(spec.shape) > 3 else (math.prod(spec.shape[:-1]), spec.shape[-1])
-        shape = (shape[0] // call.n_copies, *shape[1:])
-        stride = spec.stride if len(shape) > 3 else (shape[-1], 1)
-        return spec._replace(shape=shape, stride=stride, source=-1)
+        return spec._replace(shape=(spec.shape[0] // call.n_copies, *spec.shape[1:]), source=-1)
 
-    once: Bound = map_specs(change, bound)
-    return once
+    function, args, kwargs = bound
+    return partial(_copied, function, call.n_copies), map_specs(change, args), map_specs(change, kwargs)
+
+
+def _copied(function: Any, n: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+    out = function(*args, **kwargs)
+    first: torch.Tensor = out if isinstance(out, torch.Tensor) else out[0]
+    return first.repeat_interleave(n, dim=0)
