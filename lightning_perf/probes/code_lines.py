@@ -113,24 +113,44 @@ def user_lines() -> tuple[tuple[str, int], ...]:
     return tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
 
 
-def depth_of_loop() -> int:
-    """Return how many of ``user_lines`` lead to the innermost loop or comprehension that runs; 0 without one."""
+def user_lines_and_loop() -> tuple[tuple[tuple[str, int], ...], tuple[int, int]]:
+    """Return ``user_lines``, how many of them lead to the innermost loop, and its frame's id; 0 without one."""
     frames = list(_user_frames(sys._getframe(1)))
+    lines = tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
     for place, frame in enumerate(frames):
         if any(first <= frame.f_lasti <= last for first, last in _loops(frame.f_code)):
-            return len(frames) - place
-    return 0
+            return lines, (len(frames) - place, id(frame))
+    return lines, (0, 0)
 
 
 @lru_cache(maxsize=_MAX_KEPT)
 def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
-    """Return the first and the last instruction of each loop: where a jump goes back to, and the jump."""
+    """Return the first and the last instruction of each loop: where a jump goes back to, and the jump.
+
+    From 3.12 on, handlers of errors stand at the end and may jump back to the code behind their ``with`` or ``try``.
+    """
+    steps = list(dis.get_instructions(code))
+    handlers = len(code.co_code)
+    if sys.version_info >= (3, 12):
+        begins = (step.offset for step in steps if step.opname in ("PUSH_EXC_INFO", "CLEANUP_THROW"))
+        handlers = next(begins, handlers)
     jumps = {*dis.hasjrel, *dis.hasjabs}
     return tuple(
         (step.argval, step.offset)
-        for step in dis.get_instructions(code)
-        if step.opcode in jumps and step.argval < step.offset and "INTERRUPT" not in step.opname  # that waits
+        for step in steps
+        if step.opcode in jumps
+        and step.argval < step.offset
+        and not step.argval < handlers <= step.offset
+        and "INTERRUPT" not in step.opname  # that waits
     )
+
+
+def is_users_call() -> bool:
+    """Return whether the innermost code above the caller that is not torch's is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
+        frame = frame.f_back
+    return frame is not None and _kept_owner_of(frame.f_code.co_filename) == USER
 
 
 def instruction() -> tuple[int, int]:

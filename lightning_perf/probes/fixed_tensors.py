@@ -17,7 +17,7 @@ class FixedTensors:
 
     def add(self, tensor: torch.Tensor) -> int | None:
         """Return the place of a tensor, from 0; None where it cannot be compared."""
-        part = _part(tensor)
+        part = part_of(tensor)
         if part is None:
             return None
         self._parts.append((weakref.ref(tensor), part.clone()))
@@ -33,7 +33,7 @@ class FixedTensors:
         return [place for place, (reference, before) in enumerate(self._parts) if not _is_same(reference(), before)]
 
 
-def _part(tensor: torch.Tensor) -> torch.Tensor | None:
+def part_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return up to ``_N_COMPARED`` evenly spaced elements, in any dense layout; None where they cannot be viewed."""
     if not tensor.numel() or tensor.device.type == "meta":
         return None
@@ -47,5 +47,5 @@ def _part(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_same(tensor: torch.Tensor | None, before: torch.Tensor) -> bool:
-    part = _part(tensor) if tensor is not None else None
+    part = part_of(tensor) if tensor is not None else None
     return part is not None and part.shape == before.shape and bool(torch.equal(part, before))

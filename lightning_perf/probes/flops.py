@@ -20,11 +20,11 @@ from lightning_perf.records import ModelProfile, ModuleProfile, OperatorProfile
 from lightning_perf.stats.roofline import work_of
 
 from .clock import now_ns as host_now_ns
-from .code_lines import user_site
 from .known_results import ResultTracker
 from .loss_targets import TargetCounter
 from .module_walk import bare_profile, containing_module, listed_modules, named_parameters, parameters_by_module
 from .operators import Operator, denormal_fractions, describe, dtype_of, positional, precision_of, rows_of
+from .passes import PassCounter
 from .plain import without_overrides
 from .replay.calls import CallLog
 from .tracing import ModuleWatch, PassiveMode, StepTracer, current_mode, leave_mode
@@ -98,15 +98,12 @@ class ArithmeticCounter(StepTracer):
         self._sequences: list[int] = []
         self._paths: list[str] = []
         self._parts: list[str] = []
-        self._trained = [parameter for _, parameter in named_parameters(module) if parameter.requires_grad]
-        self._version = -1
-        self._n_passes = 0
-        self._pass_site = ""
+        self.passes = PassCounter(module)
 
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, parts are inside the training step."""
         if name == "training_step":
-            self._pass_begins()
+            self.passes.begin()
         if name in _DIRECTIONS:
             self._parts.append(name)
             self._apply_part()
@@ -120,13 +117,6 @@ class ArithmeticCounter(StepTracer):
     def close(self) -> bool:
         self.__exit__()
         return not self.is_entered
-
-    def _pass_begins(self) -> None:
-        """Count the passes with the same parameters; an optimizer that needs several changes them in between."""
-        version = sum(parameter._version for parameter in self._trained)
-        if version != self._version:
-            self._version, self._n_passes, self._pass_site = version, 0, user_site()
-        self._n_passes += 1
 
     def _apply_part(self) -> None:
         """Count as the innermost part requires: forward, backward, or not at all."""
@@ -287,8 +277,6 @@ class ArithmeticCounter(StepTracer):
             uncounted=tuple(sorted(self.uncounted)),
             modules=self._module_profiles(),
             operators=self._operator_profiles(),
-            n_passes=self._n_passes,
-            pass_site=self._pass_site,
             missing=missing,
         )
 

@@ -21,7 +21,7 @@ from lightning_perf.records import KnownResults
 
 from . import module_walk, plain
 from .clock import now_ns
-from .code_lines import depth_of_loop, instruction, recomputing_line, user_lines
+from .code_lines import instruction, recomputing_line, user_lines, user_lines_and_loop
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls, least
 from .known_result_functions import (
@@ -214,10 +214,11 @@ class ResultTracker:
         origin = self._origin(given, read) | (RANDOM if is_random or trains else 0)
         key = self._unique() if is_random else hash((func, tuple((k, self._key(v)) for k, v in given.items())))
         weight -= self._add_factorization(function, args, weight)
-        call = Call(weight, key, origin, user_lines() if outs else (), self._results.get(key))
+        lines, loop = user_lines_and_loop() if outs else ((), (0, 0))
+        call = Call(weight, key, origin, lines, self._results.get(key))
         call.is_listed = bool(read) and function.name not in COPIES
-        if call.first is not None and call.first.lines == call.lines and (n := depth_of_loop()) > self._n_above:
-            call.n_to_loop = n
+        if loop[0] > self._n_above:
+            call.loop = loop
         call.is_per_item = self._is_per_item(function, read)
         call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)
         # Also used: what is read as a number, or written to a tensor that was there before.

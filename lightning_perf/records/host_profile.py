@@ -18,8 +18,9 @@ class HostLine(Record, frozen=True, kw_only=True):
         per_step_s: Seconds per step; None before the steady state.
         span_share: Share of the steady time; None before the steady state.
         n_samples: Samples with the line on the stack.
-        mean_step: Mean number of finished steps at the samples, weighted by their time: it grows with lines that take
-            more time later. None in older sessions.
+        n_steps: Steps with such samples; 0 in older sessions.
+        mean_step: Mean number of finished steps at the samples, weighted by their time: larger for lines that take more
+            time later. None in older sessions.
         code: Text of the line; empty if its file cannot be read.
         called_at: File and number of the user's line that calls the function, e.g. ``"model.py:61"``; empty in
             ``entry``, and if several lines call it.
@@ -35,6 +36,7 @@ class HostLine(Record, frozen=True, kw_only=True):
     n_samples: int
     per_step_s: float | None = None
     span_share: float | None = None
+    n_steps: int = 0
     mean_step: float | None = None
     code: str = ""
     called_at: str = ""
@@ -48,6 +50,7 @@ class HostPhase(Record, frozen=True, kw_only=True):
             lock delays the sampler, so that one sample represents all of its time.
         operator_fraction: Fraction of the phase in torch operators.
         gc_fraction: Fraction of the phase in automatic garbage collections, which belong to no line.
+        n_steps: Steps with samples of the phase; 0 in older sessions.
         mean_step: Mean number of finished steps at all samples, as in ``HostLine``.
         lines: Costliest first; at most 8.
         outer_lines: The lines in ``entry``, including all functions of the user's that they call; at most 4.
@@ -58,6 +61,7 @@ class HostPhase(Record, frozen=True, kw_only=True):
     share: float
     operator_fraction: float
     gc_fraction: float = 0.0
+    n_steps: int = 0
     mean_step: float | None = None
     lines: tuple[HostLine, ...] = ()
     outer_lines: tuple[HostLine, ...] = ()

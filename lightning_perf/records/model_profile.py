@@ -162,17 +162,17 @@ class LossTargets(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-PairKind: TypeAlias = Literal["products", "distances", "similarities", "others"]
+PairKind: TypeAlias = Literal["products", "distances", "similarities", "comparisons"]
 
 
 class BroadcastSum(Record, frozen=True, kw_only=True):
-    """Relations of all pairs of rows, or triples, that are computed by broadcasting.
+    """Relations of all pairs of rows that are computed by broadcasting.
 
     Attributes:
         shape: Shape of the tensor to which rows are broadcast.
         n_bytes: Its bytes.
         kind: ``"products"``, ``"distances"`` or ``"similarities"`` (cosine) where a sum over one dimension follows;
-            ``"others"`` for what no matrix multiplication computes, e.g. comparisons.
+            ``"comparisons"`` of which is larger, and what is computed from them.
         total_s: Seconds per step of the operators up to the sum, or of all on such tensors, and of their backward pass;
             0 if operators were not timed.
         site: The user's line that broadcasts, e.g. ``"model.py:31"``; empty if unknown.

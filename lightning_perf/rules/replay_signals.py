@@ -95,14 +95,15 @@ def replay_rule(
 
 
 def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
-    """Return the replay that a diagnosis needs; None without a diagnosis."""
+    """Return the replay that a diagnosis needs; None without a diagnosis, or a treatment."""
     found = diagnose(session)
-    if found is None:
+    treatment = (found.replayed_as or found.prescription.treatment) if found is not None else ""
+    if found is None or not treatment:
         return None
     steady = steady_of(session)
     at_stake_s = computing_s(session, steady, *found.phases)
     return Hypothesis(
-        treatment=found.replayed_as or found.prescription.treatment,
+        treatment=treatment,
         at_stake_s=at_stake_s,
         least_part=min(1.0, LOW_SHARE * steady.span_s / max(at_stake_s, 1e-9)),
     )

@@ -225,6 +225,7 @@ UNCLEARED_MIN_FRACTION = _heuristic(
 )
 
 # The loop around the step
+FEW_BATCHES_PART = _heuristic(0.05, "of the batches", "So many may go through the model once, e.g. the first.")
 VALIDATION_MIN_SHARE = _heuristic(
     0.25, "share", "Validation on 10 to 20 % of the data, without backward, normally takes 5 to 10 % of the time."
 )
@@ -362,6 +363,12 @@ NORMAL_Z95 = _published(
     "standard errors",
     "Half the width of a 95 % interval.",
     "https://en.wikipedia.org/wiki/97.5th_percentile_point",
+)
+NORMAL_Z99 = _published(
+    2.33,
+    "standard errors",
+    "Exceeded by chance in 1 % of cases, on one side.",
+    "https://en.wikipedia.org/wiki/Normal_distribution#Quantile_function",
 )
 COLLATE_MIN_SHARE = _heuristic(0.30, "of making a batch", "With less, a faster collate function gains little.")
 KEPT_MIN_EPOCHS = _heuristic(3, "epochs", "The first loads the items; with one more, half of the run gains nothing.")

@@ -8,7 +8,7 @@ from lightning_perf.records import Collections, HostLine, HostPhase, Session, St
 
 from .rule import required
 from .signals import COMPUTE_PHASES, is_cpu_run, own_summary, phase_s
-from .thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LINE_MIN_SAMPLES, NORMAL_Z95
+from .thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LINE_MIN_SAMPLES, NORMAL_Z95, NORMAL_Z99
 from .wording import place_of
 
 COLLECT = "gc.collect"
@@ -94,8 +94,8 @@ def outer_lines_of(session: Session, phase: str) -> list[LineTime]:
 def growing_line(session: Session, phase: str) -> HostLine | None:
     """Return the line that takes a growing part of a phase in the course of the run; None if none does for certain.
 
-    The mean step of a line's samples is compared with that of the phase's other samples. Their errors are those of
-    means of steps that are spread evenly over the sampled ones.
+    The mean step of a line's samples is compared with that of the phase's other samples. Samples of one step depend on
+    each other, so the errors are those of means of as many steps, spread evenly over the sampled ones.
     """
     profile = session.host_profile
     found = profile.phases.get(phase) if profile is not None else None
@@ -104,11 +104,10 @@ def growing_line(session: Session, phase: str) -> HostLine | None:
     spread = (profile.last_step - profile.first_step) / math.sqrt(12)
     later = {}
     for line in found.lines:
-        n_others = found.n_samples - line.n_samples
-        if line.mean_step is None or line.n_samples < LINE_MIN_SAMPLES or n_others <= 0 or line.share >= 1:
+        if line.mean_step is None or line.n_samples < LINE_MIN_SAMPLES or not line.share < 1:
             continue
         others = (found.mean_step - line.share * line.mean_step) / (1 - line.share)
-        if line.mean_step - others > NORMAL_Z95 * spread * math.sqrt(1 / line.n_samples + 1 / n_others):
+        if line.mean_step - others > NORMAL_Z99 * spread * math.sqrt(1 / line.n_steps + 1 / found.n_steps):
             later[line] = line.share * (line.mean_step - others)
     return max(later, key=lambda line: later[line], default=None)
 

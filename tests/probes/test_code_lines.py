@@ -26,6 +26,7 @@ from lightning_perf.probes.code_lines import (
     CodeLines,
     StackView,
     owner_of,
+    user_lines_and_loop,
     user_site,
 )
 
@@ -265,3 +266,40 @@ def test_users_line_is_named_unless_it_only_called_fit(function: str, is_named: 
     exec(compile(f"def {function}():\n    return user_site()", lightning.__file__, "exec"), names)
     line = test_users_line_is_named_unless_it_only_called_fit.__code__.co_firstlineno + 5
     assert names[function]() == (f"{os.path.basename(__file__)}:{line}" if is_named else "")
+
+
+def with_handlers(x):
+    with torch.no_grad():
+        x = x + 1
+    try:
+        x = x * 2
+    except ValueError:
+        return x
+    return where_it_is(x)
+
+
+def in_a_loop(x):
+    found = None
+    while found is None:
+        with torch.no_grad():
+            found = where_it_is(x)
+    return found
+
+
+def in_a_comprehension(x):
+    (found,) = [where_it_is(x) for _ in range(1)]
+    return found
+
+
+def where_it_is(x):
+    return user_lines_and_loop()
+
+
+@pytest.mark.parametrize(
+    ("function", "is_loop"), [(with_handlers, False), (in_a_loop, True), (in_a_comprehension, True)]
+)
+def test_loop_around_a_call_is_found(function, is_loop):
+    lines, (depth, frame) = function(torch.ones(1))
+    assert (depth > 0, frame != 0) == (is_loop, is_loop)
+    if is_loop:
+        assert lines[depth - 1][1] > function.__code__.co_firstlineno

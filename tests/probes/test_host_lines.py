@@ -138,7 +138,7 @@ def test_library_line_is_an_operator_when_it_calls_one_of_torch(tmp_path):
     reader = StackReader()
     reader.globals_of[activate] = names
     phase = PhaseSamples()
-    phase.add(stack, 1e6, 0.0, 0.0)
+    phase.add(stack, 1e6, 0.0, 0.0, 1)
     profile = ProfileBuilder(reader).build({"forward": phase}, {}, (0, 9), 0.0, None)
     assert profile is not None
     assert profile.phases["forward"].operator_fraction == 1.0
@@ -320,7 +320,7 @@ def samples(*stacks_of: tuple[tuple[tuple[Any, int], ...], float, int]) -> Phase
     for path, ms, n in stacks_of:
         stack = stacks.Stack(tuple((f.__code__, -1, line) for f, line in path), None, "user")
         for _ in range(n):
-            phase.add(stack, ms * 1e6 / n, 0.0, 0.0)
+            phase.add(stack, ms * 1e6 / n, 0.0, 0.0, 1)
     return phase
 
 
@@ -349,7 +349,8 @@ def test_mean_step_of_a_line_is_weighted_by_time():
     profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 100), 0.0, None)
     found = profile.phases["forward"]
     assert {line.line: line.mean_step for line in found.lines} == {10: 75.0, 11: 10.0}
-    assert found.mean_step == 42.5
+    assert {line.line: line.n_steps for line in found.lines} == {10: 2, 11: 1}
+    assert (found.mean_step, found.n_steps) == (42.5, 3)
 
 
 def test_line_is_known_with_the_one_that_calls_its_function_unless_several_do():

@@ -4,7 +4,7 @@ import linecache
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
@@ -33,6 +33,7 @@ class StackSamples:
     ns: float = 0.0
     gc_ns: float = 0.0
     step_ns: float = 0.0  # the sum of nanoseconds × finished steps
+    steps: set[int] = field(default_factory=set)
 
     def add(self, ns: float, gc_ns: float, late_ns: float, step: int) -> None:
         """Count one sample."""
@@ -41,6 +42,7 @@ class StackSamples:
         self.ns += ns
         self.gc_ns += gc_ns
         self.step_ns += ns * step
+        self.steps.add(step)
 
 
 class PhaseSamples:
@@ -51,7 +53,7 @@ class PhaseSamples:
         self.n = 0
         self.ns = self.squares = 0.0
 
-    def add(self, stack: Stack, ns: float, gc_ns: float, late_ns: float, step: int = 0) -> None:
+    def add(self, stack: Stack, ns: float, gc_ns: float, late_ns: float, step: int) -> None:
         """Count one sample, taken after ``step`` steps."""
         sums = self.stacks.get(stack)
         if sums is None:
@@ -81,14 +83,14 @@ class Line:
         self.caller = caller
         self.ns = self.operator_ns = self.step_ns = 0.0
         self.n = 0
+        self.steps: set[int] = set()
         self.calls: defaultdict[str, float] = defaultdict(float)
         self.children: dict[Place, Line] = {}
 
-    def add(self, ns: float, n: int, call: str, is_operator: bool = False, step_ns: float = 0.0) -> None:
+    def add(self, ns: float, n: int, call: str, is_operator: bool = False) -> None:
         """Count ``n`` samples of stacks that contain the line."""
         self.ns += ns
         self.n += n
-        self.step_ns += step_ns
         self.operator_ns += ns * is_operator
         self.calls[call] += ns
 
@@ -116,7 +118,8 @@ class Line:
             per_step_s=None if timed is None else share * timed[0],
             span_share=None if timed is None else share * timed[1],
             n_samples=self.n,
-            mean_step=self.step_ns / self.ns if self.ns else None,
+            n_steps=len(self.steps),
+            mean_step=self.step_ns / self.ns if self.steps else None,
             code=linecache.getline(self.place.file, self.place.line).strip()[:120],
             called_at=f"{os.path.basename(self.caller.file)}:{self.caller.line}" if self.caller else "",
         )
@@ -169,7 +172,9 @@ class ProfileBuilder:
                 if line is None:
                     line = level[place] = Line(place, places[0].function, places[depth - 1] if depth else None)
                 below = call if depth == len(places) - 1 else places[depth + 1].function
-                line.add(sums.ns, sums.n, below, is_operator, sums.step_ns)
+                line.add(sums.ns, sums.n, below, is_operator)
+                line.step_ns += sums.step_ns
+                line.steps |= sums.steps
                 level = line.children
         least_ns = _MIN_LINE_SHARE * samples.ns
         found: dict[Place, Line] = {}
@@ -188,6 +193,7 @@ class ProfileBuilder:
             share=samples.ns / total_ns,
             operator_fraction=operator_ns / samples.ns,
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
+            n_steps=len(set().union(*(sums.steps for sums in samples.stacks.values()))),
             mean_step=sum(sums.step_ns for sums in samples.stacks.values()) / samples.ns,
             lines=tuple(line.record(samples.ns, timed) for line in lines),
             outer_lines=tuple(line.record(samples.ns, timed) for line in outer if line.ns >= least_ns),
@@ -236,6 +242,7 @@ def _merge(known: Line, other: Line) -> None:
     known.ns += other.ns
     known.operator_ns += other.operator_ns
     known.step_ns += other.step_ns
+    known.steps |= other.steps
     known.n += other.n
     known.caller = known.caller if known.caller == other.caller else None
     for call, ns in other.calls.items():

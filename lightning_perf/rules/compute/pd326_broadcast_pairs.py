@@ -32,8 +32,8 @@ def check(session: Session) -> Diagnosis | None:
     if is_cpu_run(session) and share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)
-    if found.kind == "others":
-        return _of_others(found, shape, share)
+    if found.kind == "comparisons":
+        return _of_comparisons(found, shape, share)
     kind = "cosine similarities" if found.kind == "similarities" else found.kind
     return Diagnosis(
         f"{found.site or 'The model'} computes the {kind} of all pairs of rows by broadcasting to a tensor of {shape}",
@@ -49,12 +49,12 @@ def check(session: Session) -> Diagnosis | None:
     )
 
 
-def _of_others(found: BroadcastSum, shape: str, share: float) -> Diagnosis | None:
-    """Return the diagnosis for relations without a matrix multiplication in their place: what helps is not known."""
+def _of_comparisons(found: BroadcastSum, shape: str, share: float) -> Diagnosis | None:
+    """Return the diagnosis of comparisons, which no matrix multiplication computes: nothing is replayed."""
     if share < PAIRS_MIN_SHARE:
         return None
     return Diagnosis(
-        f"{found.site or 'The model'} relates each row to each other one in tensors of {shape}, and "
+        f"{found.site or 'The model'} compares each row with each other one in tensors of {shape}, and "
         f"{percent(share)} of the time goes into them",
         (
             fact("size of such a tensor", found.n_bytes, "bytes"),
@@ -67,7 +67,6 @@ def _of_others(found: BroadcastSum, shape: str, share: float) -> Diagnosis | Non
             code=_IN_ORDER,
         ),
         "",
-        replayed_as="without-broadcast",
         at_stake=min(1.0, share),
         other_phases=(),
     )

@@ -5,6 +5,7 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import named_by_kind, phase_s, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
+from lightning_perf.rules.thresholds import FEW_BATCHES_PART
 from lightning_perf.rules.wording import duration, percent
 
 _CODE = (
@@ -17,12 +18,15 @@ _CODE = (
 def check(session: Session) -> Finding | None:
     """Compare the calls of ``training_step`` in the counted step, and in the run, with one per batch."""
     steady, profile = steady_of(session), model_profile_of(session)
-    calls = [time for time in named_by_kind(steady, "loop").get("training_step", ()) if time.n_calls]
-    if not profile.n_passes or not calls or not session.run.n_steps:
+    loop = named_by_kind(steady, "loop")
+    n_passes, n_batches = (
+        sum(time.n_calls for time in loop.get(name, ()) if time.hook == hook)
+        for name, hook in (("training_step", "training_step"), ("batch_to_device", "batch_to_device"))
+    )
+    if not profile.n_passes or not n_passes or not n_batches:
         raise Skip("how often a batch goes through the model was not counted")
-    n = profile.n_passes
-    per_batch = sum(time.n_calls for time in calls) / session.run.n_steps
-    if n < 2 or round(per_batch) < n:
+    n, per_batch = profile.n_passes, n_passes / n_batches
+    if n < 2 or per_batch < n - FEW_BATCHES_PART:
         return None
     above = f", from {profile.pass_site} on" if profile.pass_site else ""
     again = 1 - 1 / n
@@ -35,7 +39,7 @@ def check(session: Session) -> Finding | None:
         ),
         evidence=(
             fact("calls of training_step with the same parameters, in one step", n, "count", 2),
-            fact("calls of training_step per batch", per_batch, "count", n=session.run.n_steps),
+            fact("calls of training_step per batch", per_batch, "count", n=n_batches),
         ),
         prescriptions=fix("run the optimizer's closure once per batch", "minutes", "numerics", code=_CODE),
         claims={name: again * phase_s(steady, name) for name in ("forward", "backward", "logging")},
