@@ -30,7 +30,8 @@ def n_copies_in(value: Any, is_rounded: bool = False) -> int:
         return 1
     items = value.detach()
     n, middle = len(items), len(items) // 2
-    few = items[(slice(None), *(slice(None, None, -(-size // 4)) for size in items.shape[1:]))].flatten(1)
+    some = (slice(None), *(slice(None, None, -(-size // 4)) for size in items.shape[1:]))
+    few = items[some].flatten(1)
     bound = 0.0
     if is_rounded:
         units = _ROUNDING if few.dtype.itemsize > 2 else _ROUNDING_16_BIT
