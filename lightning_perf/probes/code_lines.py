@@ -113,14 +113,16 @@ def user_lines() -> tuple[tuple[str, int], ...]:
     return tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
 
 
-def user_lines_and_loop() -> tuple[tuple[tuple[str, int], ...], tuple[int, int]]:
-    """Return ``user_lines``, how many of them lead to the innermost loop, and its frame's id; 0 without one."""
+def user_lines_and_loops() -> tuple[tuple[tuple[str, int], ...], tuple[tuple[int, int], ...]]:
+    """Return ``user_lines``, and the loops, innermost first: how many of the lines lead to each, and its frame's id."""
     frames = list(_user_frames(sys._getframe(1)))
     lines = tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
-    for place, frame in enumerate(frames):
-        if any(first <= frame.f_lasti <= last for first, last in _loops(frame.f_code)):
-            return lines, (len(frames) - place, id(frame))
-    return lines, (0, 0)
+    loops = tuple(
+        (len(frames) - place, id(frame))
+        for place, frame in enumerate(frames)
+        if any(first <= frame.f_lasti <= last for first, last in _loops(frame.f_code))
+    )
+    return lines, loops
 
 
 @lru_cache(maxsize=_MAX_KEPT)

@@ -40,7 +40,7 @@ def part_of(tensor: torch.Tensor) -> torch.Tensor | None:
     try:
         by_stride = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
         dense = tensor.detach().permute(by_stride)
-        return dense.view(-1)[:: -(-tensor.numel() // _N_COMPARED)] if dense.is_contiguous() else None
+        return dense.view(-1)[:: -(-tensor.numel() // _N_COMPARED)]
     except RuntimeError as error:  # its storage was freed, as FSDP does
         raise_if_from_signal(error)
         return None

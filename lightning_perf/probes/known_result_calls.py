@@ -44,7 +44,8 @@ class Call:
         key: Stands for the operator and the contents of its inputs, also in another step if these are constant.
         origin: What its results depend on, as bits.
         first: The equal operator that ran before; None without one.
-        loop: How many of its lines lead to the innermost loop around it, and the id of that frame; 0 without one.
+        loops: The loops in the step that run around it, innermost first: how many of its lines lead to each, and the id
+            of its frame.
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
         is_per_item: Whether no item of the batch has an influence on the results of another.
         has_grad: Whether autograd recorded it.
@@ -54,7 +55,7 @@ class Call:
     """
 
     __slots__ = (
-        "first", "has_grad", "is_listed", "is_per_item", "is_used", "key", "lines", "loop", "origin", "passes",
+        "first", "has_grad", "is_listed", "is_per_item", "is_used", "key", "lines", "loops", "origin", "passes",
         "producers", "weight",
     )  # fmt: skip
 
@@ -62,7 +63,7 @@ class Call:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
         self.has_grad = self.is_used = False
         self.is_listed = self.is_per_item = True
-        self.loop = 0, 0
+        self.loops: tuple[tuple[int, int], ...] = ()
         self.producers: tuple[Call, ...] = ()
         self.passes: dict[Pass, int] = {}
 
@@ -72,7 +73,7 @@ class Call:
         return sum(self.passes.values())
 
     def differing(self) -> tuple[Lines, Lines]:
-        """Return both stacks of lines up to where the second computation differs from the first, or up to their loop.
+        """Return both stacks of lines up to where the computations differ, or up to the loop that both are in.
 
         They are empty without either: what a library repeats below one line cannot be avoided.
         """
@@ -80,7 +81,8 @@ class Call:
         for n, (before, now) in enumerate(zip(first, self.lines, strict=False), 1):
             if before != now:
                 return first[:n], self.lines[:n]
-        n = self.loop[0] if self.first is not None and self.first.loop == self.loop else 0
+        common = self.first.loops if self.first is not None else ()
+        n = next((loop[0] for loop in self.loops if loop in common), 0)
         return self.lines[:n], self.lines[:n]
 
 

@@ -174,14 +174,17 @@ def risk_sets(score, times):
 
 
 def risk_sets_and_a_product(score, times):
-    small = (score[:64, None, None] * times[None, :64, None].expand(64, 64, 16)).sum(-1)
-    return risk_sets(score, times).sum() + small.sum()
+    wide = score[:64, None] * torch.arange(1.0, 17.0)
+    return risk_sets(score, times).sum() + (wide[:, None] * wide[None]).sum(-1).sum()
 
 
 @pytest.mark.parametrize("relate", [risk_sets, risk_sets_and_a_product])
 def test_comparisons_of_all_pairs_are_found_with_their_time(relate):
     log = logged(Ranks(relate), torch.randn(256, 16))
+    for call in log.calls:
+        call.ns, call.backward_ns = 1000 * call.n, 0
     found = broadcast_sum(log)
+    assert found.total_s >= 4e-6  # of at least so many operators
     assert (found.kind, found.shape) == ("comparisons", (256, 256))
     assert found.site == f"test_broadcasts.py:{risk_sets.__code__.co_firstlineno + 1}"
     assert found.total_s > 0
@@ -190,7 +193,7 @@ def test_comparisons_of_all_pairs_are_found_with_their_time(relate):
 @pytest.mark.parametrize(
     "relate",
     [
-        lambda score, times: (score[:, None] > times[None, :64]) * score[:, None],  # not square
+        lambda score, times: (score[:, None] > torch.cat([times, times])) * score[:, None],  # not square
         lambda score, times: (score[:, None] - times[None]).exp(),  # not compared
         lambda score, times: (score[:, None] == times[None]) * score,  # not in order
         lambda score, times: (score[:, None] @ times[None]).relu(),  # a product
@@ -200,5 +203,7 @@ def test_comparisons_of_all_pairs_are_found_with_their_time(relate):
 )
 def test_tensors_that_are_needed_anyway_do_not_count(relate):
     log = logged(Ranks(relate), torch.randn(256, 16))
+    for call in log.calls:
+        call.ns, call.backward_ns = 1000 * call.n, 0
     found = broadcast_sum(log)
-    assert found is None or found.total_s < 0.5 * sum(call.seconds for call in log.calls)
+    assert found is None or found.total_s < 3e-6  # the comparison itself

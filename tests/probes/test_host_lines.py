@@ -342,6 +342,12 @@ def test_lines_of_the_hook_itself_are_kept_beside_those_of_functions():
     assert [(line.line, line.call, round(line.share, 3)) for line in outer] == [(10, "helper", 0.9), (11, "", 0.1)]
 
 
+def test_lines_of_the_hook_with_little_time_are_left_out():
+    phase = samples((((training_step, 10),), 995, 50), (((training_step, 11),), 5, 5))
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert [line.line for line in profile.phases["forward"].outer_lines] == [10]
+
+
 def test_mean_step_of_a_line_is_weighted_by_time():
     phase = PhaseSamples()
     for line, ms, step in ((10, 1, 0), (10, 3, 100), (11, 4, 10)):

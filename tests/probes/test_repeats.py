@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 import torch
@@ -31,11 +33,18 @@ copies = rows.repeat(8, 1)
         (images.repeat_interleave(5, 0), 5),
         (images.repeat(5, 1, 1, 1).to(memory_format=torch.channels_last), 5),
         (copies.bfloat16(), 8),
+        (torch.cat([torch.ones(256, 1), copies], 1), 8),  # the first column is the same in all
         (rows.repeat(8, 1).double(), 8),
     ],
 )
 def test_copies_of_each_item_are_counted(value, n):
     assert n_copies_in(value) == n
+
+
+def two_equal_rows(n_apart):
+    value = torch.rand(256, 64)
+    value[128 - n_apart] = value[128]
+    return value
 
 
 def other_corner(value):
@@ -48,6 +57,8 @@ def other_corner(value):
     "value",
     [
         torch.rand(256, 64),
+        two_equal_rows(3),
+        two_equal_rows(8),
         torch.zeros(256, 64),  # one row only: there is nothing to repeat
         rows[:1].expand(256, -1),
         torch.cat([rows.repeat(7, 1), torch.rand(32, 64)]),  # some occur once
@@ -98,6 +109,21 @@ def test_products_of_copies_are_recorded_with_their_line():
     assert found.total_s > 0
 
 
+def test_shape_is_that_of_the_costliest():
+    model = Ranker(8, nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 2048), nn.Linear(2048, 16)))
+    log = logged(model, rows)
+    assert repeated_rows(log).shape == max(log.calls, key=lambda call: call.seconds * ("addmm" in call.name)).out_shape
+
+
+def test_results_of_copies_are_copies_up_to_rounding():
+    class Rounded(Ranker):
+        def forward(self, x):
+            h = self.encoder(x.repeat(8, 1))
+            return self.encoder(h + 1e-8 * torch.rand_like(h))
+
+    assert repeated_rows(logged(Rounded(8, nn.Linear(64, 64)), rows)).n_operators == 2
+
+
 def test_operators_behind_dropout_are_needed():
     model = Ranker(8, nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64)))
     assert repeated_rows(logged(model, rows)).n_operators == 1
@@ -133,7 +159,7 @@ def test_replayed_results_are_those_of_the_step():
     assert torch.allclose(function(rows, layer.weight.T), layer(rows.repeat_interleave(8, dim=0)))
 
 
-def test_attention_over_copies_is_found():
+def test_attention_over_copies_is_found(monkeypatch):
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
@@ -145,6 +171,12 @@ def test_attention_over_copies_is_found():
 
     (work,) = without_repeats(logged(Attention(), torch.rand(2, 4, 64, 16)))
     assert "scaled_dot_product" in work.calls[0].name
+    monkeypatch.setattr(F, "scaled_dot_product_attention", partial(attend_to_others, F.scaled_dot_product_attention))
+    assert without_repeats(logged(Attention(), torch.rand(2, 4, 64, 16))) == []
+
+
+def attend_to_others(attend, query, key, value):
+    return attend(query, torch.rand_like(key), value)
 
 
 def test_copies_that_a_library_makes_are_not_the_users(monkeypatch):

@@ -435,4 +435,6 @@ def test_passes_with_the_same_parameters_are_counted(make_trainer: Make, model: 
     assert profile is not None
     assert profile.n_passes == n
     assert profile.pass_site.startswith("test_arithmetic.py:") == isinstance(model, (Again, Sharpness, Echo))
+    if n > 1:
+        assert profile.pass_site == f"test_arithmetic.py:{Again.optimizer_step.__code__.co_firstlineno + 1}"
     assert any(finding.code == "PD610" for finding in session.findings) == (n > 1)

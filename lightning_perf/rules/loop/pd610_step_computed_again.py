@@ -20,8 +20,7 @@ def check(session: Session) -> Finding | None:
     steady, profile = steady_of(session), model_profile_of(session)
     loop = named_by_kind(steady, "loop")
     n_passes, n_batches = (
-        sum(time.n_calls for time in loop.get(name, ()) if time.hook == hook)
-        for name, hook in (("training_step", "training_step"), ("batch_to_device", "batch_to_device"))
+        sum(time.n_calls for time in loop.get(name, ())) for name in ("training_step", "batch_to_device")
     )
     if not profile.n_passes or not n_passes or not n_batches:
         raise Skip("how often a batch goes through the model was not counted")
