@@ -99,11 +99,11 @@ class ArithmeticCounter(StepTracer):
         self._paths: list[str] = []
         self._parts: list[str] = []
         self.passes = PassCounter(module)
+        self._is_pass = False  # whether one is to begin
 
     def enters(self, name: str) -> None:
         """Begin a part of the step; in manual optimization, parts are inside the training step."""
-        if name == "training_step":
-            self.passes.begin()
+        self._is_pass |= name == "training_step"
         if name in _DIRECTIONS:
             self._parts.append(name)
             self._apply_part()
@@ -137,6 +137,9 @@ class ArithmeticCounter(StepTracer):
                 self.failure = _refusal(self._below)
             if self.failure:
                 return self
+            if self._is_pass:
+                self._is_pass = False
+                self.passes.begin()
             if self.results is not None:
                 self.results.resume()
             self._watch.install()
