@@ -216,16 +216,17 @@ class Visits:
 class Call:
     """One call of a user's function, with visits by instruction.
 
-    ``n_unbound`` is the number of rows of a tensor that was unpacked here.
+    ``n_unbound`` is the number of rows of a tensor that was unpacked here, ``is_iterated`` whether by iterating.
     """
 
-    __slots__ = ("code", "frame", "n_unbound", "visits")
+    __slots__ = ("code", "frame", "is_iterated", "n_unbound", "visits")
 
     def __init__(self, frame: FrameType) -> None:
         self.frame: FrameType | None = frame
         self.code: CodeType = frame.f_code
         self.visits: dict[int, Visits] = {}
         self.n_unbound = 0
+        self.is_iterated = False
 
     def has_loop(self) -> bool:
         """Return whether a place was visited so often that it is in a loop."""
@@ -326,6 +327,7 @@ class CodeLines:
         call = self._running.get(id(stack.frame))
         if call is not None:
             call.n_unbound = max(call.n_unbound, n)
+            call.is_iterated |= any(function == "__iter__" for _, function in stack.via)
 
     def loops(self) -> Iterator[Call]:
         """Yield the calls that held a loop, after the end of the step."""

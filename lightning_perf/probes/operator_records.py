@@ -91,7 +91,8 @@ def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
         named = max(taking, key=lambda v: v.n)
     elif call.n_unbound >= MIN_REPEATS:
         unbinding = [v for v in call.visits.values() if v.operator == "unbind"]
-        repeated = repeated or [v for v in call.visits.values() if v.n_operators >= MIN_REPEATS]
+        if call.is_iterated and not repeated:
+            repeated = [v for v in call.visits.values() if v.n_operators >= MIN_REPEATS]
         if not repeated or not unbinding:
             return None
         named = unbinding[0]

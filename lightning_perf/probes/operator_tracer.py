@@ -184,7 +184,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         label = sync_label(name, args, out, stack, self._device.type)
         if label and not self._is_inside and not is_in_optimizer(stack):
             self._count(stack.place, label, ns)
-        if name == "unbind" and any(function == "__iter__" for _, function in stack.via):
+        if name == "unbind":
             self.lines.unbound(stack, len(out))
         self.attention.follow(stack, name, args, out, ns, is_backward=self._phase() == "backward")
 

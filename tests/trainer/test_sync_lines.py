@@ -65,10 +65,22 @@ class Planted(LightningModule):
                 time.sleep(ROUND_S)
                 total = total + row.sum()
             x = x + total
+        if self.fault == "unbound":
+            total = torch.zeros(())
+            for row in x.unbind(0):  # unbound
+                time.sleep(ROUND_S)
+                total = total + row.sum()
+            x = x + total
+        if self.fault == "frames":
+            rows = x.unbind(0)
+            x = self._many(x) + torch.stack(rows)
         if self.fault == "layers":
             for _ in range(12):
                 x = self._attended(x)
         return self.last(x)
+
+    def _many(self, x: torch.Tensor) -> torch.Tensor:
+        return x.cos().sin().cos().sin().cos().sin().cos().sin().cos().sin().cos().sin()
 
     def _attended(self, x: torch.Tensor) -> torch.Tensor:
         return x + x[:, 0].mean() + x[:, 1].mean()
@@ -156,7 +168,7 @@ def test_no_line_is_reported_when_no_user_line_waits(make_trainer, fault):
     assert {call.owner for call in session.sync_calls.calls} == {"lightning"}  # its progress bar's metrics
 
 
-@pytest.mark.parametrize(("fault", "operator"), [("loop", "select"), ("rows", "unbind")])
+@pytest.mark.parametrize(("fault", "operator"), [("loop", "select"), ("rows", "unbind"), ("unbound", "unbind")])
 def test_loop_is_named_when_python_takes_a_tensor_apart(make_trainer, fault, operator):
     session = fitted(make_trainer, Planted(fault))
     assert session.sync_calls is not None
@@ -168,6 +180,12 @@ def test_loop_is_named_when_python_takes_a_tensor_apart(make_trainer, fault, ope
     assert loop.phase == "forward"
     (finding,) = (finding for finding in session.findings if finding.code == "PD304")
     assert f"forward ({HERE}:{line_of(fault)})" in finding.summary
+
+
+def test_tensor_that_is_taken_apart_without_a_loop_is_none(make_trainer):
+    session = fitted(make_trainer, Planted("frames"))
+    assert session.sync_calls is not None
+    assert session.sync_calls.loops == ()
 
 
 class Rows(Callback):
