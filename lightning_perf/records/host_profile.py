@@ -18,7 +18,7 @@ class HostLine(Record, frozen=True, kw_only=True):
         per_step_s: Seconds per step; None before the steady state.
         span_share: Share of the steady time; None before the steady state.
         n_samples: Samples with the line on the stack.
-        n_steps: Steps with such samples; 0 in older sessions.
+        n_steps: At least so many steps have such samples; 0 in older sessions.
         mean_step: Mean number of finished steps at the samples, weighted by their time: larger for lines that take more
             time later. None in older sessions.
         code: Text of the line; empty if its file cannot be read.

@@ -107,7 +107,9 @@ def growing_line(session: Session, phase: str) -> HostLine | None:
         if line.mean_step is None or line.n_samples < LINE_MIN_SAMPLES or not line.share < 1:
             continue
         others = (found.mean_step - line.share * line.mean_step) / (1 - line.share)
-        if line.mean_step - others > NORMAL_Z99 * spread * math.sqrt(1 / line.n_steps + 1 / found.n_steps):
+        if line.mean_step - others > NORMAL_Z99 * spread * math.sqrt(
+            1 / max(1, line.n_steps) + 1 / max(1, found.n_steps)
+        ):
             later[line] = line.share * (line.mean_step - others)
     return max(later, key=lambda line: later[line], default=None)
 

@@ -4,7 +4,7 @@ import linecache
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
@@ -33,7 +33,8 @@ class StackSamples:
     ns: float = 0.0
     gc_ns: float = 0.0
     step_ns: float = 0.0  # the sum of nanoseconds × finished steps
-    steps: set[int] = field(default_factory=set)
+    n_steps: int = 0
+    last_step: int = -1
 
     def add(self, ns: float, gc_ns: float, late_ns: float, step: int) -> None:
         """Count one sample."""
@@ -42,7 +43,8 @@ class StackSamples:
         self.ns += ns
         self.gc_ns += gc_ns
         self.step_ns += ns * step
-        self.steps.add(step)
+        self.n_steps += step != self.last_step  # steps only grow
+        self.last_step = step
 
 
 class PhaseSamples:
@@ -50,7 +52,8 @@ class PhaseSamples:
 
     def __init__(self) -> None:
         self.stacks: dict[Stack, StackSamples] = {}
-        self.n = 0
+        self.n = self.n_steps = 0
+        self._last_step = -1
         self.ns = self.squares = 0.0
 
     def add(self, stack: Stack, ns: float, gc_ns: float, late_ns: float, step: int) -> None:
@@ -61,6 +64,8 @@ class PhaseSamples:
                 stack = Stack(stack.lines[:1], None, stack.leaf)
             sums = self.stacks.setdefault(stack, StackSamples())
         sums.add(ns, gc_ns, late_ns, step)
+        self.n_steps += step != self._last_step
+        self._last_step = step
         self.n += 1
         self.ns += ns + gc_ns
         self.squares += (ns + gc_ns) ** 2
@@ -82,8 +87,7 @@ class Line:
         self.entry = entry
         self.caller = caller
         self.ns = self.operator_ns = self.step_ns = 0.0
-        self.n = 0
-        self.steps: set[int] = set()
+        self.n = self.n_steps = 0
         self.calls: defaultdict[str, float] = defaultdict(float)
         self.children: dict[Place, Line] = {}
 
@@ -118,8 +122,8 @@ class Line:
             per_step_s=None if timed is None else share * timed[0],
             span_share=None if timed is None else share * timed[1],
             n_samples=self.n,
-            n_steps=len(self.steps),
-            mean_step=self.step_ns / self.ns if self.steps else None,
+            n_steps=self.n_steps,
+            mean_step=self.step_ns / self.ns if self.n_steps else None,
             code=linecache.getline(self.place.file, self.place.line).strip()[:120],
             called_at=f"{os.path.basename(self.caller.file)}:{self.caller.line}" if self.caller else "",
         )
@@ -174,7 +178,7 @@ class ProfileBuilder:
                 below = call if depth == len(places) - 1 else places[depth + 1].function
                 line.add(sums.ns, sums.n, below, is_operator)
                 line.step_ns += sums.step_ns
-                line.steps |= sums.steps
+                line.n_steps = max(line.n_steps, sums.n_steps)
                 level = line.children
         least_ns = _MIN_LINE_SHARE * samples.ns
         found: dict[Place, Line] = {}
@@ -193,7 +197,7 @@ class ProfileBuilder:
             share=samples.ns / total_ns,
             operator_fraction=operator_ns / samples.ns,
             gc_fraction=sum(sums.gc_ns for sums in samples.stacks.values()) / samples.ns,
-            n_steps=len(set().union(*(sums.steps for sums in samples.stacks.values()))),
+            n_steps=samples.n_steps,
             mean_step=sum(sums.step_ns for sums in samples.stacks.values()) / samples.ns,
             lines=tuple(line.record(samples.ns, timed) for line in lines),
             outer_lines=tuple(line.record(samples.ns, timed) for line in outer if line.ns >= least_ns),
@@ -242,7 +246,7 @@ def _merge(known: Line, other: Line) -> None:
     known.ns += other.ns
     known.operator_ns += other.operator_ns
     known.step_ns += other.step_ns
-    known.steps |= other.steps
+    known.n_steps = max(known.n_steps, other.n_steps)
     known.n += other.n
     known.caller = known.caller if known.caller == other.caller else None
     for call, ns in other.calls.items():
