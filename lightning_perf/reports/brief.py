@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
 
-from lightning_perf.records import Finding, Session, StageTimes
+from lightning_perf.records import Finding, ModelProfile, Session, StageTimes
 from lightning_perf.rules.memory_signals import is_leak
 
 from . import wording
@@ -34,6 +34,7 @@ from .fixes import alternatives, clause, code_text, first_sentence, fix_groups, 
 from .render.console import QUIET, SEVERITY_STYLES, joined
 from .sections import about, autopilot, loader, memory, phases
 from .sections.fixes import measured_speedup
+from .sections.host import heavy_module
 from .sections.machine import other_programs_fact
 from .sections.verdict import machine_text, step_word, verdict_finding
 
@@ -50,6 +51,8 @@ _MIN_OVERHEAD_RUN_S = 60.0
 _FIX, _SPEEDUP, _EFFORT = 38, 14, 10
 """Widths of the columns of fixes."""
 _MAX_CURVE = 3
+_MODULE = 15
+"""Width of a module's path beside the bar of a phase."""
 _RANKS_WAIT = "of rank 0, includes waiting for other ranks"
 _EXPECTED = re.compile(r" \((?:expect|up to|not measured)[^()]*\)$")
 
@@ -152,7 +155,8 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     device = session.steady.device
     idle = f"device idle {wording.share(device.starved_share)}" if device is not None else ""
     notes = {"data_wait": idle, "backward": _RANKS_WAIT if session.verdict.code == "PD701" else ""}
-    notes = {**_part_of_phase(session, session.steady), **{phase: note for phase, note in notes.items() if note}}
+    notes = {phase: note for phase, note in notes.items() if note}
+    notes = {**_modules(session.model_profile), **_part_of_phase(session, session.steady), **notes}
     cells = [(row.name, row.share, notes.get(row.phase, "")) for row in shown]
     if rest:
         names = ", ".join([row.name for row in rest if row.phase != "other"][:3])
@@ -161,6 +165,17 @@ def _phases(session: Session, n_shown: int) -> Iterator[Line]:
     yield BLANK
     for name, share, note in cells:
         yield Line(((f"  {name:<{width}}{_percent(share):>5}  ", ""), bar(share), (f"  {note}" if note else "", QUIET)))
+
+
+def _modules(profile: ModelProfile | None) -> dict[str, str]:
+    """Return the module that takes most of the forward pass, by phase: ``mostly encoder: 61 %``.
+
+    Backward is left out if most of it is another's: gradients of gradients are assigned to the wrong modules.
+    """
+    parts = {phase: heavy_module(profile, phase) for phase in ("forward", "backward")}
+    path, _ = parts["forward"]
+    name = wording.cut(wording.line(path, 60), _MODULE)
+    return {phase: f"mostly {name}: {_percent(share)}" for phase, (each, share) in parts.items() if each == path != ""}
 
 
 def _part_of_phase(session: Session, steady: StageTimes) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 from rules.session_builder import build_session
 
 from lightning_perf.cli.demo import FAULTS
-from lightning_perf.records import Breakdown, Growth, OutOfMemory, Overhead, Session
+from lightning_perf.records import Breakdown, Growth, ModelProfile, OutOfMemory, Overhead, Session
 from lightning_perf.records.loader_probe import LoaderProbe
 from lightning_perf.reports.brief import MAX_LINES, MAX_WIDTH, brief_report
 from lightning_perf.reports.brief_epochs import brief_epoch, brief_news, brief_preflight
@@ -123,6 +123,25 @@ def test_phase_row_names_the_part_of_the_first_line() -> None:
     assert text.startswith("PerfDoctor  28 % of training time")
     assert re.search(r"^  epoch boundary +30 %  █+  of which PD104: 28 %$", text, re.M)
     assert "PD101: " not in text_of(demo("slow-transform"))  # it names the whole phase
+
+
+def test_phase_rows_name_the_module_that_takes_most_of_them() -> None:
+    def rows_with(**backward_s: float) -> list[str]:
+        modules = [
+            {"path": path, "class_name": "Net", "n_parameters": 1, "forward_s": each_s, "backward_s": backward_s[path]}
+            for path, each_s in (("encoder", 0.7), ("head", 0.3))
+        ]
+        profile = msgspec.convert(
+            {"class_name": "M", "device": "cpu", "n_parameters": 2, "n_trainable": 2, "parameters_bytes": 8,
+             "modules": modules},
+            ModelProfile,
+        )  # fmt: skip
+        session = msgspec.structs.replace(demo("slow-transform"), model_profile=profile)
+        return re.findall(r"^  (\w+) .*█  (mostly .*)$", text_of(session), re.M)
+
+    both = [("forward", "mostly encoder: 70 %"), ("backward", "mostly encoder: 80 %")]
+    assert sorted(rows_with(encoder=0.8, head=0.2)) == sorted(both)
+    assert rows_with(encoder=0.2, head=0.8) == both[:1]  # e.g. a gradient penalty
 
 
 def test_interrupted_run_names_what_interrupted_it() -> None:

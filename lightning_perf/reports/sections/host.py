@@ -110,14 +110,26 @@ def scaler_fact(scaler: LossScaler | None) -> str:
 
 def heavy_module_fact(profile: ModelProfile | None) -> str:
     """Return the module that takes at least `HEAVY_SHARE` of the time of all; empty if none does."""
+    path, part = heavy_module(profile, "forward", "backward")
+    return f"{line(path, 60)} takes {share(part)} of forward and backward" if path else ""
+
+
+def heavy_module(profile: ModelProfile | None, *passes: str) -> tuple[str, float]:
+    """Return the path and the share of the module that takes at least `HEAVY_SHARE` of these passes.
+
+    Args:
+        profile: The model's; None if there is none.
+        passes: ``"forward"``, ``"backward"`` or both.
+
+    Returns:
+        ``("", 0.0)`` if no module does, or if only one has a name.
+    """
     timed = [m for m in profile.modules if m.forward_s is not None] if profile is not None else []
-    spent = {m.path: (m.forward_s or 0.0) + (m.backward_s or 0.0) for m in timed}
-    total = sum(spent.values())
-    heavy = [(path, s / total) for path, s in spent.items() if path and total > 0 and s >= HEAVY_SHARE * total]
-    if not heavy or len([path for path in spent if path]) < 2:
-        return ""
-    path, part = max(heavy, key=lambda each: each[1])
-    return f"{line(path, 60)} takes {share(part)} of forward and backward"
+    spent = {m.path: sum(getattr(m, f"{each}_s") or 0.0 for each in passes) for m in timed}
+    path = max(filter(None, spent), key=lambda each: spent[each], default="")
+    if sum(map(bool, spent)) < 2 or not 0 < spent[path] >= HEAVY_SHARE * sum(spent.values()):
+        return "", 0.0
+    return path, spent[path] / sum(spent.values())
 
 
 def _place(file: str, at: int, function: str = "") -> str:
