@@ -53,7 +53,10 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     if matrix.dim() < 2 or matrix.numel() < MIN_ELEMENTS or min(matrix.shape[-2:]) < 2:
         return None
     extent = 1 + sum((size - 1) * step for size, step in zip(matrix.shape, matrix.stride(), strict=True))
-    part = matrix.as_strided((min(_N_SAMPLED, extent),), (max(1, extent // _N_SAMPLED),))
+    step = max(1, extent // _N_SAMPLED)
+    while math.gcd(step, math.prod(matrix.shape[-2:])) > 1:  # else it might meet the diagonal only
+        step -= 1
+    part = matrix.as_strided((min(_N_SAMPLED, extent),), (step,))
     if int(torch.count_nonzero(part)) > _MOST_NONZERO * part.numel():
         return None
     n_nonzero = int(torch.count_nonzero(matrix))

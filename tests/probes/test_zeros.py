@@ -29,6 +29,7 @@ sparse = (torch.rand(K, K, generator=torch.Generator().manual_seed(0)) < 0.02).f
         (addmm, (dense[0], one_hot, dense), 1, "one-hot"),
         (mm, (sparse, dense), 0, "sparse"),
         (cholesky, (diagonal,), 0, "diagonal"),
+        (cholesky, (torch.diag_embed(torch.rand(1024, 20) + 0.5),), 0, "diagonal"),  # each 400th element is nonzero
     ],
 )
 def test_matrices_of_mostly_zeros_are_found(name, args, place, kind):
