@@ -11,7 +11,7 @@ from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, 
 from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, make_finding, timed_finding, unapplied
 from .rule import Rule, Skip, rule
 from .signals import CODE_PHASES, is_cpu_run, phase_s, steady_of
-from .thresholds import LOW_SHARE, WIDE_RATIO
+from .thresholds import LOW_SHARE, NEAR_PART, WIDE_RATIO
 from .trace_reading import device_reading_of, reading_of
 from .user_lines import computing_s
 from .wording import number_of
@@ -50,13 +50,25 @@ class Diagnosis(NamedTuple):
     unmeasured: Severity | None = "low"
 
 
+_OF_A_PART = ("sequence", "targets")
+"""Treatments whose value is a part of what there is."""
+
 Diagnose: TypeAlias = Callable[[Session], Diagnosis | None]
 
 
 def replayed(session: Session, treatment: str) -> Replayed | None:
-    """Return the replay result of a treatment; None if it was not replayed."""
+    """Return the replay result of a treatment; None if it was not replayed.
+
+    A part of sequences or targets was counted up to the replay, and differs slightly from the part in the whole run.
+    """
     results: Sequence[Replayed] = session.replay.results if session.replay is not None else ()
-    return next((one for one in results if one.treatment == treatment), None)
+    name, _, part = treatment.partition("=")
+    if name not in _OF_A_PART:
+        return next((one for one in results if one.treatment == treatment), None)
+    apart = {one.treatment: abs(float(one.treatment.partition("=")[2]) - float(part))
+             for one in results if one.treatment.startswith(f"{name}=")}  # fmt: skip
+    near = [one for one in results if apart.get(one.treatment, 1.0) <= NEAR_PART]
+    return min(near, key=lambda one: (one.speedup is None, apart[one.treatment]), default=None)
 
 
 def replay_rule(
@@ -102,8 +114,9 @@ def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
         return None
     steady = steady_of(session)
     at_stake_s = computing_s(session, steady, *found.phases)
+    known = replayed(session, treatment)
     return Hypothesis(
-        treatment=treatment,
+        treatment=known.treatment if known is not None else treatment,
         at_stake_s=at_stake_s,
         least_part=min(1.0, LOW_SHARE * steady.span_s / max(at_stake_s, 1e-9)),
     )

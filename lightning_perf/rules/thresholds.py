@@ -186,6 +186,7 @@ DEFAULT_PREFETCH = _published(
 PAIRS_MIN_SHARE = _heuristic(0.10, "share", "Nothing is replayed, so that only a large part of a step is worth a line.")
 
 # Padding
+NEAR_PART = _heuristic(0.05, "of what there is", "Parts this close have the same speedup within its error.")
 PADDING_MIN_SHARE = _heuristic(0.20, "of the tokens", "With less padding, few operators become noticeably faster.")
 IGNORED_TARGETS_MIN_SHARE = _heuristic(
     0.20, "of the targets", "With fewer ignored targets, few output layers become noticeably faster."
