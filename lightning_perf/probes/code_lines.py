@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributions import Distribution
 
 USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
 
@@ -25,6 +26,7 @@ _PATHS = sysconfig.get_paths()
 _PACKAGES = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
 _LIGHTNING_PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
+_CHECKS = (Distribution.__init__.__code__, Distribution._validate_sample.__code__)
 _MAX_KEPT = 256
 
 
@@ -153,6 +155,16 @@ def is_users_call() -> bool:
     while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
         frame = frame.f_back
     return frame is not None and _kept_owner_of(frame.f_code.co_filename) == USER
+
+
+def is_argument_check() -> bool:
+    """Return whether a distribution of torch checks its arguments above the caller."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
+        if frame.f_code in _CHECKS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def instruction() -> tuple[int, int]:

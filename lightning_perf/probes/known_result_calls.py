@@ -48,6 +48,7 @@ class Call:
             of its frame.
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
         is_per_item: Whether no item of the batch has an influence on the results of another.
+        is_check: Whether a distribution checks its arguments by it.
         has_grad: Whether autograd recorded it.
         is_used: Whether something uses its results.
         producers: The operators that computed its inputs.
@@ -55,13 +56,13 @@ class Call:
     """
 
     __slots__ = (
-        "first", "has_grad", "is_listed", "is_per_item", "is_used", "key", "lines", "loops", "origin", "passes",
-        "producers", "weight",
+        "first", "has_grad", "is_check", "is_listed", "is_per_item", "is_used", "key", "lines", "loops", "origin",
+        "passes", "producers", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
-        self.has_grad = self.is_used = False
+        self.has_grad = self.is_used = self.is_check = False
         self.is_listed = self.is_per_item = True
         self.loops: tuple[tuple[int, int], ...] = ()
         self.producers: tuple[Call, ...] = ()
@@ -146,8 +147,11 @@ class StepCalls:
         return tuple(one for one in found if one.n_operators)
 
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
-        kinds: dict[KnownKind, list[Call]] = {"unused": [], "constant": [], "twice": [], "frozen": []}
+        kinds: dict[KnownKind, list[Call]] = {"checks": [], "unused": [], "constant": [], "twice": [], "frozen": []}
         for call in self.calls:
+            if call.is_check:
+                kinds["checks"].append(call)
+                continue
             if not call.is_listed:
                 continue
             if self._has_backward and call.has_grad and not call.is_used:

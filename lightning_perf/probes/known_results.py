@@ -21,7 +21,7 @@ from lightning_perf.records import KnownResults
 
 from . import module_walk, plain
 from .clock import now_ns
-from .code_lines import instruction, recomputing_line, user_lines, user_lines_and_loops
+from .code_lines import instruction, is_argument_check, recomputing_line, user_lines, user_lines_and_loops
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls, least
 from .known_result_functions import (
@@ -216,7 +216,7 @@ class ResultTracker:
         weight -= self._add_factorization(function, args, weight)
         lines, loops = user_lines_and_loops() if outs else ((), ())
         call = Call(weight, key, origin, lines, self._results.get(key))
-        call.is_listed = bool(read) and function.name not in COPIES
+        call.is_listed, call.is_check = bool(read) and function.name not in COPIES, is_argument_check()
         call.loops = tuple(loop for loop in loops if loop[0] > self._n_above)
         call.is_per_item = self._is_per_item(function, read)
         call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)

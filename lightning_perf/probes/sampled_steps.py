@@ -34,6 +34,7 @@ from .passes import PassCounter
 from .plain import batch_size, tensors_in, visits
 from .replay import CallLog
 from .replay.broadcasts import broadcast_sum
+from .replay.cheaper import cheaper_operator
 from .replay.repeated_rows import in_both, repeated_rows
 from .replay.rewrites import output_layer_of
 from .replay.zero_operands import zero_operand
@@ -311,8 +312,12 @@ class SampledSteps(Probe):
             if counter.results is not None and (counter.results.has_found() or self._repeated is not None):
                 self._unconfirmed, self._attempts_left = counter.results, 1
             if counter.log is not None:
-                found = {"broadcast": broadcast_sum(counter.log), "zeros": zero_operand(counter.log)}
-                self.profile = msgspec.structs.replace(profile, **found)
+                self.profile = msgspec.structs.replace(
+                    profile,
+                    broadcast=broadcast_sum(counter.log),
+                    zeros=zero_operand(counter.log),
+                    cheaper=cheaper_operator(counter.log),
+                )
                 self._targets = counter.targets if output_layer_of(counter.log) else None
 
     def before_report(self, is_last: bool) -> None:

@@ -228,7 +228,34 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-KnownKind: TypeAlias = Literal["unused", "constant", "twice", "frozen", "recomputed", "backward"]
+CheaperKind: TypeAlias = Literal["transform", "sort", "penalty"]
+
+
+class CheaperOperator(Record, frozen=True, kw_only=True):
+    """Operators of one kind whose results others give in less time.
+
+    Attributes:
+        kind: ``"transform"``: a Fourier transform, and an inverse one, whose length has a large prime factor;
+            ``"sort"``: a sort of which only the elements at one end are read; ``"penalty"``: squares of parameters in
+            the loss, which a weight decay can replace.
+        shape: Shape of the tensor that takes the most time.
+        size: Length of the transform, or elements in each sorted row; 0 for a penalty.
+        better: A better length, or the elements of each sorted row that are read; 0 for a penalty.
+        n_operators: Such operators in the step.
+        total_s: Seconds of them and their backward pass in the step; 0 if operators were not timed.
+        site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.
+    """
+
+    kind: CheaperKind
+    shape: tuple[int, ...]
+    n_operators: int
+    size: int = 0
+    better: int = 0
+    total_s: float = 0.0
+    site: str = ""
+
+
+KnownKind: TypeAlias = Literal["unused", "constant", "twice", "frozen", "recomputed", "backward", "checks"]
 
 
 class KnownResults(Record, frozen=True, kw_only=True):
@@ -240,7 +267,8 @@ class KnownResults(Record, frozen=True, kw_only=True):
             step computed the same before; ``"frozen"``: they depend on the batch, too, but on no parameter that is
             trained, so each epoch computes the same of an item that does not change; ``"recomputed"``: activation
             checkpointing calls them again in backward; ``"backward"``: several backward passes go through them and add
-            to the same gradients, where one from the sum of the losses would do.
+            to the same gradients, where one from the sum of the losses would do; ``"checks"``: distributions of torch
+            check their arguments with them.
         forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
         backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
         n_passes: Backward passes through them; 0 unless ``"backward"``.
@@ -303,6 +331,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
             ``basis`` is not ``"step"``.
         repeated_rows: Operators that compute the same rows several times; None without any, on a device, and if
             ``basis`` is not ``"step"``.
+        cheaper: Operators whose results others give in less time; None without any, and if ``basis`` is not
+            ``"step"``.
         known_results: Operators that could be saved; empty if ``basis`` is not ``"step"``.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
@@ -342,6 +372,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     broadcast: BroadcastSum | None = None
     zeros: ZeroOperand | None = None
     repeated_rows: RepeatedRows | None = None
+    cheaper: CheaperOperator | None = None
     known_results: tuple[KnownResults, ...] = ()
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None

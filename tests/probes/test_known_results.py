@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.distributions import MultivariateNormal
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -625,3 +626,16 @@ def test_results_that_something_uses_are_not(step):
 
 def test_nothing_is_unused_without_a_backward_pass():
     assert "unused" not in follow(lambda net, x: net.trained(x).relu().detach())
+
+
+def test_checks_of_distributions_are_found():
+    def policy(net, x, validate_args=None):
+        mean = net.trained(x)
+        covariance = torch.eye(WIDTH) + torch.diag(net.trained.bias.square())
+        return -MultivariateNormal(mean, covariance, validate_args=validate_args).log_prob(mean.detach()).mean()
+
+    found = follow(policy)
+    assert found["checks"].n_operators > 4
+    assert 0 < found["checks"].forward_part < 1
+    assert found["checks"].site.startswith("test_known_results.py:")
+    assert "checks" not in follow(lambda net, x: policy(net, x, validate_args=False))

@@ -16,6 +16,8 @@ from lightning_perf.probes.plain import is_plain_tensor
 from lightning_perf.probes.repeats import n_copies_in
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
+from .reads import SORT, Reads
+
 MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
 
@@ -29,6 +31,11 @@ REPEATABLE = {
     "aten::mm": 1, "aten::addmm": 1, "aten::convolution": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
 }  # fmt: skip
 """Operators that compute each item of the first dimension alone → number of tensors that hold them."""
+
+_SITED = {
+    SORT, "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", "aten::pow", "aten::linalg_vector_norm",
+}  # fmt: skip
+"""Operators whose line is looked up, since another operator may do the same faster."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -72,8 +79,8 @@ class Call:
         weights: Storages of its first parameter, to find out whether calls share it.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
-        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros or
-            repeats rows; else empty.
+        site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros,
+            repeats rows, or is one of those that may be replaced; else empty.
     """
 
     __slots__ = (
@@ -115,6 +122,13 @@ class Call:
         return str(self.func._schema.name)
 
     @property
+    def named(self) -> dict[str, Any]:
+        """Its arguments by name, with the operator's defaults."""
+        known = self.func._schema.arguments
+        defaults = {one.name: one.default_value for one in known if one.has_default_value()}
+        return {**defaults, **dict(zip((one.name for one in known), self.args, strict=False)), **self.kwargs}
+
+    @property
     def has_denormals(self) -> bool:
         """Whether its inputs or gradients hold denormal numbers."""
         return self.gradient_denormal > 0 or any(spec.denormal for spec in self.specs)
@@ -128,7 +142,8 @@ class Call:
 class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
-    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets.
+    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets. ``reads`` is how much of
+    sorted tensors is read.
     """
 
     def __init__(self, n_samples: int = 0, batch: Iterable[torch.Tensor] = ()) -> None:
@@ -136,6 +151,7 @@ class CallLog:
         self._batch = {_address(tensor) for tensor in batch if is_plain_tensor(tensor)}
         self._last_node = 0
         self.calls: list[Call] = []
+        self.reads = Reads()
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
@@ -172,6 +188,8 @@ class CallLog:
             return
         if is_view:
             return  # shares the storage of its base, and so the base's writer
+        inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
+        self.reads.see(inputs)
         given = self._spec(args, has_grad, denormals)
         named = tuple((name, self._spec(kwargs[name], has_grad, denormals)) for name in sorted(kwargs))
         tensors = [value for value in flat(out) if is_plain_tensor(value)]
@@ -184,7 +202,7 @@ class CallLog:
             self._known[key] = call
             call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call.name, args)
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
-            if is_broadcast or call.zeros is not None or call.n_copies > 1:
+            if is_broadcast or call.zeros is not None or call.n_copies > 1 or call.name in _SITED:
                 call.site = user_site()
             self.calls.append(call)
         else:  # all equal calls must have them
@@ -194,7 +212,6 @@ class CallLog:
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
-        inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
         call.producers.update(self._writers.get(_address(value), -1) for value in inputs[:1])
         if has_grad and has_node and any(v.requires_grad for v in inputs):
             self._by_node[number - 1] = call, {_address(value) for value in inputs}
@@ -207,6 +224,7 @@ class CallLog:
             self._writers[_address(tensor)] = call.index
         if is_of_copies:
             self._of_copies.add(call.index)
+        self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
         """Return the matrix of mostly zeros; None if making it sparse would take time in each step."""

@@ -12,6 +12,7 @@ from lightning_perf.cgroups import affine_cores
 from .attention import attention_works
 from .broadcasts import without_broadcast
 from .calls import Call, CallLog, TensorSpec, flat
+from .cheaper import cheaper
 from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
 from .repeated_rows import without_repeats
 from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
@@ -95,6 +96,7 @@ def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Ca
         "without-broadcast": lambda: without_broadcast(log),
         "without-zeros": lambda: without_zeros(log),
         "without-repeats": lambda: without_repeats(log),
+        "cheaper": lambda: cheaper(log),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

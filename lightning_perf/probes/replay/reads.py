@@ -1,0 +1,83 @@
+"""How much of the results of a step's sorts its other operators read."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+SORT = "aten::sort"
+
+_weak_reference: Any = StorageWeakRef  # torch's own class has no types
+
+
+class _Result(NamedTuple):
+    """Values or indices of the log's call ``place``; ``step`` is the stride of the sorted dimension, of size ``n``."""
+
+    place: int
+    n: int
+    step: int
+    n_elements: int
+    storage: Any
+
+
+class Reads:
+    """Follows the results of sorts by their storages; keeps no tensor alive."""
+
+    def __init__(self) -> None:
+        self._results: dict[int, _Result] = {}
+        self._all: list[_Result] = []
+        self._read: dict[int, tuple[int, int]] = {}  # elements up to the last read, and from the first on
+
+    def add(self, place: int, outs: Sequence[torch.Tensor], dim: int | None) -> None:
+        """Follow the results of the log's call at this place, sorted along ``dim``; None for other operators."""
+        for out in outs if self._results else ():
+            self._results.pop(_address(out), None)
+        if dim is None:
+            return
+        for out in outs:
+            if out.numel() and out.dim():
+                storage = _weak_reference(out.untyped_storage())
+                result = _Result(place, out.shape[dim], max(1, out.stride(dim)), out.numel(), storage)
+                self._results[_address(out)] = result
+                self._all.append(result)
+
+    def see(self, inputs: Iterable[torch.Tensor]) -> None:
+        """Note what an operator reads."""
+        for value in inputs:
+            found = self._results.get(_address(value)) if self._results else None
+            if found is not None and not found.storage.expired():
+                self._note(found, *_span(found, value))
+
+    def needed(self, place: int) -> int:
+        """Return how many elements at one end of each sorted row are read at most; 0 if none is known to be read."""
+        for result in self._all:
+            if not result.storage.expired():  # somebody has it after the step
+                self._note(result, result.n, result.n)
+        return min(self._read.get(place, (0,)))
+
+    def _note(self, result: _Result, up_to: int, from_first: int) -> None:
+        before = self._read.get(result.place, (0, 0))
+        self._read[result.place] = max(before[0], up_to), max(before[1], from_first)
+
+
+def _span(result: _Result, value: torch.Tensor) -> tuple[int, int]:
+    """Return how many elements of each row reach up to the last one of a view, and from its first one on.
+
+    A view counts as the whole result if it is not the same part of all rows.
+    """
+    whole = result.n, result.n
+    sizes = [(size, step) for size, step in zip(value.shape, value.stride(), strict=True) if step and size != 1]
+    of_rows = [(size, step) for size, step in sizes if result.step <= step < result.step * result.n]
+    n_rows = math.prod(size for size, step in sizes if (size, step) not in of_rows)
+    if len(of_rows) > 1 or n_rows * result.n != result.n_elements:
+        return whole
+    size, step = of_rows[0] if of_rows else (1, result.step)
+    first = value.storage_offset() // result.step % result.n
+    last = first + (size - 1) * step // result.step + 1
+    return (last, result.n - first) if step % result.step == 0 and last <= result.n else whole
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

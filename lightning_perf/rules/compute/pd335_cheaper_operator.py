@@ -1,0 +1,61 @@
+"""PD335: an operator whose result another one gives in less time."""
+
+from lightning_perf.records import CheaperKind, CheaperOperator, Session
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.rule import required
+from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.step_signals import model_profile_of
+from lightning_perf.rules.thresholds import LOW_SHARE
+
+_FIXES: dict[CheaperKind, tuple[str, str]] = {
+    "transform": (
+        "pad to {better:,} elements, whose prime factors are small",
+        "n = scipy.fft.next_fast_len(n_signal + n_filter - 1, real=True)\nspectrum = torch.fft.rfft(signal, n=n)",
+    ),
+    "sort": (
+        "use topk",
+        "nearest = distances.topk(k, largest=False).indices  # instead of distances.argsort()[..., :k]",
+    ),
+    "penalty": (
+        "let the optimizer decay the weights, or add the penalty's gradient to theirs",
+        "optimizer = SGD(self.parameters(), lr, weight_decay=2 * self.penalty)  # or, before an optimizer's step:\n"
+        "torch._foreach_add_([p.grad for p in parameters], parameters, alpha=2 * self.penalty)",
+    ),
+}
+_EFFECTS: dict[CheaperKind, str] = {
+    "transform": "with {better:,} elements, they run",
+    "sort": "with topk, they run",
+    "penalty": "as a weight decay, they run",
+}
+
+
+@replay_rule("PD335", "cheaper-operator")
+def check(session: Session) -> Diagnosis | None:
+    steady = steady_of(session)
+    found = required(model_profile_of(session).cheaper, "no operator with a cheaper one in its place was seen")
+    share = found.total_s / steady.step_s.mean
+    if is_cpu_run(session) and share < LOW_SHARE:
+        return None
+    summary, code = _FIXES[found.kind]
+    return Diagnosis(
+        f"{found.site or 'The model'} {_symptom(found)}",
+        (
+            fact("such operators in a step", found.n_operators, "count"),
+            fact("their time in a step", found.total_s, "s") if found.total_s else None,
+        ),
+        fix(summary.format(better=found.better), "minutes", "numerics", code=code),
+        _EFFECTS[found.kind].format(better=found.better),
+        replayed_as="cheaper",
+        at_stake=min(1.0, share),
+        other_phases=(),
+    )
+
+
+def _symptom(found: CheaperOperator) -> str:
+    shape = " × ".join(f"{size:,}" for size in found.shape)
+    if found.kind == "transform":
+        return f"computes Fourier transforms of {found.size:,} elements, a number with a large prime factor"
+    if found.kind == "sort":
+        return f"sorts {found.size:,} elements in each row of {shape}, of which at most {found.better:,} are read"
+    return "adds the squares of parameters to the loss"
