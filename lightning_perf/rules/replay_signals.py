@@ -97,7 +97,7 @@ def replay_rule(
         return rule(
             code,
             name,
-            hypothesis=functools.partial(_hypothesis, diagnose),
+            hypothesis=lambda session: hypothesis_of(session, diagnose(session)),
             preflight=likely if preflight is not None else None,
             explains=explains,
             yields_to=yields_to,
@@ -106,9 +106,8 @@ def replay_rule(
     return declare
 
 
-def _hypothesis(diagnose: Diagnose, session: Session) -> Hypothesis | None:
+def hypothesis_of(session: Session, found: Diagnosis | None) -> Hypothesis | None:
     """Return the replay that a diagnosis needs; None without a diagnosis, or a treatment."""
-    found = diagnose(session)
     treatment = (found.replayed_as or found.prescription.treatment) if found is not None else ""
     if found is None or not treatment:
         return None

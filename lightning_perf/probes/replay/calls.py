@@ -76,6 +76,7 @@ class Call:
         out_shape: Shape of its first result; ``out_stride`` its layout.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
+        writers: The same of all its tensors.
         weights: Storages of its first parameter, to find out whether calls share it.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
@@ -85,7 +86,7 @@ class Call:
 
     __slots__ = (
         "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_copies", "n_out", "ns",
-        "out_dtypes", "out_shape", "out_stride", "producers", "site", "weights", "zeros",
+        "out_dtypes", "out_shape", "out_stride", "producers", "site", "weights", "writers", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -96,6 +97,7 @@ class Call:
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
         self.producers: set[int] = set()
+        self.writers: set[int] = set()
         self.weights: set[int] = set()
         self.site = ""
         self.zeros: Zeros | None = None
@@ -148,7 +150,7 @@ class CallLog:
 
     def __init__(self, n_samples: int = 0, batch: Iterable[torch.Tensor] = ()) -> None:
         self.n_samples = n_samples
-        self._batch = {_address(tensor) for tensor in batch if is_plain_tensor(tensor)}
+        self._batch = {address_of(tensor) for tensor in batch if is_plain_tensor(tensor)}
         self._last_node = 0
         self.calls: list[Call] = []
         self.reads = Reads()
@@ -183,7 +185,7 @@ class CallLog:
             if known is not None:
                 owner, addresses = known
                 owner.backward_ns += ns
-                shares = [denormals[id(v)] for v in args if id(v) in denormals and _address(v) not in addresses]
+                shares = [denormals[id(v)] for v in args if id(v) in denormals and address_of(v) not in addresses]
                 owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
             return
         if is_view:
@@ -212,16 +214,18 @@ class CallLog:
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
-        call.producers.update(self._writers.get(_address(value), -1) for value in inputs[:1])
+        writers = [self._writers.get(address_of(value), -1) for value in inputs]
+        call.producers.update(writers[:1])
+        call.writers.update(writers)
         if has_grad and has_node and any(v.requires_grad for v in inputs):
-            self._by_node[number - 1] = call, {_address(value) for value in inputs}
+            self._by_node[number - 1] = call, {address_of(value) for value in inputs}
         for value in inputs:
-            if value.requires_grad and (address := _address(value)) and address not in self._writers:
+            if value.requires_grad and (address := address_of(value)) and address not in self._writers:
                 call.weights.add(address)
                 break  # its bias is shared as often as its weight
         is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
         for tensor in tensors:
-            self._writers[_address(tensor)] = call.index
+            self._writers[address_of(tensor)] = call.index
         if is_of_copies:
             self._of_copies.add(call.index)
         self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
@@ -231,14 +235,14 @@ class CallLog:
         found = zeros_in(name, args)
         if found is None or found.kind != "sparse":
             return found
-        address = _address(args[found.place])
+        address = address_of(args[found.place])
         return None if address in self._writers or address in self._batch else found
 
     def _n_copies(self, name: str, args: Any) -> int:
         """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""
         first = PRODUCTS.get(name, 0)
         found = {
-            n_copies_in(value, self._writers.get(_address(value)) in self._of_copies)
+            n_copies_in(value, self._writers.get(address_of(value)) in self._of_copies)
             for value in args[first : first + REPEATABLE.get(name, 0)]
         }
         n = found.pop() if len(found) == 1 else 1
@@ -246,10 +250,10 @@ class CallLog:
 
     def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):
-            if value.layout is not torch.strided or not _address(value):
+            if value.layout is not torch.strided or not address_of(value):
                 return OPAQUE
             needs_grad = has_grad and value.requires_grad
-            source = self._writers.get(_address(value), -1)
+            source = self._writers.get(address_of(value), -1)
             denormal = _level(denormals.get(id(value), 0.0))
             return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal)
         if type(value) in (list, tuple):
@@ -276,7 +280,8 @@ def _level(share: float) -> float:
     return min(DENORMAL_LEVELS, key=lambda level: abs(level - share))
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's storage is; 0 for one without."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError) as error:  # a subclass without storage

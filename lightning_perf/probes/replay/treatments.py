@@ -1,6 +1,6 @@
 """Apply treatments to replayed operators."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from .attention import attention_works
 from .broadcasts import without_broadcast
 from .calls import Call, CallLog, TensorSpec, flat
 from .cheaper import cheaper
+from .dropped import without_dropped
 from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
 from .repeated_rows import without_repeats
 from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
@@ -51,10 +52,17 @@ class Treated(NamedTuple):
     n_hindered: int = 0
 
 
-def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Callable[[TensorSpec], Any]) -> Treated:
+def apply_treatment(
+    treatment: str,
+    log: CallLog,
+    device: torch.device,
+    make: Callable[[TensorSpec], Any],
+    trained: Container[int] = (),
+) -> Treated:
     """Return what a treatment, as in ``Hypothesis``, does to the calls of a step.
 
-    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen.
+    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen. ``trained`` are the
+    addresses of the optimizers' parameters.
 
     Raises:
         ValueError: It cannot be replayed.
@@ -97,6 +105,7 @@ def apply_treatment(treatment: str, log: CallLog, device: torch.device, make: Ca
         "without-zeros": lambda: without_zeros(log),
         "without-repeats": lambda: without_repeats(log),
         "cheaper": lambda: cheaper(log),
+        "without-dropped": lambda: without_dropped(log, trained),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

@@ -1,21 +1,30 @@
 """PD323: a backward pass computes gradients that no optimizer uses, or that are cleared before it does."""
 
-from lightning_perf.records import Finding, ModelSettings, Session, StageTimes
+from lightning_perf.records import Finding, Hypothesis, ModelSettings, Session, StageTimes
 from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed, replayed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import DROPPED_MIN_CLEARINGS, DROPPED_MIN_FRACTION, UNUSED_MIN_FRACTION
 from lightning_perf.rules.user_lines import computing_s
 
+_REPLAYED_AS = "without-dropped"
 
-@rule("PD323", "dropped-gradients")
+
+def _hypothesis(session: Session) -> Hypothesis | None:
+    """Return the replay without gradients that no optimizer uses; None if there are none."""
+    model = session.settings.model
+    return None if model is None or not _is_unused(model) else hypothesis_of(session, _unused(session, model))
+
+
+@rule("PD323", "dropped-gradients", hypothesis=_hypothesis)
 def check(session: Session) -> Finding | None:
     """Count gradients without an optimizer, and the clearings of those added since an optimizer's step."""
     steady, model = steady_of(session), session.settings.model
     watched = [one for one in model.optimizers if one.n_clearings >= DROPPED_MIN_CLEARINGS] if model is not None else []
     dropping = [one for one in watched if one.n_clearings_dropping >= DROPPED_MIN_FRACTION * one.n_clearings]
-    if not dropping and model is not None and _unused_fraction(model) >= UNUSED_MIN_FRACTION:
-        return _unused(session, steady, model)
+    if not dropping and model is not None and _is_unused(model):
+        return _unused_finding(session, steady, model)
     if not watched:
         raise Skip("no clearing of gradients was observed")
     if not dropping:
@@ -65,26 +74,45 @@ def _unused_fraction(model: ModelSettings) -> float:
     return (model.n_unused_elements or 0) / model.n_trainable if model.n_trainable else 0.0
 
 
-def _unused(session: Session, steady: StageTimes, model: ModelSettings) -> Finding:
+def _is_unused(model: ModelSettings) -> bool:
+    return _unused_fraction(model) >= UNUSED_MIN_FRACTION
+
+
+def _unused(session: Session, model: ModelSettings) -> Diagnosis:
+    """Return the diagnosis of gradients whose parameters no optimizer has."""
     where = model.unused_gradients_in
     module = f'self.get_submodule("{where}")' if any(part.isdigit() for part in where.split(".")) else f"self.{where}"
-    return timed_finding(
-        steady,
-        summary=(
-            f"Gradients of {model.n_unused_gradients} parameters, most of them in {where}, are computed in each step, "
-            "but no optimizer has these parameters."
+    return Diagnosis(
+        f"Gradients of {model.n_unused_gradients} parameters, most of them in {where}, are computed in each step, "
+        "but no optimizer has these parameters",
+        (
+            fact(
+                "elements of unused gradients ÷ trainable elements",
+                _unused_fraction(model),
+                "fraction",
+                UNUSED_MIN_FRACTION,
+            ),
         ),
-        evidence=fact(
-            "elements of unused gradients ÷ trainable elements",
-            _unused_fraction(model),
-            "fraction",
-            UNUSED_MIN_FRACTION,
-        ),
-        prescriptions=fix(
+        fix(
             f"set requires_grad_(False) on {where} if it is not to be trained, else give it to the optimizer",
             "one line",
             code=f"{module}.requires_grad_(False)  # in __init__",
         ),
+        "without them, these layers run forward and backward",
+        replayed_as=_REPLAYED_AS,
+        other_phases=(),
+    )
+
+
+def _unused_finding(session: Session, steady: StageTimes, model: ModelSettings) -> Finding | None:
+    diagnosis, result = _unused(session, model), replayed(session, _REPLAYED_AS)
+    if result is not None and (result.is_negligible or result.speedup is not None):
+        return replayed_finding(session, diagnosis)
+    return timed_finding(
+        steady,
+        summary=f"{diagnosis.symptom}.",
+        evidence=diagnosis.evidence,
+        prescriptions=diagnosis.prescription,
         claims={"backward": computing_s(session, steady, "backward")},
         basis="at most the backward pass; the part through these layers was not timed",
         confidence="medium",
