@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lightning_perf.rules.engine import all_rules
+from tests.made_once import made_once
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,12 +20,16 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material", reason="the extra docs is not installed")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env=environment)
-    assert built.returncode == 0, built.stdout + built.stderr
-    return folder
+
+    def build(folder: Path) -> None:
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+        environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once(tmp_path_factory, "site", build)
 
 
 class Fetched(HTMLParser):

@@ -13,6 +13,7 @@ from lightning_perf.rules.engine import diagnose_trace
 from lightning_perf.traces import analyze_many
 from tests.forkserver import Forkserver
 from tests.fuzzing import IS_TORTURE, thinned
+from tests.made_once import made_once
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
 DISTRIBUTED = {"PD701", "PD703", "PD704", "PD705", "PD706", "PD707"}
@@ -23,11 +24,14 @@ def launched(forkserver: Forkserver, fault: str, out: Path, n_ranks: int = 2, *m
     return forkserver.run(SCRIPT, fault, str(out), str(n_ranks), *more, n_ranks=n_ranks, cwd=out.parent, limit_s=250.0)
 
 
-def sessions_of(done: CompletedProcess[str], faults: str, out: Path) -> dict[str, Any]:
-    """Return the sessions of runs that ended well, by fault."""
+def assert_ended_well(done: CompletedProcess[str], faults: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count(" steps · ") == len(faults.split(","))
+
+
+def sessions_of(faults: str, out: Path) -> dict[str, Any]:
+    """Return the sessions of runs that ended well, by fault."""
     names = faults.split(",")
-    assert done.stdout.count(" steps · ") == len(names)
     sessions = {name: load_run(out / name if len(names) > 1 else out) for name in names}
     for session in sessions.values():
         assert session.probes_off == ()
@@ -70,23 +74,35 @@ SHARDED = thinned(["data", "compute"], ["callback"])
 @pytest.fixture(scope="module")
 def pair(forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Sessions of two ranks."""
-    out = tmp_path_factory.mktemp("pair") / "out"
-    return sessions_of(launched(forkserver, ",".join(PAIR), out), ",".join(PAIR), out)
+    faults = ",".join(PAIR)
+
+    def make(folder: Path) -> None:
+        assert_ended_well(launched(forkserver, faults, folder / "out"), faults)
+
+    return sessions_of(faults, made_once(tmp_path_factory, "pair", make) / "out")
 
 
 @pytest.fixture(scope="module")
 def four(forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Sessions of four ranks."""
-    out = tmp_path_factory.mktemp("four") / "out"
-    return sessions_of(launched(forkserver, ",".join(FOUR), out, 4), ",".join(FOUR), out)
+    faults = ",".join(FOUR)
+
+    def make(folder: Path) -> None:
+        assert_ended_well(launched(forkserver, faults, folder / "out", 4), faults)
+
+    return sessions_of(faults, made_once(tmp_path_factory, "four", make) / "out")
 
 
 @pytest.fixture(scope="module")
 def sharded(forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Sessions of two ranks that share parameters out between them, and their traces."""
-    out = tmp_path_factory.mktemp("sharded") / "out"
-    done = launched(forkserver, ",".join(SHARDED), out, 2, "fsdp2", "traced")
-    return sessions_of(done, ",".join(SHARDED), out) | {"out": out}
+    faults = ",".join(SHARDED)
+
+    def make(folder: Path) -> None:
+        assert_ended_well(launched(forkserver, faults, folder / "out", 2, "fsdp2", "traced"), faults)
+
+    out = made_once(tmp_path_factory, "sharded", make) / "out"
+    return sessions_of(faults, out) | {"out": out}
 
 
 @pytest.mark.parametrize("fault", CAUSES)
@@ -108,7 +124,8 @@ def test_slow_rank_is_named_when_the_trainer_starts_the_processes(
 ) -> None:
     out = tmp_path / "out"
     done = forkserver.run(SCRIPT, fault, str(out), "2", strategy, cwd=tmp_path, limit_s=250.0)
-    session = sessions_of(done, fault, out)[fault]
+    assert_ended_well(done, fault)
+    session = sessions_of(fault, out)[fault]
     assert_second_rank_is_named(session, fault)
     assert_second_rank_waits_least(session)
 
