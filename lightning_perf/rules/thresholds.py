@@ -197,6 +197,7 @@ HOOK_MIN_SHARE = _heuristic(0.03, "share", "Logging and callbacks: users report 
 USER_LINE_MIN_SHARE = _heuristic(
     0.05, "share of step time", "With 500 stack samples, a share of 5 % is accurate to 2 percentage points."
 )
+COSTLY_LINE_MIN_SHARE = _heuristic(0.30, "share", "Layers and losses take most of the time below it.")
 LINES_SHOWN = _heuristic(3, "lines", "More lines do not help to decide what to change.")
 HOST_LINE_MIN_STEP_S = _heuristic(5e-3, "s", "Stack samples of shorter steps are off by up to 20 percentage points.")
 METRIC_EVERY_STEPS = _heuristic(10, "steps", "A metric of one batch in ten still shows the course of training.")
