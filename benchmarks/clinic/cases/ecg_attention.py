@@ -2,7 +2,7 @@
 ---
 expect:
 - PD309
-half: score
+half: tune
 fix:
   'attended, _ = self.attention(h, h, h)': 'attended, _ = self.attention(h, h, h, need_weights=False)'
 """
