@@ -1,7 +1,6 @@
 """The attention layers return attention weights that nobody reads, which rules out the fused attention kernel.
 ---
-expect:
-- PD309
+expect: [PD309, PD333]
 half: tune
 fix:
   'attended, _ = self.attention(h, h, h)': 'attended, _ = self.attention(h, h, h, need_weights=False)'
