@@ -212,7 +212,8 @@ class ArithmeticCounter(StepTracer):
                 denormals = denormal_fractions(args) if self._times and known.formula is not None else {}
                 self._count(known, args, kwargs, out, end - begin, denormals)
                 if self.log is not None:
-                    self.log.add(func, args, kwargs, out, end - begin, known.traffic.is_view, denormals)
+                    ns = end - begin if self._times else 0
+                    self.log.add(func, args, kwargs, out, ns, known.traffic.is_view, denormals)
                     self.targets.add(known.name, positional(args, kwargs))
                 if self.results is not None:
                     weight = end - begin

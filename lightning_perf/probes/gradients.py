@@ -121,7 +121,7 @@ class _UnusedGradients:
             self._first_batch = n_batches
             self._watched = {
                 name: _Unowned(one, _identity(one), plain.field(one, "_version"))
-                for name, one in _unowned(module, optimizers)
+                for name, one in unowned_parameters(module, optimizers)
                 if one.requires_grad and plain.gradient_of(one) is not None
             }
         if n_batches - self._first_batch > _MAX_BATCHES:
@@ -137,7 +137,7 @@ class _UnusedGradients:
         was_concluded, self._is_concluded = self._is_concluded, True
         if was_concluded or n_batches - self._first_batch < _MIN_BATCHES:
             return
-        unowned = dict(_unowned(module, optimizers))
+        unowned = dict(unowned_parameters(module, optimizers))
         unused = {
             name: math.prod(plain.field(one.parameter, "shape"))
             for name, one in found.items()
@@ -149,16 +149,18 @@ class _UnusedGradients:
         sizes: Counter[str] = Counter()
         for name, size in unused.items():
             sizes[_outermost(name, trained)] += size
+        where = max(sizes, key=sizes.__getitem__, default="")
         self._unused = set(unused)
         self._fields = {
             "n_unused_gradients": len(unused),
             "n_unused_elements": sizes.total(),
-            "unused_gradients_in": max(sizes, key=sizes.__getitem__, default=""),
+            "unused_gradients_in": where,
+            "n_unused_elements_in": sizes[where],
         }
 
     def summary(self, module: Any, optimizers: list[Any]) -> dict[str, Any]:
         """Return the fields of ``ModelSettings``; none once an optimizer got some of the parameters."""
-        is_current = not self._unused or self._unused <= dict(_unowned(module, optimizers)).keys()
+        is_current = not self._unused or self._unused <= dict(unowned_parameters(module, optimizers)).keys()
         return self._fields if is_current else {}
 
     def forget(self) -> None:
@@ -166,7 +168,7 @@ class _UnusedGradients:
         self._watched = {}
 
 
-def _unowned(module: Any, optimizers: list[Any]) -> list[tuple[str, torch.Tensor]]:
+def unowned_parameters(module: Any, optimizers: list[Any]) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters that no optimizer has, by path; none if a sharding strategy replaces parameters."""
     owned = {id(parameter) for optimizer in optimizers for parameter in parameters_of(unwrap(optimizer))}
     named = list(named_parameters(module)) if isinstance(module, nn.Module) else []

@@ -147,6 +147,7 @@ class StepCalls:
         return tuple(one for one in found if one.n_operators)
 
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
+        self._find_checks()
         kinds: dict[KnownKind, list[Call]] = {"checks": [], "unused": [], "constant": [], "twice": [], "frozen": []}
         for call in self.calls:
             if call.is_check:
@@ -164,6 +165,17 @@ class StepCalls:
             elif not call.origin & (varying & ~BATCH) and not call.has_grad:
                 kinds["frozen"].append(call)
         return kinds
+
+    def _find_checks(self) -> None:
+        """Let only those count as checks whose results nothing else uses: a distribution may keep what it checks."""
+        todo = [call for call in self.calls if not call.is_check or call.passes]
+        while todo:
+            used = [one for one in todo.pop().producers if one.is_check]
+            for one in used:
+                one.is_check = False
+            todo += used
+        for call in self.calls:
+            call.is_check = call.is_check and not call.passes
 
     def _kept(self, kind: KnownKind, calls: Sequence[Call]) -> dict[str, Any]:
         """Return the fields of the record on results that may be kept for each item."""

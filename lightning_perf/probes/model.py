@@ -99,7 +99,7 @@ def unwrap(optimizer: Any) -> Any:
 
 def parameters_of(optimizer: Any) -> Iterator[torch.Tensor]:
     """Return the parameters that an optimizer updates."""
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return (parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"])
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -61,6 +61,15 @@ def field(tensor: torch.Tensor, name: str) -> Any:
         return getattr(_BASE, name).__get__(tensor)
 
 
+def storage_address(tensor: torch.Tensor) -> int:
+    """Return where a tensor's storage is; 0 for one without."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError) as error:  # a subclass without storage
+        raise_if_from_signal(error)
+        return 0
+
+
 def n_elements(tensor: torch.Tensor) -> int:
     """Return how many elements a readable tensor has."""
     with without_overrides():

@@ -27,6 +27,7 @@ from .flops import ArithmeticCounter
 from .known_results import ResultTracker
 from .loss_targets import TargetCounter
 from .machine import device_name
+from .model import parameters_of, unwrap
 from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
@@ -242,7 +243,8 @@ class SampledSteps(Probe):
             is_changed = any(is_overridden(one, hook) for one in owners if one is not None for hook in _BATCH_HOOKS)
             results = ResultTracker(self._module, batch, is_cpu, is_changed)
             tensors = tensors_in(batch, left=visits())
-            log = CallLog(self._n_samples or 0, tensors)
+            trained = (one for optimizer in self._trainer.optimizers for one in parameters_of(unwrap(optimizer)))
+            log = CallLog(self._n_samples or 0, tensors, trained)
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)

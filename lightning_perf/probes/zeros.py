@@ -53,10 +53,7 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     if matrix.dim() < 2 or matrix.numel() < MIN_ELEMENTS or min(matrix.shape[-2:]) < 2:
         return None
     extent = 1 + sum((size - 1) * step for size, step in zip(matrix.shape, matrix.stride(), strict=True))
-    step = max(1, extent // _N_SAMPLED)
-    while math.gcd(step, math.prod(matrix.shape[-2:])) > 1:  # else it might meet the diagonal only
-        step -= 1
-    part = matrix.as_strided((min(_N_SAMPLED, extent),), (step,))
+    part = matrix.as_strided((min(_N_SAMPLED, extent),), (_step(extent, *matrix.shape[-2:]),))
     if int(torch.count_nonzero(part)) > _MOST_NONZERO * part.numel():
         return None
     n_nonzero = int(torch.count_nonzero(matrix))
@@ -72,3 +69,10 @@ def _zeros(value: Any, place: int) -> Zeros | None:
     if n_nonzero <= rows and int(torch.count_nonzero(matrix, dim=-1).amax()) == 1:
         return Zeros(place, "one-hot", fraction)
     return Zeros(place, "sparse", fraction) if fraction <= MAX_FRACTION else None
+
+
+def _step(extent: int, n_rows: int, n_columns: int) -> int:
+    """Return how far apart elements are sampled, so that they do not lie on one or two diagonals only."""
+    steps = range(max(1, extent // _N_SAMPLED), 1, -1)
+    good = (n for n in steps if math.gcd(n, n_rows * n_columns) == 1 and n % n_columns not in (1, n_columns - 1))
+    return next(good, 1)

@@ -165,6 +165,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         n_unused_gradients: Parameters that get gradients in each step although no optimizer has them; None if unknown.
         n_unused_elements: Number of elements of these parameters.
         unused_gradients_in: Path of the submodule, without trained parameters, that holds most of them.
+        n_unused_elements_in: Number of elements of those in it.
     """
 
     class_name: str
@@ -180,6 +181,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     n_unused_gradients: int | None = None
     n_unused_elements: int | None = None
     unused_gradients_in: str = ""
+    n_unused_elements_in: int | None = None
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, 
 from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, make_finding, timed_finding, unapplied
 from .rule import Rule, Skip, rule
 from .signals import CODE_PHASES, is_cpu_run, phase_s, steady_of
-from .thresholds import LOW_SHARE, NEAR_PART, WIDE_RATIO
+from .thresholds import LOW_SHARE, NEAR_PERCENT, WIDE_RATIO
 from .trace_reading import device_reading_of, reading_of
 from .user_lines import computing_s
 from .wording import number_of
@@ -50,8 +50,7 @@ class Diagnosis(NamedTuple):
     unmeasured: Severity | None = "low"
 
 
-_OF_A_PART = ("sequence", "targets")
-"""Treatments whose value is a part of what there is."""
+_SEQUENCE = "sequence="
 
 Diagnose: TypeAlias = Callable[[Session], Diagnosis | None]
 
@@ -59,16 +58,19 @@ Diagnose: TypeAlias = Callable[[Session], Diagnosis | None]
 def replayed(session: Session, treatment: str) -> Replayed | None:
     """Return the replay result of a treatment; None if it was not replayed.
 
-    A part of sequences or targets was counted up to the replay, and differs slightly from the part in the whole run.
+    The part of sequences that is left was counted up to the replay, and may be slightly smaller in the whole run.
     """
     results: Sequence[Replayed] = session.replay.results if session.replay is not None else ()
-    name, _, part = treatment.partition("=")
-    if name not in _OF_A_PART:
-        return next((one for one in results if one.treatment == treatment), None)
-    apart = {one.treatment: abs(float(one.treatment.partition("=")[2]) - float(part))
-             for one in results if one.treatment.startswith(f"{name}=")}  # fmt: skip
-    near = [one for one in results if apart.get(one.treatment, 1.0) <= NEAR_PART]
-    return min(near, key=lambda one: (one.speedup is None, apart[one.treatment]), default=None)
+    found = next((one for one in results if one.treatment == treatment), None)
+    if not treatment.startswith(_SEQUENCE) or (found is not None and found.speedup is not None):
+        return found
+    larger = {_percent_of(one.treatment) - _percent_of(treatment): one
+              for one in results if one.treatment.startswith(_SEQUENCE) and one.speedup is not None}  # fmt: skip
+    return min([(by, one) for by, one in larger.items() if 0 < by <= NEAR_PERCENT], default=(0, found))[1]
+
+
+def _percent_of(treatment: str) -> int:
+    return round(100 * float(treatment.removeprefix(_SEQUENCE)))
 
 
 def replay_rule(

@@ -186,7 +186,7 @@ DEFAULT_PREFETCH = _published(
 PAIRS_MIN_SHARE = _heuristic(0.10, "share", "Nothing is replayed, so that only a large part of a step is worth a line.")
 
 # Padding
-NEAR_PART = _heuristic(0.05, "of what there is", "Parts this close have the same speedup within its error.")
+NEAR_PERCENT = _heuristic(5, "percentage points", "On sequences this much longer, a replay gains a little less.")
 PADDING_MIN_SHARE = _heuristic(0.20, "of the tokens", "With less padding, few operators become noticeably faster.")
 IGNORED_TARGETS_MIN_SHARE = _heuristic(
     0.20, "of the targets", "With fewer ignored targets, few output layers become noticeably faster."
@@ -197,6 +197,7 @@ HOOK_MIN_SHARE = _heuristic(0.03, "share", "Logging and callbacks: users report 
 USER_LINE_MIN_SHARE = _heuristic(
     0.05, "share of step time", "With 500 stack samples, a share of 5 % is accurate to 2 percentage points."
 )
+NEARLY_ALL_PART = _heuristic(0.95, "of the elements", "The rest of the gradients takes next to no time.")
 COSTLY_LINE_MIN_SHARE = _heuristic(0.30, "share", "Layers and losses take most of the time below it.")
 LINES_SHOWN = _heuristic(3, "lines", "More lines do not help to decide what to change.")
 HOST_LINE_MIN_STEP_S = _heuristic(5e-3, "s", "Stack samples of shorter steps are off by up to 20 percentage points.")

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.distributions import MultivariateNormal
+from torch.distributions import MultivariateNormal, OneHotCategoricalStraightThrough
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -639,3 +639,12 @@ def test_checks_of_distributions_are_found():
     assert 0 < found["checks"].forward_part < 1
     assert found["checks"].site.startswith("test_known_results.py:")
     assert "checks" not in follow(lambda net, x: policy(net, x, validate_args=False))
+
+
+def test_what_a_distribution_keeps_of_its_checks_does_not_count():
+    def sample(net, x):
+        logits = net.trained(x)
+        return OneHotCategoricalStraightThrough(logits=logits, validate_args=True).rsample() * logits
+
+    found = follow(sample)
+    assert found["checks"].backward_part == 0

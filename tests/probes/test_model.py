@@ -221,15 +221,15 @@ def apply_by_hand(backbone: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("each_step", "unused"),
     [
-        (lambda backbone, step: None, (2, 12, "net.backbone")),
-        (lambda backbone, step: backbone.zero_grad() if step % 4 == 3 else None, (0, 0, "")),
-        (lambda backbone, step: apply_by_hand(backbone), (0, 0, "")),
-        (lambda backbone, step: backbone.requires_grad_(step < 3), (0, 0, "")),
+        (lambda backbone, step: None, (2, 12, "net.backbone", 12)),
+        (lambda backbone, step: backbone.zero_grad() if step % 4 == 3 else None, (0, 0, "", 0)),
+        (lambda backbone, step: apply_by_hand(backbone), (0, 0, "", 0)),
+        (lambda backbone, step: backbone.requires_grad_(step < 3), (0, 0, "", 0)),
     ],
     ids=["forgotten", "cleared", "applied", "frozen later"],
 )
 def test_watch_finds_gradients_that_no_optimizer_has_unless_they_are_used(
-    each_step: Callable[[nn.Module, int], object], unused: tuple[int, int, str]
+    each_step: Callable[[nn.Module, int], object], unused: tuple[int, int, str, int]
 ) -> None:
     loop, module = Loop(), backbone_and_head()
     backbone, head = module["net"]["backbone"], module["net"]["head"]

@@ -30,6 +30,7 @@ sparse = (torch.rand(K, K, generator=torch.Generator().manual_seed(0)) < 0.02).f
         (mm, (sparse, dense), 0, "sparse"),
         (cholesky, (diagonal,), 0, "diagonal"),
         (cholesky, (torch.diag_embed(torch.rand(1024, 20) + 0.5),), 0, "diagonal"),  # each 400th element is nonzero
+        (cholesky, (torch.diag(torch.rand(1025) + 0.5),), 0, "diagonal"),  # each 1026th
     ],
 )
 def test_matrices_of_mostly_zeros_are_found(name, args, place, kind):

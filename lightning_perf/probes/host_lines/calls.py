@@ -57,9 +57,13 @@ def line_of(code: CodeType, offset: int) -> int:
 
 
 def library_call(code: CodeType, module: str) -> str:
-    """Return the name of a library's function, e.g. ``"json.loads"`` or ``"pandas.DataFrame.sort_values"``."""
+    """Return the name of a library's function, e.g. ``"json.loads"`` or ``"pandas.DataFrame.sort_values"``.
+
+    Those of ``torch.nn.functional`` are named as in the code of a line, e.g. ``"nn.functional.interpolate"``.
+    """
     name = getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-    return f"{module.partition('.')[0]}.{name}" if module else name
+    package = "nn.functional" if module == "torch.nn.functional" else module.partition(".")[0]
+    return f"{package}.{name}" if package else name
 
 
 class OwnCode:

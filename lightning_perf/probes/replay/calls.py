@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.code_lines import is_users_call, user_site
-from lightning_perf.probes.plain import is_plain_tensor
+from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.repeats import n_copies_in
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
@@ -75,9 +74,10 @@ class Call:
         n_out: Elements of the results of one call.
         out_shape: Shape of its first result; ``out_stride`` its layout.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
-        producers: Indices of the calls that wrote its first tensor; equal calls may have different ones.
-        writers: The same of all its tensors.
+        writers: Indices of the calls that wrote its tensors; equal calls may have different ones.
+        writers_of_first: Those of the first tensor.
         weights: Storages of its first parameter, to find out whether calls share it.
+        leaves: Storages of all tensors that need a gradient and were not computed in the step.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
         site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros,
@@ -85,8 +85,8 @@ class Call:
     """
 
     __slots__ = (
-        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "n", "n_copies", "n_out", "ns",
-        "out_dtypes", "out_shape", "out_stride", "producers", "site", "weights", "writers", "zeros",
+        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "leaves", "n", "n_copies", "n_out", "ns",
+        "out_dtypes", "out_shape", "out_stride", "site", "weights", "writers", "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -96,9 +96,10 @@ class Call:
         self.out_stride = outs[0].stride() if outs and outs[0].layout is torch.strided else ()
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
-        self.producers: set[int] = set()
         self.writers: set[int] = set()
+        self.writers_of_first: set[int] = set()
         self.weights: set[int] = set()
+        self.leaves: set[int] = set()
         self.site = ""
         self.zeros: Zeros | None = None
         self.n_copies = 1
@@ -144,14 +145,17 @@ class Call:
 class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
-    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets. ``reads`` is how much of
-    sorted tensors is read.
+    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
+    optimizers update. ``reads`` is how much of sorted tensors is read.
     """
 
-    def __init__(self, n_samples: int = 0, batch: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, n_samples: int = 0, batch: Iterable[torch.Tensor] = (), parameters: Iterable[torch.Tensor] = ()
+    ) -> None:
         self.n_samples = n_samples
-        self._batch = {address_of(tensor) for tensor in batch if is_plain_tensor(tensor)}
+        self._batch = {storage_address(tensor) for tensor in batch if is_plain_tensor(tensor)}
         self._last_node = 0
+        self.parameters = {storage_address(one) for one in parameters if is_plain_tensor(one)}
         self.calls: list[Call] = []
         self.reads = Reads()
         self.total_ns = 0
@@ -180,18 +184,18 @@ class CallLog:
         self._last_node = number
         node = torch._C._current_autograd_node()
         has_grad = torch.is_grad_enabled()
+        inputs = [] if is_view else [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
+        self.reads.see(inputs)
         if node is not None and not has_grad:
             known = self._by_node.get(node._sequence_nr())
             if known is not None:
                 owner, addresses = known
                 owner.backward_ns += ns
-                shares = [denormals[id(v)] for v in args if id(v) in denormals and address_of(v) not in addresses]
+                shares = [denormals[id(v)] for v in args if id(v) in denormals and storage_address(v) not in addresses]
                 owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
             return
         if is_view:
             return  # shares the storage of its base, and so the base's writer
-        inputs = [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
-        self.reads.see(inputs)
         given = self._spec(args, has_grad, denormals)
         named = tuple((name, self._spec(kwargs[name], has_grad, denormals)) for name in sorted(kwargs))
         tensors = [value for value in flat(out) if is_plain_tensor(value)]
@@ -214,18 +218,21 @@ class CallLog:
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
-        writers = [self._writers.get(address_of(value), -1) for value in inputs]
-        call.producers.update(writers[:1])
+        writers = [self._writers.get(storage_address(value), -1) for value in inputs]
         call.writers.update(writers)
+        call.writers_of_first.update(writers[:1])
         if has_grad and has_node and any(v.requires_grad for v in inputs):
-            self._by_node[number - 1] = call, {address_of(value) for value in inputs}
-        for value in inputs:
-            if value.requires_grad and (address := address_of(value)) and address not in self._writers:
-                call.weights.add(address)
-                break  # its bias is shared as often as its weight
+            self._by_node[number - 1] = call, {storage_address(value) for value in inputs}
+        leaves = [
+            storage_address(value)
+            for value, writer in zip(inputs, writers, strict=True)
+            if writer < 0 and value.requires_grad
+        ]
+        call.weights.update(leaves[:1])  # its bias is shared as often as its weight
+        call.leaves.update(leaves)
         is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
         for tensor in tensors:
-            self._writers[address_of(tensor)] = call.index
+            self._writers[storage_address(tensor)] = call.index
         if is_of_copies:
             self._of_copies.add(call.index)
         self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
@@ -235,14 +242,14 @@ class CallLog:
         found = zeros_in(name, args)
         if found is None or found.kind != "sparse":
             return found
-        address = address_of(args[found.place])
+        address = storage_address(args[found.place])
         return None if address in self._writers or address in self._batch else found
 
     def _n_copies(self, name: str, args: Any) -> int:
         """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""
         first = PRODUCTS.get(name, 0)
         found = {
-            n_copies_in(value, self._writers.get(address_of(value)) in self._of_copies)
+            n_copies_in(value, self._writers.get(storage_address(value)) in self._of_copies)
             for value in args[first : first + REPEATABLE.get(name, 0)]
         }
         n = found.pop() if len(found) == 1 else 1
@@ -250,10 +257,10 @@ class CallLog:
 
     def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):
-            if value.layout is not torch.strided or not address_of(value):
+            if value.layout is not torch.strided or not storage_address(value):
                 return OPAQUE
             needs_grad = has_grad and value.requires_grad
-            source = self._writers.get(address_of(value), -1)
+            source = self._writers.get(storage_address(value), -1)
             denormal = _level(denormals.get(id(value), 0.0))
             return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal)
         if type(value) in (list, tuple):
@@ -278,12 +285,3 @@ def flat(value: Any) -> list[Any]:
 
 def _level(share: float) -> float:
     return min(DENORMAL_LEVELS, key=lambda level: abs(level - share))
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Return where a tensor's storage is; 0 for one without."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError) as error:  # a subclass without storage
-        raise_if_from_signal(error)
-        return 0

@@ -1,23 +1,30 @@
 """Find operators whose results other operators give in less time, and replay those in their place."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from scipy.fft import next_fast_len
 
+from lightning_perf.probes.known_result_functions import LIKE
 from lightning_perf.records import CheaperKind, CheaperOperator
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of, map_specs
+from .functions import Bound, Work, function_of
 from .reads import SORT
 
-MAX_FACTOR, GOOD_FACTOR = 13, 7
-"""Largest prime factors of lengths that MKL and cuFFT have fast code for; recommended ones keep to the second."""
+MAX_FACTOR = 13
+"""Largest prime factor of a length that MKL has fast code for; cuFFT's is smaller."""
 
 _MAX_READ = 0.25
 """Part of a sort; to find medians and quantiles, which are at neither end, ``topk`` is no help."""
+_PAD = "aten::constant_pad_nd"
 _TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
+
+_ADDING = {f"aten::{name}" for name in ("add", "sub", "mul", "div", "sum", "mean", "_to_copy")}
+_GATHERING = ("aten::stack", "aten::cat")
+"""Operators by which a penalty gets into the loss."""
 
 Tensor = torch.Tensor
 
@@ -65,18 +72,19 @@ def _costliest(log: CallLog) -> list[_Found]:
 
 
 def _transforms(log: CallLog) -> Iterator[_Found]:
-    """Find transforms and inverse ones of a length with a large prime factor, as in a convolution or a filter.
+    """Find convolutions by transforms of a length with a large prime factor.
 
-    Without an inverse, a spectrum is wanted, whose frequencies depend on the length.
+    Signals are padded to this length and there is an inverse transform: more zeros change nothing. Other spectra would
+    have other frequencies.
     """
     calls = [call for call in log.calls if call.name in _TRANSFORMS and call.specs]
+    padded = {_length(call) for call in calls if any(log.calls[i].name == _PAD for i in call.writers if i >= 0)}
     inverse = {_length(call) for call in calls if call.name == "aten::_fft_c2r" or call.named.get("forward") is False}
     for call in calls:
-        size = _length(call)
-        bound = function_of(call)
-        if size not in inverse or size <= 1 or _largest_factor(size) <= MAX_FACTOR or bound is None:
+        size, bound = _length(call), function_of(call)
+        if size not in padded & inverse or _largest_factor(size) <= MAX_FACTOR or bound is None:
             continue
-        better = _good_length(size)
+        better = next_fast_len(size, real=call.name != "aten::_fft_c2c")
         longer = _lengthened(bound, call, size, better)
         yield _Found("transform", Work((call,), (bound,), (longer,)), call.site, call.out_shape, size, better)
 
@@ -90,15 +98,12 @@ def _length(call: Call) -> int:
 
 def _lengthened(bound: Bound, call: Call, size: int, better: int) -> Bound:
     """Return the transform with another length; half-complex tensors have about half of its elements."""
-    sizes = {size: better, size // 2 + 1: better // 2 + 1}
-    dims = {dim % len(call.named["self"].shape) for dim in call.named["dim"]}
-
-    def change(spec: TensorSpec) -> TensorSpec:
-        shape = tuple(sizes.get(each, each) if place in dims else each for place, each in enumerate(spec.shape))
-        return _dense(spec, shape)
-
-    function, args, kwargs = map_specs(change, bound)
-    return function, tuple(better if type(each) is int and each == size else each for each in args), kwargs
+    spec: TensorSpec = call.named["self"]
+    last = call.named["dim"][-1] % len(spec.shape)
+    new = {size: better, size // 2 + 1: better // 2 + 1}[spec.shape[last]]
+    longer = _dense(spec, (*spec.shape[:last], new, *spec.shape[last + 1 :]))
+    function, args, kwargs = bound
+    return function, (longer, *(better if type(each) is int and each == size else each for each in args[1:])), kwargs
 
 
 def _sorts(log: CallLog) -> Iterator[_Found]:
@@ -116,32 +121,58 @@ def _sorts(log: CallLog) -> Iterator[_Found]:
 
 def _penalties(log: CallLog) -> Iterator[_Found]:
     """Find sums of squares of parameters in the loss, whose gradients are a multiple of the parameters."""
-    squares = [call for call in log.calls if call.name == "aten::pow" and call.named.get("exponent") == 2]
-    of_parameters = {call.index: call for call in squares if _is_parameter(call.specs)}
-    norms = [call for call in log.calls if call.name == "aten::linalg_vector_norm" and not call.out_shape]
-    norms = [call for call in norms if call.named["ord"] == 2 and _is_parameter(call.specs)]
-    are_squared = not {call.index for call in norms}.isdisjoint(call.specs[0].source for call in squares if call.specs)
-    for call in norms if are_squared else ():
-        yield from _penalty(call)
+    readers: dict[int, list[Call]] = {}
     for call in log.calls:
-        square = of_parameters.get(call.specs[0].source) if len(call.specs) == 1 else None
-        if square is not None and call.name == "aten::sum" and not call.out_shape:
-            yield from _penalty(square, call)
+        if call.name not in LIKE and any(spec.needs_grad for spec in call.specs):  # unlike those of a logger
+            for index in call.writers:
+                readers.setdefault(index, []).append(call)
+    for call in log.calls:
+        if len(call.specs) != 1 or math.prod(call.specs[0].shape) < 2 or not call.backward_ns:
+            continue  # not in the loss
+        if not call.leaves or not call.leaves <= log.parameters:
+            continue
+        after = readers.get(call.index, [])
+        if call.name == "aten::linalg_vector_norm" and call.named["ord"] == 2 and not call.out_shape:
+            if after and all(_is_square(one) and _is_only_added(one, readers) for one in after):
+                yield from _penalty(call)
+        elif _is_square(call) and len(after) == 1:
+            total = after[0]
+            if (
+                total.name == "aten::sum"
+                and not total.out_shape
+                and total.n == call.n
+                and _is_only_added(total, readers)
+            ):
+                yield from _penalty(call, total)
+
+
+def _is_square(call: Call) -> bool:
+    return call.name == "aten::pow" and call.named.get("exponent") == 2
+
+
+def _is_only_added(call: Call, readers: Mapping[int, Sequence[Call]]) -> bool:
+    """Return whether a number is only added up and scaled."""
+    todo, seen = [call], {call.index}
+    for one in todo:
+        after = [each for each in readers.get(one.index, ()) if each.index not in seen]
+        is_added = (
+            each.name in _ADDING and math.prod(each.out_shape) == 1 for each in after if each.name not in _GATHERING
+        )
+        if not all(is_added):
+            return False
+        seen.update(each.index for each in after)
+        todo += after
+    return True
 
 
 def _penalty(*calls: Call) -> Iterator[_Found]:
     """Yield the sum of a parameter's squares; in its place, a multiple of the parameter is added to its gradient."""
     as_is = tuple(bound for call in calls if (bound := function_of(call)) is not None)
     spec = calls[0].specs[0]
-    gradient = spec._replace(needs_grad=False)
+    gradient = parameter = spec._replace(needs_grad=False)
     if len(as_is) == len(calls):
-        work = Work(calls, as_is, ((_with_decay, (gradient, gradient), {}),))
+        work = Work(calls, as_is, ((_with_decay, (gradient, parameter), {}),))
         yield _Found("penalty", work, calls[0].site, spec.shape)
-
-
-def _is_parameter(specs: list[TensorSpec]) -> bool:
-    """Return whether an operator gets one parameter only; one element takes no time."""
-    return len(specs) == 1 and specs[0].source < 0 and specs[0].needs_grad and math.prod(specs[0].shape) > 1
 
 
 def _with_decay(gradient: Tensor, parameter: Tensor) -> Tensor:
@@ -163,10 +194,3 @@ def _largest_factor(n: int) -> int:
             largest, n = divisor, n // divisor
         divisor += 1
     return max(largest, n)
-
-
-def _good_length(n: int) -> int:
-    """Return the smallest length from this one on that has small prime factors only."""
-    while _largest_factor(n) > GOOD_FACTOR:
-        n += 1
-    return n

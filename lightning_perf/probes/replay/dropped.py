@@ -1,40 +1,41 @@
 """Replay the operators of a step without the gradients that no optimizer uses."""
 
-from collections.abc import Container
+from collections.abc import Set
 from functools import partial
 
 from .calls import Call, CallLog, TensorSpec
 from .functions import Work, map_specs, work_for
 
 
-def without_dropped(log: CallLog, trained: Container[int]) -> list[Work]:
+def without_dropped(log: CallLog, unowned: Set[int]) -> list[Work]:
     """Return the operators that compute such gradients, without these and without those that they alone need.
 
     Args:
-        log: The operators in their order: a gradient goes on only to what has a trained parameter before it.
-        trained: Addresses of the optimizers' parameters. Calls that share one with others count as trained.
+        log: The operators. A gradient is needed only by what has a leaf before it that is not among ``unowned``.
+        unowned: Addresses of the parameters that no optimizer has.
     """
-    with_gradient: set[int] = set()
+    needing: set[int] = set()
     n_before = -1
-    while len(with_gradient) > n_before:  # equal calls are one, and what comes before the last is behind the first
-        n_before = len(with_gradient)
+    while len(needing) > n_before:  # equal calls are one, and what comes before the last is behind the first
+        n_before = len(needing)
         for call in log.calls:
-            if any(_respec(call, trained, with_gradient, spec).needs_grad for spec in call.specs):
-                with_gradient.add(call.index)
+            if any(_respec(log, call, unowned, needing, spec).needs_grad for spec in call.specs):
+                needing.add(call.index)
     found: list[Work] = []
     for call in log.calls:
-        respec = partial(_respec, call, trained, with_gradient)
+        respec = partial(_respec, log, call, unowned, needing)
         if any(respec(spec) != spec for spec in call.specs):
             found.extend(work_for(call, partial(map_specs, respec)))
     return found
 
 
-def _respec(call: Call, trained: Container[int], with_gradient: set[int], spec: TensorSpec) -> TensorSpec:
-    """Return a tensor that needs a gradient only if a trained parameter gets one through it."""
+def _respec(log: CallLog, call: Call, unowned: Set[int], needing: Set[int], spec: TensorSpec) -> TensorSpec:
+    """Return a tensor that needs a gradient only if something other than unowned parameters needs one through it."""
     if not spec.needs_grad:
         return spec
-    if spec.source >= 0:
-        sources = call.writers if call.n > 1 else {spec.source}
-        return spec._replace(needs_grad=not with_gradient.isdisjoint(sources))
-    is_trained = not call.weights or any(address in trained for address in call.weights)
-    return spec._replace(needs_grad=is_trained)
+    if spec.source < 0:  # calls that share one with others need it
+        return spec._replace(needs_grad=not call.leaves <= unowned)
+    sources = {index for index in call.writers if index >= 0} if call.n > 1 else {spec.source}
+    # One that was made without a gradient and has one now is a leaf, such as a parameter that was clamped.
+    is_leaf = any(not any(one.needs_grad for one in log.calls[index].specs) for index in sources)
+    return spec._replace(needs_grad=is_leaf or not needing.isdisjoint(sources))

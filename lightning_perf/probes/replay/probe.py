@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 
 import msgspec
 import torch
 
 from lightning_perf.interrupts import error_text
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.model import parameters_of, unwrap
-from lightning_perf.probes.plain import is_plain_tensor
+from lightning_perf.probes.gradients import unowned_parameters
+from lightning_perf.probes.plain import storage_address
 from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
-from .calls import CallLog, TensorSpec, address_of
+from .calls import CallLog, TensorSpec
 from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
 from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
@@ -56,7 +55,7 @@ class ReplayProbe(Probe):
 
     def __init__(self, run: RunContext, memory: ReplayMemory | None = None) -> None:
         self.spent_ns = 0
-        self._trainer, self._now_ns = run.trainer, run.now_ns
+        self._context, self._trainer, self._now_ns = run, run.trainer, run.now_ns
         self._device: torch.device = run.trainer.strategy.root_device
         self._is_timed = self._device.type == "cpu"
         self._watch: Stopwatch | None = None
@@ -165,8 +164,8 @@ class ReplayProbe(Probe):
         if treatment not in _WITHOUT_OPERATORS:
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
-            make, trained = self._tensor_maker(self._log, until_ns), self._trained()
-            treated = apply_treatment(treatment, self._log, self._device, make, trained)
+            make = self._tensor_maker(self._log, until_ns)
+            treated = apply_treatment(treatment, self._log, self._device, make, self._unowned)
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
                 total_s = self._log.total_ns / 1e9
@@ -219,10 +218,10 @@ class ReplayProbe(Probe):
         high = max(found.speedup.high, treated.n_hindered * one.speedup.high)
         return found._replace(speedup=msgspec.structs.replace(found.speedup, high=high))
 
-    def _trained(self) -> set[int]:
-        """Return the addresses of the optimizers' parameters."""
-        parameters = chain.from_iterable(parameters_of(unwrap(one)) for one in self._trainer.optimizers)
-        return {address_of(one) for one in parameters if is_plain_tensor(one)}
+    def _unowned(self) -> set[int]:
+        """Return the addresses of the parameters that no optimizer has."""
+        parameters = unowned_parameters(self._context.pl_module, self._trainer.optimizers)
+        return {storage_address(one) for _, one in parameters}
 
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9

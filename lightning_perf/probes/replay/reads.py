@@ -1,15 +1,22 @@
 """How much of the results of a step's sorts its other operators read."""
 
 import math
+import sys
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lightning_perf.probes.plain import storage_address
+
 SORT = "aten::sort"
 
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
+
+_N_UNHELD = 3
+"""References to a tensor that only a view of it keeps alive, while two are ours."""
 
 
 class _Result(NamedTuple):
@@ -20,6 +27,13 @@ class _Result(NamedTuple):
     step: int
     n_elements: int
     storage: Any
+    tensor: weakref.ref[torch.Tensor]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether more than views of it refer to the result: code that is no operator, as ``tolist``, may read it."""
+        tensor = self.tensor()
+        return tensor is not None and sys.getrefcount(tensor) > _N_UNHELD
 
 
 class Reads:
@@ -33,22 +47,23 @@ class Reads:
     def add(self, place: int, outs: Sequence[torch.Tensor], dim: int | None) -> None:
         """Follow the results of the log's call at this place, sorted along ``dim``; None for other operators."""
         for out in outs if self._results else ():
-            self._results.pop(_address(out), None)
+            self._results.pop(storage_address(out), None)
         if dim is None:
             return
         for out in outs:
             if out.numel() and out.dim():
                 storage = _weak_reference(out.untyped_storage())
-                result = _Result(place, out.shape[dim], max(1, out.stride(dim)), out.numel(), storage)
-                self._results[_address(out)] = result
+                step = max(1, out.stride(dim))
+                result = _Result(place, out.shape[dim], step, out.numel(), storage, weakref.ref(out))
+                self._results[storage_address(out)] = result
                 self._all.append(result)
 
     def see(self, inputs: Iterable[torch.Tensor]) -> None:
         """Note what an operator reads."""
         for value in inputs:
-            found = self._results.get(_address(value)) if self._results else None
+            found = self._results.get(storage_address(value)) if self._results else None
             if found is not None and not found.storage.expired():
-                self._note(found, *_span(found, value))
+                self._note(found, *((found.n, found.n) if found.is_held else _span(found, value)))
 
     def needed(self, place: int) -> int:
         """Return how many elements at one end of each sorted row are read at most; 0 if none is known to be read."""
@@ -77,7 +92,3 @@ def _span(result: _Result, value: torch.Tensor) -> tuple[int, int]:
     first = value.storage_offset() // result.step % result.n
     last = first + (size - 1) * step // result.step + 1
     return (last, result.n - first) if step % result.step == 0 and last <= result.n else whole
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

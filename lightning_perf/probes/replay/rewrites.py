@@ -56,7 +56,7 @@ def padded_products(log: CallLog, multiple: int) -> list[Work]:
 
 def without_bias(log: CallLog) -> list[Work]:
     """Return convolutions and linear layers with a bias that feed a batch normalization, without their bias."""
-    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.producers}
+    producers = {index for call in log.calls if call.name in _BATCH_NORMS for index in call.writers_of_first}
     found: list[Work] = []
     for index in sorted(producers - {-1}):
         call = log.calls[index]

@@ -1,6 +1,6 @@
 """Apply treatments to replayed operators."""
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -57,12 +57,12 @@ def apply_treatment(
     log: CallLog,
     device: torch.device,
     make: Callable[[TensorSpec], Any],
-    trained: Container[int] = (),
+    unowned: Callable[[], Set[int]] = frozenset,
 ) -> Treated:
     """Return what a treatment, as in ``Hypothesis``, does to the calls of a step.
 
-    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen. ``trained`` are the
-    addresses of the optimizers' parameters.
+    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen. ``unowned``
+    returns the addresses of the parameters that no optimizer has.
 
     Raises:
         ValueError: It cannot be replayed.
@@ -105,7 +105,7 @@ def apply_treatment(
         "without-zeros": lambda: without_zeros(log),
         "without-repeats": lambda: without_repeats(log),
         "cheaper": lambda: cheaper(log),
-        "without-dropped": lambda: without_dropped(log, trained),
+        "without-dropped": lambda: without_dropped(log, unowned()),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

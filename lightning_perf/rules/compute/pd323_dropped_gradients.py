@@ -5,10 +5,20 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed, replayed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
-from lightning_perf.rules.thresholds import DROPPED_MIN_CLEARINGS, DROPPED_MIN_FRACTION, UNUSED_MIN_FRACTION
+from lightning_perf.rules.thresholds import (
+    DROPPED_MIN_CLEARINGS,
+    DROPPED_MIN_FRACTION,
+    NEARLY_ALL_PART,
+    UNUSED_MIN_FRACTION,
+)
 from lightning_perf.rules.user_lines import computing_s
 
 _REPLAYED_AS = "without-dropped"
+_FREEZE_OTHERS = (
+    "trained = {id(p) for group in optimizer.param_groups for p in group['params']}  # in configure_optimizers\n"
+    "for parameter in self.parameters():\n"
+    "    parameter.requires_grad_(id(parameter) in trained)"
+)
 
 
 def _hypothesis(session: Session) -> Hypothesis | None:
@@ -81,6 +91,7 @@ def _is_unused(model: ModelSettings) -> bool:
 def _unused(session: Session, model: ModelSettings) -> Diagnosis:
     """Return the diagnosis of gradients whose parameters no optimizer has."""
     where = model.unused_gradients_in
+    is_all = (model.n_unused_elements_in or 0) >= NEARLY_ALL_PART * (model.n_unused_elements or 0)
     module = f'self.get_submodule("{where}")' if any(part.isdigit() for part in where.split(".")) else f"self.{where}"
     return Diagnosis(
         f"Gradients of {model.n_unused_gradients} parameters, most of them in {where}, are computed in each step, "
@@ -94,11 +105,12 @@ def _unused(session: Session, model: ModelSettings) -> Diagnosis:
             ),
         ),
         fix(
-            f"set requires_grad_(False) on {where} if it is not to be trained, else give it to the optimizer",
-            "one line",
-            code=f"{module}.requires_grad_(False)  # in __init__",
+            f"set requires_grad_(False) on {where if is_all else 'each of them'} if it is not to be trained, "
+            "else give it to the optimizer",
+            "one line" if is_all else "minutes",
+            code=f"{module}.requires_grad_(False)  # in __init__" if is_all else _FREEZE_OTHERS,
         ),
-        "without them, these layers run forward and backward",
+        "without them, these operators run",
         replayed_as=_REPLAYED_AS,
         other_phases=(),
     )

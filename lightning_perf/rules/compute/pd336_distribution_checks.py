@@ -16,7 +16,7 @@ def check(session: Session) -> Finding | None:
     return saving_finding(
         repeated,
         summary=(
-            f"{repeated.where} makes distributions that check their arguments in each step, "
+            f"{repeated.where} checks the arguments of distributions in each step, "
             f"with {number_of(found.n_operators, 'operator')}."
         ),
         evidence=(
@@ -24,11 +24,11 @@ def check(session: Session) -> Finding | None:
             fact("their part of forward's operators", found.forward_part, "fraction"),
         ),
         prescriptions=fix(
-            "pass validate_args=False once the model trains",
+            "switch the checks off once the model trains",
             "one line",
             code=(
-                "Normal(mean, std, validate_args=False)\n"
-                "torch.distributions.Distribution.set_default_validate_args(False)  # or for all of them"
+                "torch.distributions.Distribution.set_default_validate_args(False)\n"
+                "Normal(mean, std, validate_args=False)  # or for one, if it makes no others inside"
             ),
         ),
         basis="operators of one step, timed below the checks of torch.distributions",

@@ -37,7 +37,7 @@ def probe_of(model, optimizer=None, world_size=1, clock=now_ns, memory=None):
         accumulate_grad_batches=1,
         optimizers=[optimizer or torch.optim.SGD(model.parameters(), lr=0.1)],
     )
-    run = SimpleNamespace(trainer=trainer, now_ns=clock, loop=SimpleNamespace(make_event=lambda: None))
+    run = SimpleNamespace(trainer=trainer, pl_module=model, now_ns=clock, loop=SimpleNamespace(make_event=lambda: None))
     return ReplayProbe(run, memory)
 
 

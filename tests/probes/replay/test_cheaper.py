@@ -17,9 +17,9 @@ distances, signals, filters = torch.rand(2, 64, 128), torch.rand(4, 1500), torch
 matrix = torch.rand(96, 32)
 
 
-def log_of(step):
+def log_of(step, parameters=()):
     """Return the log of a step; what it returns is kept until the log is read."""
-    log = CallLog(4)
+    log = CallLog(4, (), parameters)
     with ArithmeticCounter(nn.Linear(1, 1), now_ns=now_ns, times_operators=True, log=log) as counter:
         counter.direction = "forward"
         kept = step()
@@ -33,13 +33,48 @@ def convolved(n):
     torch.fft.irfft(torch.fft.rfft(signals, n=n) * torch.fft.rfft(filters, n=n), n=n).sum()
 
 
+def stft():
+    return torch.stft(signals, 510, window=torch.ones(510), return_complex=True)
+
+
 def convolved_as_complex(n):
     torch.fft.ifft(torch.fft.fft(signals, n=n) * torch.fft.fft(filters, n=n)).abs().sum()
 
 
-def penalty_of(*shapes, square=lambda each: each.pow(2).sum()):
+def penalty_of(*shapes, square=lambda each: each.pow(2).sum(), scale=lambda total: 0.1 * total, is_trained=True):
+    """Return the log of a step with a sum over parameters in its loss, and what was found."""
     parameters = [nn.Parameter(torch.rand(shape)) for shape in shapes]
-    return lambda: sum(square(each) for each in parameters).backward()
+
+    def step():
+        loss = 1.0 + scale(sum(square(each) for each in parameters))
+        loss.backward()
+
+    return log_of(step, parameters if is_trained else ())
+
+
+def kept_in_a_variable():
+    order = distances.argsort(-1)
+    matrix[order[..., :12] % 96].sum()
+    order.tolist()
+
+
+class Whole(torch.autograd.Function):
+    """Reads all of what was sorted in its backward pass."""
+
+    @staticmethod
+    def forward(context, values, order):
+        context.save_for_backward(order)
+        return values[..., :12] * (order[..., :12] > 0)
+
+    @staticmethod
+    def backward(context, gradient):
+        (order,) = context.saved_tensors
+        return nn.functional.pad(gradient, (0, 116)) * (order > 0), None
+
+
+def read_in_backward():
+    values = distances.clone().requires_grad_()
+    Whole.apply(values, distances.argsort(-1)).sum().backward()
 
 
 @pytest.mark.parametrize("convolve", [convolved, convolved_as_complex])
@@ -53,12 +88,27 @@ def test_transforms_of_a_bad_length_get_the_next_good_one(convolve):
         assert 1999 not in (*args[0].shape, *args)
 
 
+def test_only_the_last_dimension_gets_another_length():
+    images, kernel = torch.rand(2, 60, 30), torch.rand(2, 60, 8)
+
+    def convolve():
+        size = {"s": (67, 37), "dim": (1, 2)}
+        torch.fft.irfftn(torch.fft.rfftn(images, **size) * torch.fft.rfftn(kernel, **size), **size).sum()
+
+    log, found = log_of(convolve)
+    assert (found.size, found.better) == (37, 40)
+    shapes = {work.treated[0][1][0].shape for work in cheaper(log)}
+    assert all(shape[1] == 67 and shape[2] in (21, 40) for shape in shapes), shapes
+
+
 @pytest.mark.parametrize(
     "step",
     [
         lambda: convolved(2000),
         lambda: convolved(2002),  # 2 x 7 x 11 x 13
         lambda: torch.fft.rfft(signals, n=1999).abs().sum(),  # a spectrum: its frequencies depend on the length
+        lambda: torch.fft.irfft(torch.fft.rfft(signals[:, :1499]) * 2, n=1499).sum(),  # periodic: not padded
+        lambda: torch.istft(stft(), 510, window=torch.ones(510), length=1500).sum(),  # 2 x 3 x 5 x 17
     ],
 )
 def test_transforms_of_a_good_length_and_spectra_are_left_alone(step):
@@ -81,8 +131,9 @@ def test_transforms_of_a_good_length_and_spectra_are_left_alone(step):
 def test_sorts_that_are_read_at_one_end_are_replayed_as_topk(step, needed):
     log, found = log_of(step)
     assert (found.kind, found.better, found.n_operators) == ("sort", needed, 1)
-    ((function, (spec, k, dim, _), _),) = cheaper(log)[0].treated
+    ((function, (spec, k, dim, is_largest), _),) = cheaper(log)[0].treated
     assert function is torch.topk
+    assert is_largest == log.calls[0].named["descending"]
     assert (k, spec.shape[dim]) == (needed, found.size)
 
 
@@ -97,6 +148,8 @@ def test_sorts_that_are_read_at_one_end_are_replayed_as_topk(step, needed):
         lambda: distances.sort(dim=-1, stable=True).values[..., :12].sum(),
         lambda: (order := distances.argsort(-1), matrix[order[..., :12] % 96].sum()),  # kept
         lambda: distances.argsort(-1) is None,  # read by nothing that was seen
+        kept_in_a_variable,
+        read_in_backward,
     ],
 )
 def test_sorts_that_are_read_otherwise_are_left_alone(step):
@@ -108,24 +161,40 @@ def test_sorts_that_are_read_otherwise_are_left_alone(step):
     [lambda each: each.pow(2).sum(), lambda each: (each**2).sum(), lambda each: torch.norm(each) ** 2],
 )
 def test_squares_of_parameters_are_replayed_as_a_weight_decay(square):
-    log, found = log_of(penalty_of((64, 32), (32, 16), (64, 32), square=square))
+    log, found = penalty_of((64, 32), (32, 16), (64, 32), square=square)
     assert (found.kind, found.shape, found.n_operators) == ("penalty", (64, 32), 3)
     assert sum(work.n for work in cheaper(log)) == 3
 
 
+def test_a_penalty_may_be_logged_and_averaged():
+    def scale(total):
+        total.detach().clone()
+        return torch.stack([total, total]).mean() / 4 - 1
+
+    assert penalty_of((64, 32), scale=scale)[1].kind == "penalty"
+
+
 @pytest.mark.parametrize(
-    "step",
+    "found",
     [
         penalty_of((64, 32), square=lambda each: each.abs().sum()),
+        penalty_of((64, 32), square=lambda each: each.pow(3).sum()),
         penalty_of((64, 32), square=lambda each: each.pow(2).sum(0).sum()),  # e.g. of each group
+        penalty_of((64, 32), square=lambda each: each.pow(2).mean(0).sum()),
         penalty_of((64, 32), square=torch.norm),
+        penalty_of((64, 32), square=lambda each: torch.norm(each) ** 2 + torch.norm(each)),
+        penalty_of((64, 32), square=lambda each: torch.linalg.vector_norm(each, 3) ** 2),
+        penalty_of((64, 32), square=lambda each: torch.linalg.vector_norm(each, dim=0).pow(2).sum()),
+        penalty_of((64, 32), scale=torch.sqrt),  # a norm
+        penalty_of((64, 32), square=lambda each: (each / each.pow(2).sum()).sum()),  # normalized weights
+        penalty_of((64, 32), scale=lambda total: total.detach() + nn.Parameter(matrix).sum()),  # only logged
+        penalty_of((64, 32), is_trained=False),  # e.g. points that require gradients
         penalty_of((1,)),
-        lambda: (matrix.pow(2)).sum(),
-        lambda: (nn.Parameter(matrix.clone()) * 2).pow(2).sum().backward(),
+        log_of(lambda: matrix.pow(2).sum()),
     ],
 )
-def test_other_sums_over_parameters_are_left_alone(step):
-    assert log_of(step)[1] is None
+def test_other_sums_over_parameters_are_left_alone(found):
+    assert found[1] is None
 
 
 @pytest.mark.parametrize(
@@ -133,11 +202,11 @@ def test_other_sums_over_parameters_are_left_alone(step):
     [
         lambda: convolved(1999),
         lambda: matrix[distances.argsort(-1)[..., :12] % 96].sum(),
-        penalty_of((64, 32)),
+        None,
     ],
 )
 def test_all_kinds_can_be_replayed(step):
-    log, _ = log_of(step)
+    log, _ = log_of(step) if step is not None else penalty_of((64, 32))
     probe = probe_of(nn.Linear(2, 2))
     probe.answer(asked("cheaper"), log, 300.0)
     (replayed,) = probe.record().results

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.replay.calls import address_of
+from lightning_perf.probes.plain import storage_address
 from lightning_perf.probes.replay.dropped import without_dropped
 
 from .replaying import asked, logged, probe_of
@@ -20,22 +20,22 @@ def layers(*widths):
     return nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in pairwise(widths)))
 
 
-def treated_of(model, *trained):
+def treated_of(model, *dropped, step=None):
     """Return the operators that the treatment changes: name, and how many tensors have a gradient before and after."""
-    addresses = {address_of(parameter) for one in trained for parameter in one.parameters()}
+    addresses = {storage_address(parameter) for one in dropped for parameter in one.parameters()}
     return [
         (
             work.calls[0].name,
             *(sum(spec.needs_grad for spec in bound[1] if hasattr(spec, "needs_grad")) for bound in both),
         )
-        for work in without_dropped(logged(model, batch), addresses)
+        for work in without_dropped(logged(step or model, batch), addresses)
         for both in zip(work.as_is, work.treated, strict=True)
     ]
 
 
 def test_layers_before_the_first_trained_one_have_no_gradients():
     model = layers(24, 20, 16, 12)
-    assert treated_of(model, model[2]) == [
+    assert treated_of(model, model[0], model[1]) == [
         ("aten::addmm", 2, 0),  # bias and weight; the batch has none
         ("aten::tanh", 1, 0),
         ("aten::addmm", 3, 0),
@@ -46,23 +46,49 @@ def test_layers_before_the_first_trained_one_have_no_gradients():
 
 def test_layers_behind_a_trained_one_pass_gradients_on():
     model = layers(24, 20, 16)
-    assert treated_of(model, model[0]) == [("aten::addmm", 3, 1)]
+    assert treated_of(model, model[1]) == [("aten::addmm", 3, 1)]
 
 
 @pytest.mark.parametrize("widths", [(24, 20), (24, 20, 16)])
 def test_trained_layers_are_left_alone(widths):
-    model = layers(*widths)
-    assert treated_of(model, model) == []
+    assert treated_of(layers(*widths)) == []
 
 
 def test_equal_layers_of_which_one_is_trained_count_as_trained():
     model = layers(24, 24, 24)
-    assert treated_of(model, model[1]) == [("aten::addmm", 2, 0)]  # tanh is one call, used by the trained layer, too
+    assert treated_of(model, model[0]) == [("aten::addmm", 2, 0)]  # tanh is one call, used by the trained layer, too
     model = layers(24, 24, 24, 24)
-    assert treated_of(model, model[2]) == [("aten::addmm", 2, 0)]
+    assert treated_of(model, model[0], model[1]) == [("aten::addmm", 2, 0)]
 
 
-def test_optimizers_tell_what_is_trained():
+def test_a_layer_of_which_a_part_is_trained_counts_as_trained():
+    model = layers(24, 20, 16)
+    weight = nn.ParameterList([model[0][0].weight])
+    assert treated_of(model, weight) == []
+
+
+def test_gradients_of_inputs_are_needed():
+    model = layers(24, 20, 16)
+
+    class Attacked(nn.Module):
+        def forward(self, x):
+            return model(x.clone().requires_grad_())
+
+    assert treated_of(model, model, step=Attacked()) == 2 * [("aten::addmm", 3, 1)]
+
+
+def test_a_weight_that_the_step_wrote_to_is_needed():
+    model = layers(24, 20, 16)
+
+    class Clamped(nn.Module):
+        def forward(self, x):
+            model[0][0].weight.data.clamp_(-1, 1)
+            return model(x)
+
+    assert treated_of(model, model[1], step=Clamped()) == [("aten::addmm", 3, 1)]
+
+
+def test_only_parameters_without_an_optimizer_are_dropped():
     model = layers(24, 96, 96, 16)
     log = logged(model, batch)
     for optimizer, has_dropped in ((torch.optim.SGD(model[2].parameters()), True), (None, False)):
