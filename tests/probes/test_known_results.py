@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.distributions import MultivariateNormal, OneHotCategoricalStraightThrough
+from torch.distributions import MultivariateNormal, Normal, OneHotCategoricalStraightThrough
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -648,3 +648,13 @@ def test_what_a_distribution_keeps_of_its_checks_does_not_count():
 
     found = follow(sample)
     assert found["checks"].backward_part == 0
+
+
+def test_checks_of_observed_values_are_found():
+    def observe(net, x):
+        mean = net.trained(x)
+        found = Normal(mean, torch.ones_like(mean), validate_args=False)
+        found._validate_args = True
+        return found.log_prob(x).mean()
+
+    assert follow(observe)["checks"].n_operators >= 1

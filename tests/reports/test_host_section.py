@@ -105,6 +105,7 @@ def test_both_reports_hold_what_was_seen_when_they_are_drawn():
         ((0.4, 0.3, 0.3), "part0 takes 40 % of forward and backward"),
         ((0.39, 0.31, 0.3), ""),
         ((1.0,), ""),
+        ((0.0, 0.0), ""),
         ((), ""),
     ],
 )

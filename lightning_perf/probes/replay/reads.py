@@ -46,8 +46,6 @@ class Reads:
 
     def add(self, place: int, outs: Sequence[torch.Tensor], dim: int | None) -> None:
         """Follow the results of the log's call at this place, sorted along ``dim``; None for other operators."""
-        for out in outs if self._results else ():
-            self._results.pop(storage_address(out), None)
         if dim is None:
             return
         for out in outs:
@@ -91,4 +89,4 @@ def _span(result: _Result, value: torch.Tensor) -> tuple[int, int]:
     size, step = of_rows[0] if of_rows else (1, result.step)
     first = value.storage_offset() // result.step % result.n
     last = first + (size - 1) * step // result.step + 1
-    return (last, result.n - first) if step % result.step == 0 and last <= result.n else whole
+    return (last, result.n - first) if last <= result.n else whole

@@ -126,6 +126,12 @@ def test_transforms_of_a_good_length_and_spectra_are_left_alone(step):
         (lambda: distances.sort(1).values[:, :12].sum(), 12),
         (lambda: distances.view(128, 128).sort(0).values[0].sum(), 1),
         (lambda: distances.sort(-1).values[..., 0].sum(), 1),
+        (lambda: distances.sort(-1).values[..., :12].expand(3, -1, -1, -1).sum(), 12),
+        (lambda: distances.sort(-1).values[..., :12].unsqueeze(-1).sum(), 12),
+        (
+            lambda: (distances.sort(-1).values[..., :12].sum(), (torch.zeros(2, 64, 128) + 1).sum()),
+            12,
+        ),  # memory used again
     ],
 )
 def test_sorts_that_are_read_at_one_end_are_replayed_as_topk(step, needed):
@@ -144,6 +150,9 @@ def test_sorts_that_are_read_at_one_end_are_replayed_as_topk(step, needed):
         lambda: distances.sort(-1).values[..., :100].sum(),
         lambda: distances.sort(-1).values[..., 64].sum(),  # a median
         lambda: distances.sort(-1).values[:, 0].sum(),  # one row of each matrix
+        lambda: distances.sort(-1).values[:, 0, :12].sum(),
+        lambda: distances.sort(-1).values[..., :12].unfold(-1, 4, 1).sum(),
+        lambda: (distances.sort(-1).values[..., :100].sum(), distances.sort(-1).values[..., :12].sum()),
         lambda: (distances.sort(-1).values[..., :12].sum(), distances.sort(-1).values[..., -12:].sum()),
         lambda: distances.sort(dim=-1, stable=True).values[..., :12].sum(),
         lambda: (order := distances.argsort(-1), matrix[order[..., :12] % 96].sum()),  # kept

@@ -67,6 +67,16 @@ def test_a_layer_of_which_a_part_is_trained_counts_as_trained():
     assert treated_of(model, weight) == []
 
 
+def test_one_of_two_branches_is_dropped():
+    dropped, trained = layers(24, 20), nn.Sequential(nn.Linear(24, 16), nn.Sigmoid(), nn.Linear(16, 20))
+
+    class Sum(nn.Module):
+        def forward(self, x):
+            return dropped(x) * 2 + trained(x)
+
+    assert ("aten::add", 2, 1) in treated_of(dropped, dropped, step=Sum())
+
+
 def test_gradients_of_inputs_are_needed():
     model = layers(24, 20, 16)
 
