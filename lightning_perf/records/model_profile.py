@@ -228,7 +228,7 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-CheaperKind: TypeAlias = Literal["transform", "sort", "penalty"]
+CheaperKind: TypeAlias = Literal["transform", "convolution", "interpolation", "sort", "penalty"]
 
 
 class CheaperOperator(Record, frozen=True, kw_only=True):
@@ -236,11 +236,14 @@ class CheaperOperator(Record, frozen=True, kw_only=True):
 
     Attributes:
         kind: ``"transform"``: a Fourier transform, and an inverse one, whose length has a large prime factor;
-            ``"sort"``: a sort of which only the elements at one end are read; ``"penalty"``: squares of parameters in
-            the loss, which a weight decay can replace.
+            ``"convolution"``: one of signals with a long kernel; ``"interpolation"``: one of more channels than the
+            pointwise convolution behind it has; ``"sort"``: a sort of which only the elements at one end are read;
+            ``"penalty"``: squares of parameters in the loss, which a weight decay can replace.
         shape: Shape of the tensor that takes the most time.
-        size: Length of the transform, or elements in each sorted row; 0 for a penalty.
-        better: A better length, or the elements of each sorted row that are read; 0 for a penalty.
+        size: Length of the transform or of the kernel, channels that are interpolated, or elements in each sorted row;
+            0 for a penalty.
+        better: A better length of the transform, channels behind the convolution, or the elements of each sorted row
+            that are read; else 0.
         n_operators: Such operators in the step.
         total_s: Seconds of them and their backward pass in the step; 0 if operators were not timed.
         site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.

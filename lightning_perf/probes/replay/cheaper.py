@@ -19,6 +19,12 @@ MAX_FACTOR = 13
 
 _MAX_READ = 0.25
 """Part of a sort; to find medians and quantiles, which are at neither end, ``topk`` is no help."""
+MIN_TAPS = 64
+"""Elements of a kernel from which on Fourier transforms may be faster."""
+
+_INTERPOLATIONS = tuple(
+    f"aten::upsample_{name}" for name in ("nearest2d", "bilinear2d", "bicubic2d", "nearest_exact2d")
+)
 _PAD = "aten::constant_pad_nd"
 _TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 
@@ -65,7 +71,7 @@ def cheaper(log: CallLog) -> list[Work]:
 def _costliest(log: CallLog) -> list[_Found]:
     """Return the operators of the kind that takes the most time."""
     by_kind: dict[CheaperKind, list[_Found]] = {}
-    for find in (_transforms, _sorts, _penalties):
+    for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties):
         for one in find(log):
             by_kind.setdefault(one.kind, []).append(one)
     return max(by_kind.values(), key=lambda found: sum(one.work.seconds for one in found), default=[])
@@ -104,6 +110,61 @@ def _lengthened(bound: Bound, call: Call, size: int, better: int) -> Bound:
     longer = _dense(spec, (*spec.shape[:last], new, *spec.shape[last + 1 :]))
     function, args, kwargs = bound
     return function, (longer, *(better if type(each) is int and each == size else each for each in args[1:])), kwargs
+
+
+def _convolutions(log: CallLog) -> Iterator[_Found]:
+    """Find convolutions of signals with long kernels, which Fourier transforms do in fewer operations."""
+    for call in log.calls:
+        plain = _plain_convolution(call, 1)
+        if plain is None or plain[1].shape[-1] < MIN_TAPS:
+            continue
+        bound = function_of(call)
+        if bound is not None:
+            n_taps = plain[1].shape[-1]
+            by_transforms: Bound = _convolved_by_transforms, plain, {}
+            yield _Found("convolution", Work((call,), (bound,), (by_transforms,)), call.site, plain[0].shape, n_taps)
+
+
+def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec] | None:
+    """Return input and kernel of a convolution over so many dimensions; None if it is another, or skips elements."""
+    named = call.named if call.name == "aten::convolution" else {}
+    if not named or named["transposed"] or {*named["stride"], *named["dilation"], named["groups"]} != {1}:
+        return None
+    specs = named["input"], named["weight"]
+    return specs if len(call.specs) >= 2 and all(len(spec.shape) == n_dims + 2 for spec in specs) else None
+
+
+def _convolved_by_transforms(signals: Tensor, kernels: Tensor) -> Tensor:
+    """Return the correlations of signals with kernels, all lags, by Fourier transforms."""
+    n = next_fast_len(signals.shape[-1] + kernels.shape[-1] - 1, real=True)
+    product = torch.einsum("bif,oif->bof", torch.fft.rfft(signals, n), torch.fft.rfft(kernels, n).conj())
+    correlations: Tensor = torch.fft.irfft(product, n)
+    return correlations[..., : signals.shape[-1]]
+
+
+def _enlarged(log: CallLog) -> Iterator[_Found]:
+    """Find pointwise convolutions to fewer channels behind an interpolation: they give the same in the other order."""
+    for call in log.calls:
+        plain = _plain_convolution(call, 2)
+        source = log.calls[plain[0].source] if plain is not None and plain[0].source >= 0 else None
+        if plain is None or source is None or source.name not in _INTERPOLATIONS or source.n != call.n:
+            continue
+        if any(source.index in each.writers for each in log.calls if each is not call):
+            continue  # used elsewhere, too
+        pixels, kernel = plain
+        small: TensorSpec = source.named["self"]
+        bounds = [function_of(each) for each in (source, call)]
+        is_pointwise = {*kernel.shape[2:]} == {1} and not any(call.named["padding"])
+        if None in bounds or not is_pointwise or kernel.shape[0] >= kernel.shape[1]:
+            continue
+        as_is = tuple(bound for bound in bounds if bound is not None)
+        (enlarge, (_, *more), named), (convolve, (_, *others), _) = as_is
+        needs_grad = any(spec.needs_grad for spec in call.specs)
+        fewer = _dense(small, (small.shape[0], kernel.shape[0], *small.shape[2:]))._replace(needs_grad=needs_grad)
+        treated: tuple[Bound, ...] = ((convolve, (small, *others), {}), (enlarge, (fewer, *more), named))
+        yield _Found(
+            "interpolation", Work((source, call), as_is, treated), call.site, pixels.shape, *kernel.shape[1::-1]
+        )
 
 
 def _sorts(log: CallLog) -> Iterator[_Found]:

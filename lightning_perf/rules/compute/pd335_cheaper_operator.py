@@ -13,6 +13,15 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
         "pad to {better:,} elements, whose prime factors are small",
         "n = scipy.fft.next_fast_len(n_signal + n_filter - 1, real=True)\nspectrum = torch.fft.rfft(signal, n=n)",
     ),
+    "convolution": (
+        "convolve by Fourier transforms",
+        "n = scipy.fft.next_fast_len(signal.shape[-1] + kernel.shape[-1] - 1, real=True)\n"
+        "convolved = torch.fft.irfft(torch.fft.rfft(signal, n) * torch.fft.rfft(kernel, n), n)",
+    ),
+    "interpolation": (
+        "interpolate behind the convolution, which gives the same",
+        'logits = F.interpolate(self.classifier(x), size=size, mode="bilinear")',
+    ),
     "sort": (
         "use topk",
         "nearest = distances.topk(k, largest=False).indices  # instead of distances.argsort()[..., :k]",
@@ -25,6 +34,8 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
 }
 _EFFECTS: dict[CheaperKind, str] = {
     "transform": "with {better:,} elements, they run",
+    "convolution": "by Fourier transforms, they run",
+    "interpolation": "in the other order, they run",
     "sort": "with topk, they run",
     "penalty": "as a weight decay, they run",
 }
@@ -56,6 +67,10 @@ def _symptom(found: CheaperOperator) -> str:
     shape = " × ".join(f"{size:,}" for size in found.shape)
     if found.kind == "transform":
         return f"computes Fourier transforms of {found.size:,} elements, a number with a large prime factor"
+    if found.kind == "convolution":
+        return f"convolves signals of {shape} with kernels of {found.size:,} elements directly"
+    if found.kind == "interpolation":
+        return f"interpolates {found.size:,} channels to {shape}, of which a convolution then makes {found.better:,}"
     if found.kind == "sort":
         return f"sorts {found.size:,} elements in each row of {shape}, of which at most {found.better:,} are read"
     return "adds the squares of parameters to the loss"

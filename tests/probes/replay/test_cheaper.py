@@ -115,6 +115,52 @@ def test_transforms_of_a_good_length_and_spectra_are_left_alone(step):
     assert log_of(step)[1] is None
 
 
+def long_convolution(taps=200, **more):
+    kernel = nn.Parameter(torch.rand(1, 1, taps))
+    nn.functional.conv1d(signals[:, None], kernel, **more).sum().backward()
+
+
+def test_long_convolutions_are_replayed_as_transforms():
+    log, found = log_of(long_convolution)
+    assert (found.kind, found.shape, found.size, found.n_operators) == ("convolution", (4, 1, 1500), 200, 1)
+    ((transforms, (spec, kernel), _),) = cheaper(log)[0].treated
+    x, w = torch.rand(spec.shape), torch.rand(kernel.shape)
+    torch.testing.assert_close(transforms(x, w)[..., :1301], nn.functional.conv1d(x, w))
+
+
+@pytest.mark.parametrize("more", [{"taps": 63}, {"stride": 2}, {"dilation": 2}, {"groups": 1, "taps": 9}])
+def test_other_convolutions_are_left_alone(more):
+    assert log_of(lambda: long_convolution(**more))[1] is None
+
+
+def enlarged(n_classes=4, kernel=1, is_used=False, **more):
+    pixels = nn.functional.interpolate(maps := nn.Parameter(torch.rand(2, 16, 8, 8)), size=(32, 32), mode="bilinear")
+    weight = torch.rand(n_classes, 16, kernel, kernel)
+    loss = nn.functional.conv2d(pixels, weight, torch.rand(n_classes), **more).sum()
+    (loss + pixels.mean() if is_used else loss).backward()
+    return maps.grad.sum()
+
+
+def test_interpolations_are_replayed_behind_a_pointwise_convolution():
+    log, found = log_of(enlarged)
+    assert (found.kind, found.size, found.better, found.n_operators) == ("interpolation", 16, 4, 1)
+    work = cheaper(log)[0]
+    (enlarge, (_, *size), _), (convolve, (pixels, *others), _) = work.as_is
+    (first, (small, *_), _), (then, (fewer, *_), _) = work.treated
+    assert (first, then, pixels.shape, small.shape, fewer.shape) == (
+        convolve, enlarge, (2, 16, 32, 32), (2, 16, 8, 8), (2, 4, 8, 8),
+    )  # fmt: skip
+    x = torch.rand(small.shape)
+    weight, bias = (torch.rand(spec.shape) for spec in others[:2])
+    one, other = convolve(enlarge(x, *size), weight, bias), enlarge(convolve(x, weight, bias), *size)
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("more", [{"n_classes": 16}, {"kernel": 3}, {"padding": 1}, {"is_used": True}])
+def test_interpolations_that_are_needed_are_left_alone(more):
+    assert log_of(lambda: enlarged(**more))[1] is None
+
+
 @pytest.mark.parametrize(
     ("step", "needed"),
     [
@@ -211,6 +257,8 @@ def test_other_sums_over_parameters_are_left_alone(found):
     [
         lambda: convolved(1999),
         lambda: matrix[distances.argsort(-1)[..., :12] % 96].sum(),
+        long_convolution,
+        enlarged,
         None,
     ],
 )
