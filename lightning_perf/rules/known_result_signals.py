@@ -2,11 +2,20 @@
 
 from typing import NamedTuple
 
-from lightning_perf.records import Confidence, Finding, KnownKind, KnownResults, Method, Session, StageTimes
+from lightning_perf.records import (
+    STEP_PHASES,
+    Confidence,
+    Finding,
+    KnownKind,
+    KnownResults,
+    Method,
+    Session,
+    StageTimes,
+)
 
 from .findings import EvidenceLike, PrescriptionLike, timed_finding
 from .rule import Skip
-from .signals import is_cpu_run, steady_of
+from .signals import is_cpu_run, phase_s, steady_of
 from .step_signals import loops_of, model_profile_of
 from .thresholds import LOW_SHARE
 from .user_lines import computing_s
@@ -35,6 +44,8 @@ class Repeated(NamedTuple):
 def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
     """Return the operators of one kind; None if there are none, or if they take no noticeable time.
 
+    Within a loop over tensors that costs more than they do, the loop is reported instead.
+
     Raises:
         Skip: The operators of no step were followed.
     """
@@ -42,11 +53,11 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
     if "known_results" in profile.missing or profile.basis != "step":
         raise Skip(profile.missing.get("known_results", "the operators of no step were followed"))
     found = next((one for one in profile.known_results if one.kind == kind), None)
-    if found is None or _is_in_loop(session, found.site):
+    if found is None:
         return None
     parts = {"forward": found.forward_part, "backward": found.backward_part}
     claims = {name: part * computing_s(session, steady, name) for name, part in parts.items()}
-    if sum(claims.values()) < LOW_SHARE * steady.span_s:
+    if sum(claims.values()) < max(LOW_SHARE * steady.span_s, _loop_s(session, steady, found.site)):
         return None
     least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
     return Repeated(found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")
@@ -76,11 +87,13 @@ def saving_finding(
     )
 
 
-def _is_in_loop(session: Session, site: str) -> bool:
-    """Return whether a line is part of a loop over tensors, which is reported instead: it costs more than they do."""
+def _loop_s(session: Session, steady: StageTimes, site: str) -> float:
+    """Return the seconds of the costliest loop over tensors that holds a line; 0 if none does."""
     name, _, number = site.partition(":")
     loops = loops_of(session.sync_calls) if session.sync_calls is not None and number else []
-    return any(
-        loop.file.replace("\\", "/").rpartition("/")[2] == name and loop.first_line <= int(number) <= loop.last_line
+    shares = (
+        loop.share
         for loop in loops
+        if loop.file.replace("\\", "/").rpartition("/")[2] == name and loop.first_line <= int(number) <= loop.last_line
     )
+    return max(shares, default=0.0) * phase_s(steady, *STEP_PHASES)

@@ -19,10 +19,12 @@ def check(session: Session) -> Finding | None:
     """Compare the calls of ``training_step`` in the counted step, and in the run, with one per batch."""
     steady, profile = steady_of(session), model_profile_of(session)
     loop = named_by_kind(steady, "loop")
-    n_passes, n_batches = (
-        sum(time.n_calls for time in loop.get(name, ())) for name in ("training_step", "batch_to_device")
+    n_passes, n_moved, n_validated = (
+        sum(time.n_calls for time in loop.get(name, ()))
+        for name in ("training_step", "batch_to_device", "validation_step")
     )
-    if not profile.n_passes or not n_passes or not n_batches:
+    n_batches = n_moved - n_validated
+    if not profile.n_passes or not n_passes or n_batches <= 0:
         raise Skip("how often a batch goes through the model was not counted")
     n, per_batch = profile.n_passes, n_passes / n_batches
     if n < 2 or per_batch < n - FEW_BATCHES_PART:
