@@ -69,7 +69,7 @@ class RecipeModel(L.LightningModule):
     def training_step(self, batch, batch_idx):
         loss = self.masked_loss(batch)
         self.log("train_loss", loss)
-        return loss  # noqa: RET504 - of a fix's two lines
+        return loss
 
     def validation_step(self, batch, batch_idx):
         loss = self.masked_loss(batch)
