@@ -11,7 +11,6 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributions import Distribution
 
 USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
 
@@ -26,7 +25,6 @@ _PATHS = sysconfig.get_paths()
 _PACKAGES = (_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep)
 _STANDARD = (_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep)
 _LIGHTNING_PACKAGES = ("lightning", "pytorch_lightning", "lightning_fabric")
-_CHECKS = (Distribution.__init__.__code__, Distribution._validate_sample.__code__)
 _MAX_KEPT = 256
 
 
@@ -115,16 +113,28 @@ def user_lines() -> tuple[tuple[str, int], ...]:
     return tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
 
 
-def user_lines_and_loops() -> tuple[tuple[tuple[str, int], ...], tuple[tuple[int, int], ...]]:
-    """Return ``user_lines``, and the loops, innermost first: how many of the lines lead to each, and its frame's id."""
+class LinesAbove(NamedTuple):
+    """``user_lines`` above an operator, the instruction in each, and the loops around it, innermost first.
+
+    A loop is given by how many of the lines lead to it, and by its frame's id.
+    """
+
+    lines: tuple[tuple[str, int], ...] = ()
+    instructions: tuple[int, ...] = ()
+    loops: tuple[tuple[int, int], ...] = ()
+
+
+def lines_above() -> LinesAbove:
+    """Return the user's lines above the caller, with the loops that they are in."""
     frames = list(_user_frames(sys._getframe(1)))
-    lines = tuple(reversed([(frame.f_code.co_filename, frame.f_lineno) for frame in frames]))
     loops = tuple(
         (len(frames) - place, id(frame))
         for place, frame in enumerate(frames)
         if any(first <= frame.f_lasti <= last for first, last in _loops(frame.f_code))
     )
-    return lines, loops
+    frames.reverse()
+    lines = tuple((frame.f_code.co_filename, frame.f_lineno) for frame in frames)
+    return LinesAbove(lines, tuple(frame.f_lasti for frame in frames), loops)
 
 
 @lru_cache(maxsize=_MAX_KEPT)
@@ -149,22 +159,20 @@ def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
     )
 
 
+def torch_frames() -> Iterator[FrameType]:
+    """Yield the frames above the caller up to the first that is not torch's, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
+        yield frame
+        frame = frame.f_back
+
+
 def is_users_call() -> bool:
     """Return whether the innermost code above the caller that is not torch's is the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
         frame = frame.f_back
     return frame is not None and _kept_owner_of(frame.f_code.co_filename) == USER
-
-
-def is_argument_check() -> bool:
-    """Return whether a distribution of torch checks its arguments above the caller."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
-        if frame.f_code in _CHECKS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def instruction() -> tuple[int, int]:
@@ -197,7 +205,7 @@ def user_site() -> str:
     return site_text(user_lines())
 
 
-def site_text(lines: tuple[tuple[str, int], ...]) -> str:
+def site_text(lines: tuple[tuple[Any, ...], ...]) -> str:
     """Return the last of these lines, e.g. ``"model.py:31"``; empty without one."""
     return f"{os.path.basename(lines[-1][0])}:{lines[-1][1]}" if lines else ""
 

@@ -44,6 +44,7 @@ class Call:
         key: Stands for the operator and the contents of its inputs, also in another step if these are constant.
         origin: What its results depend on, as bits.
         first: The equal operator that ran before; None without one.
+        instructions: The instruction in each of these lines.
         loops: The loops in the step that run around it, innermost first: how many of its lines lead to each, and the id
             of its frame.
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
@@ -56,14 +57,15 @@ class Call:
     """
 
     __slots__ = (
-        "first", "has_grad", "is_check", "is_listed", "is_per_item", "is_used", "key", "lines", "loops", "origin",
-        "passes", "producers", "weight",
+        "first", "has_grad", "instructions", "is_check", "is_listed", "is_per_item", "is_used", "key", "lines", "loops",
+        "origin", "passes", "producers", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
         self.has_grad = self.is_used = self.is_check = False
         self.is_listed = self.is_per_item = True
+        self.instructions: tuple[int, ...] = ()
         self.loops: tuple[tuple[int, int], ...] = ()
         self.producers: tuple[Call, ...] = ()
         self.passes: dict[Pass, int] = {}
@@ -79,8 +81,10 @@ class Call:
         They are empty without either: what a library repeats below one line cannot be avoided.
         """
         first = self.first.lines if self.first is not None else ()
-        for n, (before, now) in enumerate(zip(first, self.lines, strict=False), 1):
-            if before != now:
+        before = zip(first, self.first.instructions if self.first is not None else (), strict=False)
+        now = zip(self.lines, self.instructions, strict=False)
+        for n, (one, other) in enumerate(zip(before, now, strict=False), 1):
+            if one != other:
                 return first[:n], self.lines[:n]
         common = self.first.loops if self.first is not None else ()
         n = next((loop[0] for loop in self.loops if loop in common), 0)
@@ -204,7 +208,7 @@ class StepCalls:
             backward += sum(passes) - max(passes)
         before, now = max(pairs, key=lambda pair: pairs[pair], default=((), ()))
         n = sum(len(group) - 1 for group in groups.values())
-        first = site_text(before) if before != now else ""
+        first = site_text(before) if site_text(before) != site_text(now) else ""
         return self._record("twice", n, forward, backward, site=site_text(now), first_site=first)
 
     def _record(self, kind: KnownKind, n: int, forward: int, backward: int, **others: Any) -> KnownResults:

@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributions import Distribution
+
+from .code_lines import torch_frames
 
 COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy")  # to be written to, or by autocast
+_CHECKS = (Distribution.__init__.__code__, Distribution._validate_sample.__code__)
 RUNNING = (3, 4)  # places of statistics, which batch norm writes but does not read when it trains
 _IS_TRAINING = 5
 _BATCH_NORMS = (
@@ -58,3 +62,8 @@ def describe_function(func: Any) -> Function:
     dropout = next((place for place, argument in enumerate(arguments) if argument.name == "dropout_p"), None)
     draws = torch.Tag.nondeterministic_seeded in func.tags
     return Function(str(func._schema.name), tuple(written), draws, dropout)
+
+
+def is_argument_check() -> bool:
+    """Return whether a distribution of torch checks its arguments above the caller."""
+    return any(frame.f_code in _CHECKS for frame in torch_frames())

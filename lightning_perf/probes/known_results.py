@@ -21,9 +21,9 @@ from lightning_perf.records import KnownResults
 
 from . import module_walk, plain
 from .clock import now_ns
-from .code_lines import instruction, is_argument_check, recomputing_line, user_lines, user_lines_and_loops
+from .code_lines import LinesAbove, instruction, lines_above, recomputing_line, user_lines
 from .fixed_tensors import FixedTensors
-from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Pass, StepCalls, least
+from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls, least
 from .known_result_functions import (
     COPIES,
     LIKE,
@@ -33,6 +33,7 @@ from .known_result_functions import (
     RUNNING,
     Function,
     describe_function,
+    is_argument_check,
 )
 from .plain import is_plain_tensor, tensors_in, visits
 from .replay.calls import flat
@@ -41,8 +42,7 @@ _VARYING = TRAINED | BATCH | RANDOM | UNKNOWN
 _LEAST_PART = 0.02  # of forward's or backward's operators
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_DETACH = "aten::detach"
-_SOLVE = "aten::_linalg_solve_ex"
+_DETACH, _SOLVE = "aten::detach", "aten::_linalg_solve_ex"
 
 _next_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
@@ -161,9 +161,13 @@ class ResultTracker:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool
     ) -> None:
         node = torch._C._current_autograd_node()
-        if node is not None:  # includes what checkpointing computes again
-            self._add_backward(node, weight, 0 if is_view else sum(map(_n_bytes, _tensors(out))))
-        elif threading.get_ident() == self._thread:
+        has_grad = torch.is_grad_enabled()
+        line = recomputing_line() if node is not None and has_grad else None
+        if node is not None and (line is not None or not has_grad):
+            self._add_backward(node, weight, 0 if is_view else sum(map(_n_bytes, _tensors(out))), line)
+        elif threading.get_ident() == self._thread:  # includes a backward pass that is differentiated in turn
+            if node is not None and (owner := self._by_node.get(node._sequence_nr())) is not None:
+                owner.is_used = True
             number = _next_number()
             # Autograd made this operator's node just before this method was called, if it made one.
             node_number = number - 1 if number > self._last_node and torch.is_grad_enabled() else None
@@ -214,10 +218,11 @@ class ResultTracker:
         origin = self._origin(given, read) | (RANDOM if is_random or trains else 0)
         key = self._unique() if is_random else hash((func, tuple((k, self._key(v)) for k, v in given.items())))
         weight -= self._add_factorization(function, args, weight)
-        lines, loops = user_lines_and_loops() if outs else ((), ())
-        call = Call(weight, key, origin, lines, self._results.get(key))
-        call.is_listed, call.is_check = bool(read) and function.name not in COPIES, is_argument_check()
-        call.loops = tuple(loop for loop in loops if loop[0] > self._n_above)
+        above = lines_above() if outs else LinesAbove()
+        call = Call(weight, key, origin, above.lines, self._results.get(key))
+        call.instructions, call.is_check = above.instructions, is_argument_check()
+        call.is_listed = bool(read) and function.name not in COPIES
+        call.loops = tuple(loop for loop in above.loops if loop[0] > self._n_above)
         call.is_per_item = self._is_per_item(function, read)
         call.producers = tuple(one for tensor in read if (one := self._content(tensor).call) is not None)
         # Also used: what is read as a number, or written to a tensor that was there before.
@@ -257,13 +262,12 @@ class ResultTracker:
         self._step.add(found)
         return found.weight
 
-    def _add_backward(self, node: Any, weight: int, n_bytes: int) -> None:
+    def _add_backward(self, node: Any, weight: int, n_bytes: int, line: Lines | None) -> None:
+        """Add an operator of a backward pass, or one that activation checkpointing calls again in this line."""
         self._step.backward_weight += weight
-        if torch.is_grad_enabled():  # checkpointing, or a backward pass that is differentiated in turn
-            line = recomputing_line()
-            if line is not None:
-                self._step.add_recomputed(weight, n_bytes, line)
-                return
+        if line is not None:
+            self._step.add_recomputed(weight, n_bytes, line)
+            return
         number = torch._C._current_graph_task_id()
         one = self._passes.get(number)
         if one is None:

@@ -26,8 +26,8 @@ from lightning_perf.probes.code_lines import (
     Call,
     CodeLines,
     StackView,
+    lines_above,
     owner_of,
-    user_lines_and_loops,
     user_site,
 )
 
@@ -295,7 +295,8 @@ def in_a_comprehension(x):
 
 
 def where_it_is(x):
-    return user_lines_and_loops()
+    found = lines_above()
+    return found.lines, found.loops
 
 
 @pytest.mark.parametrize(

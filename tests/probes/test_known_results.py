@@ -585,6 +585,46 @@ def test_double_backward_is_not_checkpointing():
     assert not {"recomputed", "backward"} & set(follow(step))
 
 
+def slope(value, points):
+    return torch.autograd.grad(value.sum(), points, create_graph=True)[0]
+
+
+def derivatives(net, x):
+    """Two derivatives, each by a backward pass of its own through the same layers."""
+    a, b = (x[:, :4].clone().requires_grad_(), x[:, 4:].clone().requires_grad_())
+    value = net.trained(torch.cat([a, b], 1)).tanh()
+    first = slope(value, a)
+    second = slope(value, b)
+    return first.square().sum() + second.square().sum()
+
+
+def derivatives_at_once(net, x):
+    a, b = (x[:, :4].clone().requires_grad_(), x[:, 4:].clone().requires_grad_())
+    value = net.trained(torch.cat([a, b], 1)).tanh()
+    first, second = torch.autograd.grad(value.sum(), (a, b), create_graph=True)
+    return first.square().sum() + second.square().sum()
+
+
+def test_derivatives_that_are_computed_again_are_found():
+    found = follow(derivatives)
+    assert found["twice"].n_operators >= 3
+    assert found["twice"].forward_part > 0.1
+    assert found["twice"].backward_part > 0.1
+    assert "unused" not in found
+    once = follow(derivatives_at_once)
+    assert not {"twice", "unused"} & set(once)
+
+
+def test_both_calls_of_one_line_count():
+    def step(net, x):
+        return (net.trained(x).relu().exp() + net.trained(x).relu().exp().square()).sum()
+
+    found = follow(step)["twice"]
+    assert found.n_operators == 3
+    assert found.site.startswith("test_known_results.py:")
+    assert found.first_site == ""
+
+
 def keep(net, x):
     net.kept = net.trained(x)
     return net.norm(x).sum()
