@@ -10,7 +10,7 @@ from scipy.fft import next_fast_len
 from lightning_perf.probes.known_result_functions import LIKE
 from lightning_perf.records import CheaperKind, CheaperOperator
 
-from .calls import Call, CallLog, TensorSpec
+from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of
 from .reads import SORT
 
@@ -22,9 +22,6 @@ _MAX_READ = 0.25
 MIN_TAPS = 64
 """Elements of a kernel from which on Fourier transforms may be faster."""
 
-_INTERPOLATIONS = tuple(
-    f"aten::upsample_{name}" for name in ("nearest2d", "bilinear2d", "bicubic2d", "nearest_exact2d")
-)
 _PAD = "aten::constant_pad_nd"
 _TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 
@@ -147,7 +144,7 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
     for call in log.calls:
         plain = _plain_convolution(call, 2)
         source = log.calls[plain[0].source] if plain is not None and plain[0].source >= 0 else None
-        if plain is None or source is None or source.name not in _INTERPOLATIONS or source.n != call.n:
+        if plain is None or source is None or source.name not in INTERPOLATIONS or source.n != call.n:
             continue
         if any(source.index in each.writers for each in log.calls if each is not call):
             continue  # used elsewhere, too
@@ -163,7 +160,7 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
         fewer = _dense(small, (small.shape[0], kernel.shape[0], *small.shape[2:]))._replace(needs_grad=needs_grad)
         treated: tuple[Bound, ...] = ((convolve, (small, *others), {}), (enlarge, (fewer, *more), named))
         yield _Found(
-            "interpolation", Work((source, call), as_is, treated), call.site, pixels.shape, *kernel.shape[1::-1]
+            "interpolation", Work((source, call), as_is, treated), source.site, pixels.shape, *kernel.shape[1::-1]
         )
 
 

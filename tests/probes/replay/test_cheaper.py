@@ -123,6 +123,7 @@ def long_convolution(taps=200, **more):
 def test_long_convolutions_are_replayed_as_transforms():
     log, found = log_of(long_convolution)
     assert (found.kind, found.shape, found.size, found.n_operators) == ("convolution", (4, 1, 1500), 200, 1)
+    assert found.site.startswith("test_cheaper.py:")
     ((transforms, (spec, kernel), _),) = cheaper(log)[0].treated
     x, w = torch.rand(spec.shape), torch.rand(kernel.shape)
     torch.testing.assert_close(transforms(x, w)[..., :1301], nn.functional.conv1d(x, w))
@@ -144,6 +145,7 @@ def enlarged(n_classes=4, kernel=1, is_used=False, **more):
 def test_interpolations_are_replayed_behind_a_pointwise_convolution():
     log, found = log_of(enlarged)
     assert (found.kind, found.size, found.better, found.n_operators) == ("interpolation", 16, 4, 1)
+    assert found.site.startswith("test_cheaper.py:")
     work = cheaper(log)[0]
     (enlarge, (_, *size), _), (convolve, (pixels, *others), _) = work.as_is
     (first, (small, *_), _), (then, (fewer, *_), _) = work.treated
