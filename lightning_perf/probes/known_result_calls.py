@@ -50,6 +50,7 @@ class Call:
         is_listed: Whether it could be saved; False for one that only makes or copies a tensor.
         is_per_item: Whether no item of the batch has an influence on the results of another.
         is_check: Whether a distribution checks its arguments by it.
+        derivative: The node and the pass, if it belongs to a backward pass that is differentiated in turn.
         has_grad: Whether autograd recorded it.
         is_used: Whether something uses its results.
         producers: The operators that computed its inputs.
@@ -57,14 +58,15 @@ class Call:
     """
 
     __slots__ = (
-        "first", "has_grad", "instructions", "is_check", "is_listed", "is_per_item", "is_used", "key", "lines", "loops",
-        "origin", "passes", "producers", "weight",
+        "derivative", "first", "has_grad", "instructions", "is_check", "is_listed", "is_per_item", "is_used", "key",
+        "lines", "loops", "origin", "passes", "producers", "weight",
     )  # fmt: skip
 
     def __init__(self, weight: int, key: int, origin: int, lines: Lines = (), first: "Call | None" = None) -> None:
         self.weight, self.key, self.origin, self.lines, self.first = weight, key, origin, lines, first
         self.has_grad = self.is_used = self.is_check = False
         self.is_listed = self.is_per_item = True
+        self.derivative: tuple[int, int] | None = None
         self.instructions: tuple[int, ...] = ()
         self.loops: tuple[tuple[int, int], ...] = ()
         self.producers: tuple[Call, ...] = ()
@@ -120,6 +122,7 @@ class StepCalls:
     def find_used(self) -> None:
         """Mark all operators whose results are used, by going back from those that are."""
         self._has_backward = any(call.passes for call in self.calls)
+        self._find_checks()
         todo = [call for call in self.calls if call.is_used or call.passes]
         for call in todo:
             call.is_used = True
@@ -151,7 +154,7 @@ class StepCalls:
         return tuple(one for one in found if one.n_operators)
 
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
-        self._find_checks()
+        again = self._derivatives_again()
         kinds: dict[KnownKind, list[Call]] = {"checks": [], "unused": [], "constant": [], "twice": [], "frozen": []}
         for call in self.calls:
             if call.is_check:
@@ -164,11 +167,27 @@ class StepCalls:
             elif not call.origin & varying and not call.has_grad:
                 if self._constant_elsewhere is None or call.key in self._constant_elsewhere:
                     kinds["constant"].append(call)
-            elif call.differing()[1]:
+            elif call.differing()[1] and (call.derivative is None or call.derivative in again):
                 kinds["twice"].append(call)
             elif not call.origin & (varying & ~BATCH) and not call.has_grad:
                 kinds["frozen"].append(call)
         return kinds
+
+    def _derivatives_again(self) -> set[tuple[int, int]]:
+        """Return the nodes, with their passes, all of whose operators an earlier pass through the node had, too.
+
+        Others repeat only what each backward pass through a function computes, whatever comes in.
+        """
+        earlier: dict[tuple[int, int], set[tuple[int, int] | None]] = {}
+        for call in self.calls:
+            if call.derivative is not None and call.is_listed:
+                first = call.first.derivative if call.first is not None else None
+                earlier.setdefault(call.derivative, set()).add(first)
+        return {
+            one
+            for one, others in earlier.items()
+            if len(others) == 1 and all(other is not None and other[0] == one[0] for other in others)
+        }
 
     def _find_checks(self) -> None:
         """Let only those count as checks whose results nothing else uses: a distribution may keep what it checks."""

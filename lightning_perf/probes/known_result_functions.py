@@ -7,6 +7,7 @@ import torch
 from torch.distributions import Distribution
 
 from .code_lines import torch_frames
+from .plain import n_elements
 
 COPIES = ("aten::clone", "aten::copy_", "aten::_to_copy")  # to be written to, or by autocast
 _CHECKS = (Distribution.__init__.__code__, Distribution._validate_sample.__code__)
@@ -67,3 +68,13 @@ def describe_function(func: Any) -> Function:
 def is_argument_check() -> bool:
     """Return whether a distribution of torch checks its arguments above the caller."""
     return any(frame.f_code in _CHECKS for frame in torch_frames())
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is all that its storage holds."""
+    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
+
+
+def n_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return n_elements(tensor) * tensor.element_size()

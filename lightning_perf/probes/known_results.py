@@ -34,6 +34,8 @@ from .known_result_functions import (
     Function,
     describe_function,
     is_argument_check,
+    is_whole,
+    n_bytes,
 )
 from .plain import is_plain_tensor, tensors_in, visits
 from .replay.calls import flat
@@ -81,6 +83,7 @@ class ResultTracker:
         self._gradients: set[int] = set()  # addresses of those that a pass has added to
         self._variables: list[weakref.ref[torch.Tensor]] = []
         self._n_pauses = 0
+        self._derivative: tuple[int, int] | None = None  # the node and the pass of a derivative
         self._read_origin = 0  # of numbers that were read from tensors: sizes of new tensors may depend on them
         self._origin_of_number: dict[Any, int] = {}
         self._instruction = 0, 0  # of the last operator
@@ -152,7 +155,7 @@ class ResultTracker:
         for tensor in tensors_in(batch, left=visits()):
             if _is_followed(tensor):
                 self._set(tensor, BATCH)
-                self._step.batch_bytes += _n_bytes(tensor)
+                self._step.batch_bytes += n_bytes(tensor)
 
     def _set_fixed(self, tensor: torch.Tensor, place: int) -> None:
         self._set(tensor, 1 << (N_ORIGINS + place), hash(("fixed", place, self._n_pauses)))
@@ -160,14 +163,17 @@ class ResultTracker:
     def _add_any(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool
     ) -> None:
-        node = torch._C._current_autograd_node()
-        has_grad = torch.is_grad_enabled()
+        node, has_grad = torch._C._current_autograd_node(), torch.is_grad_enabled()
         line = recomputing_line() if node is not None and has_grad else None
-        if node is not None and (line is not None or not has_grad):
-            self._add_backward(node, weight, 0 if is_view else sum(map(_n_bytes, _tensors(out))), line)
-        elif threading.get_ident() == self._thread:  # includes a backward pass that is differentiated in turn
+        is_here = threading.get_ident() == self._thread
+        # Functions of the user's may compute again on purpose.
+        is_derivative = is_here and has_grad and line is None and not isinstance(node, torch._C._FunctionBase)
+        if node is not None and not is_derivative:
+            self._add_backward(node, weight, 0 if is_view else sum(map(n_bytes, _tensors(out))), line)
+        elif is_here:
             if node is not None and (owner := self._by_node.get(node._sequence_nr())) is not None:
                 owner.is_used = True
+            self._derivative = (node._sequence_nr(), torch._C._current_graph_task_id()) if node is not None else None
             number = _next_number()
             # Autograd made this operator's node just before this method was called, if it made one.
             node_number = number - 1 if number > self._last_node and torch.is_grad_enabled() else None
@@ -207,7 +213,7 @@ class ResultTracker:
         trains = function.trains(args)
         statistics = _tensors([given.pop(place) for place in RUNNING]) if trains else []
         written = _tensors([given[one] for pair in function.written for one in pair if one in given])
-        if function.name in OVERWRITING and written and _is_whole(written[0]):
+        if function.name in OVERWRITING and written and is_whole(written[0]):
             given.pop(0)
         if function.name in LIKE:
             given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
@@ -216,11 +222,13 @@ class ResultTracker:
         is_random = function.is_random(args)
         # Batch normalization mixes the items of a batch, so that an item has other results in each epoch.
         origin = self._origin(given, read) | (RANDOM if is_random or trains else 0)
-        key = self._unique() if is_random else hash((func, tuple((k, self._key(v)) for k, v in given.items())))
+        contents = self._derivative is not None, *((k, self._key(v)) for k, v in given.items())
+        key = self._unique() if is_random else hash((func, contents))
         weight -= self._add_factorization(function, args, weight)
         above = lines_above() if outs else LinesAbove()
         call = Call(weight, key, origin, above.lines, self._results.get(key))
         call.instructions, call.is_check = above.instructions, is_argument_check()
+        call.derivative = self._derivative
         call.is_listed = bool(read) and function.name not in COPIES
         call.loops = tuple(loop for loop in above.loops if loop[0] > self._n_above)
         call.is_per_item = self._is_per_item(function, read)
@@ -379,10 +387,6 @@ def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
         yield from (value for value in plain.attributes(each).values() if _is_followed(value))
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return bool(tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes())
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in flat(value) if _is_followed(leaf)]
 
@@ -390,10 +394,6 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 def _is_followed(value: Any) -> bool:
     """Return whether a value is a tensor with a storage."""
     return is_plain_tensor(value) and value.layout is torch.strided and not value.is_nested
-
-
-def _n_bytes(tensor: torch.Tensor) -> int:
-    return plain.n_elements(tensor) * tensor.element_size()
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -74,5 +74,6 @@ def _zeros(value: Any, place: int) -> Zeros | None:
 def _step(extent: int, n_rows: int, n_columns: int) -> int:
     """Return how far apart elements are sampled, so that they do not lie on one or two diagonals only."""
     steps = range(max(1, extent // _N_SAMPLED), 1, -1)
-    good = (n for n in steps if math.gcd(n, n_rows * n_columns) == 1 and n % n_columns not in (1, n_columns - 1))
+    near = (1, n_columns - 1) if n_rows == n_columns else ()
+    good = (n for n in steps if math.gcd(n, n_rows * n_columns) == 1 and n % n_columns not in near)
     return next(good, 1)

@@ -615,6 +615,68 @@ def test_derivatives_that_are_computed_again_are_found():
     assert not {"twice", "unused"} & set(once)
 
 
+def laplacian(net, x):
+    """The second derivatives in a direction each: only what the functions' backward passes repeat is the same."""
+    points = x[:, :4].clone().requires_grad_()
+    hidden = torch.sin(nn.functional.linear(points, net.trained.weight[:, :4]))
+    first = slope(nn.functional.silu(hidden @ net.trained.weight), points)
+    second = slope(first[:, 0], points)
+    third = slope(first[:, 1], points)
+    return second.square().sum() + third.square().sum()
+
+
+def of_each_output(net, x):
+    points = x.clone().requires_grad_()
+    values = nn.functional.silu(net.trained(torch.sin(net.trained(points))))
+    return sum(slope(values[:, place], points).square().sum() for place in range(3))
+
+
+class Recomputed(torch.autograd.Function):
+    """Checkpointing by hand."""
+
+    @staticmethod
+    def forward(context, x, layer):
+        context.save_for_backward(x)
+        context.layer = layer
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        with torch.enable_grad():
+            x = context.saved_tensors[0].detach().requires_grad_()
+            return *torch.autograd.grad(context.layer(x), (x,), gradient), None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        laplacian,
+        of_each_output,
+        lambda net, x: Recomputed.apply(net.norm(x), lambda one: net.trained(one).tanh().exp().sin()).sum(),
+    ],
+)
+def test_what_backward_passes_repeat_by_themselves_does_not_count(step):
+    assert "twice" not in follow(step)
+
+
+def test_layers_that_are_differentiated_in_another_thread_are_used(monkeypatch):
+    """As on a device, whose backward passes run in a thread of their own."""
+    get_ident = known_results.threading.get_ident
+    monkeypatch.setattr(
+        known_results.threading, "get_ident",
+        lambda: get_ident() + (torch._C._current_autograd_node() is not None),
+    )  # fmt: skip
+
+    def step(net, x):
+        points = x.clone().requires_grad_()
+        value = net.trained(points).tanh() @ net.table
+        (gradient,) = torch.autograd.grad(value, points, torch.ones_like(value), create_graph=True)
+        return gradient.square().sum()
+
+    assert "unused" not in follow(step)
+
+
 def test_both_calls_of_one_line_count():
     def step(net, x):
         return (net.trained(x).relu().exp() + net.trained(x).relu().exp().square()).sum()

@@ -72,7 +72,8 @@ class Call:
         index: Its position in the log.
         n: Calls in the step.
         ns: Nanoseconds of these calls.
-        backward_ns: Nanoseconds of the operators of their backward pass.
+        backward_ns: Nanoseconds of the operators of their backward pass; 0 if operators are not timed.
+        has_backward: Whether a backward pass went through one of them.
         n_out: Elements of the results of one call.
         out_shape: Shape of its first result; ``out_stride`` its layout.
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
@@ -87,8 +88,9 @@ class Call:
     """
 
     __slots__ = (
-        "args", "backward_ns", "func", "gradient_denormal", "index", "kwargs", "leaves", "n", "n_copies", "n_out", "ns",
-        "out_dtypes", "out_shape", "out_stride", "site", "weights", "writers", "writers_of_first", "zeros",
+        "args", "backward_ns", "func", "gradient_denormal", "has_backward", "index", "kwargs", "leaves", "n",
+        "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "weights", "writers",
+        "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -98,6 +100,7 @@ class Call:
         self.out_stride = outs[0].stride() if outs and outs[0].layout is torch.strided else ()
         self.n = self.ns = self.backward_ns = 0
         self.gradient_denormal = 0.0
+        self.has_backward = False
         self.writers: set[int] = set()
         self.writers_of_first: set[int] = set()
         self.weights: set[int] = set()
@@ -193,6 +196,7 @@ class CallLog:
             if known is not None:
                 owner, addresses = known
                 owner.backward_ns += ns
+                owner.has_backward = True
                 shares = [denormals[id(v)] for v in args if id(v) in denormals and storage_address(v) not in addresses]
                 owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
             return

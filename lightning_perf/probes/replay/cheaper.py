@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from lightning_perf.probes.known_result_functions import LIKE
 from lightning_perf.records import CheaperKind, CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of
+from .functions import Bound, Work, function_of, map_specs
 from .reads import SORT
 
 MAX_FACTOR = 13
@@ -25,7 +26,8 @@ MIN_TAPS = 64
 _PAD = "aten::constant_pad_nd"
 _TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
 
-_ADDING = {f"aten::{name}" for name in ("add", "sub", "mul", "div", "sum", "mean", "_to_copy")}
+_ADDING = {f"aten::{name}" for name in ("add", "sub", "sum", "mean", "_to_copy")}
+_SCALING = ("aten::mul", "aten::div")
 _GATHERING = ("aten::stack", "aten::cat")
 """Operators by which a penalty gets into the loss."""
 
@@ -118,7 +120,9 @@ def _convolutions(log: CallLog) -> Iterator[_Found]:
         bound = function_of(call)
         if bound is not None:
             n_taps = plain[1].shape[-1]
-            by_transforms: Bound = _convolved_by_transforms, plain, {}
+            bias = () if call.named["bias"] is None else (call.named["bias"],)
+            function = partial(_convolved_by_transforms, call.named["padding"][0])
+            by_transforms: Bound = function, (*plain, *bias), {}
             yield _Found("convolution", Work((call,), (bound,), (by_transforms,)), call.site, plain[0].shape, n_taps)
 
 
@@ -128,15 +132,19 @@ def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec]
     if not named or named["transposed"] or {*named["stride"], *named["dilation"], named["groups"]} != {1}:
         return None
     specs = named["input"], named["weight"]
+    if any(not isinstance(spec, TensorSpec) or spec.dtype not in (torch.float32, torch.float64) for spec in specs):
+        return None  # transforms of 16-bit numbers are not supported
     return specs if len(call.specs) >= 2 and all(len(spec.shape) == n_dims + 2 for spec in specs) else None
 
 
-def _convolved_by_transforms(signals: Tensor, kernels: Tensor) -> Tensor:
-    """Return the correlations of signals with kernels, all lags, by Fourier transforms."""
+def _convolved_by_transforms(padding: int, signals: Tensor, kernels: Tensor, *bias: Tensor) -> Tensor:
+    """Return what ``conv1d`` does, by Fourier transforms."""
+    signals = torch.nn.functional.pad(signals, (padding, padding)) if padding else signals
+    n_lags = signals.shape[-1] - kernels.shape[-1] + 1
     n = next_fast_len(signals.shape[-1] + kernels.shape[-1] - 1, real=True)
     product = torch.einsum("bif,oif->bof", torch.fft.rfft(signals, n), torch.fft.rfft(kernels, n).conj())
-    correlations: Tensor = torch.fft.irfft(product, n)
-    return correlations[..., : signals.shape[-1]]
+    correlations: Tensor = torch.fft.irfft(product, n)[..., :n_lags]
+    return correlations + bias[0][:, None] if bias else correlations
 
 
 def _enlarged(log: CallLog) -> Iterator[_Found]:
@@ -146,8 +154,9 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
         source = log.calls[plain[0].source] if plain is not None and plain[0].source >= 0 else None
         if plain is None or source is None or source.name not in INTERPOLATIONS or source.n != call.n:
             continue
-        if any(source.index in each.writers for each in log.calls if each is not call):
-            continue  # used elsewhere, too
+        is_shared = any(source.index in each.writers for each in log.calls if each is not call)
+        if is_shared or plain[0].shape != source.out_shape:
+            continue
         pixels, kernel = plain
         small: TensorSpec = source.named["self"]
         bounds = [function_of(each) for each in (source, call)]
@@ -185,14 +194,14 @@ def _penalties(log: CallLog) -> Iterator[_Found]:
             for index in call.writers:
                 readers.setdefault(index, []).append(call)
     for call in log.calls:
-        if len(call.specs) != 1 or math.prod(call.specs[0].shape) < 2 or not call.backward_ns:
+        if len(call.specs) != 1 or math.prod(call.specs[0].shape) < 2 or not call.has_backward:
             continue  # not in the loss
         if not call.leaves or not call.leaves <= log.parameters:
             continue
         after = readers.get(call.index, [])
         if call.name == "aten::linalg_vector_norm" and call.named["ord"] == 2 and not call.out_shape:
             if after and all(_is_square(one) and _is_only_added(one, readers) for one in after):
-                yield from _penalty(call)
+                yield from _penalty(log, call)
         elif _is_square(call) and len(after) == 1:
             total = after[0]
             if (
@@ -201,7 +210,7 @@ def _penalties(log: CallLog) -> Iterator[_Found]:
                 and total.n == call.n
                 and _is_only_added(total, readers)
             ):
-                yield from _penalty(call, total)
+                yield from _penalty(log, call, total)
 
 
 def _is_square(call: Call) -> bool:
@@ -209,28 +218,49 @@ def _is_square(call: Call) -> bool:
 
 
 def _is_only_added(call: Call, readers: Mapping[int, Sequence[Call]]) -> bool:
-    """Return whether a number is only added up and scaled."""
+    """Return whether a number is only added up, and scaled by numbers without a gradient."""
     todo, seen = [call], {call.index}
     for one in todo:
         after = [each for each in readers.get(one.index, ()) if each.index not in seen]
-        is_added = (
-            each.name in _ADDING and math.prod(each.out_shape) == 1 for each in after if each.name not in _GATHERING
-        )
-        if not all(is_added):
+        if not all(each.name in _GATHERING or _is_adding(each) for each in after):
             return False
         seen.update(each.index for each in after)
         todo += after
     return True
 
 
-def _penalty(*calls: Call) -> Iterator[_Found]:
-    """Yield the sum of a parameter's squares; in its place, a multiple of the parameter is added to its gradient."""
+def _is_adding(call: Call) -> bool:
+    if call.name in _SCALING:
+        with_gradient = [spec.needs_grad for spec in call.specs]
+        return with_gradient[0] and sum(with_gradient) == 1 and math.prod(call.out_shape) == 1
+    return call.name in _ADDING and math.prod(call.out_shape) == 1
+
+
+def _penalty(log: CallLog, *calls: Call) -> Iterator[_Found]:
+    """Yield the sum of a parameter's squares; in its place, a multiple of the parameter is added to its gradient.
+
+    If the sum is logged as well, it is still computed, without a gradient.
+    """
     as_is = tuple(bound for call in calls if (bound := function_of(call)) is not None)
     spec = calls[0].specs[0]
     gradient = parameter = spec._replace(needs_grad=False)
+    treated: tuple[Bound, ...] = ((_with_decay, (gradient, parameter), {}),)
+    if _is_logged(log, calls[-1].index):
+        treated += tuple(map_specs(lambda each: each._replace(needs_grad=False), bound) for bound in as_is)
     if len(as_is) == len(calls):
-        work = Work(calls, as_is, ((_with_decay, (gradient, parameter), {}),))
-        yield _Found("penalty", work, calls[0].site, spec.shape)
+        yield _Found("penalty", Work(calls, as_is, treated), calls[0].site, spec.shape)
+
+
+def _is_logged(log: CallLog, index: int) -> bool:
+    """Return whether a number, or what follows from such numbers alone, is read where no gradient is needed."""
+    alone = {index}
+    for call in log.calls:
+        if call.specs and call.writers <= alone:
+            alone.add(call.index)
+    return any(
+        not alone.isdisjoint(call.writers) and call.name not in LIKE and not any(spec.needs_grad for spec in call.specs)
+        for call in log.calls
+    )
 
 
 def _with_decay(gradient: Tensor, parameter: Tensor) -> Tensor:

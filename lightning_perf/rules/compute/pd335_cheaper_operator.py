@@ -15,8 +15,10 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
     ),
     "convolution": (
         "convolve by Fourier transforms",
-        "n = scipy.fft.next_fast_len(signal.shape[-1] + kernel.shape[-1] - 1, real=True)\n"
-        "convolved = torch.fft.irfft(torch.fft.rfft(signal, n) * torch.fft.rfft(kernel, n), n)",
+        "x = F.pad(signal, (padding, padding))\n"
+        "n = scipy.fft.next_fast_len(x.shape[-1] + kernel.shape[-1] - 1, real=True)\n"
+        'product = torch.einsum("bif,oif->bof", torch.fft.rfft(x, n), torch.fft.rfft(kernel, n).conj())\n'
+        "convolved = torch.fft.irfft(product, n)[..., : x.shape[-1] - kernel.shape[-1] + 1] + bias[:, None]",
     ),
     "interpolation": (
         "interpolate behind the convolution, which gives the same",

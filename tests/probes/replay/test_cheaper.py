@@ -126,7 +126,15 @@ def test_long_convolutions_are_replayed_as_transforms():
     assert found.site.startswith("test_cheaper.py:")
     ((transforms, (spec, kernel), _),) = cheaper(log)[0].treated
     x, w = torch.rand(spec.shape), torch.rand(kernel.shape)
-    torch.testing.assert_close(transforms(x, w)[..., :1301], nn.functional.conv1d(x, w))
+    torch.testing.assert_close(transforms(x, w), nn.functional.conv1d(x, w))
+
+
+def test_transforms_have_the_padding_and_the_bias_of_a_convolution():
+    weight, bias = torch.rand(3, 2, 100), torch.rand(3)
+    x = torch.rand(2, 2, 300)
+    log, _ = log_of(lambda: nn.functional.conv1d(x, weight, bias, padding=50).sum())
+    ((transforms, _, _),) = cheaper(log)[0].treated
+    torch.testing.assert_close(transforms(x, weight, bias), nn.functional.conv1d(x, weight, bias, padding=50))
 
 
 @pytest.mark.parametrize("more", [{"taps": 63}, {"stride": 2}, {"dilation": 2}, {"groups": 1, "taps": 9}])
@@ -134,10 +142,10 @@ def test_other_convolutions_are_left_alone(more):
     assert log_of(lambda: long_convolution(**more))[1] is None
 
 
-def enlarged(n_classes=4, kernel=1, is_used=False, **more):
+def enlarged(n_classes=4, kernel=1, is_used=False, n_channels=16, **more):
     pixels = nn.functional.interpolate(maps := nn.Parameter(torch.rand(2, 16, 8, 8)), size=(32, 32), mode="bilinear")
-    weight = torch.rand(n_classes, 16, kernel, kernel)
-    loss = nn.functional.conv2d(pixels, weight, torch.rand(n_classes), **more).sum()
+    weight = torch.rand(n_classes, n_channels, kernel, kernel)
+    loss = nn.functional.conv2d(pixels[:, :n_channels], weight, torch.rand(n_classes), **more).sum()
     (loss + pixels.mean() if is_used else loss).backward()
     return maps.grad.sum()
 
@@ -158,7 +166,29 @@ def test_interpolations_are_replayed_behind_a_pointwise_convolution():
     torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("more", [{"n_classes": 16}, {"kernel": 3}, {"padding": 1}, {"is_used": True}])
+def test_a_penalty_that_is_logged_is_still_computed():
+    def scale(total):
+        (0.5 * total).detach().clone()
+        return total
+
+    log, _ = penalty_of((64, 32), scale=scale)
+    (work,) = cheaper(log)
+    assert [function for function, *_ in work.treated[1:]] == [function for function, *_ in work.as_is]
+    assert len(cheaper(penalty_of((64, 32))[0])[0].treated) == 1
+
+
+def test_a_penalty_is_found_where_operators_are_not_timed():
+    parameter = nn.Parameter(torch.rand(64, 32))
+    log = CallLog(4, (), [parameter])
+    with ArithmeticCounter(nn.Linear(1, 1), now_ns=now_ns, times_operators=False, log=log) as counter:
+        counter.direction = "forward"
+        parameter.pow(2).sum().backward()
+    assert cheaper_operator(log).total_s == 0
+
+
+@pytest.mark.parametrize(
+    "more", [{"n_classes": 16}, {"kernel": 3}, {"padding": 1}, {"is_used": True}, {"n_channels": 8}]
+)
 def test_interpolations_that_are_needed_are_left_alone(more):
     assert log_of(lambda: enlarged(**more))[1] is None
 
@@ -243,6 +273,8 @@ def test_a_penalty_may_be_logged_and_averaged():
         penalty_of((64, 32), square=lambda each: torch.linalg.vector_norm(each, 3) ** 2),
         penalty_of((64, 32), square=lambda each: torch.linalg.vector_norm(each, dim=0).pow(2).sum()),
         penalty_of((64, 32), scale=torch.sqrt),  # a norm
+        penalty_of((64, 32), scale=lambda total: nn.Parameter(torch.ones(())).exp() * total),
+        penalty_of((64, 32), scale=lambda total: nn.Parameter(torch.ones(())).exp() / total),
         penalty_of((64, 32), square=lambda each: (each / each.pow(2).sum()).sum()),  # normalized weights
         penalty_of((64, 32), scale=lambda total: total.detach() + nn.Parameter(matrix).sum()),  # only logged
         penalty_of((64, 32), is_trained=False),  # e.g. points that require gradients
