@@ -33,7 +33,10 @@ class Fit:
             make_event=lambda: None,
         )
         strategy = type("SingleDeviceStrategy", (), {"root_device": torch.device("cpu")})()
-        trainer, self.module = SimpleNamespace(strategy=strategy), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        trainer, self.module = (
+            SimpleNamespace(strategy=strategy, optimizers=[]),
+            nn.Sequential(nn.Linear(2, 2), nn.ReLU()),
+        )
         run = SimpleNamespace(
             trainer=trainer, pl_module=self.module, loop=self.loop, now_ns=FakeClock(), missing={},
             options=DoctorOptions(**options), probes=SimpleNamespace(switch_off=self._fails),
