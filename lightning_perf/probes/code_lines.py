@@ -114,10 +114,7 @@ def user_lines() -> tuple[tuple[str, int], ...]:
 
 
 class LinesAbove(NamedTuple):
-    """``user_lines`` above an operator, the instruction in each, and the loops around it, innermost first.
-
-    A loop is given by how many of the lines lead to it, and by its frame's id.
-    """
+    """``user_lines``, the instruction in each, and the loops: how many of the lines lead to each, its frame's id."""
 
     lines: tuple[tuple[str, int], ...] = ()
     instructions: tuple[int, ...] = ()
@@ -125,7 +122,7 @@ class LinesAbove(NamedTuple):
 
 
 def lines_above() -> LinesAbove:
-    """Return the user's lines above the caller, with the loops that they are in."""
+    """Return the user's lines above the caller, with the loops that they are in, innermost first."""
     frames = list(_user_frames(sys._getframe(1)))
     loops = tuple(
         (len(frames) - place, id(frame))
@@ -169,18 +166,21 @@ def torch_frames() -> Iterator[FrameType]:
 
 def is_users_call() -> bool:
     """Return whether the innermost code above the caller that is not torch's is the user's."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
-        frame = frame.f_back
+    frame = _beyond_torch(sys._getframe(1))
     return frame is not None and _kept_owner_of(frame.f_code.co_filename) == USER
 
 
 def instruction() -> tuple[int, int]:
     """Return the frame and the instruction above the caller that are not torch's."""
-    frame: FrameType | None = sys._getframe(1)
+    frame = _beyond_torch(sys._getframe(1))
+    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+
+
+def _beyond_torch(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame from this one on that is not torch's."""
     while frame is not None and _kept_owner_of(frame.f_code.co_filename) == TORCH:
         frame = frame.f_back
-    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
+    return frame
 
 
 def recomputing_line() -> tuple[tuple[str, int], ...] | None:
@@ -205,7 +205,7 @@ def user_site() -> str:
     return site_text(user_lines())
 
 
-def site_text(lines: tuple[tuple[Any, ...], ...]) -> str:
+def site_text(lines: tuple[tuple[str, int], ...]) -> str:
     """Return the last of these lines, e.g. ``"model.py:31"``; empty without one."""
     return f"{os.path.basename(lines[-1][0])}:{lines[-1][1]}" if lines else ""
 

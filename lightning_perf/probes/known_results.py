@@ -166,9 +166,9 @@ class ResultTracker:
         node, has_grad = torch._C._current_autograd_node(), torch.is_grad_enabled()
         line = recomputing_line() if node is not None and has_grad else None
         is_here = threading.get_ident() == self._thread
-        # Functions of the user's may compute again on purpose.
-        is_derivative = is_here and has_grad and line is None and not isinstance(node, torch._C._FunctionBase)
-        if node is not None and not is_derivative:
+        # A pass that is differentiated in turn counts as forward; functions of the user's may recompute on purpose.
+        is_forward = node is None or (has_grad and line is None and not isinstance(node, torch._C._FunctionBase))
+        if node is not None and not (is_here and is_forward):
             self._add_backward(node, weight, 0 if is_view else sum(map(n_bytes, _tensors(out))), line)
         elif is_here:
             if node is not None and (owner := self._by_node.get(node._sequence_nr())) is not None:
@@ -270,11 +270,11 @@ class ResultTracker:
         self._step.add(found)
         return found.weight
 
-    def _add_backward(self, node: Any, weight: int, n_bytes: int, line: Lines | None) -> None:
+    def _add_backward(self, node: Any, weight: int, result_bytes: int, line: Lines | None) -> None:
         """Add an operator of a backward pass, or one that activation checkpointing calls again in this line."""
         self._step.backward_weight += weight
         if line is not None:
-            self._step.add_recomputed(weight, n_bytes, line)
+            self._step.add_recomputed(weight, result_bytes, line)
             return
         number = torch._C._current_graph_task_id()
         one = self._passes.get(number)

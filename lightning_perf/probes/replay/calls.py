@@ -64,6 +64,11 @@ class TensorSpec(NamedTuple):
             return 0
         return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
+    def dense(self, shape: tuple[int, ...]) -> "TensorSpec":
+        """Return a contiguous tensor of another shape, which no call wrote."""
+        strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+        return self._replace(shape=shape, stride=strides, source=-1)
+
 
 class Call:
     """One distinct forward operator: its arguments, with tensors as ``TensorSpec``, how often it ran, and how long.
@@ -232,7 +237,7 @@ class CallLog:
         leaves = [
             storage_address(value)
             for value, writer in zip(inputs, writers, strict=True)
-            if writer < 0 and value.requires_grad
+            if writer < 0 and value.requires_grad and storage_address(value)
         ]
         call.weights.update(leaves[:1])  # its bias is shared as often as its weight
         call.leaves.update(leaves)

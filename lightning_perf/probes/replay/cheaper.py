@@ -106,7 +106,7 @@ def _lengthened(bound: Bound, call: Call, size: int, better: int) -> Bound:
     spec: TensorSpec = call.named["self"]
     last = call.named["dim"][-1] % len(spec.shape)
     new = {size: better, size // 2 + 1: better // 2 + 1}[spec.shape[last]]
-    longer = _dense(spec, (*spec.shape[:last], new, *spec.shape[last + 1 :]))
+    longer = spec.dense((*spec.shape[:last], new, *spec.shape[last + 1 :]))
     function, args, kwargs = bound
     return function, (longer, *(better if type(each) is int and each == size else each for each in args[1:])), kwargs
 
@@ -166,7 +166,7 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
         as_is = tuple(bound for bound in bounds if bound is not None)
         (enlarge, (_, *more), named), (convolve, (_, *others), _) = as_is
         needs_grad = any(spec.needs_grad for spec in call.specs)
-        fewer = _dense(small, (small.shape[0], kernel.shape[0], *small.shape[2:]))._replace(needs_grad=needs_grad)
+        fewer = small.dense((small.shape[0], kernel.shape[0], *small.shape[2:]))._replace(needs_grad=needs_grad)
         treated: tuple[Bound, ...] = ((convolve, (small, *others), {}), (enlarge, (fewer, *more), named))
         yield _Found(
             "interpolation", Work((source, call), as_is, treated), source.site, pixels.shape, *kernel.shape[1::-1]
@@ -265,14 +265,6 @@ def _is_logged(log: CallLog, index: int) -> bool:
 
 def _with_decay(gradient: Tensor, parameter: Tensor) -> Tensor:
     return torch.add(gradient, parameter, alpha=1e-4)
-
-
-def _dense(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    """Return a contiguous tensor of another shape."""
-    if shape == spec.shape:
-        return spec
-    strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-    return spec._replace(shape=shape, stride=strides, source=-1)
 
 
 def _largest_factor(n: int) -> int:

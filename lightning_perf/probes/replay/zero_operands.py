@@ -1,6 +1,5 @@
 """Replay products and decompositions of matrices that are mostly zeros, without the zeros."""
 
-import math
 import warnings
 from functools import partial
 
@@ -58,7 +57,7 @@ def _work(call: Call, zeros: Zeros) -> Work | None:
     if bound is None:
         return None
     if call.name not in PRODUCTS:
-        entries = _dense(matrix, matrix.shape[:-1])
+        entries = matrix.dense(matrix.shape[:-1])
         others = tuple(spec for spec in call.specs if spec is not matrix)
         if call.name == "aten::linalg_cholesky_ex":  # random numbers are not positive definite
             bound = (lambda each: torch.linalg.cholesky_ex(torch.diag_embed(1 + each)), (entries,), {})
@@ -74,7 +73,7 @@ def _product(
 ) -> Bound | None:
     """Return the product of a matrix of mostly zeros, on the left or on the right of another one, without the zeros."""
     if zeros.kind == "diagonal":
-        return partial(_scaled, -1 if is_left else -2), (_dense(matrix, matrix.shape[:-1]), other, *bias), {}
+        return partial(_scaled, -1 if is_left else -2), (matrix.dense(matrix.shape[:-1]), other, *bias), {}
     if len(matrix.shape) != 2 or matrix.needs_grad:
         return None
     if zeros.kind == "one-hot" and is_left:
@@ -82,12 +81,6 @@ def _product(
         rows = torch.randint(matrix.shape[1], matrix.shape[:1], generator=generator)
         return partial(_selected, rows), (other, *bias), {}
     return partial(_sparse_product, _sparse(matrix, zeros.fraction, not is_left), not is_left), (other, *bias), {}
-
-
-def _dense(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
-    """Return a contiguous tensor of another shape."""
-    strides = tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
-    return spec._replace(shape=shape, stride=strides, source=-1)
 
 
 def _elementwise(entries: Tensor, *others: Tensor) -> Tensor:
