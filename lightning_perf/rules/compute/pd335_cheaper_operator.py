@@ -35,11 +35,11 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
     ),
 }
 _EFFECTS: dict[CheaperKind, str] = {
-    "transform": "with {better:,} elements, they run",
-    "convolution": "by Fourier transforms, they run",
-    "interpolation": "in the other order, they run",
-    "sort": "with topk, they run",
-    "penalty": "as a weight decay, they run",
+    "transform": "with {better:,} elements, these operators run",
+    "convolution": "by Fourier transforms, these operators run",
+    "interpolation": "in the other order, these operators run",
+    "sort": "with topk, these operators run",
+    "penalty": "as a weight decay, these operators run",
 }
 
 
