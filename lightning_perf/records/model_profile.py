@@ -228,7 +228,7 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     site: str = ""
 
 
-CheaperKind: TypeAlias = Literal["transform", "convolution", "interpolation", "sort", "penalty"]
+CheaperKind: TypeAlias = Literal["transform", "convolution", "interpolation", "sort", "penalty", "order", "diagonal"]
 
 
 class CheaperOperator(Record, frozen=True, kw_only=True):
@@ -238,12 +238,14 @@ class CheaperOperator(Record, frozen=True, kw_only=True):
         kind: ``"transform"``: a Fourier transform, and an inverse one, whose length has a large prime factor;
             ``"convolution"``: one of signals with a long kernel; ``"interpolation"``: one of more channels than the
             pointwise convolution behind it has; ``"sort"``: a sort of which only the elements at one end are read;
-            ``"penalty"``: squares of parameters in the loss, which a weight decay can replace.
+            ``"penalty"``: squares of parameters in the loss, which a weight decay can replace; ``"order"``: products of
+            three matrices that take fewer multiplications in the other order; ``"diagonal"``: a product of matrices
+            of which only the diagonal is read.
         shape: Shape of the tensor that takes the most time.
-        size: Length of the transform or of the kernel, channels that are interpolated, or elements in each sorted row;
-            0 for a penalty.
-        better: A better length of the transform, channels behind the convolution, or the elements of each sorted row
-            that are read; else 0.
+        size: Length of the transform, the kernel, or the diagonal, channels that are interpolated, elements in each
+            sorted row, or multiplications of three matrices; 0 for a penalty.
+        better: A better length of the transform, channels behind the convolution, the elements of each sorted row
+            that are read, or the multiplications in the other order; else 0.
         n_operators: Such operators in the step.
         total_s: Seconds of them and their backward pass in the step; 0 if operators were not timed.
         site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.

@@ -32,9 +32,10 @@ REPEATABLE = {
 """Operators that compute each item of the first dimension alone → number of tensors that hold them."""
 
 INTERPOLATIONS = tuple(f"aten::upsample_{name}" for name in ("nearest2d", "bilinear2d", "bicubic2d", "nearest_exact2d"))
+MATRIX_PRODUCTS = ("aten::mm", "aten::bmm")
 _SITED = {
-    SORT, *INTERPOLATIONS, "aten::convolution", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c", "aten::pow",
-    "aten::linalg_vector_norm",
+    SORT, *INTERPOLATIONS, *MATRIX_PRODUCTS, "aten::convolution", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
+    "aten::pow", "aten::linalg_vector_norm",
 }  # fmt: skip
 """Operators whose line is looked up, since another operator may do the same faster."""
 

@@ -13,6 +13,7 @@ from lightning_perf.records import CheaperKind, CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
+from .products import in_other_order, read_along_diagonal
 from .reads import SORT
 
 MAX_FACTOR = 13
@@ -70,7 +71,7 @@ def cheaper(log: CallLog) -> list[Work]:
 def _costliest(log: CallLog) -> list[_Found]:
     """Return the operators of the kind that takes the most time."""
     by_kind: dict[CheaperKind, list[_Found]] = {}
-    for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties):
+    for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties, _products):
         for one in find(log):
             by_kind.setdefault(one.kind, []).append(one)
     return max(by_kind.values(), key=lambda found: sum(one.work.seconds for one in found), default=[])
@@ -184,6 +185,15 @@ def _sorts(log: CallLog) -> Iterator[_Found]:
             continue
         top: Bound = torch.topk, (spec, needed, dim, bool(call.named["descending"])), {}
         yield _Found("sort", Work((call,), (bound,), (top,)), call.site, spec.shape, spec.shape[dim], needed)
+
+
+def _products(log: CallLog) -> Iterator[_Found]:
+    for work, before, after in in_other_order(log):
+        inner, outer = work.calls
+        yield _Found("order", work, outer.site, inner.out_shape, before, after)
+    for work in read_along_diagonal(log):
+        (call,) = work.calls
+        yield _Found("diagonal", work, call.site, call.out_shape, call.out_shape[-1])
 
 
 def _penalties(log: CallLog) -> Iterator[_Found]:

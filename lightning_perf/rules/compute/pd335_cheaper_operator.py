@@ -33,6 +33,14 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
         "optimizer = SGD(self.parameters(), lr, weight_decay=2 * self.penalty)  # or, before an optimizer's step:\n"
         "torch._foreach_add_([p.grad for p in parameters], parameters, alpha=2 * self.penalty)",
     ),
+    "order": (
+        "multiply the other two matrices first",
+        'y = a @ (b @ c)  # instead of a @ b @ c, or torch.einsum("ij,jk,kl->il", a, b, c) without opt_einsum',
+    ),
+    "diagonal": (
+        "multiply element by element and add up",
+        "scores = (a * b).sum(-1)  # instead of torch.diag(a @ b.T)",
+    ),
 }
 _EFFECTS: dict[CheaperKind, str] = {
     "transform": "with {better:,} elements, these operators run",
@@ -40,6 +48,8 @@ _EFFECTS: dict[CheaperKind, str] = {
     "interpolation": "in the other order, these operators run",
     "sort": "with topk, these operators run",
     "penalty": "as a weight decay, these operators run",
+    "order": "in the other order, these products run",
+    "diagonal": "element by element, this product runs",
 }
 
 
@@ -75,4 +85,11 @@ def _symptom(found: CheaperOperator) -> str:
         return f"interpolates {found.size:,} channels to {shape}, of which a convolution then makes {found.better:,}"
     if found.kind == "sort":
         return f"sorts {found.size:,} elements in each row of {shape}, of which at most {found.better:,} are read"
+    if found.kind == "order":
+        return (
+            f"multiplies three matrices by way of one of {shape}, with {found.size / found.better:.3g} times as many "
+            "multiplications as in the other order"
+        )
+    if found.kind == "diagonal":
+        return f"computes products of {shape}, of which only the diagonal is read"
     return "adds the squares of parameters to the loss"

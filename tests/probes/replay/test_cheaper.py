@@ -303,3 +303,88 @@ def test_all_kinds_can_be_replayed(step):
     (replayed,) = probe.record().results
     assert replayed.n_operators >= 1
     assert replayed.speedup is not None or replayed.is_negligible, replayed.reason
+
+
+users, items = nn.Parameter(torch.rand(96, 16)), nn.Parameter(torch.rand(96, 16))
+a, b, c = (nn.Parameter(torch.rand(shape)) for shape in ((6, 64, 4), (6, 4, 64), (6, 64, 4)))
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes"),
+    [
+        (lambda: a @ b @ c, [(4, 64), (64, 4), (64, 4), (4, 4)]),
+        (lambda: torch.einsum("nij,njk,nkl->nil", a, b, c), [(4, 64), (64, 4), (64, 4), (4, 4)]),
+        (lambda: (a @ b).mT @ c, [(4, 64), (64, 4), (64, 4), (4, 4)]),
+        (lambda: c.mT @ (a @ b), [(4, 64), (64, 4), (4, 4), (4, 64)]),
+        (lambda: a[0] @ b[0] @ c[0], [(4, 64), (64, 4), (64, 4), (4, 4)]),
+    ],
+)
+def test_matrices_are_multiplied_in_the_order_that_costs_less(step, shapes):
+    log, found = log_of(lambda: step().sum().backward())
+    assert (found.kind, found.n_operators, found.shape[-2:]) == ("order", 1, (64, 64))
+    assert found.size / found.better == 16
+    assert found.site.startswith("test_cheaper.py:")
+    (work,) = cheaper(log)
+    specs = [spec for _, pair, _ in work.treated for spec in pair]
+    assert [spec.shape[-2:] for spec in specs] == shapes
+    assert all(spec.needs_grad for spec in specs)
+    first, second, third, fourth = (torch.empty_strided(spec.shape, spec.stride) for spec in specs)
+    assert (first @ second).shape in (third.shape, fourth.shape)
+    assert (third @ fourth).numel() == step().numel()
+
+
+def used_twice():
+    scores = a @ b
+    return (scores @ c).sum() + scores.mean()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: a @ (b @ c),
+        used_twice,
+        lambda: (a @ b).softmax(-1) @ c,
+        lambda: (a @ b)[..., :32] @ c[:, :32],
+        lambda: users[:64, :8] @ torch.rand(8, 8) @ torch.rand(8, 8),  # the other order takes 9/16 of it
+    ],
+)
+def test_products_in_the_better_order_or_needed_as_they_are_stay(step):
+    assert log_of(lambda: step().sum().backward())[1] is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: torch.diag(users @ items.T),
+        lambda: (users @ items.T).diagonal(),
+        lambda: torch.trace(users @ items.T),
+        lambda: (c @ c.mT).diagonal(dim1=1, dim2=2),
+    ],
+)
+def test_a_product_read_along_the_diagonal_is_replayed_element_by_element(step):
+    log, found = log_of(lambda: step().sum().backward())
+    assert (found.kind, found.n_operators) == ("diagonal", 1)
+    assert found.size == found.shape[-1]
+    ((_, (product, pair, _), (diagonal, same, _)),) = [(0, *work.as_is, *work.treated) for work in cheaper(log)]
+    assert pair == same
+    one, other = torch.rand(5, 3), torch.rand(3, 5)
+    torch.testing.assert_close(diagonal(one, other), product(one, other).diagonal())
+
+
+def contrasted():
+    scores = users @ items.T
+    return scores.logsumexp(1).sum() - scores.diag().sum()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        contrasted,
+        lambda: (users @ items.T).diagonal(1),
+        lambda: torch.diag(users @ items.T, -1),
+        lambda: (users @ items.T)[0],
+        lambda: users @ items.T,
+    ],
+)
+def test_products_read_elsewhere_are_left_alone(step):
+    assert log_of(lambda: step().sum().backward())[1] is None
