@@ -157,17 +157,33 @@ class _Mallinfo2(ctypes.Structure):
     ]  # fmt: skip
 
 
-def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int] | None, str]:
-    """Return a function that reads the bytes in use of this process's C heap, including host tensors.
+class CHeap:
+    """This process's C heap, including host tensors.
 
-    Resident memory does not grow while a leak fills free blocks of the heap; bytes in use grow from the first byte.
-    glibc sums ``uordblks`` over all arenas; blocks with their own mapping are in ``hblkhd`` (mallinfo(3)). A reading
-    takes up to tens of milliseconds if there are hundreds of thousands of free blocks, so callers limit readings by
-    their cost. ``find`` replaces the lookup in tests.
+    Resident memory also counts free blocks of the heap: it grows while they do, and not while a leak fills them. A
+    reading takes up to tens of milliseconds if there are hundreds of thousands of free blocks, so callers limit
+    readings by their cost.
 
-    Returns:
-        The function, or None with the reason: no ``mallinfo2`` (glibc before 2.33, musl, macOS, Windows), or another
-            allocator in malloc's place (jemalloc, mimalloc).
+    Attributes:
+        free_bytes: Bytes of free blocks at the last reading; 0 before.
+    """
+
+    def __init__(self, mallinfo2: Callable[[], Any]) -> None:
+        self.free_bytes = 0
+        self._mallinfo2 = mallinfo2
+
+    def read(self) -> int:
+        """Return the bytes in use: ``uordblks`` of all arenas, and ``hblkhd`` with a mapping each (mallinfo(3))."""
+        info = self._mallinfo2()
+        self.free_bytes = int(info.fordblks)
+        return int(info.uordblks + info.hblkhd)
+
+
+def c_heap(find: Callable[[], Any] | None = None) -> tuple[CHeap | None, str]:
+    """Return the C heap, or None with the reason.
+
+    There is no ``mallinfo2`` before glibc 2.33, nor in musl, macOS, Windows; or another allocator replaces malloc
+    (jemalloc, mimalloc). ``find`` replaces the lookup in tests.
     """
     try:
         # PyDLL keeps the GIL: releasing and acquiring it would take longer than the call.
@@ -175,16 +191,12 @@ def heap_in_use(find: Callable[[], Any] | None = None) -> tuple[Callable[[], int
         mallinfo2.argtypes, mallinfo2.restype = [], _Mallinfo2
     except (AttributeError, OSError, TypeError):  # TypeError: Windows has no process to look into
         return None, "the C library does not report bytes in use on its heap (mallinfo2, glibc 2.33 and later)"
-
-    def read() -> int:
-        info = mallinfo2()
-        return int(info.uordblks + info.hblkhd)
-
-    before = read()
+    heap = CHeap(mallinfo2)
+    before = heap.read()
     with plain.without_overrides(), _disable_current_modes():
         block = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device="cpu")
-    risen = read() - before
+    risen = heap.read() - before
     del block
     if risen < _PROBE_BYTES // 2:
         return None, "tensors are not on the C library's heap: another allocator replaces it"
-    return read, ""
+    return heap, ""

@@ -20,7 +20,7 @@ from .breakdown import ModelMemory, gradients_by_module, headroom_of, modules_he
 from .compiler import is_any_compiled
 from .growth import HEAP, WORKERS, GrowthWatch
 from .heap_diff import containers_of, roots_of
-from .host_memory import ResidentMemory, WorkerMemory, heap_in_use, peak_rss_bytes, read_host_memory, with_highest
+from .host_memory import ResidentMemory, WorkerMemory, c_heap, peak_rss_bytes, read_host_memory, with_highest
 from .phase_memory import Allocator, PhaseReadings, allocator_of
 from .saved_tensors import SavedTensors
 
@@ -65,12 +65,13 @@ class MemoryProbe(Probe):
                 self._history._record_memory_history(enabled="all", stacks="python", max_entries=MAX_ENTRIES)
         self._own = ResidentMemory(os.getpid())
         self._workers = WorkerMemory()
-        readers: dict[str, Callable[[], int | None]] = {"host": self._own.read, WORKERS: self._workers.read}
-        read_heap, reason = heap_in_use()
-        if read_heap is None:
+        readers: dict[str, Callable[[], int | None]] = {}
+        self._heap, reason = c_heap()
+        if self._heap is None:
             self.missing["memory.growth.heap"] = reason
         else:
-            readers[HEAP] = read_heap
+            readers[HEAP] = self._heap.read
+        readers |= {"host": self._read_host, WORKERS: self._workers.read}  # the host's after the heap's
         if (device_allocator := self._allocator) is not None:
             readers[device_allocator.device] = lambda: device_allocator.read().allocated
         self._growth = GrowthWatch(readers, self._roots, self._now_ns, self._call_excluded)
@@ -106,6 +107,11 @@ class MemoryProbe(Probe):
             begin = self._now_ns()
             self._guarded(self._sample_ends)
             self.step_cost_ns += self._now_ns() - begin
+
+    def _read_host(self) -> int | None:
+        """Return resident bytes without the heap's free blocks, which come and go with other programs' timing."""
+        resident = self._own.read()
+        return resident if resident is None or self._heap is None else resident - self._heap.free_bytes
 
     def _observe(self, step: int, batch: Any) -> None:
         if step >= self._growth.next_step:

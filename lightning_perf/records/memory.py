@@ -180,8 +180,8 @@ class Growth(Record, frozen=True, kw_only=True):
     """The trend of memory at the same point of the step.
 
     Attributes:
-        where: ``"host"`` (resident memory of this process), ``"heap"`` (memory allocated from its C heap),
-            ``"workers"`` (mean resident memory), or the device.
+        where: ``"host"`` (resident memory of this process without the heap's free blocks), ``"heap"`` (memory
+            allocated from its C heap), ``"workers"`` (mean resident memory), or the device.
         level_bytes: The last reading.
         bytes_per_step: Median of all pairwise slopes (Theil–Sen).
         low_bytes_per_step: Lower end of its 95 % interval, widened for autocorrelated readings.

@@ -10,8 +10,8 @@ from .rule import Skip, required
 from .thresholds import DEFAULT_PREFETCH, LEAK_MIN_STEPS, NEAR_CAPACITY_FRACTION, UNNAMED_MIN_RISE_BYTES
 
 HOST_PLACES = ("host", "heap")
-"""Two measures of host memory: resident memory, and memory allocated from the C heap. A leak that fills free blocks of
-the heap shows only in the second; other memory (small Python objects, mappings) only in the first."""
+"""Two measures of host memory: resident memory without the heap's free blocks, and memory allocated from the C heap,
+which does not contain small Python objects and mappings."""
 
 
 def device_memory_of(session: Session) -> DeviceMemory:

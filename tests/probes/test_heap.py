@@ -13,21 +13,21 @@ import torch
 
 from lightning_perf.probes import growth
 from lightning_perf.probes.growth import FREE_NS, GrowthWatch
-from lightning_perf.probes.host_memory import _Mallinfo2, heap_in_use
+from lightning_perf.probes.host_memory import _Mallinfo2, c_heap
 
-has_mallinfo2 = pytest.mark.skipif(heap_in_use()[0] is None, reason="the C library does not tell")
+has_mallinfo2 = pytest.mark.skipif(c_heap()[0] is None, reason="the C library does not tell")
 
 
 @has_mallinfo2
 @pytest.mark.parametrize("n_bytes", [50_000, 64 * 2**20])
 def test_heap_in_use_rises_by_what_is_allocated_and_falls_when_it_is_freed(n_bytes: int) -> None:
-    read, reason = heap_in_use()
-    assert read is not None
+    heap, reason = c_heap()
+    assert heap is not None
     assert reason == ""
     gc.collect()
     gc.disable()  # what earlier tests left may go in the middle of it
     try:
-        assert_follows(read, n_bytes)
+        assert_follows(heap.read, n_bytes)
     finally:
         gc.enable()
 
@@ -52,14 +52,15 @@ class Function:
 
 
 def test_blocks_with_a_mapping_of_their_own_count_along() -> None:
-    read, _ = heap_in_use(lambda: Function((10, 5), (2**20 + 10, 5), (7, 2**40)))
-    assert read is not None
-    assert read() == 2**40 + 7
+    heap, _ = c_heap(lambda: Function((10, 5), (2**20 + 10, 5), (7, 2**40)))
+    assert heap is not None
+    assert heap.read() == 2**40 + 7
+    assert heap.free_bytes == 10**9
 
 
 def test_heap_is_not_read_when_tensors_are_not_on_it() -> None:
-    read, reason = heap_in_use(lambda: Function((123_456, 0)))
-    assert read is None
+    heap, reason = c_heap(lambda: Function((123_456, 0)))
+    assert heap is None
     assert "another allocator" in reason
 
 
@@ -68,8 +69,8 @@ def test_heap_is_not_read_when_the_c_library_does_not_report_it(error: Exception
     def find() -> Any:
         raise error
 
-    read, reason = heap_in_use(find)
-    assert read is None
+    heap, reason = c_heap(find)
+    assert heap is None
     assert "mallinfo2" in reason
 
 

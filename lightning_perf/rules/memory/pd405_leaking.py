@@ -19,8 +19,6 @@ def check(session: Session) -> Finding | None:
             raise Skip(session.missing.get("memory", "memory was not measured for long enough"))
         return None
     worst = max(leaks, key=lambda g: g.bytes_per_step, default=None)
-    is_hidden = worst is not None and worst.where == "heap" and not any(g.where == "host" for g in leaks)
-    is_hidden = is_hidden and any(g.where == "host" for g in trends)
     suspects = (worst.suspects if worst is not None else ()) or tuple(held)
     n_compiles = session.compiler.n_after_warmup if session.compiler is not None else 0
     # Compiled code takes memory too.
@@ -28,7 +26,7 @@ def check(session: Session) -> Finding | None:
     return make_finding(
         # Running out of memory is worse than a slow run, but only high if the cause is known.
         severity="high" if worst is not None and suspects else "medium" if is_unexplained else "low",
-        summary=_summary(worst, suspects, is_hidden),
+        summary=_summary(worst, suspects),
         evidence=(
             *(growth_evidence(worst) if worst is not None else ()),
             fact("compilations meanwhile", n_compiles, "count", MIN_RECOMPILES) if n_compiles else None,
@@ -39,7 +37,7 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _summary(growth: Growth | None, suspects: tuple[Suspect, ...], is_hidden: bool) -> str:
+def _summary(growth: Growth | None, suspects: tuple[Suspect, ...]) -> str:
     first = suspects[0] if suspects else None
     if growth is None:
         assert first is not None
@@ -47,10 +45,9 @@ def _summary(growth: Growth | None, suspects: tuple[Suspect, ...], is_hidden: bo
         return f"{first.name} {grows} in every step. {_what(first)}."
     place = "Host memory" if growth.where in HOST_PLACES else f"Allocated memory on {growth.where}"
     text = f"{place} grows by {size_text(growth.bytes_per_step)} per step"
-    hidden = " Resident memory does not show it while the heap has free blocks." if is_hidden else ""
     if first is None:
-        return f"{text}. No container of tensors that grows with it was found.{hidden}"
-    return f"{text}, and {first.name} grows with it. {_what(first)}.{hidden}"
+        return f"{text}. No container of tensors that grows with it was found."
+    return f"{text}, and {first.name} grows with it. {_what(first)}."
 
 
 def _what(suspect: Suspect) -> str:
