@@ -88,21 +88,20 @@ class _Unowned:
 
     Attributes:
         seen: Its gradient after the last backward pass.
-        version: How often the parameter was written in place, when it was found.
         n_computed: Backward passes that have changed its gradient.
     """
 
     parameter: torch.Tensor
     seen: tuple[int, int] | None
-    version: int
     n_computed: int = 0
 
 
 class _UnusedGradients:
     """Watches the gradients of parameters that no optimizer has, from the first step of an optimizer on.
 
-    A parameter is left out once its gradient has changed between two backward passes, or if it was changed itself: then
-    code of the user's applies and clears the gradient.
+    A parameter is left out once its gradient has changed between two backward passes: then code of the user's clears
+    the gradient, which it may have applied. Changes of the parameter alone are no use of it: averages of weights are
+    written in place, too.
     """
 
     def __init__(self) -> None:
@@ -120,7 +119,7 @@ class _UnusedGradients:
         if self._watched is None:
             self._first_batch = n_batches
             self._watched = {
-                name: _Unowned(one, _identity(one), plain.field(one, "_version"))
+                name: _Unowned(one, _identity(one))
                 for name, one in unowned_parameters(module, optimizers)
                 if one.requires_grad and plain.gradient_of(one) is not None
             }
@@ -141,9 +140,7 @@ class _UnusedGradients:
         unused = {
             name: math.prod(plain.field(one.parameter, "shape"))
             for name, one in found.items()
-            if name in unowned
-            and one.n_computed >= _MIN_BATCHES
-            and plain.field(one.parameter, "_version") == one.version
+            if name in unowned and one.n_computed >= _MIN_BATCHES
         }
         trained = {name for name, _ in named_parameters(module)} - unowned.keys() if unused else set()
         sizes: Counter[str] = Counter()

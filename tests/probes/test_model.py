@@ -211,11 +211,18 @@ def backbone_and_head() -> nn.Module:
     return nn.ModuleDict({"net": nn.ModuleDict({"backbone": nn.Linear(3, 3), "head": nn.Linear(3, 1)})})
 
 
+def average(backbone: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.lerp_(torch.ones_like(parameter), 0.1)
+
+
 def apply_by_hand(backbone: nn.Module) -> None:
     with torch.no_grad():
         for parameter in backbone.parameters():
             if parameter.grad is not None:
                 parameter -= 0.1 * parameter.grad
+                parameter.grad.zero_()
 
 
 @pytest.mark.parametrize(
@@ -223,10 +230,11 @@ def apply_by_hand(backbone: nn.Module) -> None:
     [
         (lambda backbone, step: None, (2, 12, "net.backbone", 12)),
         (lambda backbone, step: backbone.zero_grad() if step % 4 == 3 else None, (0, 0, "", 0)),
+        (lambda backbone, step: average(backbone), (2, 12, "net.backbone", 12)),
         (lambda backbone, step: apply_by_hand(backbone), (0, 0, "", 0)),
         (lambda backbone, step: backbone.requires_grad_(step < 3), (0, 0, "", 0)),
     ],
-    ids=["forgotten", "cleared", "applied", "frozen later"],
+    ids=["forgotten", "cleared", "averaged", "applied", "frozen later"],
 )
 def test_watch_finds_gradients_that_no_optimizer_has_unless_they_are_used(
     each_step: Callable[[nn.Module, int], object], unused: tuple[int, int, str, int]
