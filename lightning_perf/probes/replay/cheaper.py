@@ -122,7 +122,7 @@ def _convolutions(log: CallLog) -> Iterator[_Found]:
         if bound is not None:
             n_taps = plain[1].shape[-1]
             bias = () if call.named["bias"] is None else (call.named["bias"],)
-            function = partial(_convolved_by_transforms, call.named["padding"][0])
+            function = partial(_convolved_by_transforms, call.named["padding"][0], call.named["groups"])
             by_transforms: Bound = function, (*plain, *bias), {}
             yield _Found("convolution", Work((call,), (bound,), (by_transforms,)), call.site, plain[0].shape, n_taps)
 
@@ -130,7 +130,7 @@ def _convolutions(log: CallLog) -> Iterator[_Found]:
 def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec] | None:
     """Return input and kernel of a convolution over so many dimensions; None if it is another, or skips elements."""
     named = call.named if call.name == "aten::convolution" else {}
-    if not named or named["transposed"] or {*named["stride"], *named["dilation"], named["groups"]} != {1}:
+    if not named or named["transposed"] or {*named["stride"], *named["dilation"]} != {1}:
         return None
     specs = named["input"], named["weight"]
     if any(not isinstance(spec, TensorSpec) or spec.dtype not in (torch.float32, torch.float64) for spec in specs):
@@ -138,13 +138,15 @@ def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec]
     return specs if len(call.specs) >= 2 and all(len(spec.shape) == n_dims + 2 for spec in specs) else None
 
 
-def _convolved_by_transforms(padding: int, signals: Tensor, kernels: Tensor, *bias: Tensor) -> Tensor:
+def _convolved_by_transforms(padding: int, groups: int, signals: Tensor, kernels: Tensor, *bias: Tensor) -> Tensor:
     """Return what ``conv1d`` does, by Fourier transforms."""
     signals = torch.nn.functional.pad(signals, (padding, padding)) if padding else signals
     n_lags = signals.shape[-1] - kernels.shape[-1] + 1
     n = next_fast_len(signals.shape[-1] + kernels.shape[-1] - 1, real=True)
-    product = torch.einsum("bif,oif->bof", torch.fft.rfft(signals, n), torch.fft.rfft(kernels, n).conj())
-    correlations: Tensor = torch.fft.irfft(product, n)[..., :n_lags]
+    spectra = torch.fft.rfft(signals, n).unflatten(1, (groups, -1))
+    filters = torch.fft.rfft(kernels, n).unflatten(0, (groups, -1)).conj()
+    product = torch.einsum("bgif,goif->bgof", spectra, filters)
+    correlations: Tensor = torch.fft.irfft(product, n)[..., :n_lags].flatten(1, 2)
     return correlations + bias[0][:, None] if bias else correlations
 
 
@@ -161,7 +163,7 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
         pixels, kernel = plain
         small: TensorSpec = source.named["self"]
         bounds = [function_of(each) for each in (source, call)]
-        is_pointwise = {*kernel.shape[2:]} == {1} and not any(call.named["padding"])
+        is_pointwise = {*kernel.shape[2:], call.named["groups"]} == {1} and not any(call.named["padding"])
         if None in bounds or not is_pointwise or kernel.shape[0] >= kernel.shape[1]:
             continue
         as_is = tuple(bound for bound in bounds if bound is not None)

@@ -18,6 +18,7 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
         "x = F.pad(signal, (padding, padding))\n"
         "n = scipy.fft.next_fast_len(x.shape[-1] + kernel.shape[-1] - 1, real=True)\n"
         'product = torch.einsum("bif,oif->bof", torch.fft.rfft(x, n), torch.fft.rfft(kernel, n).conj())\n'
+        "# of a kernel for each channel: torch.fft.rfft(x, n) * torch.fft.rfft(kernel[:, 0], n).conj()\n"
         "convolved = torch.fft.irfft(product, n)[..., : x.shape[-1] - kernel.shape[-1] + 1] + bias[:, None]",
     ),
     "interpolation": (

@@ -137,6 +137,15 @@ def test_transforms_have_the_padding_and_the_bias_of_a_convolution():
     torch.testing.assert_close(transforms(x, weight, bias), nn.functional.conv1d(x, weight, bias, padding=50))
 
 
+@pytest.mark.parametrize(("n_in", "n_out", "groups"), [(4, 4, 4), (6, 4, 2)])
+def test_transforms_keep_groups_of_channels_apart(n_in, n_out, groups):
+    x, weight = torch.rand(2, n_in, 300), torch.rand(n_out, n_in // groups, 100)
+    log, found = log_of(lambda: nn.functional.conv1d(x, weight, groups=groups).sum())
+    assert found.kind == "convolution"
+    ((transforms, _, _),) = cheaper(log)[0].treated
+    torch.testing.assert_close(transforms(x, weight), nn.functional.conv1d(x, weight, groups=groups))
+
+
 @pytest.mark.parametrize("more", [{"taps": 63}, {"stride": 2}, {"dilation": 2}, {"groups": 1, "taps": 9}])
 def test_other_convolutions_are_left_alone(more):
     assert log_of(lambda: long_convolution(**more))[1] is None
@@ -144,7 +153,7 @@ def test_other_convolutions_are_left_alone(more):
 
 def enlarged(n_classes=4, kernel=1, is_used=False, n_channels=16, **more):
     pixels = nn.functional.interpolate(maps := nn.Parameter(torch.rand(2, 16, 8, 8)), size=(32, 32), mode="bilinear")
-    weight = torch.rand(n_classes, n_channels, kernel, kernel)
+    weight = torch.rand(n_classes, n_channels // more.get("groups", 1), kernel, kernel)
     loss = nn.functional.conv2d(pixels[:, :n_channels], weight, torch.rand(n_classes), **more).sum()
     (loss + pixels.mean() if is_used else loss).backward()
     return maps.grad.sum()
@@ -187,7 +196,7 @@ def test_a_penalty_is_found_where_operators_are_not_timed():
 
 
 @pytest.mark.parametrize(
-    "more", [{"n_classes": 16}, {"kernel": 3}, {"padding": 1}, {"is_used": True}, {"n_channels": 8}]
+    "more", [{"n_classes": 16}, {"kernel": 3}, {"padding": 1}, {"is_used": True}, {"n_channels": 8}, {"groups": 2}]
 )
 def test_interpolations_that_are_needed_are_left_alone(more):
     assert log_of(lambda: enlarged(**more))[1] is None
