@@ -9,6 +9,7 @@ fix:
   : "        self.log_dict(norms)"
 half: score
 """
+
 import tempfile
 
 import lightning as L
@@ -44,7 +45,8 @@ def to_dataset(table):
     num = np.log1p(num.clip(lower=0))
     num = ((num - num.mean()) / num.std()).to_numpy(dtype=np.float32)
     cat = table[list(CARDINALITIES)].to_numpy(dtype=np.int64, copy=True)
-    return TensorDataset(torch.from_numpy(num), torch.from_numpy(cat), torch.from_numpy(table.label.to_numpy(copy=True)))
+    label = table.label.to_numpy(copy=True)
+    return TensorDataset(torch.from_numpy(num), torch.from_numpy(cat), torch.from_numpy(label))
 
 
 def batches(dataset, size, shuffle):
@@ -57,13 +59,14 @@ class FTTransformer(nn.Module):
         super().__init__()
         self.num_weight = nn.Parameter(torch.randn(n_num, dim) * 0.1)
         self.num_bias = nn.Parameter(torch.zeros(n_num, dim))
-        offsets = torch.tensor([0] + cardinalities[:-1]).cumsum(0)
+        offsets = torch.tensor([0, *cardinalities[:-1]]).cumsum(0)
         self.register_buffer("offsets", offsets)
         self.cat = nn.Embedding(sum(cardinalities), dim)
         self.cls = nn.Parameter(torch.randn(1, 1, dim) * 0.1)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(dim, heads, 2 * dim, 0.1, "gelu", batch_first=True, norm_first=True)
-            for _ in range(depth))
+            for _ in range(depth)
+        )
         self.head = nn.Sequential(nn.LayerNorm(dim), nn.ReLU(), nn.Linear(dim, 2))
 
     def forward(self, num, cat):
@@ -93,8 +96,10 @@ class IncomeClassifier(L.LightningModule):
     def validation_step(self, batch, batch_idx):
         num, cat, label = batch
         logits = self.backbone(num, cat)
-        self.log_dict({"val_loss": F.cross_entropy(logits, label),
-                       "val_acc": (logits.argmax(-1) == label).float().mean()}, prog_bar=True)
+        self.log_dict(
+            {"val_loss": F.cross_entropy(logits, label), "val_acc": (logits.argmax(-1) == label).float().mean()},
+            prog_bar=True,
+        )
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=self.hparams.lr, weight_decay=1e-5)
@@ -104,8 +109,13 @@ def main():
     L.seed_everything(13)
     train, val = to_dataset(make_table(14_000, seed=0)), to_dataset(make_table(2_000, seed=1))
     with tempfile.TemporaryDirectory() as root:
-        trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=CSVLogger(root), enable_checkpointing=False,
-                            enable_model_summary=False)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            max_epochs=3,
+            logger=CSVLogger(root),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+        )
         trainer.fit(IncomeClassifier(), batches(train, 96, True), batches(val, 500, False))
         print("val acc", float(trainer.callback_metrics["val_acc"]))
 

@@ -1,5 +1,5 @@
 """BYOL pretraining of a 1D convolutional encoder on synthetic wearable accelerometer windows.
-The target (momentum) branch runs inside the autograd graph, so backward goes through it too and its gradients are never used.
+The target branch runs inside the autograd graph, so backward goes through it too and its gradients are never used.
 ---
 expect: PD323
 fix:
@@ -9,6 +9,7 @@ fix:
                 t1, t2 = self.target(v1), self.target(v2)
 half: score
 """
+
 import copy
 import math
 
@@ -62,8 +63,11 @@ class BYOL(L.LightningModule):
     def __init__(self, width=32, momentum=0.99):
         super().__init__()
         encoder = nn.Sequential(
-            ResUnit(3, width, 2), ResUnit(width, 2 * width, 2), ResUnit(2 * width, 4 * width, 2),
-            nn.AdaptiveAvgPool1d(1), nn.Flatten(),
+            ResUnit(3, width, 2),
+            ResUnit(width, 2 * width, 2),
+            ResUnit(2 * width, 4 * width, 2),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
         )
         self.online = nn.Sequential(encoder, mlp(4 * width, 256, 64))
         self.predictor = mlp(64, 256, 64)
@@ -96,6 +100,12 @@ if __name__ == "__main__":
     L.seed_everything(21)
     data = TensorDataset(*make_windows(4096))
     loader = DataLoader(data, sampler=BatchSampler(RandomSampler(data), 64, drop_last=True), batch_size=None)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(BYOL(), loader)

@@ -7,6 +7,7 @@ fix:
   : "        self.train_auroc.update(logits, marks)"
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -50,9 +51,18 @@ class ChromatinCNN(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.features = nn.Sequential(
-            nn.Conv1d(4, width, 11, padding=5), nn.ReLU(), nn.MaxPool1d(4), nn.BatchNorm1d(width),
-            nn.Conv1d(width, 2 * width, 7, padding=3), nn.ReLU(), nn.MaxPool1d(4), nn.BatchNorm1d(2 * width),
-            nn.Conv1d(2 * width, 3 * width, 5, padding=2), nn.ReLU(), nn.AdaptiveMaxPool1d(4), nn.Flatten(),
+            nn.Conv1d(4, width, 11, padding=5),
+            nn.ReLU(),
+            nn.MaxPool1d(4),
+            nn.BatchNorm1d(width),
+            nn.Conv1d(width, 2 * width, 7, padding=3),
+            nn.ReLU(),
+            nn.MaxPool1d(4),
+            nn.BatchNorm1d(2 * width),
+            nn.Conv1d(2 * width, 3 * width, 5, padding=2),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool1d(4),
+            nn.Flatten(),
         )
         self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(12 * width, 256), nn.ReLU(), nn.Linear(256, N_MARKS))
         self.train_auroc = MultilabelAUROC(N_MARKS)
@@ -91,8 +101,9 @@ def main():
     L.seed_everything(17)
     train = ChromatinDataset(*simulate_genome(4800, seed=1))
     val = ChromatinDataset(*simulate_genome(640, seed=2))
-    trainer = L.Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False,
-                        enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_model_summary=False
+    )
     trainer.fit(ChromatinCNN(), DataLoader(train, batch_size=64, shuffle=True), DataLoader(val, batch_size=128))
     print({k: round(float(v), 4) for k, v in trainer.callback_metrics.items()})
 

@@ -9,6 +9,7 @@ fix:
                 self.log_dict(grad_norm(self, norm_type=2))
 half: score
 """
+
 import math
 
 import lightning as L
@@ -108,6 +109,13 @@ if __name__ == "__main__":
     L.seed_everything(2)
     data = TensorDataset(make_glyphs(2880))
     loader = DataLoader(data, sampler=BatchSampler(RandomSampler(data), 16, drop_last=True), batch_size=None)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=2, gradient_clip_val=1.0, logger=CSVLogger("logs"),
-                        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        gradient_clip_val=1.0,
+        logger=CSVLogger("logs"),
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(DDPM(), loader)

@@ -9,6 +9,9 @@ fix:
   : "        wet = torch.fft.irfft(torch.fft.rfft(wave, n) * torch.fft.rfft(rir, n), n)[:, : wave.shape[-1]]"
 half: score
 """
+
+import itertools
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -25,7 +28,7 @@ def synth_keywords(n, generator):
     f0 = 180.0 + 90.0 * labels[:, None] + 15 * torch.randn(n, 1, generator=generator)
     sweep = (labels[:, None] % 4 - 1.5) * 200
     onset = 0.3 * torch.rand(n, 1, generator=generator)
-    envelope = torch.exp(-((t - onset - 0.3) / 0.15) ** 2)
+    envelope = torch.exp(-(((t - onset - 0.3) / 0.15) ** 2))
     wave = envelope * torch.sin(2 * torch.pi * (f0 * t + sweep * t**2))
     return wave + 0.05 * torch.randn(n, CLIP, generator=generator), labels
 
@@ -60,7 +63,7 @@ class KeywordNet(L.LightningModule):
         self.register_buffer("window", torch.hann_window(256), persistent=False)
         widths = [129, channels, channels, 2 * channels, 2 * channels]
         layers = []
-        for i, (a, b) in enumerate(zip(widths, widths[1:])):
+        for i, (a, b) in enumerate(itertools.pairwise(widths)):
             layers += [nn.Conv1d(a, b, 5, stride=1 + i % 2, padding=2, bias=False), nn.BatchNorm1d(b), nn.ReLU()]
         self.net = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
         self.val_acc = torchmetrics.classification.MulticlassAccuracy(CLASSES)
@@ -89,8 +92,9 @@ def main():
     g = torch.Generator().manual_seed(3)
     train = TensorDataset(*synth_keywords(3200, g))
     val = TensorDataset(*synth_keywords(320, g))
-    trainer = L.Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False,
-                        enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_model_summary=False
+    )
     trainer.fit(KeywordNet(), DataLoader(train, batch_size=32, shuffle=True), DataLoader(val, batch_size=64))
     print("val acc", float(trainer.callback_metrics["val_acc"]))
 

@@ -1,5 +1,6 @@
 """Global day-ahead forecaster for 120,000 electricity meters, with one learned embedding per meter.
-The embedding table has dense gradients, so each step zero-fills, and Adagrad then updates, all rows though the batch touches 256.
+The embedding table has dense gradients, so each step fills all rows with zeros, and Adagrad then updates all of them,
+though the batch touches 256.
 ---
 expect: PD322
 fix:
@@ -7,6 +8,7 @@ fix:
   : "self.meter = nn.Embedding(n_meters, dim, sparse=True)"
 half: score
 """
+
 import lightning as L
 import numpy as np
 import torch
@@ -24,7 +26,8 @@ class MeterWindows(Dataset):
         self.meter = rng.integers(0, N_METERS, windows)
         start = rng.integers(0, 8760, windows)
         meta = np.random.default_rng(99)
-        level, phase, weekly = meta.gamma(2.0, 0.5, N_METERS), meta.uniform(0, 24, N_METERS), meta.uniform(0, 0.5, N_METERS)
+        level, phase = meta.gamma(2.0, 0.5, N_METERS), meta.uniform(0, 24, N_METERS)
+        weekly = meta.uniform(0, 0.5, N_METERS)
         hours = start[:, None] + np.arange(CONTEXT + HORIZON)
         m = self.meter[:, None]
         load = 1 + 0.6 * np.sin(2 * np.pi * (hours - phase[m]) / 24) + weekly[m] * (hours // 24 % 7 >= 5)
@@ -52,7 +55,12 @@ class Block(nn.Module):
     def __init__(self, cond, width):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(CONTEXT + cond, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+            nn.Linear(CONTEXT + cond, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
         )
         self.backcast, self.forecast = nn.Linear(width, CONTEXT), nn.Linear(width, HORIZON)
 
@@ -95,6 +103,12 @@ if __name__ == "__main__":
     L.seed_everything(5)
     train = batches(MeterWindows(51_200, seed=1), shuffle=True)
     val = batches(MeterWindows(4_000, seed=2), shuffle=False)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(MeterForecaster(), train, val)

@@ -5,10 +5,11 @@ expect: PD325
 fix:
   ? "        logits = self.decoder(self.transform(hidden))  # costs time"
   : "        logits = self.decoder(self.transform(hidden[labels != -100]))"
-  ? "        loss = F.cross_entropy(logits.view(-1, self.vocab), labels.view(-1), ignore_index=-100)  # costs time"
-  : "        loss = F.cross_entropy(logits, labels[labels != -100])"
+  ? "        return F.cross_entropy(logits.view(-1, self.vocab), labels.view(-1), ignore_index=-100)  # costs time"
+  : "        return F.cross_entropy(logits, labels[labels != -100])"
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -86,8 +87,7 @@ class MaskedLM(L.LightningModule):
     def forward(self, inputs, labels):
         hidden = self.blocks(self.tok(inputs) + self.pos)
         logits = self.decoder(self.transform(hidden))  # costs time
-        loss = F.cross_entropy(logits.view(-1, self.vocab), labels.view(-1), ignore_index=-100)  # costs time
-        return loss
+        return F.cross_entropy(logits.view(-1, self.vocab), labels.view(-1), ignore_index=-100)  # costs time
 
     def training_step(self, batch, batch_idx):
         loss = self(*batch)
@@ -102,10 +102,17 @@ class MaskedLM(L.LightningModule):
 
 def main():
     L.seed_everything(1)
-    loader = DataLoader(Corpus(synth_corpus(640, seed=1)), batch_size=8, shuffle=True, drop_last=True,
-                        collate_fn=MaskingCollator())
-    trainer = L.Trainer(accelerator="cpu", max_epochs=2, gradient_clip_val=1.0, logger=False,
-                        enable_checkpointing=False, enable_model_summary=False)
+    loader = DataLoader(
+        Corpus(synth_corpus(640, seed=1)), batch_size=8, shuffle=True, drop_last=True, collate_fn=MaskingCollator()
+    )
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
     trainer.fit(MaskedLM(), loader)
     print("final loss", float(trainer.callback_metrics["train_loss"]))
 

@@ -7,9 +7,9 @@ fix:
   : "dist = torch.baddbmm(a.square().sum(-1)[:, :, None] + b.square().sum(-1)[:, None], a, b.transpose(1, 2), alpha=-2)"
 half: score
 """
+
 import lightning as L
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
@@ -25,11 +25,17 @@ def make_shapes(n, points=384, seed=0):
     def power(x, e):
         return x.sign() * x.abs().pow(e)
 
-    xyz = torch.stack([
-        power(eta.cos(), e1) * power(omega.cos(), e2),
-        power(eta.cos(), e1) * power(omega.sin(), e2),
-        power(eta.sin(), e1),
-    ], -1) * axes
+    xyz = (
+        torch.stack(
+            [
+                power(eta.cos(), e1) * power(omega.cos(), e2),
+                power(eta.cos(), e1) * power(omega.sin(), e2),
+                power(eta.sin(), e1),
+            ],
+            -1,
+        )
+        * axes
+    )
     rotation, _ = torch.linalg.qr(torch.randn(n, 3, 3, generator=g))
     return xyz @ rotation
 
@@ -87,6 +93,12 @@ if __name__ == "__main__":
     L.seed_everything(13)
     train = batches(TensorDataset(make_shapes(960)), RandomSampler)
     val = batches(TensorDataset(make_shapes(128, seed=1)), SequentialSampler)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(PointAutoencoder(), train, val)

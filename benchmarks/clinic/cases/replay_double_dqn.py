@@ -5,8 +5,10 @@ expect: PD107
 fix:
   ? "idx = np.random.choice(self.size, batch_size, replace=False)  # costs time"
   : "idx = np.random.randint(0, self.size, batch_size)"
+also: {PD301: "most of the rest is matrix multiplication, which such a CPU does faster in bf16"}
 half: score
 """
+
 import copy
 
 import lightning as L
@@ -21,6 +23,7 @@ TORQUES = np.linspace(-2.0, 2.0, 7, dtype=np.float32)
 
 class Pendulums:
     """A batch of inverted pendulums with the dynamics of Gym's Pendulum-v1."""
+
     def __init__(self, n, rng):
         self.n, self.rng = n, rng
         self.theta = rng.uniform(-np.pi, np.pi, n).astype(np.float32)
@@ -125,6 +128,12 @@ if __name__ == "__main__":
     L.seed_everything(11)
     model = DoubleDQN()
     loader = DataLoader(ReplayDataset(model.buffer, batch_size=512, steps=400), batch_size=None)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(model, loader)

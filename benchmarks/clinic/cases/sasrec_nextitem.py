@@ -10,6 +10,7 @@ fix:
   : "        negatives = self.cdf.searchsorted(self.rng.random(self.n_neg), side='right')"
 half: score
 """
+
 import lightning as L
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ class NextItemDataset(Dataset):
         self.n_items = len(popularity)
         self.n_neg = n_neg
         # word2vec style smoothing of the unigram distribution
-        popularity = popularity ** 0.75
+        popularity = popularity**0.75
         popularity = popularity / popularity.sum()
         self.popularity = popularity
         self.rng = np.random.default_rng(seed)
@@ -86,8 +87,9 @@ def main():
     histories, popularity = simulate_histories()
     train = NextItemDataset(histories, popularity, N_NEG, seed=11)
     loader = DataLoader(train, batch_size=64, shuffle=True, drop_last=True)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False, enable_model_summary=False
+    )
     trainer.fit(SASRec(N_ITEMS), loader)
     print("final loss", float(trainer.callback_metrics["train_loss"]))
 

@@ -3,7 +3,7 @@ rebuilds the scaled Laplacian of the fixed sensor graph, eigenvalues included.
 ---
 expect: PD327
 fix:
-  ? "        self.register_buffer('adjacency', adjacency)"
+  ? '        self.register_buffer("adjacency", adjacency)'
   : "        self.register_buffer('laplacian', self.compute_laplacian(adjacency))"
   ? "    def scaled_laplacian(self):"
   : "    def compute_laplacian(self, adj):"
@@ -15,6 +15,7 @@ fix:
   : "        lambda_max = torch.linalg.eigvalsh(lap).max()"
 half: score
 """
+
 import lightning as L
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class ChebConv(nn.Module):
     def __init__(self, in_dim, out_dim, adjacency, order=3):
         super().__init__()
         self.order = order
-        self.register_buffer('adjacency', adjacency)
+        self.register_buffer("adjacency", adjacency)
         self.lin = nn.Linear(order * in_dim, out_dim)
 
     def scaled_laplacian(self):
@@ -89,7 +90,9 @@ class TrafficForecaster(L.LightningModule):
         self.conv1 = ChebConv(HISTORY, 2 * hidden, adjacency)
         self.conv2 = ChebConv(2 * hidden, 2 * hidden, adjacency)
         self.norm = nn.LayerNorm(2 * hidden)
-        self.head = nn.Sequential(nn.Linear(2 * hidden + HISTORY, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, HORIZON))
+        self.head = nn.Sequential(
+            nn.Linear(2 * hidden + HISTORY, 2 * hidden), nn.ReLU(), nn.Linear(2 * hidden, HORIZON)
+        )
 
     def forward(self, history):
         x = history.transpose(1, 2)
@@ -117,10 +120,12 @@ def main():
     adjacency = road_network(rng)
     speeds = simulate_speeds(adjacency, rng, 7 * 288)
     train, val = SpeedWindows(speeds[: 6 * 288]), SpeedWindows(speeds[6 * 288 :])
-    trainer = L.Trainer(accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False,
-                        enable_model_summary=False)
-    trainer.fit(TrafficForecaster(adjacency), DataLoader(train, batch_size=10, shuffle=True),
-                DataLoader(val, batch_size=64))
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_model_summary=False
+    )
+    trainer.fit(
+        TrafficForecaster(adjacency), DataLoader(train, batch_size=10, shuffle=True), DataLoader(val, batch_size=64)
+    )
     print("val mae", float(trainer.callback_metrics["val_mae"]))
 
 

@@ -7,10 +7,10 @@ fix:
   : "torch.from_numpy(np.concatenate(windows)).float()"
   ? "torch.from_numpy(np.concatenate(targets))"
   : "torch.from_numpy(np.concatenate(targets)).float()"
-  ? 'precision="64-true", '
-  : ''
+  precision="64-true": precision="32-true"
 half: score
 """
+
 import lightning as L
 import numpy as np
 import pandas as pd
@@ -92,10 +92,20 @@ def main():
     cut = panel.date.unique()[int(N_DAYS * 0.88)]
     train = make_dataset(panel[panel.date < cut])
     val = make_dataset(panel[panel.date >= cut])
-    trainer = L.Trainer(accelerator="cpu", precision="64-true", max_epochs=4, gradient_clip_val=1.0, logger=False,
-                        enable_checkpointing=False, enable_model_summary=False)
-    trainer.fit(VolatilityLSTM(train.tensors[0].shape[-1]), DataLoader(train, batch_size=64, shuffle=True),
-                DataLoader(val, batch_size=256))
+    trainer = L.Trainer(
+        accelerator="cpu",
+        precision="64-true",
+        max_epochs=4,
+        gradient_clip_val=1.0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(
+        VolatilityLSTM(train.tensors[0].shape[-1]),
+        DataLoader(train, batch_size=64, shuffle=True),
+        DataLoader(val, batch_size=256),
+    )
     print("val nll", float(trainer.callback_metrics["val_nll"]))
 
 

@@ -2,6 +2,9 @@
 ---
 half: score
 """
+
+import itertools
+
 import lightning as L
 import numpy as np
 import torch
@@ -10,8 +13,20 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from torchmetrics.classification import BinaryAUROC
 
-FIELDS = {"site": 300, "app": 200, "device": 60, "os": 12, "country": 50, "hour": 24, "weekday": 7, "slot": 16,
-          "advertiser": 250, "creative": 400, "category": 30, "segment": 100}
+FIELDS = {
+    "site": 300,
+    "app": 200,
+    "device": 60,
+    "os": 12,
+    "country": 50,
+    "hour": 24,
+    "weekday": 7,
+    "slot": 16,
+    "advertiser": 250,
+    "creative": 400,
+    "category": 30,
+    "segment": 100,
+}
 N_DENSE = 13
 
 
@@ -67,7 +82,7 @@ class DCN(L.LightningModule):
         width = len(FIELDS) * emb_dim + N_DENSE
         self.cross = CrossNet(width, cross_layers)
         sizes, mlp = (width, *hidden), []
-        for a, b in zip(sizes, sizes[1:]):
+        for a, b in itertools.pairwise(sizes):
             mlp += [nn.Linear(a, b), nn.ReLU(inplace=True)]
         self.deep = nn.Sequential(*mlp)
         self.head = nn.Linear(width + hidden[-1], 1)
@@ -102,8 +117,14 @@ def make_loader(dataset, batch_size, shuffle):
 def main():
     L.seed_everything(31)
     train, val = Impressions(240_000, seed=1), Impressions(20_000, seed=2)
-    trainer = L.Trainer(accelerator="cpu", max_epochs=3, precision="bf16-mixed", logger=False,
-                        enable_checkpointing=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        precision="bf16-mixed",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
     trainer.fit(DCN(), make_loader(train, 1024, True), make_loader(val, 4096, False))
     print("val auc", float(trainer.callback_metrics["val_auc"]))
 

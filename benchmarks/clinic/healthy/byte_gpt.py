@@ -2,6 +2,7 @@
 ---
 half: score
 """
+
 import random
 
 import lightning as L
@@ -12,10 +13,34 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 CONTEXT, BATCH = 128, 8
 
-SUBJECTS = "the cat|a sailor|my neighbour|the old clock|every engineer|our teacher|the river|a small bird".split("|")
-VERBS = "watches|repairs|remembers|paints|follows|forgets|describes|carries".split("|")
-OBJECTS = "a broken radio|the harbour|two letters|the garden gate|an empty train|a map of the city|the moon".split("|")
-ENDINGS = "in the morning|before the storm|without a word|again and again|as if nothing happened|slowly".split("|")
+SUBJECTS = [
+    "the cat",
+    "a sailor",
+    "my neighbour",
+    "the old clock",
+    "every engineer",
+    "our teacher",
+    "the river",
+    "a small bird",
+]
+VERBS = ["watches", "repairs", "remembers", "paints", "follows", "forgets", "describes", "carries"]
+OBJECTS = [
+    "a broken radio",
+    "the harbour",
+    "two letters",
+    "the garden gate",
+    "an empty train",
+    "a map of the city",
+    "the moon",
+]
+ENDINGS = [
+    "in the morning",
+    "before the storm",
+    "without a word",
+    "again and again",
+    "as if nothing happened",
+    "slowly",
+]
 
 
 def write_text(n_sentences, seed):
@@ -99,8 +124,14 @@ class ByteGPT(L.LightningModule):
 def main():
     L.seed_everything(42)
     train, val = TextChunks(write_text(4800, seed=0)), TextChunks(write_text(300, seed=1))
-    trainer = L.Trainer(accelerator="cpu", max_epochs=2, precision="bf16-mixed", logger=False,
-                        enable_checkpointing=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        precision="bf16-mixed",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
     trainer.fit(ByteGPT(), make_loader(train, True), make_loader(val, False))
     print("val bits per byte", float(trainer.callback_metrics["val_bits"]))
 

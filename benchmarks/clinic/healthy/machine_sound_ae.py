@@ -2,6 +2,9 @@
 ---
 half: score
 """
+
+import itertools
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -67,7 +70,7 @@ class SoundAutoencoder(L.LightningModule):
         self.save_hyperparameters()
         sizes = [FRAMES * MELS, width, width, width, bottleneck, width, width, width]
         layers = []
-        for a, b in zip(sizes, sizes[1:]):
+        for a, b in itertools.pairwise(sizes):
             layers += [nn.Linear(a, b), nn.ReLU(inplace=True)]
         self.net = nn.Sequential(*layers, nn.Linear(width, FRAMES * MELS))
 
@@ -95,10 +98,19 @@ def main():
     normal = log_mel_vectors(record_machines(4, 10, g), filters)
     faulty = log_mel_vectors(record_machines(4, 10, g, fault=True), filters)
     normal, faulty, train = ((v - mean) / std for v in (normal, faulty, train))
-    trainer = L.Trainer(accelerator="cpu", max_epochs=4, precision="bf16-mixed", logger=False,
-                        enable_checkpointing=False, enable_model_summary=False)
-    trainer.fit(SoundAutoencoder(), make_loader(train, 512, True),
-                [make_loader(normal, 1024, False), make_loader(faulty, 1024, False)])
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=4,
+        precision="bf16-mixed",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(
+        SoundAutoencoder(),
+        make_loader(train, 512, True),
+        [make_loader(normal, 1024, False), make_loader(faulty, 1024, False)],
+    )
     print({k: round(float(v), 3) for k, v in trainer.callback_metrics.items()})
 
 

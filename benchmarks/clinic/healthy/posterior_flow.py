@@ -2,6 +2,7 @@
 ---
 half: score
 """
+
 import math
 
 import lightning as L
@@ -47,7 +48,9 @@ class Coupling(nn.Module):
 class PosteriorFlow(L.LightningModule):
     def __init__(self, context=32, width=192, layers=6):
         super().__init__()
-        self.summary = nn.Sequential(nn.Linear(OBS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, context))
+        self.summary = nn.Sequential(
+            nn.Linear(OBS, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, context)
+        )
         self.layers = nn.ModuleList(Coupling(context, width, flip=bool(i % 2)) for i in range(layers))
 
     def log_prob(self, theta, x):
@@ -79,6 +82,13 @@ if __name__ == "__main__":
     L.seed_everything(17)
     train = batches(TensorDataset(*simulate(163_840, seed=1)), RandomSampler, 1024)
     val = batches(TensorDataset(*simulate(8_192, seed=2)), SequentialSampler, 2048)
-    trainer = L.Trainer(accelerator="cpu", precision="bf16-mixed", max_epochs=4, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        precision="bf16-mixed",
+        max_epochs=4,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(PosteriorFlow(), train, val)

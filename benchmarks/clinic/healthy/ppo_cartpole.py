@@ -2,6 +2,7 @@
 ---
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -97,6 +98,13 @@ if __name__ == "__main__":
     L.seed_everything(8)
     model = PPO()
     loader = DataLoader(Rollouts(model, iterations=32), batch_size=None)
-    trainer = L.Trainer(accelerator="cpu", precision="bf16-mixed", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        precision="bf16-mixed",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(model, loader)

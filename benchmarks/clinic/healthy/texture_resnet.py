@@ -1,7 +1,9 @@
-"""A small residual network that classifies synthetic textures; in-memory data, whole-batch indexing, channels-last convolutions.
+"""A small residual network that classifies synthetic textures; in-memory data, whole-batch indexing,
+channels-last convolutions.
 ---
 half: score
 """
+
 import lightning as L
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,8 @@ def make_textures(n, size=32, seed=0):
     yy, xx = torch.meshgrid(torch.linspace(0, 1, size), torch.linspace(0, 1, size), indexing="ij")
     angle = (torch.pi * (y + 0.6 * torch.rand(n, generator=g)) / CLASSES)[:, None, None]
     freq = 6 + 8 * torch.rand(n, 1, 1, generator=g)
-    wave = torch.sin(2 * torch.pi * freq * (xx * angle.cos() + yy * angle.sin()) + 6.3 * torch.rand(n, 1, 1, generator=g))
+    phase = 6.3 * torch.rand(n, 1, 1, generator=g)
+    wave = torch.sin(2 * torch.pi * freq * (xx * angle.cos() + yy * angle.sin()) + phase)
     tint = 0.5 + torch.rand(n, 3, 1, 1, generator=g)
     x = tint * wave[:, None] + 0.8 * torch.randn(n, 3, size, size, generator=g)
     return x.contiguous(memory_format=torch.channels_last), y
@@ -42,9 +45,14 @@ class TextureNet(L.LightningModule):
         super().__init__()
         w = width
         self.net = nn.Sequential(
-            conv_bn(3, w, stride=2), nn.ReLU(inplace=True),
-            Residual(w, w, 1), Residual(w, 2 * w, 2), Residual(2 * w, 4 * w, 2),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * w, CLASSES),
+            conv_bn(3, w, stride=2),
+            nn.ReLU(inplace=True),
+            Residual(w, w, 1),
+            Residual(w, 2 * w, 2),
+            Residual(2 * w, 4 * w, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4 * w, CLASSES),
         )
 
     def training_step(self, batch, batch_idx):
@@ -62,7 +70,9 @@ class TextureNet(L.LightningModule):
 
     def configure_optimizers(self):
         opt = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True)
-        sched = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=self.trainer.estimated_stepping_batches)
+        sched = torch.optim.lr_scheduler.OneCycleLR(
+            opt, max_lr=0.1, total_steps=self.trainer.estimated_stepping_batches
+        )
         return {"optimizer": opt, "lr_scheduler": {"scheduler": sched, "interval": "step"}}
 
 
@@ -74,6 +84,13 @@ if __name__ == "__main__":
     L.seed_everything(4)
     train = batches(TensorDataset(*make_textures(9216)), RandomSampler, 64)
     val = batches(TensorDataset(*make_textures(1024, seed=1)), SequentialSampler, 256)
-    trainer = L.Trainer(accelerator="cpu", precision="bf16-mixed", max_epochs=3, logger=False, enable_checkpointing=False,
-                        enable_progress_bar=False, enable_model_summary=False)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        precision="bf16-mixed",
+        max_epochs=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     trainer.fit(TextureNet().to(memory_format=torch.channels_last), train, val)
