@@ -1,5 +1,7 @@
 """PD107: one function takes most of the time to make a sample."""
 
+from collections.abc import Sequence
+
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
@@ -21,6 +23,7 @@ from lightning_perf.rules.loader_signals import (
     with_kept_items,
 )
 from lightning_perf.rules.machine_signals import wait_share
+from lightning_perf.rules.remedies import remedy_for
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import FUNCTION_MIN_SHARE, HOST_LINE_MIN_STEP_S, WAIT_MIN_SHARE
@@ -59,7 +62,10 @@ def check(session: Session) -> Finding | None:
             fact("CPU time ÷ wall time of a sample", probe.getitem_cpu_fraction or 0.0, "fraction"),
             fact("profiled by", function.basis),
         ),
-        prescriptions=(_prescription(_short(function, line), function.kind == "python"), items_in_memory(session)),
+        prescriptions=(
+            _prescription(_short(function, line), function.kind == "python", _texts(session, line)),
+            items_in_memory(session),
+        ),
         claims={"data_wait": probed.saved_s(of_batch)},
         basis="at most the function's time, with the workers in use",
         confidence="medium" if probed.is_predicted else "high",
@@ -85,7 +91,9 @@ def _from_stack_samples(session: Session) -> Finding | None:
                 f"{worst.doing}: {duration(worst.seconds / steady.n_steps)} per batch."
             ),
             evidence=(wait_fact(wait_s / steady.span_s, steady.n_steps), evidence_of(worst, steady)),
-            prescriptions=_prescription(call or f"line {worst.line.line} of {worst.line.function}", is_python=not call),
+            prescriptions=_prescription(
+                call or f"line {worst.line.line} of {worst.line.function}", not call, (worst.line.code, call)
+            ),
             claims={"data_wait": min(1.0, worst.high_s / host_s) * wait_s},  # on a device, part of it is hidden
             basis=f"at most the time of this line, from {worst.n} stack samples",
             confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
@@ -105,8 +113,17 @@ def _short(function: HotFunction, line: HotLine | None) -> str:
     return short if line is None else f"line {line.line} of {short}"
 
 
-def _prescription(what: str, is_python: bool) -> Prescription:
-    if is_python:
+def _texts(session: Session, line: HotLine | None) -> tuple[str, ...]:
+    """Return the costliest line, and the call that takes most of it where loading happens in the training process."""
+    own = () if line is None else (line.text,)
+    return *own, *(time.line.call for time in lines_of(session, "data_wait")[:1])
+
+
+def _prescription(what: str, is_python: bool, texts: Sequence[str]) -> Prescription:
+    remedy = remedy_for(*texts)
+    if remedy:
+        summary, code = f"speed up {what}: {remedy}", ""
+    elif is_python:
         summary = f"vectorize {what}: operate on whole arrays instead of looping in Python"
         code = "# numpy or torch operations on whole arrays instead of a loop over their elements"
     else:

@@ -3,6 +3,7 @@
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
+from lightning_perf.rules.remedies import remedy_for
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import phase_s, steady_of
 from lightning_perf.rules.step_signals import is_within, loops_of
@@ -39,6 +40,7 @@ def check(session: Session) -> Finding | None:
     worst = found[0]
     each_s, share = worst.seconds / steady.n_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
+    remedy = remedy_for(worst.line.code, worst.line.call)
     return timed_finding(
         steady,
         summary=(
@@ -49,7 +51,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=fix(
             f"draw all indices of an epoch in one call instead of calling {work} for each"
             if worst.phase == "data_wait"
-            else f"move {work} out of the step, or do it less often",
+            else f"move {work} out of the step, or do it less often{f'; else {remedy}' if remedy else ''}",
             "minutes",
             code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),
