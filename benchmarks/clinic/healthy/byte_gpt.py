@@ -16,7 +16,7 @@ CONTEXT, BATCH = 128, 8
 SUBJECTS = [
     "the cat",
     "a sailor",
-    "my neighbour",
+    "my neighbor",
     "the old clock",
     "every engineer",
     "our teacher",
@@ -26,7 +26,7 @@ SUBJECTS = [
 VERBS = ["watches", "repairs", "remembers", "paints", "follows", "forgets", "describes", "carries"]
 OBJECTS = [
     "a broken radio",
-    "the harbour",
+    "the harbor",
     "two letters",
     "the garden gate",
     "an empty train",
