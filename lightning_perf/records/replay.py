@@ -32,7 +32,8 @@ class Replayed(Record, frozen=True, kw_only=True):
             device.
         speedup: ``before_s`` ÷ ``after_s``, with its 95 % interval, which includes that of the same operators with all
             tensors in caches; None if the rounds do not give one.
-        is_negligible: Whether the operators that the treatment changes take too little time for any speedup to show.
+        is_negligible: Whether no speedup can show: the operators that the treatment changes take too little time, or
+            one of them fails with it.
         reason: Why there is no speedup; empty otherwise.
     """
 

@@ -89,13 +89,14 @@ class Call:
         leaves: Storages of all tensors that need a gradient and were not computed in the step.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
+        sparse: Layout of its first sparse argument; None without one.
         site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros,
             repeats rows, or is one of those that may be replaced; else empty.
     """
 
     __slots__ = (
         "args", "backward_ns", "func", "gradient_denormal", "has_backward", "index", "kwargs", "leaves", "n",
-        "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "weights", "writers",
+        "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights", "writers",
         "writers_of_first", "zeros",
     )  # fmt: skip
 
@@ -114,6 +115,7 @@ class Call:
         self.site = ""
         self.zeros: Zeros | None = None
         self.n_copies = 1
+        self.sparse: torch.layout | None = None
 
     @property
     def specs(self) -> list[TensorSpec]:
@@ -218,6 +220,7 @@ class CallLog:
                 return
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
+            call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
             call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call.name, args)
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
             if is_broadcast or call.zeros is not None or call.n_copies > 1 or call.name in _SITED:

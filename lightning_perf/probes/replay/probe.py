@@ -22,7 +22,7 @@ from .rewrites import specs_in
 from .state import CudaMemory, ReplayMemory, refusal, unchanged
 from .tables import table_items
 from .threads import local_threads, own_threads
-from .treatments import Treated, apply_treatment
+from .treatments import Treated, TreatmentFails, apply_treatment
 
 SHARE = 0.01
 LEAST_S, MOST_S = 0.5, 10.0
@@ -149,6 +149,8 @@ class ReplayProbe(Probe):
         try:
             with unchanged(self._device), self._memory.scope():
                 found = self._measured(hypothesis, begin + round(limit_s * 1e9))
+        except TreatmentFails as error:
+            found = Replayed(treatment=hypothesis.treatment, is_negligible=True, reason=str(error))
         except Exception as error:  # noqa: BLE001 - recorded; the training goes on
             reason = error_text(error).splitlines()[0][:240].rstrip(": ")
             found = Replayed(treatment=hypothesis.treatment, reason=reason)

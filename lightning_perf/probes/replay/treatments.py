@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_perf.cgroups import affine_cores
+from lightning_perf.interrupts import raise_if_from_signal
 
 from .attention import attention_works
 from .broadcasts import without_broadcast
@@ -25,7 +26,14 @@ AUTOCAST = {"precision-bf16": torch.bfloat16, "precision-fp16": torch.float16}
 
 _HALF = {torch.bfloat16, torch.float16}
 
+_SPARSE_PRODUCTS = {"aten::mm": torch.mm, "aten::_sparse_addmm": torch.sparse.mm}
+"""Products with a sparse matrix → the function that a training calls."""
+
 Scope = Callable[[], AbstractContextManager[Any]]
+
+
+class TreatmentFails(Exception):
+    """A training with the treatment would end with an error."""
 
 
 class Treated(NamedTuple):
@@ -65,6 +73,7 @@ def apply_treatment(
     returns the addresses of the parameters that no optimizer has.
 
     Raises:
+        TreatmentFails: An operator of the step fails with it.
         ValueError: It cannot be replayed.
     """
     name, _, value = treatment.partition("=")
@@ -184,6 +193,7 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, make: Call
         return spec if changed is None or spec.dtype is not torch.float32 else spec._replace(dtype=changed)
 
     around = partial(torch.autocast, device.type, dtype)
+    _check_sparse_products(log, device, around)
     for call in log.calls:
         is_fed = _is_changed_by(respec, call)
         bound = function_of(call)
@@ -208,3 +218,23 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, make: Call
             concerned.add(call.index)
     treated = _from_calls(log.calls, lambda call: call.index in concerned, respec)
     return treated._replace(around_forward=around, are_uses_shared=True)
+
+
+def _check_sparse_products(log: CallLog, device: torch.device, around: Scope) -> None:
+    """Run a small product of each kind: autocast casts sparse matrices, too, and torch lacks some products in 16 bits.
+
+    On a CPU it has none of matrices in compressed rows.
+    """
+    for name, layout in {(call.name, call.sparse) for call in log.calls if call.sparse is not None}:
+        product = _SPARSE_PRODUCTS.get(name)
+        if product is None:
+            continue
+        matrix = torch.eye(2, device=device).to_sparse(layout=layout)
+        dense = torch.ones(2, 2, device=device, requires_grad=True)
+        try:
+            with torch.enable_grad(), around():
+                out = product(matrix, dense)
+            torch.autograd.grad(out, dense, torch.ones_like(out))
+        except RuntimeError as error:  # NotImplementedError is one
+            raise_if_from_signal(error)
+            raise TreatmentFails(f"products with {layout} matrices fail with it: {error}") from error

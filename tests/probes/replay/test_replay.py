@@ -210,6 +210,45 @@ def test_replay_restores_the_threads_when_the_process_exits(monkeypatch, error):
     assert torch.equal(torch.get_rng_state(), stream)
 
 
+class Graph(nn.Module):
+    """Averages over the neighbors of a graph, whose matrix is sparse."""
+
+    def __init__(self, layout, product=torch.sparse.mm):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 1)
+        self.neighbors, self.product = torch.eye(64).to_sparse(layout=layout), product
+
+    def forward(self, x):
+        return self.last(self.product(self.neighbors, self.first(x)).relu())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize(
+    ("layout", "product", "fails"),
+    [
+        (torch.sparse_csr, torch.sparse.mm, True),
+        (torch.sparse_csr, torch.mm, True),
+        (torch.sparse_coo, torch.sparse.mm, True),  # in the backward pass
+        (torch.sparse_coo, torch.mm, False),
+    ],
+)
+def test_no_lower_precision_is_replayed_where_sparse_products_fail_in_it(layout, product, fails):
+    model = Graph(layout, product)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.rand(64, 16)).sum()
+        loss.backward()
+        assert not fails, "torch has such products now: the test needs another layout"
+    except RuntimeError:
+        assert fails
+    probe = probe_of(model)
+    probe.answer(asked("precision-bf16"), logged(model, torch.rand(64, 16)), trained_s=1000.0)
+    found = probe.record().results[0]
+    assert found.is_negligible == fails
+    assert (f"products with {layout} matrices fail with it" in found.reason) == fails
+    assert (found.speedup is None) == fails
+
+
 def test_replay_reports_the_reason_when_it_fails(monkeypatch):
     def broken(*args):
         raise RuntimeError("no such kernel\nmore")
