@@ -5,7 +5,7 @@ No value of a tensor is read, so nothing waits for a device.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,20 +88,26 @@ class _Unowned:
 
     Attributes:
         seen: Its gradient after the last backward pass.
+        version: How often the parameter was written in place, when it was found.
         n_computed: Backward passes that have changed its gradient.
     """
 
     parameter: torch.Tensor
     seen: tuple[int, int] | None
+    version: int
     n_computed: int = 0
+
+    @property
+    def is_written(self) -> bool:
+        return bool(plain.field(self.parameter, "_version") != self.version)
 
 
 class _UnusedGradients:
     """Watches the gradients of parameters that no optimizer has, from the first step of an optimizer on.
 
-    A parameter is left out once its gradient has changed between two backward passes: then code of the user's clears
-    the gradient, which it may have applied. Changes of the parameter alone are no use of it: averages of weights are
-    written in place, too.
+    A parameter is left out once its gradient has changed between two backward passes, or if it was changed itself: then
+    code of the user's applies and clears the gradient. A copy of a trained parameter is changed without its gradient:
+    target networks and averages of weights.
     """
 
     def __init__(self) -> None:
@@ -119,7 +125,7 @@ class _UnusedGradients:
         if self._watched is None:
             self._first_batch = n_batches
             self._watched = {
-                name: _Unowned(one, _identity(one))
+                name: _Unowned(one, _identity(one), plain.field(one, "_version"))
                 for name, one in unowned_parameters(module, optimizers)
                 if one.requires_grad and plain.gradient_of(one) is not None
             }
@@ -142,10 +148,14 @@ class _UnusedGradients:
             for name, one in found.items()
             if name in unowned and one.n_computed >= _MIN_BATCHES
         }
-        trained = {name for name, _ in named_parameters(module)} - unowned.keys() if unused else set()
+        trained = {name: one for name, one in named_parameters(module) if name not in unowned} if unused else {}
+        outermost = {name: _outermost(name, trained) for name in unused}
+        for name, path in outermost.items():
+            if found[name].is_written and not _is_copy(name.removeprefix(path), found[name].parameter, trained):
+                del unused[name]
         sizes: Counter[str] = Counter()
         for name, size in unused.items():
-            sizes[_outermost(name, trained)] += size
+            sizes[outermost[name]] += size
         where = max(sizes, key=sizes.__getitem__, default="")
         self._unused = set(unused)
         self._fields = {
@@ -175,7 +185,15 @@ def unowned_parameters(module: Any, optimizers: list[Any]) -> list[tuple[str, to
     return [(name, one) for name, one in named if id(one) not in owned] if is_known else []
 
 
-def _outermost(name: str, others: set[str]) -> str:
+def _is_copy(within: str, parameter: torch.Tensor, trained: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether a trained parameter has the same shape and the same path within another module."""
+    shape = plain.field(parameter, "shape")
+    return bool(within) and any(
+        other.endswith(within) and plain.field(one, "shape") == shape for other, one in trained.items()
+    )
+
+
+def _outermost(name: str, others: Iterable[str]) -> str:
     """Return the path of the outermost module around a parameter that holds none of the others; else its own path."""
     parts = name.split(".")
     prefixes = (".".join(parts[:n]) for n in range(1, len(parts) + 1))

@@ -38,7 +38,7 @@ HEAP_DIFF_STEPS = 32
 """Steps between the two snapshots of a comparison of the heap."""
 
 HEAP = "heap"
-"""Name of the place for bytes in use on the C heap; resident memory, which contains it, is ``host``."""
+"""Name of the place for bytes in use on the C heap; resident memory without its free blocks is ``host``."""
 
 WORKERS = "workers"
 """Name of the place for worker processes, whose memory a heap comparison cannot see."""

@@ -165,11 +165,11 @@ class CHeap:
     readings by their cost.
 
     Attributes:
-        free_bytes: Bytes of free blocks at the last reading; 0 before.
+        free_bytes: Bytes of free blocks at the last reading; None before, and once they were taken.
     """
 
     def __init__(self, mallinfo2: Callable[[], Any]) -> None:
-        self.free_bytes = 0
+        self.free_bytes: int | None = None
         self._mallinfo2 = mallinfo2
 
     def read(self) -> int:

@@ -109,9 +109,19 @@ class MemoryProbe(Probe):
             self.step_cost_ns += self._now_ns() - begin
 
     def _read_host(self) -> int | None:
-        """Return resident bytes without the heap's free blocks, which come and go with other programs' timing."""
+        """Return resident bytes without the heap's free blocks, whose size also varies with the timing of threads.
+
+        Once the heap takes too long to be read at this step, too, return all resident bytes from then on.
+        """
         resident = self._own.read()
-        return resident if resident is None or self._heap is None else resident - self._heap.free_bytes
+        if resident is None or self._heap is None:
+            return resident
+        free, self._heap.free_bytes = self._heap.free_bytes, None
+        if free is None:
+            self._heap = None
+            self._growth.readings["host"].clear()
+            return resident
+        return resident - free
 
     def _observe(self, step: int, batch: Any) -> None:
         if step >= self._growth.next_step:

@@ -256,7 +256,8 @@ class OutOfMemory(Record, frozen=True, kw_only=True):
         batch_shapes: Shapes of the batch's tensors, by their path in it.
         n_samples: Size of that batch; None if unknown.
         largest_tensors: Largest live tensors, largest first.
-        timeline: ``(step, bytes)`` over the run, as sampled: allocated memory of the device, resident on a CPU run.
+        timeline: ``(step, bytes)`` over the run, as sampled: allocated memory of the device; on a CPU run, resident
+            memory without the heap's free blocks.
         history: ``(event, bytes)`` from the allocation history; empty without ``memory_snapshot=True``.
         history_sites: Memory held at its end by line, largest first.
         snapshot_file: The dumped snapshot, in the run's folder; None without one.

@@ -1,27 +1,35 @@
-"""Cheaper ways to do what calls of well-known libraries do, found by the text of the line that calls them."""
+"""Cheaper alternatives to calls of well-known libraries, found by the called function or the text of the line."""
 
 import re
 
+_CALL = r"(\(|$)"
 _REMEDIES = (
+    # Permutes all of the population.
     (
-        r"random\.choice\(.*replace\s*=\s*False",  # permutes all of the population
-        "draw with np.random.default_rng().choice, which is faster for few of many",
+        r"random\.choice\((?!.*\bp\s*=).*replace\s*=\s*False",
+        "draw with the choice of a generator that is kept (np.random.default_rng), which is faster for few of many",
     ),
-    (r"\.choice\(.*\bp\s*=", "add up the probabilities once, and draw with np.searchsorted(sums, rng.random(n))"),
-    (r"\bnp\.load\(|\bnumpy\.load\(|NpzFile", 'keep arrays in .npy files, opened once with mmap_mode="r"'),
+    (
+        r"\.choice\((?!.*replace\s*=\s*False)[^;]*,\s*p\s*=(?!=)",
+        "add up the probabilities once, and draw with np.searchsorted(sums / sums[-1], rng.random(n), side=\"right\")",
+    ),
+    (
+        r"\b(np|numpy)\.load" + _CALL + r"(?!.*mmap_mode)|NpzFile",
+        'keep arrays in .npy files, opened once with mmap_mode="r"',
+    ),
     (r"\.iloc\[|\.iterrows\(|\.itertuples\(", "convert the table's columns to arrays once, and index those"),
-    (r"\bread_(csv|json|excel|table)\(", "read the table once and keep it, or store it as Parquet"),
-    (r"\b(sqlite3\.connect|h5py\.File|ZipFile|tarfile\.open|lmdb\.open)\(", "open the file once in each process"),
-    (r"\bdeepcopy\(", "copy only what changes"),
-    (r"\bsubprocess\.", "start the command once and write to its pipe"),
-    (r"\bjson\.loads?\(", "parse each record once and keep the result"),
+    (r"\bread_(csv|json|excel)" + _CALL, "read the table once and keep it, or store it as Parquet"),
+    (r"\b(sqlite3\.connect|h5py\.File|ZipFile|tarfile\.open|lmdb\.open)" + _CALL, "open the file once per process"),
+    (r"\bdeepcopy" + _CALL, "copy only what changes"),
+    (r"\bsubprocess\.", "start the command less often, or once with a pipe to write to"),
+    (r"\bjson\.loads?" + _CALL, "parse each record once and keep the result"),
     (r"\b(zlib|gzip|bz2|lzma)\.", "store it uncompressed, or with a codec that is faster to read (lz4, zstd)"),
-    (r"\bImage\.open\(|\.resize\(", "store the images at the size that training needs"),
-    (r"\btokenizer?\(|\.tokenize\(|\.encode_plus\(", "tokenize the texts once, before training"),
+    (r"\bImage\.open" + _CALL, "store the images at the size that training needs"),
+    (r"\btokenizer?\(|\.tokenize" + _CALL + r"|\.encode_plus" + _CALL, "tokenize the texts once, before training"),
 )  # fmt: skip
-"""Pattern of the line's text or of the called function → what to do instead."""
+"""Pattern of the called function or of the line's text → what to do instead."""
 
 
 def remedy_for(*texts: str) -> str:
-    """Return what to do instead of a call in one of these texts; empty if none is known."""
-    return next((what for pattern, what in _REMEDIES if any(re.search(pattern, text) for text in texts)), "")
+    """Return what to do instead of the call in the first of these texts that has a known one; empty if none has."""
+    return next((what for text in texts for pattern, what in _REMEDIES if re.search(pattern, text)), "")

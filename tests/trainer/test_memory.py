@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,19 +159,22 @@ def test_no_leak_is_reported_when_memory_is_noisy_or_constant(make_trainer: Make
     assert {g.where for g in session.memory.growth} - {"heap"} == {"host"}
 
 
-@pytest.mark.parametrize("part_free", [0.0, 1.0])
+@pytest.mark.parametrize(("part_free", "heap_s"), [(0.0, 0.0), (1.0, 0.0), (0.0, 0.01)])
 def test_resident_memory_that_grows_by_free_blocks_of_the_heap_is_no_leak(
-    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, part_free: float
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, part_free: float, heap_s: float
 ) -> None:
+    if heap_s:
+        monkeypatch.setattr(growth, "FREE_NS", 0)  # the heap is read once, other memory at each step
     model = LitModel()
 
     def grown() -> int:
         return 2**20 * model.trainer.global_step
 
     class Heap:
-        free_bytes = 0
+        free_bytes: int | None = None
 
         def read(self) -> int:
+            time.sleep(heap_s)
             self.free_bytes = round(part_free * grown())
             return 10**8
 

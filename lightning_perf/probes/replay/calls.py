@@ -15,7 +15,7 @@ from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.repeats import n_copies_in
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
-from .reads import SORT, Reads
+from .reads import SORT, Reads, Results
 
 MAX_CALLS = 2048
 """Distinct operators kept; further ones only add to the total time."""
@@ -159,7 +159,7 @@ class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
-    optimizers update. ``reads`` is how much of sorted tensors is read.
+    optimizers update. ``reads`` is how much of sorted tensors is read, ``results`` who reads products of matrices.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class CallLog:
         self.parameters = {storage_address(one) for one in parameters if is_plain_tensor(one)}
         self.calls: list[Call] = []
         self.reads = Reads()
+        self.results = Results()
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
@@ -207,9 +208,13 @@ class CallLog:
                 owner.has_backward = True
                 shares = [denormals[id(v)] for v in args if id(v) in denormals and storage_address(v) not in addresses]
                 owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
+            else:  # in the backward method of a function of the user's, for example
+                self.results.see(self._writers_of(inputs))
             return
-        if is_view:
-            return  # shares the storage of its base, and so the base's writer
+        if is_view:  # shares the storage of its base, and so the base's writer
+            if func._schema.name == "aten::detach":
+                self.results.see(self._writers_of(args))
+            return
         given = self._spec(args, has_grad, denormals)
         named = tuple((name, self._spec(kwargs[name], has_grad, denormals)) for name in sorted(kwargs))
         tensors = [value for value in flat(out) if is_plain_tensor(value)]
@@ -233,7 +238,7 @@ class CallLog:
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
-        writers = [self._writers.get(storage_address(value), -1) for value in inputs]
+        writers = self._writers_of(inputs)
         call.writers.update(writers)
         call.writers_of_first.update(writers[:1])
         if has_grad and has_node and any(v.requires_grad for v in inputs):
@@ -250,7 +255,12 @@ class CallLog:
             self._writers[storage_address(tensor)] = call.index
         if is_of_copies:
             self._of_copies.add(call.index)
+        if call.name in MATRIX_PRODUCTS:
+            self.results.add(call.index, tensors)
         self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
+
+    def _writers_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        return [self._writers.get(storage_address(value), -1) for value in tensors]
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
         """Return the matrix of mostly zeros; None if making it sparse would take time in each step."""

@@ -145,7 +145,8 @@ def _convolved_by_transforms(padding: int, groups: int, signals: Tensor, kernels
     n = next_fast_len(signals.shape[-1] + kernels.shape[-1] - 1, real=True)
     spectra = torch.fft.rfft(signals, n).unflatten(1, (groups, -1))
     filters = torch.fft.rfft(kernels, n).unflatten(0, (groups, -1)).conj()
-    product = torch.einsum("bgif,goif->bgof", spectra, filters)
+    is_one_each = kernels.shape[:2] == (groups, 1)
+    product = spectra * filters[:, 0] if is_one_each else torch.einsum("bgif,goif->bgof", spectra, filters)
     correlations: Tensor = torch.fft.irfft(product, n)[..., :n_lags].flatten(1, 2)
     return correlations + bias[0][:, None] if bias else correlations
 

@@ -2,54 +2,82 @@
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .calls import MATRIX_PRODUCTS, Call, CallLog, TensorSpec
+from .calls import MATRIX_PRODUCTS, MAX_CALLS, Call, CallLog, TensorSpec
 from .functions import Bound, Work
 
 _MAX_PART = 0.5
-"""Part of the multiplications that the other order needs at most: a smaller gain is lost in what products cost else."""
+"""Part of the multiplications that the other order needs at most: a smaller gain is lost in a product's overhead."""
 
 _READS_DIAGONAL = ("aten::diagonal_copy", "aten::trace")
 
 _Pair = tuple[TensorSpec, TensorSpec]
 
 
-def in_other_order(log: CallLog) -> Iterator[tuple[Work, int, int]]:
+class Reordered(NamedTuple):
+    """Products of three matrices, with the number of multiplications as they are and in the other order."""
+
+    work: Work
+    before: int
+    after: int
+
+    @property
+    def saved(self) -> int:
+        return self.work.n * (self.before - self.after)
+
+
+def in_other_order(log: CallLog) -> list[Reordered]:
     """Find ``(a @ b) @ c`` where ``a @ (b @ c)`` needs at most half of the multiplications, and the reverse.
 
-    Yield both products as they are and in the other order, with the multiplications of each.
+    A product belongs to one of them at most, to that which saves the most.
     """
-    for outer in _products(log):
+    kept: list[Reordered] = []
+    for found in sorted(_candidates(log), key=lambda one: -one.saved):
+        taken = {call.index for other in kept for call in other.work.calls}
+        if taken.isdisjoint(call.index for call in found.work.calls):
+            kept.append(found)
+    return kept
+
+
+def _candidates(log: CallLog) -> Iterator[Reordered]:
+    products = _products(log)
+    for outer in products.values():
         for place, spec in enumerate(outer.specs):
-            inner = log.calls[spec.source] if spec.source >= 0 else None
-            if inner is None or inner.name not in MATRIX_PRODUCTS or inner.n != outer.n:
+            inner = products.get(spec.source)
+            if inner is None or inner.n != outer.n or outer.specs[1 - place].source == inner.index:
+                continue
+            if _readers(log, inner) != [outer]:
                 continue
             pairs = _other_order(inner, outer, place)
-            if _readers(log, inner) != [outer] or pairs is None:
-                continue
             as_is = _pair(inner), _pair(outer)
+            if pairs is None:
+                continue
             before, after = (sum(map(_multiplications, each)) for each in (as_is, pairs))
             if after <= _MAX_PART * before:
                 work = Work((inner, outer), tuple(map(_product, as_is)), tuple(map(_product, pairs)))
-                yield work, before, after
+                yield Reordered(work, before, after)
 
 
 def read_along_diagonal(log: CallLog) -> Iterator[Work]:
     """Find products read along the diagonal alone, which is the sum of each row times a column."""
-    for call in _products(log):
+    for call in _products(log).values():
         readers = _readers(log, call)
         if readers and all(_reads_diagonal(each, call) for each in readers):
-            rows, columns = _pair(call)
-            yield Work((call,), (_product((rows, columns)),), ((_diagonal, (rows, columns), {}),))
+            yield Work((call,), (_product(_pair(call)),), ((_diagonal, _pair(call), {}),))
 
 
-def _products(log: CallLog) -> Iterator[Call]:
-    for call in log.calls:
-        if call.name in MATRIX_PRODUCTS and len(call.specs) == 2:
-            yield call
+def _products(log: CallLog) -> dict[int, Call]:
+    """Return the products of two matrices by index, without those that code other than operators may read."""
+    if len(log.calls) >= MAX_CALLS:
+        return {}  # later operators are not known
+    return {
+        call.index: call
+        for call in log.calls
+        if call.name in MATRIX_PRODUCTS and len(call.specs) == 2 and not log.results.is_read(call.index)
+    }
 
 
 def _readers(log: CallLog, call: Call) -> list[Call]:
@@ -58,13 +86,13 @@ def _readers(log: CallLog, call: Call) -> list[Call]:
 
 def _reads_diagonal(reader: Call, call: Call) -> bool:
     shape, stride = call.out_shape, call.out_stride
-    if shape[-1] != shape[-2]:
-        return False
+    if shape[-1] != shape[-2] or reader.func._schema.is_mutable:
+        return False  # what is written into it is read later
     of_call = [spec for spec in reader.specs if spec.source == call.index]
     if reader.name in _READS_DIAGONAL:
         return not reader.named.get("offset") and all(spec.shape[-2:] == shape[-2:] for spec in of_call)
-    step = stride[-1] + stride[-2]
-    return bool(of_call) and all(spec.shape[-1:] == shape[-1:] and spec.stride[-1] == step for spec in of_call)
+    diagonal = (*shape[:-1],), (*stride[:-2], stride[-1] + stride[-2])
+    return bool(of_call) and all((spec.shape, spec.stride) == diagonal for spec in of_call)
 
 
 def _other_order(inner: Call, outer: Call, place: int) -> tuple[_Pair, _Pair] | None:

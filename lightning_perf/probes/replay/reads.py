@@ -1,4 +1,4 @@
-"""How much of the results of a step's sorts its other operators read."""
+"""What reads the results of a step's sorts and products besides operators, and how much of sorts is read."""
 
 import math
 import sys
@@ -34,6 +34,29 @@ class _Result(NamedTuple):
         """Whether more than views of it refer to the result: code that is no operator, as ``tolist``, may read it."""
         tensor = self.tensor()
         return tensor is not None and sys.getrefcount(tensor) > _N_UNHELD
+
+
+class Results:
+    """Follows results of operators that something else than an operator of the forward pass may read."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, list[Any]] = {}
+        self._read: set[int] = set()
+
+    def add(self, place: int, outs: Iterable[torch.Tensor]) -> None:
+        """Follow the results of the log's call at this place."""
+        self._storages.setdefault(place, []).extend(_weak_reference(out.untyped_storage()) for out in outs)
+
+    def see(self, places: Iterable[int]) -> None:
+        """Note that results are read, or detached to be read; those that are freed had the same address before."""
+        self._read.update(place for place in places if self._exists(place))
+
+    def is_read(self, place: int) -> bool:
+        """Return whether something else may have read a result, or has it after the step."""
+        return place in self._read or self._exists(place)
+
+    def _exists(self, place: int) -> bool:
+        return any(not storage.expired() for storage in self._storages.get(place, ()))
 
 
 class Reads:

@@ -221,7 +221,7 @@ def _autocast(dtype: torch.dtype, log: CallLog, device: torch.device, make: Call
 
 
 def _check_sparse_products(log: CallLog, device: torch.device, around: Scope) -> None:
-    """Run a small product of each kind: autocast casts sparse matrices, too, and torch lacks some products in 16 bits.
+    """Run a small product of each kind: autocast casts sparse matrices, too, and torch lacks some of their products.
 
     On a CPU it has none of matrices in compressed rows.
     """

@@ -18,7 +18,7 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
         "x = F.pad(signal, (padding, padding))\n"
         "n = scipy.fft.next_fast_len(x.shape[-1] + kernel.shape[-1] - 1, real=True)\n"
         'product = torch.einsum("bif,oif->bof", torch.fft.rfft(x, n), torch.fft.rfft(kernel, n).conj())\n'
-        "# of a kernel for each channel: torch.fft.rfft(x, n) * torch.fft.rfft(kernel[:, 0], n).conj()\n"
+        "# with one channel per group: product = torch.fft.rfft(x, n) * torch.fft.rfft(kernel[:, 0], n).conj()\n"
         "convolved = torch.fft.irfft(product, n)[..., : x.shape[-1] - kernel.shape[-1] + 1] + bias[:, None]",
     ),
     "interpolation": (
@@ -50,7 +50,7 @@ _EFFECTS: dict[CheaperKind, str] = {
     "sort": "with topk, these operators run",
     "penalty": "as a weight decay, these operators run",
     "order": "in the other order, these products run",
-    "diagonal": "element by element, this product runs",
+    "diagonal": "element by element, these products run",
 }
 
 
@@ -65,8 +65,8 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         f"{found.site or 'The model'} {_symptom(found)}",
         (
-            fact("such operators in a step", found.n_operators, "count"),
-            fact("their time in a step", found.total_s, "s") if found.total_s else None,
+            fact("such operators per step", found.n_operators, "count"),
+            fact("their time per step", found.total_s, "s") if found.total_s else None,
         ),
         fix(summary.format(better=found.better), "minutes", "numerics", code=code),
         _EFFECTS[found.kind].format(better=found.better),
@@ -87,10 +87,8 @@ def _symptom(found: CheaperOperator) -> str:
     if found.kind == "sort":
         return f"sorts {found.size:,} elements in each row of {shape}, of which at most {found.better:,} are read"
     if found.kind == "order":
-        return (
-            f"multiplies three matrices by way of one of {shape}, with {found.size / found.better:.3g} times as many "
-            "multiplications as in the other order"
-        )
+        times = f"{found.size / found.better:.3g} times as many multiplications as in the other order"
+        return f"multiplies three matrices through an intermediate of {shape}, with {times}"
     if found.kind == "diagonal":
         return f"computes products of {shape}, of which only the diagonal is read"
     return "adds the squares of parameters to the loss"

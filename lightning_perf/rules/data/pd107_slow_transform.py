@@ -1,6 +1,7 @@
 """PD107: one function takes most of the time to make a sample."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
@@ -92,7 +93,7 @@ def _from_stack_samples(session: Session) -> Finding | None:
             ),
             evidence=(wait_fact(wait_s / steady.span_s, steady.n_steps), evidence_of(worst, steady)),
             prescriptions=_prescription(
-                call or f"line {worst.line.line} of {worst.line.function}", not call, (worst.line.code, call)
+                call or f"line {worst.line.line} of {worst.line.function}", not call, (call, worst.line.code)
             ),
             claims={"data_wait": min(1.0, worst.high_s / host_s) * wait_s},  # on a device, part of it is hidden
             basis=f"at most the time of this line, from {worst.n} stack samples",
@@ -114,9 +115,12 @@ def _short(function: HotFunction, line: HotLine | None) -> str:
 
 
 def _texts(session: Session, line: HotLine | None) -> tuple[str, ...]:
-    """Return the costliest line, and the call that takes most of it where loading happens in the training process."""
-    own = () if line is None else (line.text,)
-    return *own, *(time.line.call for time in lines_of(session, "data_wait")[:1])
+    """Return the costliest line, after the call that takes most of it where loading happens in the training process."""
+    if line is None:
+        return ()
+    lines = [time.line for time in lines_of(session, "data_wait")]
+    is_same = [one.line == line.line and Path(one.file).name == Path(line.file).name for one in lines]
+    return *(one.call for one, same in zip(lines, is_same, strict=True) if same), line.text
 
 
 def _prescription(what: str, is_python: bool, texts: Sequence[str]) -> Prescription:

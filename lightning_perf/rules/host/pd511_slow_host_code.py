@@ -40,7 +40,7 @@ def check(session: Session) -> Finding | None:
     worst = found[0]
     each_s, share = worst.seconds / steady.n_steps, worst.seconds / phase_s(steady, *STEP_PHASES)
     work = worst.line.call or "the work of this line"
-    remedy = remedy_for(worst.line.code, worst.line.call)
+    remedy = remedy_for(worst.line.call, worst.line.code)
     return timed_finding(
         steady,
         summary=(
@@ -51,7 +51,7 @@ def check(session: Session) -> Finding | None:
         prescriptions=fix(
             f"draw all indices of an epoch in one call instead of calling {work} for each"
             if worst.phase == "data_wait"
-            else f"move {work} out of the step, or do it less often{f'; else {remedy}' if remedy else ''}",
+            else f"move {work} out of the step, or do it less often{f'; otherwise, {remedy}' if remedy else ''}",
             "minutes",
             code=f"# {worst.line.file}:{worst.line.line}\n{worst.line.code}" if worst.line.code else "",
         ),

@@ -315,31 +315,38 @@ def test_all_kinds_can_be_replayed(step):
 
 
 users, items = nn.Parameter(torch.rand(96, 16)), nn.Parameter(torch.rand(96, 16))
-a, b, c = (nn.Parameter(torch.rand(shape)) for shape in ((6, 64, 4), (6, 4, 64), (6, 64, 4)))
+a, b, c, d = (nn.Parameter(torch.rand(shape)) for shape in ((6, 64, 4), (6, 4, 64), (6, 64, 4), (6, 64, 4)))
+fixed = torch.rand(6, 64, 4)
 
 
 @pytest.mark.parametrize(
-    ("step", "shapes"),
+    ("step", "reordered"),
     [
-        (lambda: a @ b @ c, [(4, 64), (64, 4), (64, 4), (4, 4)]),
-        (lambda: torch.einsum("nij,njk,nkl->nil", a, b, c), [(4, 64), (64, 4), (64, 4), (4, 4)]),
-        (lambda: (a @ b).mT @ c, [(4, 64), (64, 4), (64, 4), (4, 4)]),
-        (lambda: c.mT @ (a @ b), [(4, 64), (64, 4), (4, 4), (4, 64)]),
-        (lambda: a[0] @ b[0] @ c[0], [(4, 64), (64, 4), (64, 4), (4, 4)]),
+        (lambda: a @ b @ c, lambda: a @ (b @ c)),
+        (lambda: torch.einsum("nij,njk,nkl->nil", a, b, c), lambda: a @ (b @ c)),
+        (lambda: (a @ b).mT @ c, lambda: b.mT @ (a.mT @ c)),
+        (lambda: c.mT @ (a @ b), lambda: (c.mT @ a) @ b),
+        (lambda: c.mT @ (a @ b).mT, lambda: (c.mT @ b.mT) @ a.mT),
+        (lambda: a[0] @ b[0] @ c[0], lambda: a[0] @ (b[0] @ c[0])),
+        (lambda: a @ b @ fixed, lambda: a @ (b @ fixed)),
+        (lambda: a @ fixed.mT @ fixed, lambda: a @ (fixed.mT @ fixed)),
+        (lambda: fixed @ b.detach() @ c, lambda: fixed @ (b.detach() @ c)),
     ],
 )
-def test_matrices_are_multiplied_in_the_order_that_costs_less(step, shapes):
+def test_matrices_are_multiplied_in_the_order_that_costs_less(step, reordered):
     log, found = log_of(lambda: step().sum().backward())
     assert (found.kind, found.n_operators, found.shape[-2:]) == ("order", 1, (64, 64))
     assert found.size / found.better == 16
     assert found.site.startswith("test_cheaper.py:")
     (work,) = cheaper(log)
-    specs = [spec for _, pair, _ in work.treated for spec in pair]
-    assert [spec.shape[-2:] for spec in specs] == shapes
-    assert all(spec.needs_grad for spec in specs)
-    first, second, third, fourth = (torch.empty_strided(spec.shape, spec.stride) for spec in specs)
-    assert (first @ second).shape in (third.shape, fourth.shape)
-    assert (third @ fourth).numel() == step().numel()
+    wanted, _ = log_of(lambda: reordered().sum().backward())
+    products = [call.specs for call in wanted.calls if call.name in ("aten::mm", "aten::bmm")]
+    replayed = [list(pair) for _, pair, _ in work.treated]
+    for pair, like in zip(replayed, products, strict=True):
+        for spec, other in zip(pair, like, strict=True):
+            assert spec.shape == other.shape
+            assert spec.needs_grad == other.needs_grad
+            assert spec.source >= 0 or spec.stride == other.stride
 
 
 def used_twice():
@@ -347,18 +354,83 @@ def used_twice():
     return (scores @ c).sum() + scores.mean()
 
 
+def same_product_twice():
+    scores = a @ b
+    return scores @ c + scores @ d
+
+
+def squared():
+    scores = a @ b
+    return scores @ scores
+
+
+def embedded():
+    scores = a @ b
+    scores.detach().numpy().argmax()
+    return scores @ c
+
+
+class Scored(torch.autograd.Function):
+    """Uses scores in its backward pass that its forward pass does not read."""
+
+    @staticmethod
+    def forward(context, scores, values):
+        context.save_for_backward(scores)
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        (scores,) = context.saved_tensors
+        return None, gradient * scores.sum()
+
+
+def read_by_a_function_of_the_users():
+    scores = a @ b
+    return Scored.apply(scores, c).sum() + (scores @ c).sum()
+
+
 @pytest.mark.parametrize(
     "step",
     [
         lambda: a @ (b @ c),
         used_twice,
+        same_product_twice,
+        squared,
+        embedded,
+        read_by_a_function_of_the_users,
         lambda: (a @ b).softmax(-1) @ c,
         lambda: (a @ b)[..., :32] @ c[:, :32],
         lambda: users[:64, :8] @ torch.rand(8, 8) @ torch.rand(8, 8),  # the other order takes 9/16 of it
+        lambda: torch.eye(64).to_sparse() @ a[0] @ b[0],
+        lambda: torch.mm(fixed[0], fixed[0].T, out=torch.empty(64, 64)) @ fixed[0],
     ],
 )
 def test_products_in_the_better_order_or_needed_as_they_are_stay(step):
-    assert log_of(lambda: step().sum().backward())[1] is None
+    def run():
+        loss = step().sum()
+        if loss.requires_grad:
+            loss.backward()
+
+    assert log_of(run)[1] is None
+
+
+def test_an_order_that_takes_half_of_the_multiplications_is_replayed():
+    one, other = torch.rand(16, 32), torch.rand(32, 16)  # 64 · 16 · 32 twice; 16 · 32 · 16, then 64 · 16 · 16
+    _, found = log_of(lambda: (users[:64] @ one @ other).sum().backward())
+    assert (found.kind, found.size, found.better) == ("order", 65_536, 24_576)
+
+
+def test_products_that_the_step_returns_stay():
+    log, found = log_of(lambda: (scores := a @ b, (scores @ c).sum().backward()))
+    assert found is None
+    assert len(log.calls) > 2
+
+
+def test_each_product_belongs_to_the_chain_that_saves_the_most():
+    wide = nn.Parameter(torch.rand(6, 64, 2))
+    log, found = log_of(lambda: ((a @ b) @ (wide @ wide.mT)).sum().backward())
+    assert (found.kind, found.n_operators) == ("order", 1)
+    assert [call.name for call in cheaper(log)[0].calls] == ["aten::bmm", "aten::bmm"]
 
 
 @pytest.mark.parametrize(
@@ -385,12 +457,37 @@ def contrasted():
     return scores.logsumexp(1).sum() - scores.diag().sum()
 
 
+def masked():
+    scores = users @ items.T
+    scores.fill_diagonal_(-1e9)
+    return scores.logsumexp(1)
+
+
+def with_jitter():
+    kernel = users.detach() @ users.detach().T
+    kernel.diagonal().add_(1.0)
+    return torch.linalg.cholesky(kernel) * items[:, :1]
+
+
+def shown():
+    scores = users @ items.T
+    scores.detach().numpy().max()
+    return scores.diag()
+
+
 @pytest.mark.parametrize(
     "step",
     [
         contrasted,
+        masked,
+        with_jitter,
+        shown,
         lambda: (users @ items.T).diagonal(1),
         lambda: torch.diag(users @ items.T, -1),
+        lambda: (users @ items.T)[:64, :64].diag(),
+        lambda: (users @ items[:64].T).diagonal(),
+        lambda: torch.diag(users @ items[:64].T),
+        lambda: torch.as_strided(c @ c.mT, (3, 64), (64, 65)),
         lambda: (users @ items.T)[0],
         lambda: users @ items.T,
     ],
