@@ -7,7 +7,7 @@ fix:
   : |-
     with torch.no_grad():
                 t1, t2 = self.target(v1), self.target(v2)
-half: score
+half: tune
 """
 
 import copy

@@ -16,7 +16,7 @@ fix:
   ? 'folder.glob("case_*.npz")'
   : 'folder.glob("case_*_image.npy")'
 also: {PD301: "most of the rest is matrix multiplication, which such a CPU does faster in bf16"}
-half: score
+half: tune
 """
 
 import itertools

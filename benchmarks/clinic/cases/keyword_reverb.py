@@ -7,7 +7,7 @@ fix:
   : "        n = 1 << (wave.shape[-1] + taps - 2).bit_length()"
   ? "        wet = F.conv1d(padded, rir.flip(-1).unsqueeze(1), groups=len(wave))[0]  # costs time"
   : "        wet = torch.fft.irfft(torch.fft.rfft(wave, n) * torch.fft.rfft(rir, n), n)[:, : wave.shape[-1]]"
-half: score
+half: tune
 """
 
 import itertools

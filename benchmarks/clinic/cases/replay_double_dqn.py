@@ -6,7 +6,7 @@ fix:
   ? "idx = np.random.choice(self.size, batch_size, replace=False)  # costs time"
   : "idx = np.random.randint(0, self.size, batch_size)"
 also: {PD301: "most of the rest is matrix multiplication, which such a CPU does faster in bf16"}
-half: score
+half: tune
 """
 
 import copy
