@@ -1,7 +1,7 @@
 """A physics-informed network learns the decaying Taylor-Green vortex from the Navier-Stokes equations. Each partial
 derivative in the residual is taken by a call of its own, which differentiates again what others have computed already.
 ---
-expect: PD000
+expect: PD328
 fix:
   ? |2-
             u_x, u_y, u_t = partial(u, x), partial(u, y), partial(u, t)
@@ -15,7 +15,7 @@ fix:
             p_x, p_y = torch.autograd.grad(p.sum(), (x, y), create_graph=True)
             lap_u = partial(u_x, x) + partial(u_y, y)
             lap_v = partial(v_x, x) + partial(v_y, y)
-half: score
+half: tune
 """
 
 import math
