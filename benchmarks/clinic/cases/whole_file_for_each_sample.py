@@ -4,8 +4,7 @@ expect:
 - PD107
 - PD101
 half: score
-fix:
-  np.load(self.path): np.load(self.path, mmap_mode="r")
+with: [dataset-cache]
 """
 
 import tempfile
