@@ -27,6 +27,9 @@ from .saved_tensors import SavedTensors
 FIRST_SAMPLED_STEPS = (1, 2)
 """The first step allocates what later ones reuse; the next ones show where the peak rises."""
 
+MOST_WITHOUT_HEAP = 8
+"""Readings of the host in a row for which reading the heap took too long; a single slow one is made up for sooner."""
+
 SAMPLE_EVERY = 50
 _SAMPLES_BEFORE_RARER = 8  # after so many samples the distance between them doubles
 
@@ -66,6 +69,7 @@ class MemoryProbe(Probe):
         self._own = ResidentMemory(os.getpid())
         self._workers = WorkerMemory()
         readers: dict[str, Callable[[], int | None]] = {}
+        self._n_without_heap = 0
         self._heap, reason = c_heap()
         if self._heap is None:
             self.missing["memory.growth.heap"] = reason
@@ -111,17 +115,18 @@ class MemoryProbe(Probe):
     def _read_host(self) -> int | None:
         """Return resident bytes without the heap's free blocks, whose size also varies with the timing of threads.
 
-        Once the heap takes too long to be read at this step, too, return all resident bytes from then on.
+        Return None if the heap was not read at this step; all resident bytes once that has happened often in a row.
         """
         resident = self._own.read()
         if resident is None or self._heap is None:
             return resident
         free, self._heap.free_bytes = self._heap.free_bytes, None
-        if free is None:
+        self._n_without_heap = 0 if free is not None else self._n_without_heap + 1
+        if self._n_without_heap == MOST_WITHOUT_HEAP:
             self._heap = None
             self._growth.readings["host"].clear()
             return resident
-        return resident - free
+        return None if free is None else resident - free
 
     def _observe(self, step: int, batch: Any) -> None:
         if step >= self._growth.next_step:
