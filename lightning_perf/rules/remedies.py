@@ -11,7 +11,7 @@ _REMEDIES = (
     ),
     (
         r"\.choice\((?!.*replace\s*=\s*False)[^;]*,\s*p\s*=(?!=)",
-        "add up the probabilities once, and draw with np.searchsorted(sums / sums[-1], rng.random(n), side=\"right\")",
+        'add up the probabilities once, and draw with np.searchsorted(sums / sums[-1], rng.random(n), side="right")',
     ),
     (
         r"\b(np|numpy)\.load" + _CALL + r"(?!.*mmap_mode)|NpzFile",
