@@ -139,6 +139,22 @@ def is_logging(line: HostLine) -> bool:
     return line.call.endswith(("LightningModule.log", "LightningModule.log_dict"))
 
 
+def lines_computing_what_is_logged(session: Session) -> list[LineTime]:
+    """Return the lines that call ``self.log``, without the logging phase, and those that compute what it receives.
+
+    That is the rest of the hooks ``on_…`` that call it; methods for steps compute more than what is logged.
+    """
+    logging = [time.line for time in lines_of(session) if time.phase == "logging" or is_logging(time.line)]
+    places = {(line.file, line.line) for line in logging}
+    hooks = {(line.file, line.entry) for line in logging if line.entry.startswith("on_")}
+
+    def computes(name: str, line: HostLine) -> bool:
+        belongs = (line.file, line.line) in places or (line.file, line.entry) in hooks
+        return belongs and name != "logging"
+
+    return _lines(session, computes, with_operators=True)
+
+
 def records_stacks(session: Session, line: HostLine) -> bool:
     """Return whether a line calls torch's operators while anomaly detection records the stack of each.
 

@@ -195,11 +195,11 @@ def test_rest_saves_in_proportion_to_the_claimed_time_when_it_is_longer(claimed_
     assert finding.gain.low == pytest.approx(1 / (1 - claimed_s + uncertain_s))
 
 
-def test_seconds_are_taken_as_they_are_when_they_were_probed():
+def test_only_the_rest_is_uncertain_when_seconds_were_probed():
     phases = {"data_wait": PhaseTime(total_s=0.5, share=0.5, p10_s=0.004)}
     steady = steady_of_phases(phases, 0.004, has_device=False)
     finding = saving(steady, 0.5, phase="data_wait", low_s=0.4, method="probed")
-    assert (finding.gain.low, finding.gain.high) == pytest.approx((1 / 0.6, 2.0))
+    assert (finding.gain.low, finding.gain.high) == pytest.approx((1 / 0.6, 1 / (0.5 - 0.1 * 0.5)))
 
 
 def steady_of_phases(phases, mean_s, has_device):

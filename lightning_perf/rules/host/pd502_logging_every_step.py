@@ -15,7 +15,7 @@ from lightning_perf.rules.logging_cost import (
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, share_of, steady_of
 from lightning_perf.rules.thresholds import HOOK_MIN_SHARE, LOG_EVERY_STEPS, LOG_FREQUENT_STEPS
-from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_of
+from lightning_perf.rules.user_lines import collecting_s, is_logging, lines_computing_what_is_logged
 from lightning_perf.rules.wording import percent
 
 # Methods of Lightning's logger connector: one runs for each row written, one for each value.
@@ -69,14 +69,19 @@ def check(session: Session) -> Finding | None:
         rows_left = values_left = 1 / LOG_EVERY_STEPS
         if once is None:  # rows that are written every 50 steps stay
             rows_left = min(1.0, (interval or 1) / LOG_EVERY_STEPS)
-    checking_s = sum(time.seconds for time in lines_of(session, "forward") if is_logging(time.line))
+    timed, certain_s = {"logging": saved_s}, saved_s
+    if not is_writing:
+        for time in lines_computing_what_is_logged(session):
+            timed[time.phase] = timed.get(time.phase, 0.0) + time.seconds
+            certain_s += time.low_s if is_logging(time.line) else 0.0
+    left = rows_part * rows_left + (1 - rows_part) * values_left
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent logging{how}.",
         evidence=_evidence(session, steady, share),
         prescriptions=(longer, by_hand, off_bar) if is_writing else (by_hand, longer, off_bar),
-        timed={"logging": saved_s} if is_writing else {"logging": saved_s, "forward": checking_s},
-        left=rows_part * rows_left + (1 - rows_part) * values_left,
+        timed=timed,
+        left=1 - (1 - left) * certain_s / sum(timed.values()),
         left_least=1 - part * (1 - kept_share / share) if is_writing else 0.0,
     )
 
