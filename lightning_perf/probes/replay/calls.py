@@ -85,6 +85,7 @@ class Call:
         gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
         writers: Indices of the calls that wrote its tensors; equal calls may have different ones.
         writers_of_first: Those of the first tensor.
+        gradient_writers: Those of its tensors that need gradients.
         weights: Storages of its first parameter, to find out whether calls share it.
         leaves: Storages of all tensors that need a gradient and were not computed in the step.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
@@ -95,9 +96,9 @@ class Call:
     """
 
     __slots__ = (
-        "args", "backward_ns", "func", "gradient_denormal", "has_backward", "index", "kwargs", "leaves", "n",
-        "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights", "writers",
-        "writers_of_first", "zeros",
+        "args", "backward_ns", "func", "gradient_denormal", "gradient_writers", "has_backward", "index", "kwargs",
+        "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights",
+        "writers", "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -110,6 +111,7 @@ class Call:
         self.has_backward = False
         self.writers: set[int] = set()
         self.writers_of_first: set[int] = set()
+        self.gradient_writers: set[int] = set()
         self.weights: set[int] = set()
         self.leaves: set[int] = set()
         self.site = ""
@@ -241,6 +243,10 @@ class CallLog:
         writers = self._writers_of(inputs)
         call.writers.update(writers)
         call.writers_of_first.update(writers[:1])
+        if has_grad:
+            call.gradient_writers.update(
+                writer for value, writer in zip(inputs, writers, strict=True) if value.requires_grad
+            )
         if has_grad and has_node and any(v.requires_grad for v in inputs):
             self._by_node[number - 1] = call, {storage_address(value) for value in inputs}
         leaves = [

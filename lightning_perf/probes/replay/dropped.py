@@ -35,7 +35,7 @@ def _respec(log: CallLog, call: Call, unowned: Set[int], needing: Set[int], spec
         return spec
     if spec.source < 0:  # calls that share one with others need it
         return spec._replace(needs_grad=not call.leaves <= unowned)
-    sources = {index for index in call.writers if index >= 0} if call.n > 1 else {spec.source}
+    sources = {index for index in call.gradient_writers if index >= 0} if call.n > 1 else {spec.source}
     # One that was made without a gradient and has one now is a leaf, such as a parameter that was clamped.
     is_leaf = any(not any(one.needs_grad for one in log.calls[index].specs) for index in sources)
     return spec._replace(needs_grad=is_leaf or not needing.isdisjoint(sources))

@@ -77,6 +77,17 @@ def test_one_of_two_branches_is_dropped():
     assert ("aten::add", 2, 1) in treated_of(dropped, dropped, step=Sum())
 
 
+def test_masks_computed_in_the_step_need_no_gradient_of_equal_operators():
+    first, second = nn.Linear(24, 24), nn.Linear(24, 24)
+
+    class Masked(nn.Module):
+        def forward(self, x):
+            mask = (x > 0.5).float()
+            return second(first(x) * mask) * mask
+
+    assert ("aten::mul", 1, 0) in treated_of(first, first, second, step=Masked())
+
+
 def test_gradients_of_inputs_are_needed():
     model = layers(24, 20, 16)
 
