@@ -41,11 +41,11 @@ MAX_OPERATORS_LISTED = 24
 class _Row:
     """Totals of one operator in one module."""
 
-    __slots__ = ("calls", "denormal", "flops", "n_bytes", "n_inspected", "n_rows", "n_started", "ns", "recomputed")
+    __slots__ = ("calls", "denormal", "flops", "inspected_ns", "n_bytes", "n_rows", "n_started", "ns", "recomputed")
 
     def __init__(self) -> None:
         self.calls = self.flops = self.n_bytes = self.n_rows = self.n_started = self.ns = self.recomputed = 0
-        self.n_inspected = 0
+        self.inspected_ns = 0
         self.denormal = 0.0
 
 
@@ -251,8 +251,8 @@ class ArithmeticCounter(StepTracer):
             row.flops += flops
             row.n_rows += rows_of(given)
             if shares:
-                row.denormal += max(shares.values())
-                row.n_inspected += 1
+                row.denormal += max(shares.values()) * ns
+                row.inspected_ns += ns
             if direction == "backward" and torch.is_grad_enabled():  # backward itself runs without gradients
                 row.recomputed += flops
             if dtype is not None and flops:
@@ -324,7 +324,7 @@ class ArithmeticCounter(StepTracer):
                 n_bytes=row.n_bytes,
                 n_rows=row.n_rows,
                 total_s=row.ns / 1e9 if self._times else None,
-                denormal_fraction=row.denormal / row.n_inspected if row.n_inspected else None,
+                denormal_fraction=row.denormal / row.inspected_ns if row.inspected_ns else None,
             )
             for (name, dtype), row in merged.items()
         ]

@@ -6,7 +6,7 @@ attention count none. Formulas missing or wrong in torch's own table are in ``_O
 
 import re
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from lightning_perf import interrupts
 from .plain import field, is_plain_tensor, is_readable_tensor
 
 _BASE = torch._C.TensorBase
-_DENORMAL_SAMPLE = 1024
+_DENORMAL_SAMPLE = 4096
 _TINY = np.float32(torch.finfo(torch.float32).tiny)
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}
 
@@ -36,6 +36,9 @@ _FILLING = frozenset(
 )
 _SELECTING = frozenset({"aten::embedding", "aten::index_select", "aten::gather", "aten::index"})
 """Operators that read only as much of their first tensor as they return."""
+
+EMBEDDING_BAG = "aten::_embedding_bag"
+"""Reads a row of its first tensor for each index, and returns one for each bag."""
 
 
 class Traffic(NamedTuple):
@@ -61,6 +64,8 @@ def traffic_of(operator: Any) -> Traffic:
         return Traffic(False, lambda args, kwargs, out: _bytes_in(out))
     if name in _SELECTING:
         return Traffic(False, lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, args[1:])))
+    if name == EMBEDDING_BAG:
+        return Traffic(False, lambda args, kwargs, out: _row_bytes(args) + sum(map(_bytes_in, (*args[1:], out))))
     written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
     rewritten = {schema.arguments[i].name for i in written if not schema.arguments[i].kwarg_only}
     unread = {i for i in written if name in _OVERWRITING or schema.arguments[i].kwarg_only}
@@ -90,6 +95,15 @@ def _bytes_in(value: Any) -> int:
     if isinstance(value, (list, tuple)):
         return sum(_bytes_in(each) for each in value if is_readable_tensor(each))
     return 0
+
+
+def _row_bytes(args: Sequence[Any]) -> int:
+    """Return the bytes of the rows of a table that are looked up, each as often as its index occurs."""
+    if not all(map(is_readable_tensor, args[:2])):
+        return 0
+    table, indices = args[:2]
+    n_rows = field(table, "shape")[0]
+    return unique_bytes(table) // n_rows * int(prod(field(indices, "shape"))) if n_rows else 0
 
 
 class Operator(NamedTuple):
@@ -145,12 +159,21 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
         if not is_plain_tensor(tensor) or tensor.layout is not torch.strided:
             continue
         if tensor.dtype is torch.float32 and tensor.device.type == "cpu":
-            sample = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach()[:1].reshape(-1)
             with interrupts.suppress(RuntimeError):  # a tensor without memory on the host
-                numbers = np.abs(sample[:: max(1, sample.numel() // _DENORMAL_SAMPLE)].numpy())
+                numbers = np.abs(_sampled(tensor.detach()).numpy())
                 if numbers.size:
                     shares[id(tensor)] = int(np.count_nonzero((numbers < _TINY) & (numbers > 0))) / numbers.size
     return shares
+
+
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Return some elements from all of a tensor, without a copy of it; from its first item if its memory has gaps."""
+    in_memory = tensor.permute(sorted(range(tensor.dim()), key=lambda each: -tensor.stride(each)))
+    elements = in_memory.reshape(-1) if in_memory.is_contiguous() else tensor[:1].reshape(-1)
+    step = max(1, elements.numel() // _DENORMAL_SAMPLE)
+    while step > 1 and gcd(step, elements.numel()) > 1:  # else it may meet the same column in each row
+        step += 1
+    return elements[::step]
 
 
 def precision_of(dtype: torch.dtype, args: Sequence[Any]) -> str:

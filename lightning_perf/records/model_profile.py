@@ -129,8 +129,8 @@ class OperatorProfile(Record, frozen=True, kw_only=True):
             that multiply no matrices.
         total_s: Seconds per step; None if not timed.
         bound: Its bottleneck; None if unknown.
-        denormal_fraction: Mean fraction of denormal numbers in its inputs, from a sample of each tensor; None for other
-            devices than a CPU, and for operators that multiply no matrices.
+        denormal_fraction: Mean fraction of denormal numbers in its inputs, from a sample of each tensor, each call
+            weighted by its time; None for other devices than a CPU, and for operators that multiply no matrices.
     """
 
     name: str

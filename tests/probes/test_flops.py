@@ -366,6 +366,31 @@ def test_denormal_share_is_a_plain_number_that_json_can_hold() -> None:
     assert [type(share) for share in found.values()] == [float]
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("width", [1, 2, 160, 256])
+def test_denormal_share_counts_all_columns_alike(width: int, is_transposed: bool) -> None:
+    rows = torch.ones(2**17 // width, width)
+    rows[:, 0] = 1e-40
+    found = operators.denormal_fractions((rows.T if is_transposed else rows,))
+    assert list(found.values()) == [pytest.approx(1 / width, rel=0.3)]
+
+
+def test_denormal_fraction_of_an_operator_weights_calls_by_their_time() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(512, 512), nn.Linear(1, 1)])
+            nn.init.constant_(self.layers[1].weight, 1e-40)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum(layer(x[:, : layer.in_features]).sum() for layer in self.layers)
+
+    [operator] = [o for o in counted(Both(), torch.rand(256, 512), train=False).operators if o.name == "aten::addmm"]
+    assert operator.calls == 3
+    assert operator.denormal_fraction is not None
+    assert 0.8 < operator.denormal_fraction <= 1.0
+
+
 def test_zeros_are_no_denormal_numbers() -> None:
     profile = counted(nn.Linear(64, 64), torch.zeros(4, 64), train=False)
     [operator] = [o for o in profile.operators if o.flops]
@@ -381,6 +406,13 @@ def test_views_are_not_started() -> None:
 def test_dtype_is_that_of_the_numbers_computed_with() -> None:
     profile = counted(nn.Embedding(4, 2), torch.zeros(100, dtype=torch.long), train=False)
     assert {o.name: o.dtype for o in profile.operators}["aten::embedding"] == "float32"
+
+
+def test_bags_read_only_the_rows_that_they_look_up() -> None:
+    profile = counted(nn.EmbeddingBag(1000, 8), torch.zeros(5, 3, dtype=torch.long), train=False)
+    [operator] = [o for o in profile.operators if o.name == "aten::_embedding_bag"]
+    rows, n_indices = 5 * 3 * 8 * 4, 5 * 3 * 8
+    assert rows + n_indices + 5 * 8 * 4 <= operator.n_bytes <= rows + 3 * n_indices + 5 * 8 * 4
 
 
 def test_gradients_added_up_belong_to_the_module_of_their_parameter() -> None:

@@ -23,8 +23,7 @@ MAX_CALLS = 2048
 OPAQUE = object()
 """An argument that cannot be created again, e.g. a generator or a sparse tensor."""
 
-DENORMAL_LEVELS = (0.0, 0.125, 0.5, 1.0)
-"""Levels to which shares of denormal numbers are rounded, so that equal layers stay one call."""
+_LEAST_DENORMAL = 2**-10  # fewer are chance in a sample of some thousand numbers
 
 REPEATABLE = {
     "aten::mm": 1, "aten::addmm": 1, "aten::convolution": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
@@ -48,7 +47,7 @@ class TensorSpec(NamedTuple):
     Attributes:
         needs_grad: Whether the backward pass computes its gradient.
         source: Index of the call that wrote it, the first of equal ones; -1 for parameters, buffers and inputs.
-        denormal: Its share of denormal numbers, one of ``DENORMAL_LEVELS``.
+        denormal: Its share of denormal numbers, as a power of two (rounded down) or 0, so that equal layers stay one call.
     """
 
     shape: tuple[int, ...]
@@ -82,7 +81,7 @@ class Call:
         has_backward: Whether a backward pass went through one of them.
         n_out: Elements of the results of one call.
         out_shape: Shape of its first result; ``out_stride`` its layout.
-        gradient_denormal: Share of denormal numbers in its results' gradients, one of ``DENORMAL_LEVELS``.
+        gradient_denormal: Share of denormal numbers in its results' gradients, rounded as in ``TensorSpec``.
         writers: Indices of the calls that wrote its tensors; equal calls may have different ones.
         writers_of_first: Those of the first tensor.
         gradient_writers: Those of its tensors that need gradients.
@@ -315,4 +314,4 @@ def flat(value: Any) -> list[Any]:
 
 
 def _level(share: float) -> float:
-    return min(DENORMAL_LEVELS, key=lambda level: abs(level - share))
+    return 2.0 ** math.floor(math.log2(share)) if share >= _LEAST_DENORMAL else 0.0

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_perf.probes.operators import EMBEDDING_BAG
+
 from .calls import CallLog, TensorSpec
 from .compare import Item, Stopwatch
 from .optimizer import rebuilt, step_once
@@ -17,6 +19,8 @@ _MOST_LOOKED_UP = 2**22  # elements
 _TAKE_SPARSE = {"Adagrad": torch.optim.Adagrad, "SGD": torch.optim.SGD, "SparseAdam": torch.optim.SparseAdam,
                 "Adam": torch.optim.SparseAdam, "AdamW": torch.optim.SparseAdam}  # fmt: skip
 """The optimizer for sparse gradients in place of each: the same, or the sparse variant of Adam."""
+
+_MODE_MAX = 2  # of an EmbeddingBag, whose gradient cannot be sparse
 
 _KEPT = ("lr", "betas", "eps", "lr_decay")
 
@@ -34,7 +38,10 @@ def tables_in(log: CallLog) -> list[Table]:
     weights: dict[tuple[int, int], set[int]] = {}
     n_lookups: dict[tuple[int, int], int] = {}
     for call in log.calls:
-        if call.name != "aten::embedding" or not all(isinstance(one, TensorSpec) for one in call.args[:2]):
+        is_bag = call.name == EMBEDDING_BAG and not call.named["sparse"] and call.named["mode"] != _MODE_MAX
+        if not (is_bag or call.name == "aten::embedding"):
+            continue
+        if not all(isinstance(one, TensorSpec) for one in call.args[:2]):
             continue
         weight, indices = call.args[:2]
         if weight.needs_grad and weight.source < 0 and len(weight.shape) == 2:

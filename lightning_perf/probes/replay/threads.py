@@ -100,6 +100,8 @@ def own_threads(
             threads[is_treated] = thread = undo.enter_context(Worker())
             inside = ExitStack()
             undo.callback(thread.call, inside.close)
+            # Sets the training's number: a new thread's OpenMP has the default one until then, and MKL uses that.
+            thread.call(torch.get_num_threads)
             for scope in scopes:
                 thread.call(partial(_enter, inside, scope))
         yield partial(_ThreadItem, threads)

@@ -17,6 +17,8 @@ _REPLAYED_AS = "sparse-embeddings"
 _TAKES_SPARSE = ("Adagrad", "SGD", "SparseAdam")
 """Optimizers of torch that take sparse gradients."""
 
+_GRADIENTS = ("aten::embedding_dense_backward", "aten::_embedding_bag_backward")
+
 
 class _Tables(NamedTuple):
     """Fraction of the tables' rows that a step looks up, and the seconds that the other rows take at most, by phase."""
@@ -94,15 +96,17 @@ def _tables_of(session: Session) -> _Tables | None:
     profile, steady = model_profile_of(session), steady_of(session)
     model = required(session.settings.model, session.missing.get("settings.model", "the model is not known"))
     lookups = [one for one in profile.operators if one.name == "aten::embedding"]
-    gradients = [one for one in profile.operators if one.name == "aten::embedding_dense_backward"]
+    bags = [one for one in profile.operators if one.name == "aten::_embedding_bag"]
+    gradients = [one for one in profile.operators if one.name in _GRADIENTS]
     if not gradients or not profile.parameters_bytes:
         return None
-    if not lookups:
+    if not lookups and not bags:
         raise Skip("the lookups of embeddings are not among the operators listed")
-    looked_up_bytes = sum(one.n_bytes for one in lookups) / 2  # each row is read and written
-    n_tables = model.layers.get("Embedding", 0)
+    returned_bytes = sum(one.n_bytes for one in lookups) / 2  # each row is read and written
+    looked_up_bytes = returned_bytes + sum(one.n_bytes for one in bags)  # which sum the rows that they read
+    n_tables = sum(model.layers.get(name, 0) for name in ("Embedding", "EmbeddingBag"))
     n_uses = max(1.0, sum(one.calls for one in gradients) / n_tables) if n_tables else 1.0  # of a table in one step
-    table_bytes = (sum(one.n_bytes for one in gradients) - looked_up_bytes) / n_uses
+    table_bytes = (sum(one.n_bytes for one in gradients) - returned_bytes) / n_uses
     n_batches = session.settings.trainer.accumulate_grad_batches or 1
     fraction = n_batches * looked_up_bytes / table_bytes if table_bytes > 0 else 1.0
     part = table_bytes / profile.parameters_bytes

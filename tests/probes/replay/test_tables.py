@@ -36,6 +36,15 @@ def test_tables_are_found_with_their_lookups():
     assert tables_in(log_of(Recommender())) == [Table((ROWS, WIDTH), 2, 2 * N)]
 
 
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [({"mode": "sum"}, [Table((ROWS, WIDTH), 1, N)]), ({"mode": "max"}, []), ({"mode": "mean", "sparse": True}, [])],
+)
+def test_tables_of_bags_are_found_unless_their_gradients_are_or_must_be_as_they_are(options, found):
+    table = nn.EmbeddingBag(ROWS, WIDTH, **options)
+    assert tables_in(logged(nn.Sequential(table), torch.arange(N).reshape(4, -1))) == found
+
+
 def test_no_table_is_found_that_is_not_trained():
     model = Recommender()
     model.users.requires_grad_(False)

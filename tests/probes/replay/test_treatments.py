@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -289,6 +292,30 @@ def test_settings_of_a_thread_stay_in_it_when_operators_run_elsewhere():
     assert seen[False] == (False, n_threads)
     assert seen[True] != (False, n_threads)
     assert (are_denormals_flushed(), torch.get_num_threads()) == (False, n_threads)
+
+
+def test_new_threads_compute_with_as_many_threads_as_the_training():
+    setters = threads._setters()
+    if not setters:
+        pytest.skip("torch's OpenMP is not found")
+    most = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).omp_get_max_threads
+    n_threads, seen = torch.get_num_threads(), []
+
+    class Item:
+        weight = treated_weight = 1.0
+
+        def run(self, is_treated, watch):
+            seen.append(most())  # before any operator that asks for torch's number
+            return []
+
+    torch.set_num_threads(n_threads + 2)
+    try:
+        with threads.own_threads(nullcontext, nullcontext) as in_threads:
+            for is_treated in (False, True):
+                in_threads(Item()).run(is_treated, None)
+    finally:
+        torch.set_num_threads(n_threads)
+    assert seen == [n_threads + 2] * 2
 
 
 def test_operators_are_left_out_when_a_round_of_them_takes_too_long():
