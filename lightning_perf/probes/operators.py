@@ -168,7 +168,7 @@ def denormal_fractions(args: Sequence[Any]) -> dict[int, float]:
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
     """Return some elements from all of a tensor, without a copy of it; from its first item if its memory has gaps."""
-    in_memory = tensor.permute(sorted(range(tensor.dim()), key=lambda each: -tensor.stride(each)))
+    in_memory = tensor.permute(sorted(range(tensor.dim()), key=lambda each: -tensor.stride()[each]))
     elements = in_memory.reshape(-1) if in_memory.is_contiguous() else tensor[:1].reshape(-1)
     step = max(1, elements.numel() // _DENORMAL_SAMPLE)
     while step > 1 and gcd(step, elements.numel()) > 1:  # else it may meet the same column in each row

@@ -214,11 +214,13 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     """Operators on a CPU that compute each row of their results several times, since the rows that they get are copies.
 
     Attributes:
-        n_copies: How often each row occurs.
+        n_copies: How often each row occurs; on average, rounded down, unless ``is_regular``.
         shape: Shape of the result that takes the most time.
         n_operators: Such operators in the step.
         total_s: Seconds of them and their backward pass in the step.
         site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.
+        is_regular: Whether all occur equally often and equally far apart; if not, an embedding looks up equal rows of
+            indices.
     """
 
     n_copies: int
@@ -226,6 +228,7 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     n_operators: int
     total_s: float = 0.0
     site: str = ""
+    is_regular: bool = True
 
 
 CheaperKind: TypeAlias = Literal["transform", "convolution", "interpolation", "sort", "penalty", "order", "diagonal"]

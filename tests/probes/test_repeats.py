@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import msgspec
@@ -207,6 +208,61 @@ class Sometimes(nn.Module):
 
 def test_layer_that_gets_copies_only_sometimes_is_not_replayed():
     assert all("addmm" not in work.calls[0].name for work in without_repeats(logged(Sometimes(), rows)))
+
+
+class Titles(nn.Module):
+    """Encodes the titles that a batch shows: those of few articles, each several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.layer = nn.Embedding(50, 32), nn.Linear(32, 32)
+        self.encoder = nn.Sequential(nn.Conv1d(32, 32, 3), nn.GELU())
+
+    def forward(self, titles):
+        looked_up = self.words(titles)
+        return self.encoder(self.layer(looked_up).transpose(1, 2))
+
+
+def titles_of(articles):
+    titles = torch.randint(50, (100, 12), generator=torch.Generator().manual_seed(1))
+    return titles[articles]
+
+
+shown = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7] + [0] * 20 + [1] * 10 + [5] * 5 + [6, 3, 7, 2, 2])
+looked_up_once = torch.arange(48)
+
+
+def test_items_that_are_looked_up_irregularly_are_found_with_the_line_that_does():
+    log = logged(Titles(), titles_of(shown))
+    found = repeated_rows(log)
+    assert (found.n_copies, found.n_operators, found.is_regular) == (6, 2, False)
+    line = inspect.getsourcelines(Titles.forward)[1] + 1
+    assert found.site == f"test_repeats.py:{line}"
+    assert {work.calls[0].name for work in without_repeats(log)} == {"aten::addmm", "aten::convolution"}
+
+
+@pytest.mark.parametrize("articles", [looked_up_once, torch.cat([torch.arange(30), torch.arange(18)])])
+def test_items_most_of_which_are_looked_up_once_are_not_found(articles):
+    assert repeated_rows(logged(Titles(), titles_of(articles))) is None
+
+
+def test_words_that_occur_several_times_are_not_items():
+    indices = torch.randint(8, (512,), generator=torch.Generator().manual_seed(1))
+    assert repeated_rows(logged(nn.Sequential(nn.Embedding(8, 64), nn.Linear(64, 64)), indices)) is None
+
+
+def test_items_are_not_equal_behind_what_differs_for_each():
+    class Placed(Titles):
+        def forward(self, titles):
+            return self.layer(self.words(titles) + torch.arange(len(titles))[:, None, None] / 100)
+
+    assert repeated_rows(logged(Placed(), titles_of(shown))) is None
+
+
+def test_two_steps_have_the_smaller_number_of_irregular_copies_in_common():
+    found = RepeatedRows(n_copies=8, shape=(256, 64), n_operators=2, site="model.py:3", is_regular=False)
+    assert in_both(found, msgspec.structs.replace(found, n_copies=5)).n_copies == 5
+    assert in_both(found, msgspec.structs.replace(found, is_regular=True)) is None
 
 
 def test_nothing_is_found_without_copies():

@@ -12,7 +12,7 @@ import torch
 
 from lightning_perf.probes.code_lines import is_users_call, user_site
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
-from lightning_perf.probes.repeats import n_copies_in
+from lightning_perf.probes.repeats import RepeatedLookups, n_copies_in
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
 from .reads import SORT, Reads, Results
@@ -47,7 +47,7 @@ class TensorSpec(NamedTuple):
     Attributes:
         needs_grad: Whether the backward pass computes its gradient.
         source: Index of the call that wrote it, the first of equal ones; -1 for parameters, buffers and inputs.
-        denormal: Its share of denormal numbers, as a power of two (rounded down) or 0, so that equal layers stay one call.
+        denormal: Its share of denormal numbers, rounded down to a power of two or 0, so that equal layers are one call.
     """
 
     shape: tuple[int, ...]
@@ -161,6 +161,8 @@ class CallLog:
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
     optimizers update. ``reads`` is how much of sorted tensors is read, ``results`` who reads products of matrices.
+    ``irregular`` holds the calls, by index, whose ``n_copies`` is a mean because copies are anywhere in the batch, and
+    the user's line that looks them up.
     """
 
     def __init__(
@@ -178,6 +180,8 @@ class CallLog:
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
         self._writers: dict[int, int] = {}
         self._of_copies: set[int] = set()  # indices of calls that copies of items went into
+        self._lookups = RepeatedLookups()
+        self.irregular: dict[int, str] = {}
         self._thread = threading.get_ident()
 
     def add(
@@ -224,10 +228,12 @@ class CallLog:
         if call is None:
             if len(self.calls) >= MAX_CALLS:
                 return
+            if func._schema.name == "aten::embedding":
+                self._lookups.see(args[1], user_site)
             call = Call(len(self.calls), func, given, dict(named), tensors)
             self._known[key] = call
             call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
-            call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call.name, args)
+            call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call, args)
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
             if is_broadcast or call.zeros is not None or call.n_copies > 1 or call.name in _SITED:
                 call.site = user_site()
@@ -235,7 +241,7 @@ class CallLog:
         else:  # all equal calls must have them
             if call.zeros is not None and self._zeros_in(call.name, args) is None:
                 call.zeros = None
-            if call.n_copies > 1 and call.n_copies != self._n_copies(call.name, args):
+            if call.n_copies > 1 and call.n_copies != self._n_copies(call, args):
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
@@ -275,15 +281,23 @@ class CallLog:
         address = storage_address(args[found.place])
         return None if address in self._writers or address in self._batch else found
 
-    def _n_copies(self, name: str, args: Any) -> int:
+    def _n_copies(self, call: Call, args: Any) -> int:
         """Return how often each item occurs in all tensors that an operator of the user's treats item by item."""
-        first = PRODUCTS.get(name, 0)
-        found = {
-            n_copies_in(value, self._writers.get(storage_address(value)) in self._of_copies)
-            for value in args[first : first + REPEATABLE.get(name, 0)]
-        }
+        first = PRODUCTS.get(call.name, 0)
+        values = [
+            (value, self._writers.get(storage_address(value)) in self._of_copies)
+            for value in args[first : first + REPEATABLE.get(call.name, 0)]
+        ]
+        found = {n_copies_in(*value) for value in values}
         n = found.pop() if len(found) == 1 else 1
-        return n if n > 1 and is_users_call() else 1
+        if n > 1:
+            return n if is_users_call() else 1
+        lookups = {self._lookups.lookup_of(*value) for value in values}
+        lookup = lookups.pop() if len(lookups) == 1 else None
+        if lookup is None or not is_users_call():
+            return 1
+        self.irregular[call.index] = lookup.site
+        return lookup.n_copies
 
     def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):

@@ -24,16 +24,20 @@ def repeated_rows(log: CallLog) -> RepeatedRows | None:
         shape=call.out_shape,
         n_operators=sum(each.n for each in found),
         total_s=sum(each.seconds for each in found),
-        site=call.site,
+        site=log.irregular.get(call.index, call.site),
+        is_regular=call.index not in log.irregular,
     )
 
 
 def in_both(found: RepeatedRows, again: RepeatedRows | None) -> RepeatedRows | None:
-    """Return what two steps of a training have in common, with the smaller time; None if nothing."""
-    if again is None or (again.n_copies, again.site) != (found.n_copies, found.site):
+    """Return what two steps of a training have in common, with the smaller numbers; None if nothing."""
+    if again is None or (again.site, again.is_regular) != (found.site, found.is_regular):
+        return None
+    if found.is_regular and again.n_copies != found.n_copies:
         return None
     return msgspec.structs.replace(
         found,
+        n_copies=min(found.n_copies, again.n_copies),
         n_operators=min(found.n_operators, again.n_operators),
         total_s=min(found.total_s, again.total_s),
     )

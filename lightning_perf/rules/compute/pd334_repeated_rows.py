@@ -13,6 +13,11 @@ _CODE = (
     "encoded = encoded.repeat_interleave(n, dim=0)  # instead of self.encoder(x.repeat_interleave(n, dim=0))"
 )
 
+_PICK = (
+    "distinct, place = items.unique(dim=0, return_inverse=True)\n"
+    "encoded = self.encoder(distinct)[place]  # instead of self.encoder(items)"
+)
+
 
 @replay_rule("PD334", "repeated-rows")
 def check(session: Session) -> Diagnosis | None:
@@ -22,15 +27,20 @@ def check(session: Session) -> Diagnosis | None:
     if share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)
+    often = f"{found.n_copies:,} times" if found.is_regular else f"at least {found.n_copies:,} times on average"
     return Diagnosis(
-        f"{found.site or 'The model'} computes each row {found.n_copies:,} times: the rows that it gets are copies, "
+        f"{found.site or 'The model'} computes each row {often}: the rows that it gets are copies, "
         f"and so are those of its result of {shape}",
         (
             fact("copies of each row", found.n_copies, "count"),
             fact("such operators in a step", found.n_operators, "count"),
             fact("their time in a step", found.total_s, "s"),
         ),
-        fix("compute each row once, and repeat the result", "minutes", "numerics", code=_CODE),
+        fix("compute each row once, and repeat the result", "minutes", "numerics", code=_CODE)
+        if found.is_regular
+        else fix(
+            "compute each distinct row once, and pick its result for each copy", "minutes", "numerics", code=_PICK
+        ),
         "with each row once, these operators run",
         replayed_as="without-repeats",
         at_stake=min(1.0, share),
