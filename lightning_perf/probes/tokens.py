@@ -68,12 +68,14 @@ class Layout(NamedTuple):
         padding: A mask, the sequences' lengths, or the tokens themselves.
         padding_id: Its value at a padded place.
         basis: How padding is recognized, as in ``Padding.basis``; why it is not if `padding` is None.
+        dim: The dimension of ``tokens`` that sequences are padded in.
     """
 
     tokens: TensorPlace | None = None
     padding: TensorPlace | None = None
     padding_id: int = 0
     basis: str = "no batch with tokens was found"
+    dim: int = -1
 
 
 _LENGTHS = "lengths"
@@ -105,6 +107,40 @@ def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
     if embeddings.padding_id is None:
         return Layout(tokens, basis=_UNKNOWN)
     return Layout(tokens, tokens, embeddings.padding_id, f"padding id {embeddings.padding_id}")
+
+
+def layout_by_values(batch: Any, layout: Layout) -> Layout:
+    """Return where a batch on the CPU has its sequences and their lengths, by what they hold; the layout if nowhere.
+
+    These are integers, one per item, behind which the item is padded with a single value.
+    """
+    places = list(_places(batch, (), _DEPTH, plain.visits()))
+    padded = [layout.tokens] if layout.tokens is not None else [
+        one for one in places if len(one.shape) >= 2 and one.dtype is not None and one.dtype.is_floating_point
+    ]  # fmt: skip
+    for tokens in padded:
+        for one in places:
+            if one.dtype not in _ID_DTYPES or one.shape != tokens.shape[:1] or 0 in tokens.shape:
+                continue
+            dim = _padded_dim(plain.item_at(batch, tokens.path), plain.item_at(batch, one.path))
+            if dim is not None:
+                return Layout(tokens, one, basis=_LENGTHS, dim=dim)
+    return layout
+
+
+def _padded_dim(items: Any, lengths: Any) -> int | None:
+    """Return the dimension in which items have these lengths, to judge by the shortest one; None if in none."""
+    if not all(plain.is_plain_tensor(one) and one.device.type == "cpu" for one in (items, lengths)):
+        return None
+    with torch.no_grad(), plain.without_overrides(), _disable_current_modes():
+        shortest, least, most = (int(each) for each in (lengths.argmin(), lengths.min(), lengths.max()))
+        for dim in range(1, items.dim()):
+            if 1 <= least < items.shape[dim] and most <= items.shape[dim]:
+                item = items[shortest].movedim(dim - 1, 0)
+                padding = item[-1].flatten()[0]
+                if bool((item[least:] == padding).all()) and bool((item[least - 1] != padding).any()):
+                    return dim
+    return None
 
 
 def _places(value: Any, path: tuple[Any, ...], depth: int, left: Iterator[int]) -> Iterator[TensorPlace]:
@@ -232,6 +268,8 @@ class TokensProbe(Probe):
         if self._loop.is_profiling:
             return
         layout = layout_of(batch, self._units.embeddings)
+        if layout.padding is None and layout.basis != _PACKED:
+            layout = layout_by_values(batch, layout)
         counted = _lengths(batch, layout)
         self.missing["padding"] = layout.basis
         if counted is None:  # as in most trainings: check ever more rarely
@@ -282,7 +320,7 @@ def _lengths(batch: Any, layout: Layout) -> tuple[int, torch.Tensor] | None:
     shape = plain.shape_of(tokens)
     if shape is None or not plain.is_plain_tensor(marks) or 0 in shape:
         return None
-    width = shape[-1]
+    width = shape[layout.dim]
     with torch.no_grad(), plain.without_overrides(), _disable_current_modes():
         if layout.basis == _LENGTHS:
             return width, marks.detach().clone()

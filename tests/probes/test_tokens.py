@@ -18,7 +18,14 @@ from torch.utils.data import DataLoader
 from lightning_perf import DoctorOptions, PerfDoctor
 from lightning_perf.errors import ConfigError
 from lightning_perf.probes.plain import size_reader
-from lightning_perf.probes.tokens import MAX_BATCHES, BatchUnits, EmbeddingInfo, TokensProbe, layout_of
+from lightning_perf.probes.tokens import (
+    MAX_BATCHES,
+    BatchUnits,
+    EmbeddingInfo,
+    TokensProbe,
+    layout_by_values,
+    layout_of,
+)
 from lightning_perf.records import Session
 
 IDS = torch.tensor([[5, 6, 7, 0], [8, 0, 0, 0]])
@@ -111,6 +118,42 @@ def test_padding_is_unknown_when_neither_batch_nor_model_has_it() -> None:
     assert layout.tokens is not None
     assert layout.padding is None
     assert "padding_idx" in layout.basis
+
+
+FRAMES = torch.rand(3, 8, 5) + 1.0
+for _i, _length in enumerate((8, 3, 6)):
+    FRAMES[_i, _length:] = 0.0
+LENGTHS = torch.tensor([8, 3, 6])
+
+
+@pytest.mark.parametrize(
+    ("batch", "dim"),
+    [
+        ((FRAMES, LENGTHS, torch.arange(3)), 1),  # the labels, 0 to 2, are no lengths
+        ({"audio": FRAMES.transpose(1, 2), "n_frames": LENGTHS.int()}, 2),
+        ((FRAMES, LENGTHS - 1), None),  # the last of each sequence would be taken for padding
+        ((FRAMES, torch.tensor([8, 4, 6])), None),
+        ((FRAMES + torch.rand_like(FRAMES), LENGTHS), None),
+        ((torch.rand(3, 8, 5), torch.tensor([1, 2, 3])), None),
+        ((FRAMES, torch.tensor([9, 3, 6])), None),
+        ((FRAMES, LENGTHS.float()), None),
+        ((torch.zeros(3, 8, 5), LENGTHS), None),
+    ],
+)
+def test_sequences_of_floats_are_padded_behind_the_lengths_in_the_batch(batch: Any, dim: int | None) -> None:
+    found = layout_by_values(batch, layout_of(batch, EmbeddingInfo(False)))
+    assert (found.dim if found.padding is not None else None) == dim
+    probe, _ = counting(4, lambda step: batch)
+    record = probe.record()
+    assert (record is None) == (dim is None)
+    if record is not None:
+        assert (record.basis, record.n_tokens, record.n_padding) == ("lengths", 4 * 24, 4 * 7)
+
+
+def test_lengths_without_a_name_tell_the_padding_of_tokens() -> None:
+    batch = IDS, torch.tensor([3, 1])
+    found = layout_by_values(batch, layout_of(batch, EmbeddingInfo(True)))
+    assert (found.basis, found.tokens.shape if found.tokens is not None else None) == ("lengths", (2, 4))
 
 
 class LanguageModel(LightningModule):
