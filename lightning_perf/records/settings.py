@@ -153,6 +153,24 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     dropping_backward: str = ""
 
 
+class Hyperparameters(Record, frozen=True, kw_only=True):
+    """Data among a module's hyperparameters, which each checkpoint holds besides the weights.
+
+    Attributes:
+        n_bytes: Bytes of all tensors and arrays in them.
+        largest: Name of the largest one.
+        largest_bytes: Its bytes.
+        rest_s: Seconds that saving a file as large as a checkpoint without them took; None if not timed.
+        site: The line that saves them, e.g. ``"model.py:31"``; empty if unknown.
+    """
+
+    n_bytes: int
+    largest: str
+    largest_bytes: int
+    rest_s: float | None = None
+    site: str = ""
+
+
 class ModelSettings(Record, frozen=True, kw_only=True):
     """The LightningModule.
 
@@ -166,6 +184,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         n_unused_elements: Number of elements of these parameters.
         unused_gradients_in: Path of the submodule, without trained parameters, that holds most of them.
         n_unused_elements_in: Number of elements of those in it.
+        hyperparameters: None if they hold less than a mebibyte of data, or before the end of fit.
     """
 
     class_name: str
@@ -182,6 +201,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     n_unused_elements: int | None = None
     unused_gradients_in: str = ""
     n_unused_elements_in: int | None = None
+    hyperparameters: Hyperparameters | None = None
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):

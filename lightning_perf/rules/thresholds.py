@@ -236,9 +236,8 @@ VALIDATION_TARGET_RATIO = _heuristic(0.10, "ratio", "Validation ÷ the rest, at 
 VALIDATION_MAX_EPOCHS = _heuristic(10, "epochs", "A longer interval hides overfitting.")
 LOOP_MIN_SHARE = _heuristic(0.05, "share", "Checkpoints and epoch boundaries: with less, little can be saved.")
 CHECKPOINT_TARGET_RATIO = _heuristic(0.02, "ratio", "Saving ÷ the rest, at the recommended interval.")
-RELOAD_MIN_PART = _heuristic(
-    0.5, "of epoch boundaries", "Creating the loader again is the cause if it takes most of the time."
-)
+CHECKPOINT_REST_FACTOR = _heuristic(2.0, "factor", "States of callbacks and loops take as long as those of weights.")
+RELOAD_MIN_PART = _heuristic(0.5, "of epoch boundaries", "Creating the loader again takes most of their time.")
 PROFILED_MIN_STEPS = _heuristic(1_000, "steps", "A longer run was probably not started for a profile.")
 IN_EPOCH_MAX_EPOCHS = _heuristic(0.5, "epochs per checkpoint", "Below it, checkpoints are saved within epochs.")
 LONG_START_S = _heuristic(60.0, "s", "Users notice a minute.")

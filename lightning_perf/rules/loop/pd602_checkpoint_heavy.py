@@ -2,12 +2,18 @@
 
 import math
 
-from lightning_perf.records import Finding, Prescription, Session
+from lightning_perf.records import Finding, Hyperparameters, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
-from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
-from lightning_perf.rules.wording import duration, number_of, percent
+from lightning_perf.rules.thresholds import (
+    CHECKPOINT_REST_FACTOR,
+    CHECKPOINT_TARGET_RATIO,
+    IN_EPOCH_MAX_EPOCHS,
+    LOOP_MIN_SHARE,
+    MANY,
+)
+from lightning_perf.rules.wording import duration, number_of, percent, place, size_text
 
 
 @rule("PD602", "checkpoint-heavy")
@@ -24,6 +30,16 @@ def check(session: Session) -> Finding | None:
     times = min(
         MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), max(1, n_saves or session.run.n_epochs)
     )
+    data = _data_in(session)
+    if data is not None:
+        each += (
+            f" {percent(data.n_bytes / (data.n_bytes + _states_bytes(session)))} of their bytes or more are "
+            f"hyperparameters: {place(data.largest, data.site)} has {size_text(data.largest_bytes)}."
+        )
+    left, left_least = 1 / times, 1 / times if times > 1 else 0.0
+    if data is not None:  # a checkpoint has more parts than the states, which take about as long
+        rest = 1.0 if data.rest_s is None else n_saves * data.rest_s / seconds
+        left, left_least = min(1.0, CHECKPOINT_REST_FACTOR * rest), 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
@@ -31,8 +47,10 @@ def check(session: Session) -> Finding | None:
             fact("share of the time saving checkpoints", share, "fraction", LOOP_MIN_SHARE),
             fact("time per checkpoint", call_s(*saves), "s", n=n_saves) if saves else None,
             fact("checkpoints saved by", name or "trainer.save_checkpoint"),
+            fact("data in the hyperparameters", data.n_bytes, "bytes") if data is not None else None,
         ),
         prescriptions=(
+            _without(data) if data is not None else None,
             _less_often(session, name, n_saves, times) if times > 1 else None,
             fix(
                 "write checkpoints in the background: plugins=[AsyncCheckpointIO()]",
@@ -45,8 +63,30 @@ def check(session: Session) -> Finding | None:
             ),
         ),
         timed={"checkpoint": seconds},
-        left=1 / times,
-        left_least=1 / times if times > 1 else 0.0,
+        left=left,
+        left_least=left_least,
+    )
+
+
+def _states_bytes(session: Session) -> int:
+    """Return the bytes of the weights and of two states of an optimizer for each, as Adam has them."""
+    model = session.settings.model
+    groups = (*model.parameters, *model.buffers) if model is not None else ()
+    return 3 * sum(each.n_bytes for each in groups)
+
+
+def _data_in(session: Session) -> Hyperparameters | None:
+    """Return the data among the hyperparameters if it is most of a checkpoint."""
+    model = session.settings.model
+    found = model.hyperparameters if model is not None else None
+    return found if found is not None and found.n_bytes > _states_bytes(session) else None
+
+
+def _without(data: Hyperparameters) -> Prescription:
+    return fix(
+        f"leave {data.largest} out of the hyperparameters, and pass it when loading a checkpoint",
+        "one line",
+        code=f'self.save_hyperparameters(ignore=["{data.largest}"])',
     )
 
 

@@ -1,0 +1,120 @@
+"""Find data among the hyperparameters of a module, which Lightning writes into each checkpoint."""
+
+from __future__ import annotations
+
+import dis
+import io
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from lightning_perf.interrupts import raise_if_from_signal
+from lightning_perf.records import Hyperparameters, Session
+
+from . import module_walk, plain
+from .base import Probe, RunContext
+from .host_lines.calls import line_of
+
+_LEAST_BYTES = 2**20  # a file of a mebibyte is written in about the time that any checkpoint takes
+_MOST_WRITTEN_BYTES = 2**26
+_DEPTH = 4
+_SAVE = "save_hyperparameters"
+
+
+class HyperparametersProbe(Probe):
+    """Reads ``hparams`` once, at the end of a fit, and times saving a file as large as a checkpoint without them."""
+
+    name = "hyperparameters"
+    stages = ("fit",)
+    after = ("settings", "gradients")
+
+    def __init__(self, run: RunContext) -> None:
+        self._module, self._folder = run.pl_module, run.folder
+        self._found: Hyperparameters | None = None
+
+    def before_report(self, is_last: bool) -> None:
+        if is_last:
+            self._found = read_hyperparameters(self._module, self._folder)
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        settings, replace = session.settings, msgspec.structs.replace
+        if self._found is None or settings.model is None:
+            return {}
+        return {"settings": replace(settings, model=replace(settings.model, hyperparameters=self._found))}
+
+
+def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | None:
+    """Return the data in a module's hyperparameters; None if they have less than a mebibyte of it.
+
+    What a checkpoint holds anyway, such as the module's own parameters, is not counted. In ``folder`` a file is written
+    that is gone afterwards.
+    """
+    values = plain.items_of(plain.stored(module, "_hparams"), plain.MAX_VISITED) or []
+    states = [one for one in (*module_walk.parameters(module), *module_walk.buffers(module)) if plain.has_shape(one)]
+    own = {plain.storage_address(one) for one in states}
+    sizes = {key: sum(_sizes(value, _DEPTH, plain.visits(), own)) for key, value in values if type(key) is str}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    if sum(sizes.values()) < _LEAST_BYTES:
+        return None
+    return Hyperparameters(
+        n_bytes=sum(sizes.values()),
+        largest=largest,
+        largest_bytes=sizes[largest],
+        rest_s=_timed_save(states, folder) if folder is not None else None,
+        site=_site(type(module)),
+    )
+
+
+def _sizes(value: Any, depth: int, left: Iterator[int], seen: set[int]) -> Iterator[int]:
+    """Yield the bytes of the arrays in a value, and of its tensors' storages, which are saved whole and once."""
+    if next(left, None) is None:
+        return
+    if plain.is_plain_tensor(value):
+        address = plain.storage_address(value)
+        if address and address not in seen:
+            seen.add(address)
+            yield value.untyped_storage().nbytes()
+    elif type(value) is np.ndarray:
+        yield value.nbytes
+    elif plain.is_a(value, torch.nn.Module):
+        for each in (*module_walk.parameters(value), *module_walk.buffers(value)):
+            yield from _sizes(each, depth, left, seen)
+    else:
+        for _, item in (plain.items_of(value, plain.MAX_VISITED) or ()) if depth else ():
+            yield from _sizes(item, depth - 1, left, seen)
+
+
+def _timed_save(states: list[torch.Tensor], folder: Path) -> float | None:
+    """Return the seconds that Lightning takes to save such states, each with two of Adam's; None if it failed."""
+    sizes = [plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in states]
+    if 3 * sum(sizes) > _MOST_WRITTEN_BYTES:
+        return None
+    checkpoint = [torch.zeros(size, dtype=torch.uint8) for size in sizes for _ in range(3)]
+    try:
+        begin = time.perf_counter()
+        with tempfile.TemporaryFile(dir=folder) as file:
+            buffer = io.BytesIO()
+            torch.save(checkpoint, buffer)
+            file.write(buffer.getvalue())
+        return time.perf_counter() - begin
+    except OSError as error:  # a full disk, for example
+        raise_if_from_signal(error)
+        return None
+
+
+def _site(kind: type) -> str:
+    """Return the line that saves the hyperparameters, e.g. ``"model.py:31"``; empty if no constructor does."""
+    constructor = plain.class_attribute(kind, "__init__")
+    code = constructor.__code__ if type(constructor) is FunctionType else None
+    if code is None or _SAVE not in code.co_names:
+        return ""
+    offset = next(each.offset for each in dis.get_instructions(code) if each.argval == _SAVE)
+    return f"{os.path.basename(code.co_filename)}:{line_of(code, offset)}"

@@ -1,0 +1,103 @@
+"""Data among a module's hyperparameters is found, without what a checkpoint holds anyway."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from lightning_perf.probes import hyperparameters
+from lightning_perf.probes.hyperparameters import HyperparametersProbe, read_hyperparameters
+from tests.rules.session_builder import build_session
+
+MIB = 2**20
+reference = torch.zeros(MIB // 4, dtype=torch.float32)
+
+
+class Saving(LightningModule):
+    def __init__(self, data: Any = None, width: int = 4) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(width, width)
+
+
+class NotSaving(LightningModule):
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "n_bytes"),
+    [
+        (reference, MIB),
+        (np.zeros(MIB, dtype=np.uint8), MIB),
+        ({"train": (reference, [np.zeros(2 * MIB, dtype=np.uint8)])}, 3 * MIB),
+        ([reference, reference], MIB),  # one storage is saved once
+        (reference[:3], MIB),  # and whole
+        (nn.Linear(512, 1024, bias=False), 2 * MIB),
+    ],
+)
+def test_data_is_measured_by_what_a_checkpoint_takes(data: Any, n_bytes: int, tmp_path: Path) -> None:
+    found = read_hyperparameters(Saving(data), tmp_path)
+    assert found is not None
+    assert (found.largest, found.n_bytes, found.largest_bytes) == ("data", n_bytes, n_bytes)
+    line = inspect.getsourcelines(Saving.__init__)[1] + 2
+    assert found.site == f"test_hyperparameters.py:{line}"
+    assert found.rest_s is not None
+    assert found.rest_s > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+class Hostile:
+    def __iter__(self) -> Any:
+        raise AssertionError("user code ran")
+
+    __len__ = __getitem__ = __iter__
+
+    @property
+    def nbytes(self) -> int:
+        raise AssertionError("user code ran")
+
+
+@pytest.mark.parametrize("module", [Saving(), Saving(reference[1:].clone()), Saving(Hostile()), NotSaving(reference)])
+def test_little_data_or_none_is_not_reported(module: LightningModule, tmp_path: Path) -> None:
+    assert read_hyperparameters(module, tmp_path) is None
+
+
+def test_parameters_of_the_module_itself_are_saved_once() -> None:
+    layer = nn.Linear(1024, 1024)
+    module = Saving(layer)
+    module.layer = layer
+    assert read_hyperparameters(module, None) is None
+
+
+def test_rest_is_not_timed_without_a_folder_on_a_full_disk_or_if_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rest_s(folder: Path | None) -> float | None:
+        found = read_hyperparameters(Saving(reference), folder)
+        assert found is not None
+        return found.rest_s
+
+    assert rest_s(None) is None
+    assert rest_s(tmp_path / "missing") is None
+    monkeypatch.setattr(hyperparameters, "_MOST_WRITTEN_BYTES", 3 * 20 * 4 - 1)
+    assert rest_s(tmp_path) is None
+
+
+def test_probe_reads_at_the_end_only_and_fills_the_model_settings(tmp_path: Path) -> None:
+    run: Any = SimpleNamespace(pl_module=Saving(reference), folder=tmp_path)
+    probe, session = HyperparametersProbe(run), build_session({"settings": {"model": {"class_name": "Saving"}}})
+    probe.before_report(is_last=False)
+    assert probe.part(session) == {}
+    probe.before_report(is_last=True)
+    assert probe.part(session)["settings"].model.hyperparameters.largest == "data"
+    assert probe.part(build_session({"settings": {"model": None}})) == {}
