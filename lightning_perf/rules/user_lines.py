@@ -1,6 +1,7 @@
 """Lines of the user's code that take time, from stack samples of the training thread."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -89,6 +90,13 @@ def outer_lines_of(session: Session, phase: str) -> list[LineTime]:
     seconds = phase_s(steady, phase)
     lines = (line for line in found.outer_lines if line.n_samples >= LINE_MIN_SAMPLES)
     return [_line_time(line, phase, found, seconds, with_operators=True) for line in lines]
+
+
+def line_calling(session: Session, path: str) -> HostLine | None:
+    """Return the costliest line of forward whose text calls a submodule of the module; None if none was sampled."""
+    call = re.compile(rf"\bself\.{re.escape(path)}\(")
+    lines = whole_lines_of(session, ("forward",), lambda line: bool(call.search(line.code)))
+    return lines[0].line if lines else None
 
 
 def growing_line(session: Session, phase: str) -> HostLine | None:

@@ -1,5 +1,5 @@
 """A network reads the thermometers on a plate and infers where it is heated; the loss runs its guess through
-a differentiable implicit heat solver. Every time step solves with the same matrix, which is factorized anew
+a differentiable implicit heat solver. Every time step solves with the same matrix, which is factorized
 each time.
 ---
 expect: [PD327, PD328]

@@ -1,5 +1,5 @@
 """TransE embeddings of a product knowledge graph with sparse gradients; entity vectors are kept at unit
-length after each step, as in the paper. All of them are normalised, not only those that the step has moved.
+length after each step, as in the paper. All of them are normalized, not only those that the step has moved.
 ---
 expect: [PD504]
 fix:

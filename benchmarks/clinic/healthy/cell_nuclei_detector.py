@@ -1,5 +1,5 @@
-"""A detector without anchors finds nuclei in microscope images: focal loss on a heat map of centres, L1 loss
-on sizes at the centres, and recall of the peaks as validation metric. The targets are made per batch,
+"""A detector without anchors finds nuclei in microscope images: focal loss on a heat map of centers, L1 loss
+on sizes at the centers, and recall of the peaks as validation metric. The targets are made per batch,
 vectorized.
 ---
 half: score
@@ -37,7 +37,7 @@ def conv(cin, cout, stride=1):
 
 
 def heat_targets(boxes):
-    """Gaussian bumps at the centres on the output grid, the largest where they overlap."""
+    """Gaussian bumps at the centers on the output grid, the largest where they overlap."""
     axis = torch.arange(GRID, device=boxes.device, dtype=boxes.dtype)
     cells = (boxes[..., :2] / 4).floor()
     sigma = boxes[..., 2:] / 16

@@ -1,4 +1,4 @@
-"""A message-passing network learns the formation energy of crystals from their neighbour graphs. The graphs
+"""A message-passing network learns the formation energy of crystals from their neighbor graphs. The graphs
 and their distance features are made once before the training; batches join them to one graph.
 ---
 half: score
@@ -52,7 +52,7 @@ def join_graphs(graphs):
 
 
 class Interaction(nn.Module):
-    """A continuous-filter convolution: neighbours times a filter of the distance, summed per atom."""
+    """A continuous-filter convolution: neighbors times a filter of the distance, summed per atom."""
 
     def __init__(self, dim):
         super().__init__()

@@ -1,7 +1,7 @@
 """PD323: a backward pass computes gradients that no optimizer uses, or that are cleared before it does."""
 
 from lightning_perf.records import Finding, Hypothesis, ModelSettings, Session, StageTimes
-from lightning_perf.rules.findings import fact, fix, timed_finding
+from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
 from lightning_perf.rules.replay_signals import Diagnosis, hypothesis_of, replayed, replayed_finding
 from lightning_perf.rules.rule import Skip, rule
 from lightning_perf.rules.signals import steady_of
@@ -11,7 +11,8 @@ from lightning_perf.rules.thresholds import (
     NEARLY_ALL_PART,
     UNUSED_MIN_FRACTION,
 )
-from lightning_perf.rules.user_lines import computing_s
+from lightning_perf.rules.user_lines import computing_s, line_calling
+from lightning_perf.rules.wording import place_of
 
 _REPLAYED_AS = "without-dropped"
 _FREEZE_OTHERS = (
@@ -92,6 +93,7 @@ def _unused(session: Session, model: ModelSettings) -> Diagnosis:
     """Return the diagnosis of gradients whose parameters no optimizer has."""
     where = model.unused_gradients_in
     is_all = (model.n_unused_elements_in or 0) >= NEARLY_ALL_PART * (model.n_unused_elements or 0)
+    line = line_calling(session, where)
     module = f'self.get_submodule("{where}")' if any(part.isdigit() for part in where.split(".")) else f"self.{where}"
     return Diagnosis(
         f"Gradients of {model.n_unused_gradients} parameters, most of them in {where}, are computed in each step, "
@@ -103,6 +105,7 @@ def _unused(session: Session, model: ModelSettings) -> Diagnosis:
                 "fraction",
                 UNUSED_MIN_FRACTION,
             ),
+            optional_fact(f"line that runs {where}", place_of(line) if line is not None else None),
         ),
         fix(
             f"set requires_grad_(False) on {where if is_all else 'each of them'} if it is not to be trained, "
