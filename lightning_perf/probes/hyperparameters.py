@@ -18,30 +18,31 @@ import torch
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import Hyperparameters, Session
+from lightning_perf.records.files import require_free_space
 
 from . import module_walk, plain
 from .base import Probe, RunContext
 from .host_lines.calls import line_of
 
 _LEAST_BYTES = 2**20  # a file of a mebibyte is written in about the time that any checkpoint takes
-_MOST_WRITTEN_BYTES = 2**26
+_MOST_WRITTEN_BYTES = 2**26  # of more, as much is written, and the time taken in proportion
 _DEPTH = 4
 _SAVE = "save_hyperparameters"
 
 
 class HyperparametersProbe(Probe):
-    """Reads ``hparams`` once, at the end of a fit, and times saving a file as large as a checkpoint without them."""
+    """Reads ``hparams`` once, at the end of a fit, and times what they add to the time of saving a checkpoint."""
 
     name = "hyperparameters"
     stages = ("fit",)
     after = ("settings", "gradients")
 
     def __init__(self, run: RunContext) -> None:
-        self._module, self._folder = run.pl_module, run.folder
+        self._module, self._folder, self._is_first_rank = run.pl_module, run.folder, run.trainer.is_global_zero
         self._found: Hyperparameters | None = None
 
     def before_report(self, is_last: bool) -> None:
-        if is_last:
+        if is_last and self._is_first_rank:
             self._found = read_hyperparameters(self._module, self._folder)
 
     def part(self, session: Session) -> Mapping[str, Any]:
@@ -54,22 +55,21 @@ class HyperparametersProbe(Probe):
 def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | None:
     """Return the data in a module's hyperparameters; None if they have less than a mebibyte of it.
 
-    What a checkpoint holds anyway, such as the module's own parameters, is not counted. In ``folder`` a file is written
-    that is gone afterwards.
+    What a checkpoint holds anyway, such as the module's own parameters, is not counted. ``folder`` is where saving is
+    timed; None if it may not be.
     """
     values = plain.items_of(plain.stored(module, "_hparams"), plain.MAX_VISITED) or []
     states = [one for one in (*module_walk.parameters(module), *module_walk.buffers(module)) if plain.has_shape(one)]
-    own = {plain.storage_address(one) for one in states}
-    sizes = {key: sum(_sizes(value, _DEPTH, plain.visits(), own)) for key, value in values if type(key) is str}
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    if sum(sizes.values()) < _LEAST_BYTES:
-        return None
+    with plain.without_overrides():
+        seen = {plain.storage_address(one) for one in states}
+        sizes = {key: sum(_sizes(value, _DEPTH, plain.visits(), seen)) for key, value in values if type(key) is str}
+        n_bytes, largest = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default="")
+        if n_bytes < _LEAST_BYTES:
+            return None
+        state_sizes = [plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in states]
+        costs_s = _timed_costs(state_sizes, n_bytes, folder) if folder is not None else None
     return Hyperparameters(
-        n_bytes=sum(sizes.values()),
-        largest=largest,
-        largest_bytes=sizes[largest],
-        rest_s=_timed_save(states, folder) if folder is not None else None,
-        site=_site(type(module)),
+        n_bytes=n_bytes, largest=largest, largest_bytes=sizes[largest], costs_s=costs_s, site=_site(type(module))
     )
 
 
@@ -83,7 +83,9 @@ def _sizes(value: Any, depth: int, left: Iterator[int], seen: set[int]) -> Itera
             seen.add(address)
             yield value.untyped_storage().nbytes()
     elif type(value) is np.ndarray:
-        yield value.nbytes
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value.nbytes
     elif plain.is_a(value, torch.nn.Module):
         for each in (*module_walk.parameters(value), *module_walk.buffers(value)):
             yield from _sizes(each, depth, left, seen)
@@ -92,22 +94,32 @@ def _sizes(value: Any, depth: int, left: Iterator[int], seen: set[int]) -> Itera
             yield from _sizes(item, depth - 1, left, seen)
 
 
-def _timed_save(states: list[torch.Tensor], folder: Path) -> float | None:
-    """Return the seconds that Lightning takes to save such states, each with two of Adam's; None if it failed."""
-    sizes = [plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in states]
-    if 3 * sum(sizes) > _MOST_WRITTEN_BYTES:
+def _timed_costs(state_sizes: list[int], n_bytes: int, folder: Path) -> float | None:
+    """Return the seconds by which so many bytes more lengthen saving states, each with two of Adam's; None if unknown.
+
+    Files are saved as Lightning does, and are gone afterwards.
+    """
+    n_written = min(n_bytes, _MOST_WRITTEN_BYTES)
+    if 3 * sum(state_sizes) > _MOST_WRITTEN_BYTES:
         return None
-    checkpoint = [torch.zeros(size, dtype=torch.uint8) for size in sizes for _ in range(3)]
+    states = [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in state_sizes for _ in range(3)]
+    data = torch.zeros(n_written, dtype=torch.uint8, device="cpu")
     try:
-        begin = time.perf_counter()
-        with tempfile.TemporaryFile(dir=folder) as file:
-            buffer = io.BytesIO()
-            torch.save(checkpoint, buffer)
-            file.write(buffer.getvalue())
-        return time.perf_counter() - begin
+        require_free_space(folder, n_written + 3 * sum(state_sizes))
+        without_s, with_s = (_timed_save(content, folder) for content in (states, [*states, data]))
+        return max(0.0, with_s - without_s) * n_bytes / n_written
     except OSError as error:  # a full disk, for example
         raise_if_from_signal(error)
         return None
+
+
+def _timed_save(content: list[torch.Tensor], folder: Path) -> float:
+    begin = time.perf_counter()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        file.write(buffer.getvalue())
+    return time.perf_counter() - begin
 
 
 def _site(kind: type) -> str:

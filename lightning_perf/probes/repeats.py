@@ -15,7 +15,7 @@ _ROUNDING, _ROUNDING_16_BIT = 16, 2
 """How far equal items of a result may differ, in units of the dtype's precision at the largest element: an operator may
 add up each of them in another order."""
 
-_LEAST_INDICES, _MOST_INDICES = 2**9, 2**20
+_LEAST_INDICES, _MOST_INDICES, _MOST_ITEMS = 2**9, 2**20, 2**14
 
 _N_PARTS = 16  # in which they are compared, for the memory that this takes
 
@@ -57,9 +57,13 @@ class RepeatedLookups:
         if not is_plain_tensor(indices) or indices.device.type != "cpu" or indices.dim() < 2:
             return
         n = len(indices)
-        if n < 2 or not _LEAST_INDICES <= indices.numel() <= _MOST_INDICES:
+        if not 2 <= n <= _MOST_ITEMS or not _LEAST_INDICES <= indices.numel() <= _MOST_INDICES:
             return
-        distinct, kind = torch.unique(indices.detach().flatten(1), dim=0, return_inverse=True)
+        keys = indices.detach().flatten(1).to(torch.int64)
+        # A hash of each item, since `unique` of rows takes microseconds for each of them.
+        generator = torch.Generator().manual_seed(0)
+        factors = torch.randint(-(2**63), 2**63 - 1, (keys.shape[1],), generator=generator, device="cpu")
+        distinct, kind = torch.unique((keys * factors).sum(1), return_inverse=True)
         if 1 < len(distinct) <= n // 2:
             firsts = torch.full((len(distinct),), n).scatter_reduce_(0, kind, torch.arange(n), "amin")
             self._known[n] = Lookup(n // len(distinct), site_of(), firsts[kind])

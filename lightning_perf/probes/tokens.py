@@ -4,7 +4,7 @@ Shapes are read in each step; values only in a few batches, and never so that th
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,10 @@ _MISSES = 8
 
 _ID_DTYPES = (torch.int64, torch.int32)
 _MASK_DTYPES = (torch.bool, torch.uint8, *_ID_DTYPES)  # a mask of floats is added to attention's scores
+_FLOAT_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _DEPTH = 4
+_MOST_PLACES, _MOST_COMPARED = 4, 8
+"""Tensors of a batch that may be sequences or lengths, and items whose padding is read."""
 
 
 class EmbeddingInfo(NamedTuple):
@@ -80,7 +83,7 @@ class Layout(NamedTuple):
 
 _LENGTHS = "lengths"
 _PACKED = "packed sequences have no padding"
-_UNKNOWN = "batches have no attention_mask or lengths, and no embedding has a padding_idx"
+_UNKNOWN = "batches have no attention_mask or lengths that are recognized, and no embedding has a padding_idx"
 
 
 def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
@@ -112,15 +115,15 @@ def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
 def layout_by_values(batch: Any, layout: Layout) -> Layout:
     """Return where a batch on the CPU has its sequences and their lengths, by what they hold; the layout if nowhere.
 
-    These are integers, one per item, behind which the item is padded with a single value.
+    These are integers, one per item, behind which each item is padded with the same value.
     """
     places = list(_places(batch, (), _DEPTH, plain.visits()))
-    padded = [layout.tokens] if layout.tokens is not None else [
-        one for one in places if len(one.shape) >= 2 and one.dtype is not None and one.dtype.is_floating_point
-    ]  # fmt: skip
-    for tokens in padded:
-        for one in places:
-            if one.dtype not in _ID_DTYPES or one.shape != tokens.shape[:1] or 0 in tokens.shape:
+    floats = [one for one in places if len(one.shape) >= 2 and one.dtype in _FLOAT_DTYPES]
+    padded = [layout.tokens] if layout.tokens is not None else floats
+    lengths = [one for one in places if len(one.shape) == 1 and one.dtype in _ID_DTYPES]
+    for tokens in padded[:_MOST_PLACES]:
+        for one in lengths[:_MOST_PLACES]:
+            if one.shape != tokens.shape[:1] or 0 in tokens.shape:
                 continue
             dim = _padded_dim(plain.item_at(batch, tokens.path), plain.item_at(batch, one.path))
             if dim is not None:
@@ -128,18 +131,29 @@ def layout_by_values(batch: Any, layout: Layout) -> Layout:
     return layout
 
 
+def padded_length(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the length to which a batch's sequences of floats are padded; 0 if not known."""
+    found = layout_by_values(list(tensors), Layout())
+    return found.tokens.shape[found.dim] if found.tokens is not None else 0
+
+
 def _padded_dim(items: Any, lengths: Any) -> int | None:
-    """Return the dimension in which items have these lengths, to judge by the shortest one; None if in none."""
-    if not all(plain.is_plain_tensor(one) and one.device.type == "cpu" for one in (items, lengths)):
-        return None
+    """Return the dimension in which items have these lengths, to judge by the shortest ones; None if in none."""
+    for one in (items, lengths):
+        if not plain.is_plain_tensor(one) or one.device.type != "cpu" or one.layout is not torch.strided:
+            return None
     with torch.no_grad(), plain.without_overrides(), _disable_current_modes():
-        shortest, least, most = (int(each) for each in (lengths.argmin(), lengths.min(), lengths.max()))
+        least, most = (int(each) for each in (lengths.min(), lengths.max()))
+        places = lengths.argsort()[:_MOST_COMPARED]
+        some, ends = items[places], lengths[places].tolist()
         for dim in range(1, items.dim()):
-            if 1 <= least < items.shape[dim] and most <= items.shape[dim]:
-                item = items[shortest].movedim(dim - 1, 0)
-                padding = item[-1].flatten()[0]
-                if bool((item[least:] == padding).all()) and bool((item[least - 1] != padding).any()):
-                    return dim
+            if not 1 <= least < most <= items.shape[dim] or least > items.shape[dim] - 2:
+                continue
+            each = [item.movedim(dim - 1, 0) for item in some]
+            padding = each[0][-1].flatten()[0]
+            is_padded = all(bool((item[end:] == padding).all()) for item, end in zip(each, ends, strict=True))
+            if is_padded and all(bool((item[end - 1] != padding).any()) for item, end in zip(each, ends, strict=True)):
+                return dim
     return None
 
 
@@ -252,6 +266,7 @@ class TokensProbe(Probe):
         self._pending: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
         self._known: list[tuple[int, int, NDArray[np.int64]]] = []
         self._basis = ""
+        self._by_values: Layout | None = None  # of an earlier batch
         functions = {"batch_size_fn": run.options.batch_size_fn, "tokens_fn": run.options.tokens_fn}
         run.loop.units.use(functions, run.probes.switch_off)
 
@@ -269,7 +284,7 @@ class TokensProbe(Probe):
             return
         layout = layout_of(batch, self._units.embeddings)
         if layout.padding is None and layout.basis != _PACKED:
-            layout = layout_by_values(batch, layout)
+            layout = self._layout_by_values(batch, layout)
         counted = _lengths(batch, layout)
         self.missing["padding"] = layout.basis
         if counted is None:  # as in most trainings: check ever more rarely
@@ -285,6 +300,19 @@ class TokensProbe(Probe):
             self._pending = [one for one in self._pending if one[0] % self._every == 0]
             self._known = [one for one in self._known if one[0] % self._every == 0]
             self.next_step = -(-(step + 1) // self._every) * self._every
+
+    def _layout_by_values(self, batch: Any, layout: Layout) -> Layout:
+        """Return a layout by values: the one of an earlier batch with these tensors, since all of this may be full."""
+        found = self._by_values
+        if found is not None:
+            places = {one.path: one for one in _places(batch, (), _DEPTH, plain.visits())}
+            tokens, lengths = (places.get(one.path) for one in (found.tokens, found.padding) if one is not None)
+            if tokens is not None and lengths is not None and lengths.shape == tokens.shape[:1]:
+                return found
+        found = layout_by_values(batch, layout)
+        if found.padding is not None:
+            self._by_values = found
+        return found
 
     def epoch_ends(self) -> None:
         """Read what was counted, which may wait for the device: only between epochs."""

@@ -218,7 +218,8 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
         shape: Shape of the result that takes the most time.
         n_operators: Such operators in the step.
         total_s: Seconds of them and their backward pass in the step.
-        site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.
+        site: The user's line that calls the costliest one, e.g. ``"model.py:31"``, or an embedding unless
+            ``is_regular``; empty if unknown.
         is_regular: Whether all occur equally often and equally far apart; if not, an embedding looks up equal rows of
             indices.
     """

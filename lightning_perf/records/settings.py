@@ -160,14 +160,14 @@ class Hyperparameters(Record, frozen=True, kw_only=True):
         n_bytes: Bytes of all tensors and arrays in them.
         largest: Name of the largest one.
         largest_bytes: Its bytes.
-        rest_s: Seconds that saving a file as large as a checkpoint without them took; None if not timed.
-        site: The line that saves them, e.g. ``"model.py:31"``; empty if unknown.
+        costs_s: Seconds by which they lengthen saving a checkpoint; None if not timed.
+        site: The line that calls ``save_hyperparameters``, e.g. ``"model.py:31"``; empty if unknown.
     """
 
     n_bytes: int
     largest: str
     largest_bytes: int
-    rest_s: float | None = None
+    costs_s: float | None = None
     site: str = ""
 
 

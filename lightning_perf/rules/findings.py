@@ -199,7 +199,7 @@ def timed_finding(
     """Return a finding whose gain and severity follow from the seconds that a fix saves.
 
     ``claims`` are the seconds saved at most, by phase, limited to the time of the phase; ``low_s`` are those saved at
-    least, and the gain follows from both and their ``uncertainty_s``; probed ones are taken as they are for ``low_s``.
+    least, and the gain follows from both and their ``uncertainty_s``; a probed ``low_s`` has been reduced by it.
     ``queueing`` is the fraction of the time in which the training thread waits for a core because of the removed work:
     the same fraction of the remaining time may be saved in addition. ``basis`` and ``method`` say how the seconds were
     obtained. The first sentence of the summary is the headline of a verdict. For the other arguments see ``Finding``.

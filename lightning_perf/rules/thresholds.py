@@ -104,7 +104,7 @@ HALF_MIN_FRACTION = _heuristic(
 )
 OPTIMIZER_MIN_SHARE = _heuristic(0.08, "share", "With less, even an optimizer that takes no time would save little.")
 ROWS_LOOKED_UP_MAX_FRACTION = _heuristic(
-    0.10, "of the rows of embeddings", "A sparse update takes several times as long for each row as a dense one."
+    0.25, "of the rows of embeddings", "A sparse update takes several times as long for each row as a dense one."
 )
 DROPPED_MIN_CLEARINGS = _heuristic(3, "clearings of gradients", "Once or twice may be the start of a schedule.")
 DROPPED_MIN_FRACTION = _heuristic(
@@ -122,7 +122,8 @@ ZEROING_MIN_SHARE = _heuristic(0.01, "share", "Clearing gradients: with less, th
 BUSY_MIN_SHARE = _heuristic(0.90, "share", "If a device is this busy, only less or faster arithmetic saves time.")
 THREADS_MIN_SHARE = _heuristic(0.50, "share", "Threads only speed up compute, so it must be most of the step.")
 THREADS_MIN_STEP_S = _heuristic(5e-3, "s", "Operators of shorter steps are mostly too small to be split.")
-DENORMAL_MIN_FRACTION = _heuristic(2**-9, "fraction", "On some CPUs fewer change nothing; the replay decides.")
+DENORMAL_MIN_FRACTION = _heuristic(2**-9, "fraction", "Fewer cost time on some CPUs only; the replay measures it.")
+DENORMAL_LIKELY_FRACTION = _heuristic(1 / 16, "fraction", "One in each vector of 16: reported also if not measured.")
 SCALER_MIN_STEPS = _heuristic(50, "steps", "With fewer optimizer steps, the rate of skipped ones is unreliable.")
 SCALER_MIN_SCALE = _heuristic(1.0, "factor", "Below 1, the loss scale makes gradients smaller instead of larger.")
 MIN_RECOMPILES = _heuristic(3, "count", "Compiling for two batch sizes is normal; a third time is unexpected.")
@@ -236,7 +237,6 @@ VALIDATION_TARGET_RATIO = _heuristic(0.10, "ratio", "Validation ÷ the rest, at 
 VALIDATION_MAX_EPOCHS = _heuristic(10, "epochs", "A longer interval hides overfitting.")
 LOOP_MIN_SHARE = _heuristic(0.05, "share", "Checkpoints and epoch boundaries: with less, little can be saved.")
 CHECKPOINT_TARGET_RATIO = _heuristic(0.02, "ratio", "Saving ÷ the rest, at the recommended interval.")
-CHECKPOINT_REST_FACTOR = _heuristic(2.0, "factor", "States of callbacks and loops take as long as those of weights.")
 RELOAD_MIN_PART = _heuristic(0.5, "of epoch boundaries", "Creating the loader again takes most of their time.")
 PROFILED_MIN_STEPS = _heuristic(1_000, "steps", "A longer run was probably not started for a profile.")
 IN_EPOCH_MAX_EPOCHS = _heuristic(0.5, "epochs per checkpoint", "Below it, checkpoints are saved within epochs.")
@@ -359,6 +359,7 @@ MIN_SLOW_SAMPLES = _heuristic(5, "samples", "Fewer may be the first sample, or s
 FUNCTION_MIN_SHARE = _heuristic(0.40, "of making a sample", "With less, no single function is worth speeding up.")
 LINE_MIN_SHARE = _heuristic(0.50, "of the function", "The line takes most of the function's time.")
 LINE_MIN_PART = _heuristic(0.3, "of the claim", "A line with a smaller share does not explain the finding.")
+NEARBY_LINES = _heuristic(10, "lines", "In a hook that logs, what is computed so near to it is what is logged.")
 LINE_MIN_SAMPLES = _heuristic(5, "stack samples", "With fewer, the share of a line is unreliable.")
 NORMAL_Z95 = _published(
     1.96,

@@ -9,7 +9,15 @@ from lightning_perf.records import Collections, HostLine, HostPhase, Session, St
 
 from .rule import required
 from .signals import COMPUTE_PHASES, is_cpu_run, own_summary, phase_s
-from .thresholds import GC_RAISED_FULL, GC_RAISED_MIDDLE, GC_RAISED_YOUNG, LINE_MIN_SAMPLES, NORMAL_Z95, NORMAL_Z99
+from .thresholds import (
+    GC_RAISED_FULL,
+    GC_RAISED_MIDDLE,
+    GC_RAISED_YOUNG,
+    LINE_MIN_SAMPLES,
+    NEARBY_LINES,
+    NORMAL_Z95,
+    NORMAL_Z99,
+)
 from .wording import place_of
 
 COLLECT = "gc.collect"
@@ -148,17 +156,20 @@ def is_logging(line: HostLine) -> bool:
 
 
 def lines_computing_what_is_logged(session: Session) -> list[LineTime]:
-    """Return the lines that call ``self.log``, without the logging phase, and those that compute what it receives.
+    """Return the lines of steps that call ``self.log``, without the logging phase, and those that compute its values.
 
-    That is the rest of the hooks ``on_…`` that call it; methods for steps compute more than what is logged.
+    That is what is nearby in hooks of steps; methods such as ``training_step`` compute more than what is logged.
     """
-    logging = [time.line for time in lines_of(session) if time.phase == "logging" or is_logging(time.line)]
+    logging = [time.line for time in lines_of(session) if time.phase != "validation" and is_logging(time.line)]
     places = {(line.file, line.line) for line in logging}
-    hooks = {(line.file, line.entry) for line in logging if line.entry.startswith("on_")}
+    hooks = [line for line in logging if line.entry.startswith("on_") and "epoch" not in line.entry]
 
     def computes(name: str, line: HostLine) -> bool:
-        belongs = (line.file, line.line) in places or (line.file, line.entry) in hooks
-        return belongs and name != "logging"
+        is_near = any(
+            (line.file, line.entry) == (hook.file, hook.entry) and abs(line.line - hook.line) <= NEARBY_LINES
+            for hook in hooks
+        )
+        return name not in ("logging", "validation") and (is_near or (line.file, line.line) in places)
 
     return _lines(session, computes, with_operators=True)
 

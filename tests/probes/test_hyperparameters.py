@@ -15,10 +15,12 @@ from torch import nn
 
 from lightning_perf.probes import hyperparameters
 from lightning_perf.probes.hyperparameters import HyperparametersProbe, read_hyperparameters
+from lightning_perf.records import files
 from tests.rules.session_builder import build_session
 
 MIB = 2**20
 reference = torch.zeros(MIB // 4, dtype=torch.float32)
+ARRAY = np.zeros(MIB, dtype=np.uint8)
 
 
 class Saving(LightningModule):
@@ -40,7 +42,7 @@ class NotSaving(LightningModule):
         (reference, MIB),
         (np.zeros(MIB, dtype=np.uint8), MIB),
         ({"train": (reference, [np.zeros(2 * MIB, dtype=np.uint8)])}, 3 * MIB),
-        ([reference, reference], MIB),  # one storage is saved once
+        ([reference, reference, ARRAY, ARRAY], 2 * MIB),  # each is saved once
         (reference[:3], MIB),  # and whole
         (nn.Linear(512, 1024, bias=False), 2 * MIB),
     ],
@@ -51,8 +53,7 @@ def test_data_is_measured_by_what_a_checkpoint_takes(data: Any, n_bytes: int, tm
     assert (found.largest, found.n_bytes, found.largest_bytes) == ("data", n_bytes, n_bytes)
     line = inspect.getsourcelines(Saving.__init__)[1] + 2
     assert found.site == f"test_hyperparameters.py:{line}"
-    assert found.rest_s is not None
-    assert found.rest_s > 0
+    assert found.costs_s is not None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,6 +73,26 @@ def test_little_data_or_none_is_not_reported(module: LightningModule, tmp_path: 
     assert read_hyperparameters(module, tmp_path) is None
 
 
+def test_time_of_more_data_than_is_written_is_taken_in_proportion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([1.0, 3.0])
+    monkeypatch.setattr(hyperparameters, "_MOST_WRITTEN_BYTES", MIB // 2)
+    monkeypatch.setattr(hyperparameters, "_timed_save", lambda content, folder: next(times))
+    found = read_hyperparameters(Saving(reference), tmp_path)
+    assert found is not None
+    assert found.costs_s == 4.0
+
+
+def test_default_device_is_not_where_saving_is_timed(tmp_path: Path) -> None:
+    module = Saving(reference)
+    with torch.device("meta"):
+        found = read_hyperparameters(module, tmp_path)
+    assert found is not None
+    assert found.costs_s is not None
+    assert found.costs_s > 0
+
+
 def test_parameters_of_the_module_itself_are_saved_once() -> None:
     layer = nn.Linear(1024, 1024)
     module = Saving(layer)
@@ -79,25 +100,33 @@ def test_parameters_of_the_module_itself_are_saved_once() -> None:
     assert read_hyperparameters(module, None) is None
 
 
-def test_rest_is_not_timed_without_a_folder_on_a_full_disk_or_if_it_is_large(
+def test_cost_is_not_timed_without_a_folder_on_a_full_disk_or_if_weights_are_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def rest_s(folder: Path | None) -> float | None:
+    def costs_s(folder: Path | None) -> float | None:
         found = read_hyperparameters(Saving(reference), folder)
         assert found is not None
-        return found.rest_s
+        return found.costs_s
 
-    assert rest_s(None) is None
-    assert rest_s(tmp_path / "missing") is None
+    assert costs_s(None) is None
+    assert costs_s(tmp_path / "missing") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_free_bytes", lambda folder: files.RESERVE_BYTES + MIB)
+        assert costs_s(tmp_path) is None
     monkeypatch.setattr(hyperparameters, "_MOST_WRITTEN_BYTES", 3 * 20 * 4 - 1)
-    assert rest_s(tmp_path) is None
+    assert costs_s(tmp_path) is None
 
 
 def test_probe_reads_at_the_end_only_and_fills_the_model_settings(tmp_path: Path) -> None:
-    run: Any = SimpleNamespace(pl_module=Saving(reference), folder=tmp_path)
+    trainer = SimpleNamespace(is_global_zero=True)
+    run: Any = SimpleNamespace(pl_module=Saving(reference), folder=tmp_path, trainer=trainer)
     probe, session = HyperparametersProbe(run), build_session({"settings": {"model": {"class_name": "Saving"}}})
     probe.before_report(is_last=False)
     assert probe.part(session) == {}
     probe.before_report(is_last=True)
     assert probe.part(session)["settings"].model.hyperparameters.largest == "data"
     assert probe.part(build_session({"settings": {"model": None}})) == {}
+    trainer.is_global_zero = False
+    probe = HyperparametersProbe(run)
+    probe.before_report(is_last=True)
+    assert probe.part(session) == {}

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from lightning_perf import DoctorOptions, PerfDoctor
 from lightning_perf.errors import ConfigError
+from lightning_perf.probes import tokens
 from lightning_perf.probes.plain import size_reader
 from lightning_perf.probes.tokens import (
     MAX_BATCHES,
@@ -138,19 +139,34 @@ LENGTHS = torch.tensor([8, 3, 6])
         ((FRAMES, torch.tensor([9, 3, 6])), None),
         ((FRAMES, LENGTHS.float()), None),
         ((torch.zeros(3, 8, 5), LENGTHS), None),
+        ((torch.rand(4, 2), torch.ones(4, dtype=torch.int64)), None),  # two features, and classes
+        ((torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]), torch.tensor([1, 1])), None),  # all of one length
+        ((torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([1, 2])), None),  # one padded place could be chance
+        ((torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 3.0]]), torch.tensor([1, 3])), 1),
+        ((FRAMES.to_sparse(), LENGTHS), None),
     ],
 )
 def test_sequences_of_floats_are_padded_behind_the_lengths_in_the_batch(batch: Any, dim: int | None) -> None:
     found = layout_by_values(batch, layout_of(batch, EmbeddingInfo(False)))
     assert (found.dim if found.padding is not None else None) == dim
-    probe, _ = counting(4, lambda step: batch)
+
+
+def test_padding_of_floats_is_counted_in_full_batches_as_well() -> None:
+    full = FRAMES + 1.0, torch.tensor([8, 8, 8])
+    probe, _ = counting(4, lambda step: full if step else (FRAMES, LENGTHS))
     record = probe.record()
-    assert (record is None) == (dim is None)
-    if record is not None:
-        assert (record.basis, record.n_tokens, record.n_padding) == ("lengths", 4 * 24, 4 * 7)
+    assert (record.basis, record.n_batches, record.n_tokens, record.n_padding) == ("lengths", 4, 4 * 24, 7)
 
 
-def test_lengths_without_a_name_tell_the_padding_of_tokens() -> None:
+def test_few_tensors_of_a_batch_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+    monkeypatch.setattr(tokens, "_padded_dim", lambda items, lengths: compared.append(items))
+    batch = [(torch.rand(3, 8), torch.tensor([8, 3, 6])) for _ in range(50)]
+    layout_by_values(batch, layout_of(batch, EmbeddingInfo(False)))
+    assert len(compared) == 16
+
+
+def test_padding_of_tokens_is_counted_by_lengths_without_a_name() -> None:
     batch = IDS, torch.tensor([3, 1])
     found = layout_by_values(batch, layout_of(batch, EmbeddingInfo(True)))
     assert (found.basis, found.tokens.shape if found.tokens is not None else None) == ("lengths", (2, 4))

@@ -13,6 +13,7 @@ import torch
 from lightning_perf.probes.code_lines import is_users_call, user_site
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
 from lightning_perf.probes.repeats import RepeatedLookups, n_copies_in
+from lightning_perf.probes.tokens import padded_length
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
 from .reads import SORT, Reads, Results
@@ -23,7 +24,7 @@ MAX_CALLS = 2048
 OPAQUE = object()
 """An argument that cannot be created again, e.g. a generator or a sparse tensor."""
 
-_LEAST_DENORMAL = 2**-10  # fewer are chance in a sample of some thousand numbers
+_LEAST_DENORMAL = 4.0**-5  # fewer are chance in a sample of some thousand numbers
 
 REPEATABLE = {
     "aten::mm": 1, "aten::addmm": 1, "aten::convolution": 1, "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
@@ -47,7 +48,7 @@ class TensorSpec(NamedTuple):
     Attributes:
         needs_grad: Whether the backward pass computes its gradient.
         source: Index of the call that wrote it, the first of equal ones; -1 for parameters, buffers and inputs.
-        denormal: Its share of denormal numbers, rounded down to a power of two or 0, so that equal layers are one call.
+        denormal: Its share of denormal numbers, rounded down to a power of 4 or 0, so that equal layers are one call.
     """
 
     shape: tuple[int, ...]
@@ -160,16 +161,18 @@ class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
-    optimizers update. ``reads`` is how much of sorted tensors is read, ``results`` who reads products of matrices.
-    ``irregular`` holds the calls, by index, whose ``n_copies`` is a mean because copies are anywhere in the batch, and
-    the user's line that looks them up.
+    optimizers update. ``padded_length`` is that of the batch's sequences of floats, 0 if unknown. ``reads`` is how much
+    of sorted tensors is read, ``results`` who reads products of matrices. ``irregular`` holds calls, by index, whose
+    ``n_copies`` is a mean because copies are anywhere in the batch, and the user's line that looks them up.
     """
 
     def __init__(
         self, n_samples: int = 0, batch: Iterable[torch.Tensor] = (), parameters: Iterable[torch.Tensor] = ()
     ) -> None:
         self.n_samples = n_samples
-        self._batch = {storage_address(tensor) for tensor in batch if is_plain_tensor(tensor)}
+        tensors = [tensor for tensor in batch if is_plain_tensor(tensor)]
+        self._batch = set(map(storage_address, tensors))
+        self.padded_length = padded_length(tensors)
         self._last_node = 0
         self.parameters = {storage_address(one) for one in parameters if is_plain_tensor(one)}
         self.calls: list[Call] = []
@@ -328,4 +331,4 @@ def flat(value: Any) -> list[Any]:
 
 
 def _level(share: float) -> float:
-    return 2.0 ** math.floor(math.log2(share)) if share >= _LEAST_DENORMAL else 0.0
+    return 4.0 ** math.floor(math.log2(share) / 2) if share >= _LEAST_DENORMAL else 0.0

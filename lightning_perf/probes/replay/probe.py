@@ -259,6 +259,8 @@ class ReplayProbe(Probe):
             for work in works
             for bound in (*work.as_is, *work.treated)
         ]
+        levels = {call.gradient_denormal for work in works for call in work.calls}
+        operators.append(([TensorSpec((), (), torch.float32, False, -1, level) for level in levels], 0, 0))
         arena = Arena(self._device, elements_for(operators, self._memory.free_bytes()))
         return arena, [OperatorItem(work, arena, treated) for work in works]
 

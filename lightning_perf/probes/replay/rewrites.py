@@ -97,8 +97,9 @@ def double_batch(log: CallLog) -> list[Work]:
 def shorter_sequences(log: CallLog, part: float) -> list[Work]:
     """Return the operators that work on sequences, on sequences of a part of the length.
 
-    Tensors are made smaller in each dimension that is the length, or the length times the batch. Operators of a
-    recurrence, which run once per position, run less often.
+    Tensors are made smaller in each dimension that is the length, or the length times the batch; behind convolutions
+    also half or a quarter of it, as strides leave them. Operators of a recurrence, which run once per position, run
+    less often.
 
     Raises:
         ValueError: The length is not known, or cannot be distinguished from another size.
@@ -106,11 +107,15 @@ def shorter_sequences(log: CallLog, part: float) -> list[Work]:
     n, specs = log.n_samples, [spec for call in log.calls for spec in call.specs]
     inputs = [spec for spec in specs if spec.source < 0 and len(spec.shape) == 2 and spec.shape[0] == n]
     lengths = {spec.shape[1] for spec in inputs if not spec.dtype.is_floating_point}
+    lengths = lengths or ({log.padded_length} if log.padded_length else lengths)
     length = max(lengths, default=0)
     if not n or not lengths or min(lengths) < length - 1:  # language models drop a position to predict the next token
         raise ValueError("the length of the sequences is not known")
     less = length - max(1, round(part * length))
     sizes = {times * (length - k): times * max(1, length - less - k) for times in (1, n) for k in (1, 0)}
+    if any(call.name == "aten::convolution" for call in log.calls):
+        strided = (length // 2, length // 4)
+        sizes |= {times * size: times * max(1, round(part * size)) for times in (1, n) for size in strided if size > 1}
     if n in sizes or _is_size_of_layer(log, sizes):
         raise ValueError(f"the length of the sequences, {length}, is also another size of the model")
 

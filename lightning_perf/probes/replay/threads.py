@@ -24,13 +24,18 @@ from .compare import Item, Stopwatch
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cpu.dylib", "torch_cpu.dll")
 
 
+def torch_library() -> ctypes.CDLL | None:
+    """Return torch's library for the CPU; None if it is not found."""
+    folder = Path(torch.__file__).parent / "lib"
+    path = next((folder / name for name in _LIBRARIES if (folder / name).exists()), None)
+    return ctypes.CDLL(str(path)) if path is not None else None
+
+
 @cache
 def _setters() -> tuple[Callable[[int], Any], ...]:
     """Return functions that set the calling thread's number of threads; empty if they are not found in torch."""
-    folder = Path(torch.__file__).parent / "lib"
-    path = next((folder / name for name in _LIBRARIES if (folder / name).exists()), None)
     try:
-        library = ctypes.CDLL(str(path)) if path is not None else None
+        library = torch_library()
         openmp = getattr(library, "omp_set_num_threads", None)
         mkl = getattr(library, "MKL_Set_Num_Threads_Local", None)
     except OSError:

@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
-from lightning_perf.rules.thresholds import DENORMAL_MIN_FRACTION, LOW_SHARE
+from lightning_perf.rules.thresholds import DENORMAL_LIKELY_FRACTION, DENORMAL_MIN_FRACTION, LOW_SHARE
 from lightning_perf.rules.user_lines import computing_s
 from lightning_perf.rules.wording import percent
 
@@ -37,6 +37,7 @@ def check(session: Session) -> Diagnosis | None:
             code="torch.set_flush_denormal(True)  # before the first computation",
         ),
         "flushing runs these operators",
+        unmeasured="low" if fraction >= DENORMAL_LIKELY_FRACTION else None,
     )
 
 

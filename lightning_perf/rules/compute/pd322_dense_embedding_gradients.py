@@ -21,10 +21,14 @@ _GRADIENTS = ("aten::embedding_dense_backward", "aten::_embedding_bag_backward")
 
 
 class _Tables(NamedTuple):
-    """Fraction of the tables' rows that a step looks up, and the seconds that the other rows take at most, by phase."""
+    """Fraction of the tables' rows that a step looks up, and the seconds that the other rows take at most, by phase.
+
+    ``is_bag``: all are of an ``EmbeddingBag``.
+    """
 
     fraction: float
     claims: dict[str, float]
+    is_bag: bool
 
 
 def _hypothesis(session: Session) -> Hypothesis | None:
@@ -48,6 +52,8 @@ def check(session: Session) -> Finding | None:
     speedup = result.speedup if result is not None else None
     if result is not None and (result.is_negligible or (speedup is not None and speedup.high <= 1.0)):
         return None
+    if tables.is_bag and (result is None or not result.n_operators):
+        return None  # of a bag with mode="max", say, the gradient cannot be sparse
     least_s = 0.0
     is_seen = is_cpu_run(session)  # on a device, the host may be what takes the time
     if is_seen and result is not None and result.before_s and speedup is not None and speedup.low > 1.0:
@@ -76,7 +82,7 @@ def check(session: Session) -> Finding | None:
             f"create large embeddings with sparse=True{change}",
             "minutes" if is_ready else "hours",
             "numerics" if is_ready else "semantics",
-            code="nn.Embedding(n_rows, width, sparse=True)",
+            code=f"nn.{'EmbeddingBag' if tables.is_bag else 'Embedding'}(n_rows, width, sparse=True)",
         ),
         claims=tables.claims,
         low_s=least_s,
@@ -122,7 +128,7 @@ def _tables_of(session: Session) -> _Tables | None:
     if steady.device is not None:
         optimizer_s = min(optimizer_s, steady.n_steps * steady.device.phases.get("optimizer", 0.0))
     claims = {"optimizer": (1 - fraction) * part * optimizer_s, "backward": (1 - fraction) * backward_s}
-    return _Tables(fraction, claims) if sum(claims.values()) >= LOW_SHARE * steady.span_s else None
+    return _Tables(fraction, claims, not lookups) if sum(claims.values()) >= LOW_SHARE * steady.span_s else None
 
 
 def _part_of(operators: Sequence[OperatorProfile], some: Sequence[OperatorProfile]) -> float:

@@ -14,8 +14,8 @@ _CODE = (
 )
 
 _PICK = (
-    "distinct, place = items.unique(dim=0, return_inverse=True)\n"
-    "encoded = self.encoder(distinct)[place]  # instead of self.encoder(items)"
+    "distinct, place = ids.unique(return_inverse=True)  # of the items that are looked up\n"
+    "encoded = self.encoder(self.items[distinct])[place]  # instead of self.encoder(self.items[ids])"
 )
 
 
@@ -27,10 +27,17 @@ def check(session: Session) -> Diagnosis | None:
     if share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)
-    often = f"{found.n_copies:,} times" if found.is_regular else f"at least {found.n_copies:,} times on average"
+    symptom = (
+        f"{found.site or 'The model'} computes each row {found.n_copies:,} times: the rows that it gets are copies, "
+        f"and so are those of its result of {shape}"
+    )
+    if not found.is_regular:
+        symptom = (
+            f"{found.site or 'An embedding'} looks up each item at least {found.n_copies:,} times on average, and the "
+            f"layers behind it compute each of them again, e.g. a result of {shape}"
+        )
     return Diagnosis(
-        f"{found.site or 'The model'} computes each row {often}: the rows that it gets are copies, "
-        f"and so are those of its result of {shape}",
+        symptom,
         (
             fact("copies of each row", found.n_copies, "count"),
             fact("such operators in a step", found.n_operators, "count"),
@@ -39,7 +46,7 @@ def check(session: Session) -> Diagnosis | None:
         fix("compute each row once, and repeat the result", "minutes", "numerics", code=_CODE)
         if found.is_regular
         else fix(
-            "compute each distinct row once, and pick its result for each copy", "minutes", "numerics", code=_PICK
+            "compute each distinct item once, and pick its result for each copy", "minutes", "numerics", code=_PICK
         ),
         "with each row once, these operators run",
         replayed_as="without-repeats",

@@ -41,8 +41,8 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     loggers = named_by_kind(steady, "logger")
     slow_share = sum(share_of(slow_calls(times, session)) for times in loggers.values())
-    logging_s = phase_s(steady, "logging") - collecting_s(session, "logging")
-    share = logging_s / steady.span_s - slow_share
+    pauses_s = collecting_s(session, "logging")  # of the collector, which logging's own objects may have started
+    share = (phase_s(steady, "logging") - pauses_s) / steady.span_s - slow_share
     if share < HOOK_MIN_SHARE:
         return None
     collecting = named_by_kind(steady, "loop").get("metrics", ())
@@ -69,7 +69,7 @@ def check(session: Session) -> Finding | None:
         rows_left = values_left = 1 / LOG_EVERY_STEPS
         if once is None:  # rows that are written every 50 steps stay
             rows_left = min(1.0, (interval or 1) / LOG_EVERY_STEPS)
-    timed, certain_s = {"logging": saved_s}, saved_s
+    timed, certain_s = {"logging": saved_s + pauses_s}, saved_s
     if not is_writing:
         for time in lines_computing_what_is_logged(session):
             timed[time.phase] = timed.get(time.phase, 0.0) + time.seconds

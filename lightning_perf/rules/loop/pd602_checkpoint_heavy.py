@@ -7,7 +7,6 @@ from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
-    CHECKPOINT_REST_FACTOR,
     CHECKPOINT_TARGET_RATIO,
     IN_EPOCH_MAX_EPOCHS,
     LOOP_MIN_SHARE,
@@ -31,15 +30,13 @@ def check(session: Session) -> Finding | None:
         MANY, max(2, math.ceil(share / (1 - share) / CHECKPOINT_TARGET_RATIO)), max(1, n_saves or session.run.n_epochs)
     )
     data = _data_in(session)
+    left, left_least = 1 / times, 1 / times if times > 1 else 0.0
     if data is not None:
         each += (
-            f" {percent(data.n_bytes / (data.n_bytes + _states_bytes(session)))} of their bytes or more are "
-            f"hyperparameters: {place(data.largest, data.site)} has {size_text(data.largest_bytes)}."
+            f" The hyperparameters, most of them {place(data.largest, data.site)}, have {size_text(data.n_bytes)}, the "
+            f"weights {size_text(_weights_bytes(session))}."
         )
-    left, left_least = 1 / times, 1 / times if times > 1 else 0.0
-    if data is not None:  # a checkpoint has more parts than the states, which take about as long
-        rest = 1.0 if data.rest_s is None else n_saves * data.rest_s / seconds
-        left, left_least = min(1.0, CHECKPOINT_REST_FACTOR * rest), 0.0
+        left, left_least = max(0.0, 1.0 - n_saves * (data.costs_s or 0.0) / seconds), 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
@@ -68,25 +65,24 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _states_bytes(session: Session) -> int:
-    """Return the bytes of the weights and of two states of an optimizer for each, as Adam has them."""
+def _weights_bytes(session: Session) -> int:
     model = session.settings.model
-    groups = (*model.parameters, *model.buffers) if model is not None else ()
-    return 3 * sum(each.n_bytes for each in groups)
+    return sum(each.n_bytes for each in (*model.parameters, *model.buffers)) if model is not None else 0
 
 
 def _data_in(session: Session) -> Hyperparameters | None:
-    """Return the data among the hyperparameters if it is most of a checkpoint."""
+    """Return the data among the hyperparameters if it is larger than the weights and two of Adam's states for each."""
     model = session.settings.model
     found = model.hyperparameters if model is not None else None
-    return found if found is not None and found.n_bytes > _states_bytes(session) else None
+    return found if found is not None and found.n_bytes > 3 * _weights_bytes(session) else None
 
 
 def _without(data: Hyperparameters) -> Prescription:
+    call = f"the call at {data.site}" if data.site else "the hyperparameters"
     return fix(
-        f"leave {data.largest} out of the hyperparameters, and pass it when loading a checkpoint",
+        f"leave {data.largest} out of {call}, and pass it when loading a checkpoint",
         "one line",
-        code=f'self.save_hyperparameters(ignore=["{data.largest}"])',
+        code=f'self.save_hyperparameters(ignore=["{data.largest}"])  # or without it in the list of names',
     )
 
 

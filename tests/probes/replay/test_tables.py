@@ -40,7 +40,7 @@ def test_tables_are_found_with_their_lookups():
     ("options", "found"),
     [({"mode": "sum"}, [Table((ROWS, WIDTH), 1, N)]), ({"mode": "max"}, []), ({"mode": "mean", "sparse": True}, [])],
 )
-def test_tables_of_bags_are_found_unless_their_gradients_are_or_must_be_as_they_are(options, found):
+def test_tables_of_bags_are_found_if_their_dense_gradients_could_be_sparse(options, found):
     table = nn.EmbeddingBag(ROWS, WIDTH, **options)
     assert tables_in(logged(nn.Sequential(table), torch.arange(N).reshape(4, -1))) == found
 

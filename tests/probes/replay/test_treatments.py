@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -295,10 +293,9 @@ def test_settings_of_a_thread_stay_in_it_when_operators_run_elsewhere():
 
 
 def test_new_threads_compute_with_as_many_threads_as_the_training():
-    setters = threads._setters()
-    if not setters:
+    if not threads.can_set_threads_locally():
         pytest.skip("torch's OpenMP is not found")
-    most = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).omp_get_max_threads
+    most = threads.torch_library().omp_get_max_threads
     n_threads, seen = torch.get_num_threads(), []
 
     class Item:
