@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from lightning_perf.probes.base import Probe
-from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.loop import LoopTimer
 from lightning_perf.stats.changepoint import LevelWatch
 
 FIRST_STEADY_STEPS, FIRST_S = 200, 10.0
@@ -35,7 +35,7 @@ class DiagnosisSchedule(Probe):
     name = "diagnosis_schedule"
     next_step = 0
 
-    def __init__(self, loop: LoopProbe, now_ns: Callable[[], int]) -> None:
+    def __init__(self, loop: LoopTimer, now_ns: Callable[[], int]) -> None:
         self.is_due = False
         self._loop, self._now_ns = loop, now_ns
         self._start_ns: int | None = None

@@ -18,7 +18,7 @@ from lightning_perf.interrupts import is_from_signal
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.base import RunContext
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.loop import LoopTimer
 from lightning_perf.probes.machine import local_world_size, read_machine
 from lightning_perf.probes.probe_set import ProbeSet, Status
 from lightning_perf.probes.ranks import RankProbe
@@ -137,7 +137,7 @@ class DoctorRun:
             session = self.probes.session()
             self.reports.preflight(preflight(session, self._doctor.select, self._doctor.ignore), session)
 
-    def _show_progress(self, loop: LoopProbe) -> None:
+    def _show_progress(self, loop: LoopTimer) -> None:
         figures = BarFigures(loop.main.recent_wait_share, lambda: self._doctor.verdict, time.perf_counter)
         seams.tap_progress_bar(self._trainer, lambda: self.probes.call("progress", figures) or {}, self._undos)
 

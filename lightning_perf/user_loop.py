@@ -23,7 +23,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer, missing_without_trainer, shown_loader
 from lightning_perf.probes.hang import HangWatch
 from lightning_perf.probes.host_lines import LineSampler
-from lightning_perf.probes.loop import LoopProbe, ValidationSpan
+from lightning_perf.probes.loop import LoopTimer, ValidationSpan
 from lightning_perf.probes.user_phases import UserPhases
 from lightning_perf.records import TrainerSettings
 
@@ -185,7 +185,7 @@ class LoopRun:
         if self._loop is not None:
             self._doctor._probes.call("steps", self._leave, self._loop)
 
-    def _leave(self, loop: LoopProbe) -> None:
+    def _leave(self, loop: LoopTimer) -> None:
         if self._phases is not None:
             self._phases.forward = None
         if loop.timeline.stack:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.spans import FetchSpan, NullSpan, Span, Timeline
-from lightning_perf.probes.stage import RECORDS_BEFORE_AGGREGATION, StageProbe
+from lightning_perf.probes.stage import RECORDS_BEFORE_AGGREGATION, StageTimer
 
 _REPEATS = 20_000
 _ROUNDS = 7
@@ -75,7 +75,7 @@ def _pass_through() -> None:
 def _events_us() -> float:
     import torch
 
-    probe = StageProbe(Timeline(now_ns, _raise))
+    probe = StageTimer(Timeline(now_ns, _raise))
     batch = torch.zeros(4, 8)
 
     def step() -> None:
@@ -89,7 +89,7 @@ def _events_us() -> float:
 def _aggregation_us() -> float:
     """Return the median time of an aggregation per step record; early ones merge more."""
     taken_ns = []
-    probe = StageProbe(Timeline(now_ns, _raise))
+    probe = StageTimer(Timeline(now_ns, _raise))
     for _ in range(20):
         for _ in range(RECORDS_BEFORE_AGGREGATION):
             probe.fetch_begins()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import psutil
 
 from lightning_perf.probes.spans import FetchSpan, Span, Timeline
-from lightning_perf.probes.stage import StageProbe
+from lightning_perf.probes.stage import StageTimer
 
 SETTLED_STEPS = 10_000
 """Steps after which every table, ring buffer and histogram has about its final size."""
@@ -56,7 +56,7 @@ class SimulatedLoop:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.timeline = Timeline(self.clock, _raise)
-        self.probe = StageProbe(self.timeline)
+        self.probe = StageTimer(self.timeline)
         self.timeline.set_base("other")
         probe = self.probe
         self._fetch = FetchSpan(self.timeline, probe.fetch_begins, probe.fetch_ends)

@@ -19,8 +19,8 @@ def data(
 ) -> None:
     """Measure the training loader of a command: its functions, its workers, and its speed relative to the model.
 
-    The script runs until its loader exists; copies of it are then measured. A second run trains a few steps on
-    one batch.
+    A first run trains a few steps on one batch. A second run stops at the training loader, and copies of the loader
+    are then measured.
     """
     from lightning_perf.trials.data import probe_command
 

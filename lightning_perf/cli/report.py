@@ -21,8 +21,12 @@ def report(
     format_: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")] = "console",
     out: Annotated[str | None, typer.Option("--out", help="Write to this file or URL, not to the terminal.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
-    show_all: Annotated[bool, typer.Option("--all", help="Show everything and the outcome of each rule.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Show everything, not only the brief form (console).")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Also show the outcome of each rule and what was not measured.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Show the full report instead of the brief one (console).")
+    ] = False,
     diagnose: Annotated[
         bool, typer.Option("--diagnose", help="Run this version's rules on the session again.")
     ] = False,

@@ -28,15 +28,17 @@ _SLOW = 3.0
 """A step is slow if it takes this many times as long as the others, as in ``SlowStep``."""
 
 _WEIGHTS, _PHASES_WEIGHT = {"step": 6.0, "wall": 2.0}, 2.0
-"""Relative parts of alpha; all phases together have one. Phases vary little in proportion to each other."""
+"""Weights by which alpha is divided; all phases together have ``_PHASES_WEIGHT``. Phases vary little in proportion to
+each other."""
 
 _MIN_RELATIVE_TO_EACH, _MIN_OF_STEP = 1 / 3, 1 / 4
-"""Parts of a phase's growth relative to all other phases together: by the first it must have grown relative to each of
-them, and the step by the second. Otherwise one other may have become shorter, or a wait moved from phase to phase."""
+"""Fractions of a phase's growth relative to all other phases together. The phase must have grown by more than the first
+relative to each single phase, and the step must be longer by more than the second. Otherwise another phase may have
+become shorter, or a wait may have moved between phases."""
 
 _FIXED_PIECE, _MIN_OTHERS = "fixed piece", 2
-"""A phase is compared with at least two others, one by one, of which the fixed piece of Python may be one. A single one
-may have become shorter."""
+"""A phase is compared one by one with at least two others, because a single one may have become shorter. One of them
+may be the Python benchmark that ``probes/machine_speed`` times in each run."""
 
 _LARGEST = math.log(1000)
 """Largest log factor that is reported as detectable."""
@@ -79,7 +81,7 @@ def slower_times(base: Sequence[Session], session: Session, alpha: float) -> lis
         for name, each in whole.items()
         if is_longer[name]
     ]
-    grown = [name for name in phases if is_longer[name] and _outgrew_each_other(base, session, name)]
+    grown = [name for name in phases if is_longer[name] and _outgrew_every_other(base, session, name)]
     if grown and not is_longer["step"]:
         phase = max(grown, key=lambda name: excesses[name])
         by = min(excesses["step"], excesses[phase])
@@ -90,7 +92,11 @@ def slower_times(base: Sequence[Session], session: Session, alpha: float) -> lis
 
 
 def like_runs(base: Sequence[Session], session: Session) -> list[Session]:
-    """Return the earlier runs to compare a run with: those that timed the machine, if the last and half of all did."""
+    """Return the earlier runs to compare a run with.
+
+    These are the runs that timed the machine if this run, the last ``LAST_RUNS`` and at least half of all did, but at
+    least ``MIN_RUNS_TO_FIT``; otherwise all.
+    """
     *earlier, new = _fixed_s([*base, session])
     timed = [one for one, fixed_s in zip(base, earlier, strict=True) if fixed_s is not None]
     has_enough = None not in (new, *earlier[-LAST_RUNS:]) and len(timed) >= max(MIN_RUNS_TO_FIT, len(base) / 2)
@@ -158,7 +164,7 @@ def _phase_ratios(base: Sequence[Session], session: Session) -> dict[str, tuple[
     return found
 
 
-def _outgrew_each_other(base: Sequence[Session], session: Session, name: str) -> bool:
+def _outgrew_every_other(base: Sequence[Session], session: Session, name: str) -> bool:
     """Return whether a phase grew relative to each other long phase and to the fixed piece of Python.
 
     If only the sum of the others shrank, or grew less, one of these may have changed and not this phase.

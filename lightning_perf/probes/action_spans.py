@@ -145,7 +145,7 @@ class ActionSpans:
         """Stop timing hooks of other callbacks and of the module that take almost no time."""
         hooks = [span for span in self._spans if span.kind in ("callback", "module_hook", "progress_bar")]
         self._cheap_hooks |= {(span.name, span.hook) for span in hooks if span.ns < _CHEAP_HOOK_NS * span.n}
-        self.backed_off.append(f"hooks of callbacks that take less than {_CHEAP_HOOK_NS // 1000} µs")
+        self.backed_off.append(f"hooks of callbacks and of the module that take less than {_CHEAP_HOOK_NS // 1000} µs")
         self._by_action.clear()
         self._tap_again()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lightning_perf.options import DoctorOptions
 
     from .energy import Rates
-    from .loop import LoopProbe
+    from .loop import LoopTimer
     from .probe_set import ProbeSet
     from .profiler_recording import WindowOptions
 
@@ -38,7 +38,7 @@ class RunContext:
 
     Attributes:
         stage: One of ``STAGES``.
-        loop: The probe that times all steps.
+        loop: Timer of all steps, shared by the probes; not a probe itself.
         folder: Folder for files; None if none may be written.
         shared_folder: Folder for files that ranks exchange; None also where each rank has a folder of its own.
         window_options: Options of profiler windows; None if none may open.
@@ -54,7 +54,7 @@ class RunContext:
     pl_module: Any
     stage: str
     options: DoctorOptions
-    loop: LoopProbe
+    loop: LoopTimer
     now_ns: Callable[[], int]
     probes: ProbeSet
     folder: Path | None

@@ -36,7 +36,7 @@ def is_any_compiled(module: Any) -> bool:
 
 
 class CompilerProbe(Probe):
-    """Follows the compiler, and excludes steps that compile from statistics."""
+    """Probe of ``torch.compile``; excludes steps that compile from statistics."""
 
     name = "compiler"
     field, reason = "compiler", "nothing was compiled"

@@ -56,7 +56,7 @@ _DIRECTIONS: dict[str, Direction | None] = {
 
 
 class ArithmeticCounter(StepTracer):
-    """Counts within forward and backward of a step, or while it is entered.
+    """Counter of operations in forward and backward of a step, or while it is entered.
 
     ``depth`` is 1 for the top-level modules. Timing operators by the host's clock is meaningful on a CPU only. ``log``
     also collects the calls for replays, ``results`` follows what they compute. ``below`` is PerfDoctor's own dispatch

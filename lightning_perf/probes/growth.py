@@ -20,13 +20,13 @@ COST_NS_PER_STEP = 500
 """Average cost per step of readings; slower readings are made less often."""
 
 FREE_READINGS = 40
-"""Number of first readings made whatever they cost, to find a leak within 200 steps: a few milliseconds in total."""
+"""Number of first readings whose cost does not delay the next one, to find a leak within 200 steps."""
 
 FREE_NS = 40 * 10**6
-"""Time budget of the readings of one place besides ``COST_NS_PER_STEP``, spread over the first ``FREE_STEPS``.
+"""Time budget for the readings of one place, besides ``COST_NS_PER_STEP``; it grows to this over ``FREE_STEPS`` steps.
 
-A place over its budget is skipped until later steps have made up for it. Reading a heap takes from a microsecond to
-tens of milliseconds; above four, a leak that only the heap shows takes longer to find.
+A place over its budget is skipped until later steps have made up for it. Reading the C heap takes from a microsecond
+to tens of milliseconds; above 4 ms, the budget covers fewer than ``MIN_READINGS`` readings and a leak is found later.
 """
 
 FREE_STEPS = 200

@@ -1,8 +1,8 @@
 """Compare two snapshots of the live Python objects to find what grew between them.
 
 The first snapshot records the length of every container, and the size of autograd graphs in attributes of modules and
-callbacks. The second finds those that grew with the steps, the tensors they hold, and their names. A snapshot takes
-tens of milliseconds, and is taken only when memory grows.
+callbacks. The second finds those that grew with the steps, the tensors they hold, and their names. A wide
+snapshot takes tens of milliseconds, and is taken only when memory grows; a narrow one is taken in each run.
 """
 
 import gc

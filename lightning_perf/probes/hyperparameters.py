@@ -24,8 +24,8 @@ from . import module_walk, plain
 from .base import Probe, RunContext
 from .host_lines.calls import line_of
 
-_LEAST_BYTES = 2**20  # a file of a mebibyte is written in about the time that any checkpoint takes
-_MOST_WRITTEN_BYTES = 2**26  # of more, as much is written, and the time taken in proportion
+_LEAST_BYTES = 2**20  # less adds next to nothing to the time of saving a checkpoint
+_MOST_WRITTEN_BYTES = 2**26  # larger data is timed with this many bytes, and its time extrapolated
 _DEPTH = 4
 _SAVE = "save_hyperparameters"
 
@@ -67,7 +67,7 @@ def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | 
         if n_bytes < _LEAST_BYTES:
             return None
         state_sizes = [plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in states]
-        costs_s = _timed_costs(state_sizes, n_bytes, folder) if folder is not None else None
+        costs_s = _added_save_s(state_sizes, n_bytes, folder) if folder is not None else None
     return Hyperparameters(
         n_bytes=n_bytes, largest=largest, largest_bytes=sizes[largest], costs_s=costs_s, site=_site(type(module))
     )
@@ -94,10 +94,11 @@ def _sizes(value: Any, depth: int, left: Iterator[int], seen: set[int]) -> Itera
             yield from _sizes(item, depth - 1, left, seen)
 
 
-def _timed_costs(state_sizes: list[int], n_bytes: int, folder: Path) -> float | None:
-    """Return the seconds by which so many bytes more lengthen saving states, each with two of Adam's; None if unknown.
+def _added_save_s(state_sizes: list[int], n_bytes: int, folder: Path) -> float | None:
+    """Return the seconds that ``n_bytes`` of data add to saving a checkpoint; None if they cannot be timed.
 
-    Files are saved as Lightning does, and are gone afterwards.
+    The checkpoint holds the model's states and, as with Adam, two optimizer states of the same size for each. Files are
+    written as Lightning writes them, and removed.
     """
     n_written = min(n_bytes, _MOST_WRITTEN_BYTES)
     if 3 * sum(state_sizes) > _MOST_WRITTEN_BYTES:

@@ -25,14 +25,14 @@ Lines = tuple[Line, ...]
 class Pass:
     """One backward pass.
 
-    ``lines`` are the user's lines above it, ``parameters`` the ids of those whose gradients it adds to. ``n_pauses``
-    counts what happened before it: steps of an optimizer, and uses of gradients.
+    ``lines`` are the user's lines above it, ``parameters`` the ids of those whose gradients it adds to.
+    ``n_gradient_uses`` is how often, before it, an optimizer stepped or gradients were read or cleared.
     """
 
-    __slots__ = ("lines", "n_pauses", "parameters")
+    __slots__ = ("lines", "n_gradient_uses", "parameters")
 
-    def __init__(self, lines: Lines, n_pauses: int) -> None:
-        self.lines, self.n_pauses = lines, n_pauses
+    def __init__(self, lines: Lines, n_gradient_uses: int) -> None:
+        self.lines, self.n_gradient_uses = lines, n_gradient_uses
         self.parameters: set[int] = set()
 
 
@@ -246,7 +246,7 @@ class StepCalls:
         for call in self.calls:
             by_pause: dict[int, dict[Pass, int]] = {}
             for one, weight in call.passes.items():
-                by_pause.setdefault(one.n_pauses, {})[one] = weight
+                by_pause.setdefault(one.n_gradient_uses, {})[one] = weight
             for passes in by_pause.values():
                 added = {one: weight for one, weight in passes.items()
                          if any(one.parameters & other.parameters for other in passes if other is not one)}  # fmt: skip

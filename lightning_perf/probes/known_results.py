@@ -1,4 +1,4 @@
-"""Find operators of a step whose results nobody uses or that were known before: in the step, in each step or epoch.
+"""Find operators of a step whose results are unused, or already known from this step, each step or each epoch.
 
 Each content of a storage gets a number: equal operators on equal contents have equal results (global value
 numbering: Alpern, Wegman and Zadeck, POPL 1988). Their origins go along: trained parameters, the batch, random
@@ -82,7 +82,7 @@ class ResultTracker:
         self._last_pass: Pass | None = None
         self._gradients: set[int] = set()  # addresses of those that a pass has added to
         self._variables: list[weakref.ref[torch.Tensor]] = []
-        self._n_pauses = 0
+        self._n_gradient_uses = 0
         self._derivative: tuple[int, int] | None = None  # the node and the pass of a derivative
         self._read_origin = 0  # of numbers that were read from tensors: sizes of new tensors may depend on them
         self._origin_of_number: dict[Any, int] = {}
@@ -137,7 +137,7 @@ class ResultTracker:
     def _resume(self) -> None:
         self._n_above = len(user_lines())
         if self._begin is None:
-            self._n_pauses += 1
+            self._n_gradient_uses += 1
             for reference in self._trained:
                 if (tensor := reference()) is not None:
                     self._set(tensor, TRAINED)
@@ -158,7 +158,7 @@ class ResultTracker:
                 self._step.batch_bytes += n_bytes(tensor)
 
     def _set_fixed(self, tensor: torch.Tensor, place: int) -> None:
-        self._set(tensor, 1 << (N_ORIGINS + place), hash(("fixed", place, self._n_pauses)))
+        self._set(tensor, 1 << (N_ORIGINS + place), hash(("fixed", place, self._n_gradient_uses)))
 
     def _add_any(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, weight: int, is_view: bool
@@ -182,7 +182,7 @@ class ResultTracker:
                 self._pass_ended(self._last_pass)
             inputs = _tensors((args, kwargs))
             if not self._gradients.isdisjoint(map(_address, inputs)):
-                self._n_pauses += 1  # e.g. a gradient is saved, cleared or projected between two passes
+                self._n_gradient_uses += 1  # e.g. a gradient is saved, cleared or projected between two passes
                 self._gradients.clear()
             if is_view:
                 self._add_view(func, inputs, _tensors(out))
@@ -280,7 +280,7 @@ class ResultTracker:
         one = self._passes.get(number)
         if one is None:
             self._pass_begins()
-            one = self._passes[number] = Pass(user_lines(), self._n_pauses)
+            one = self._passes[number] = Pass(user_lines(), self._n_gradient_uses)
         self._last_pass = one
         variable = getattr(node, "variable", None)  # of a node that adds to a parameter's gradient
         if variable is not None:
@@ -295,7 +295,7 @@ class ResultTracker:
             self._pass_ended(self._last_pass)
         tensors = [reference() for reference in self._variables]
         if any(tensor is not None and tensor.grad is None for tensor in tensors):
-            self._n_pauses += 1
+            self._n_gradient_uses += 1
         self._variables.clear()
         self._gradients.clear()
 

@@ -15,7 +15,7 @@ from .clock import DeviceClock, DeviceEvent
 from .named_times import NamedTimes
 from .processes import FetchWatch
 from .spans import N_COLUMNS, PHASE_INDEX, FetchSpan, Span, Timeline
-from .stage import StageProbe
+from .stage import StageTimer
 from .tokens import BatchUnits
 
 REDUCING, BROADCASTING = "sync_dist", "sigterm_broadcast"
@@ -28,7 +28,7 @@ RECORDING = "anomaly_detection"
 _CHECKED_OUTPUTS = 3
 
 
-class LoopProbe(ActionSpans):
+class LoopTimer(ActionSpans):
     """Measures the time of each part of a run. Created in the Trainer's ``setup``.
 
     Time of ``owner``, the callback that measures, is counted separately. ``device_clock`` is None without one.
@@ -46,7 +46,7 @@ class LoopProbe(ActionSpans):
     ) -> None:
         super().__init__(trainer, pl_module, owner, Timeline(now_ns, on_fail))
         self.stage, self.units = stage, BatchUnits()
-        self.validation = StageProbe(self.timeline, phase_ns=[0] * N_COLUMNS, units=self.units)
+        self.validation = StageTimer(self.timeline, phase_ns=[0] * N_COLUMNS, units=self.units)
         self.fetch_watch: FetchWatch | None = None
         """Samples fetches of the run's stage."""
         self.next_instrumented_step = 0
@@ -58,7 +58,7 @@ class LoopProbe(ActionSpans):
         self.first_step_end_ns: int | None = None
         self.missing: dict[str, str] = {}
         own = partial(self._span, "callbacks", type(owner).__name__, "self")
-        self.main = StageProbe(self.timeline, device_clock, own=own("on_train_batch_end"), units=self.units)
+        self.main = StageTimer(self.timeline, device_clock, own=own("on_train_batch_end"), units=self.units)
         self.diagnosing = own("diagnosis")  # between two steps: its time is reporting, not that of the hook
         self._named = NamedTimes(self.timeline, self._spans)
         self.main.on_left_out = self._named.leave_out
@@ -326,7 +326,7 @@ class LoopProbe(ActionSpans):
 class _EpochSpan:
     """The action around an epoch's batches: after it, time counts as epoch boundary."""
 
-    def __init__(self, loop: LoopProbe) -> None:
+    def __init__(self, loop: LoopTimer) -> None:
         self._loop = loop
         self.action: str | None = None
 
@@ -348,7 +348,7 @@ class ValidationSpan:
     Checkpoints saved when validation ends count as checkpoint time of the training.
     """
 
-    def __init__(self, loop: LoopProbe) -> None:
+    def __init__(self, loop: LoopTimer) -> None:
         self._loop = loop
         self._outer: tuple[list[int], int, int, int, bool] | None = None
 
@@ -385,7 +385,7 @@ class ValidationSpan:
             self._outer = None
             if is_sanity:
                 loop.sanity_ns += total_ns
-                loop.validation = StageProbe(timeline, phase_ns=[0] * N_COLUMNS, units=loop.units)
+                loop.validation = StageTimer(timeline, phase_ns=[0] * N_COLUMNS, units=loop.units)
                 loop._is_validation_between = True
         except Exception as error:  # noqa: BLE001 - reported, as above
             timeline.fail(error)

@@ -1,8 +1,8 @@
-"""Time a fixed piece of Python during training, which shows how fast the machine is now.
+"""Time a small Python benchmark during training, which shows how fast the machine is now.
 
 Other programs, and other virtual machines on the same host, slow a training down by far more than the changes between
-runs that the history looks for. The piece runs right after a step, with the step's data in caches, as most Python of a
-training does.
+runs that the history looks for. The benchmark runs right after a step, with the step's data in caches, as most Python
+of a training does.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from lightning_perf.stats.next_run import midmean
 from .base import Probe, RunContext
 
 EVERY_STEPS = 7
-"""Steps between the first measurements: no usual number of accumulated batches divides it. The first comparison with
-earlier runs, after 200 steps, then has 28 of them."""
+"""Steps between the first measurements. It is prime, so that all accumulated batches are measured equally often. The
+first comparison with earlier runs, after 200 steps, then has 28 of them."""
 
 MAX_TIMES = 128
-"""When there are so many, every second one is dropped, and the steps between measurements are doubled."""
+"""At this number of times, every second one is dropped, and the interval n between measurements becomes 2 n + 1."""
 
 MIN_TIMES = 16
 """Fewer are not reported: the middle half of them would be fewer than eight."""
@@ -31,7 +31,7 @@ _KEYS = range(0, len(_TABLE), 37)  # far apart in memory
 
 
 class MachineSpeedProbe(Probe):
-    """Times the piece after steps that are evenly spaced over the run."""
+    """Probe that times the benchmark after steps that are evenly spaced over the run."""
 
     name = "machine_speed"
     stages = ("fit",)
@@ -52,7 +52,7 @@ class MachineSpeedProbe(Probe):
 
     def step_ends(self) -> None:
         begin = self._now_ns()
-        _fixed_piece()
+        _run_benchmark()
         took_ns = self._now_ns() - begin
         self.step_cost_ns += took_ns
         self._times_ns.append(took_ns)
@@ -69,7 +69,7 @@ class MachineSpeedProbe(Probe):
         return {"steady": msgspec.structs.replace(steady, fixed_python_s=fixed_s)}
 
 
-def _fixed_piece() -> int:
+def _run_benchmark() -> int:
     """Read a table twice, first with cold caches, then with warm ones."""
     length = 0
     for _ in range(2):

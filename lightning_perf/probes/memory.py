@@ -41,7 +41,7 @@ PHASES_BY_PART = {"training_step": "forward", "zero_grad": "zero_grad", "backwar
 
 
 class MemoryProbe(Probe):
-    """Reads memory during one run. Nothing is read after its first error. ``allocator`` replaces torch's in tests."""
+    """Probe of memory during one run; stops at its first error. ``allocator`` replaces torch's in tests."""
 
     name = field = option = "memory"
     after = ("steps",)

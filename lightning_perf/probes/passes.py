@@ -12,7 +12,7 @@ _MAX_PASSES = 16  # an optimizer such as LBFGS makes some dozen
 
 
 class PassCounter:
-    """Keeps some elements of all trained parameters at the beginning of each pass of one step."""
+    """Counter of the forward passes of one step that use the same parameters, from samples of the parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         with without_overrides():

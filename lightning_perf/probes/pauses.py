@@ -28,10 +28,10 @@ Site = tuple[CodeType, int]
 
 
 class GarbagePauses(Probe):
-    """Adds up the time of collections, through ``gc.callbacks``.
+    """Probe of the time spent in garbage collections, through ``gc.callbacks``.
 
-    ``is_counted`` is called when a collection starts; collections before what is measured do not count. ``counted_s``
-    returns the seconds in which they did.
+    ``is_counted`` returns whether a collection that starts now counts; ``counted_s`` the seconds in which collections
+    count.
     """
 
     name = "collections"

@@ -16,7 +16,7 @@ from lightning_perf.records import Overhead, ProbeFailure, Run, Session
 
 from .base import Probe, RunContext, all_probes
 from .clock import NEVER
-from .loop import LoopProbe
+from .loop import LoopTimer
 from .spans import span_cost_ns
 from .telemetry import with_cost
 
@@ -62,7 +62,7 @@ class ProbeSet:
 
     def __init__(self) -> None:
         self.context: RunContext | None = None
-        self.loop: LoopProbe | None = None
+        self.loop: LoopTimer | None = None
         self.failures: dict[str, ProbeFailure] = {}
         self.watches_backward = False
         self._probes: dict[str, Probe] = {}  # including those that are off, which report what they had measured
@@ -125,7 +125,7 @@ class ProbeSet:
             self.context.missing["steady"] = _FAILED
             self.call("teardown", self.context.loop.freeze)
 
-    def step_begins(self, loop: LoopProbe, batch: Any) -> None:
+    def step_begins(self, loop: LoopTimer, batch: Any) -> None:
         """Start a step that probes observe."""
         loop.is_instrumented_step = True
         if loop.main.is_in_batch:  # the previous batch-end hook was not called
@@ -137,7 +137,7 @@ class ProbeSet:
                 self._begun[name] = None
                 self.call(name, probe.step_begins, batch)
 
-    def step_ends(self, loop: LoopProbe, batch: Any) -> None:
+    def step_ends(self, loop: LoopTimer, batch: Any) -> None:
         """End such a step and schedule the next one."""
         loop.is_instrumented_step = False
         for name in self._begun:

@@ -48,7 +48,7 @@ _MAX_EPOCHS = 1000
 _RECENT_STEPS = 32
 
 
-class StageProbe:
+class StageTimer:
     """The steps of one stage.
 
     A row is the time from a step's first fetch to the next step's, by phase. Rows have no gaps or overlap: they add up

@@ -1,4 +1,4 @@
-"""Time the steps of a run: the probe of the run, its epochs, steady state and validation."""
+"""Time all steps, and fill the session's run, epochs, steady state and validation from them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +11,7 @@ from lightning_perf.records import PHASES, STEP_PHASES, Run, Session, StageTimes
 
 from .base import Probe, RunContext
 from .clock import device_clock, now_ns
-from .loop import LoopProbe
+from .loop import LoopTimer
 
 if TYPE_CHECKING:
     from .probe_set import ProbeSet
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def open_loop(
     trainer: Any, pl_module: Any, owner: Any, stage: str, probes: "ProbeSet", wants_device: bool
-) -> tuple[LoopProbe, dict[str, str]]:
-    """Return the probe that times all steps, and why it does not time the device, by path in the session.
+) -> tuple[LoopTimer, dict[str, str]]:
+    """Return the timer of all steps, and why it does not time the device, by path in the session.
 
     ``owner`` is the callback that measures.
     """
@@ -29,12 +29,12 @@ def open_loop(
         on_fail = partial(probes.switch_off, "device")
         found = probes.call("device", device_clock, trainer.strategy.root_device, on_fail)
         clock, reason = found or (None, "reading the device's clock failed")
-    loop = LoopProbe(trainer, pl_module, owner, stage, now_ns, partial(probes.switch_off, "steps"), clock)
+    loop = LoopTimer(trainer, pl_module, owner, stage, now_ns, partial(probes.switch_off, "steps"), clock)
     return loop, {} if clock is not None else {"steady.device": reason}
 
 
 class StepsProbe(Probe):
-    """Times all steps, through the `LoopProbe` that the other probes share."""
+    """Probe of all steps, which installs the shared `LoopTimer` and records its results."""
 
     name = "steps"
 

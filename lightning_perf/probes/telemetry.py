@@ -27,7 +27,7 @@ from .base import Probe, RunContext
 from .energy import EnergyLedger, PackageEnergy, Rates, cost_of
 from .gpu import GpuReader, open_gpu
 from .host import HostReader
-from .loop import LoopProbe
+from .loop import LoopTimer
 from .processes import FetchWatch
 from .series import MetricTimeline
 
@@ -85,7 +85,7 @@ class TelemetryProbe(Probe):
         self._started_s = self._cpu_s = self._mean_cost_s = self._ran_s = 0.0
         self._is_closed = False
         self._is_aside = self._was_aside = False
-        self._loop: LoopProbe | None = None  # samples its fetches with ``fetch_watch``
+        self._loop: LoopTimer | None = None  # samples its fetches with ``fetch_watch``
 
     @classmethod
     def open(cls, run: RunContext) -> "TelemetryProbe | None":

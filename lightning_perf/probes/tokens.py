@@ -113,9 +113,9 @@ def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
 
 
 def layout_by_values(batch: Any, layout: Layout) -> Layout:
-    """Return where a batch on the CPU has its sequences and their lengths, by what they hold; the layout if nowhere.
+    """Return the layout of a CPU batch whose values show sequences and their lengths; else ``layout`` unchanged.
 
-    These are integers, one per item, behind which each item is padded with the same value.
+    Lengths are integers, one per item: from there on, each item holds only the padding value.
     """
     places = list(_places(batch, (), _DEPTH, plain.visits()))
     floats = [one for one in places if len(one.shape) >= 2 and one.dtype in _FLOAT_DTYPES]
@@ -302,7 +302,7 @@ class TokensProbe(Probe):
             self.next_step = -(-(step + 1) // self._every) * self._every
 
     def _layout_by_values(self, batch: Any, layout: Layout) -> Layout:
-        """Return a layout by values: the one of an earlier batch with these tensors, since all of this may be full."""
+        """Return the layout of an earlier batch with these tensors, or search this one: full ones show no padding."""
         found = self._by_values
         if found is not None:
             places = {one.path: one for one in _places(batch, (), _DEPTH, plain.visits())}

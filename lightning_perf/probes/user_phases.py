@@ -20,7 +20,7 @@ from .model import is_compiled
 
 FORWARD = "[Strategy]Loop.training_step"
 VALIDATION_FORWARD = "[Strategy]Loop.validation_step"
-"""Actions as a Trainer announces them, which `LoopProbe` knows."""
+"""Actions as a Trainer announces them, which `LoopTimer` knows."""
 
 _BACKWARD = "[Strategy]Loop.backward"
 _OPTIMIZER = "optimizer_step"
@@ -30,7 +30,7 @@ _CHECKPOINT = "save_checkpoint"
 
 
 class UserPhases(Probe):
-    """Announces the parts of each step to the profiler that `LoopProbe` listens to.
+    """Announces the parts of each step to the profiler that `LoopTimer` listens to.
 
     A forward pass begins where a watched module is called, and ends where another part or the step does: the loss
     belongs to it. Backward passes, optimizers and ``torch.save`` are seen whether they are watched or not.

@@ -39,7 +39,7 @@ _MAX_TRACES = 64  # windows with a trace in memory, so that an endless schedule 
 
 
 class WindowProbe(Probe):
-    """Opens and closes windows, and reads what they recorded.
+    """Probe that opens and closes profiler windows, and reads what they recorded.
 
     Between windows it observes few steps. Only the profiler synchronizes, when a window begins and ends. Statistics
     exclude the steps inside a window.

@@ -45,7 +45,7 @@ from .wording import percent, place, site_of, size_text
 
 _SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 """Samplers that draw each item once per epoch."""
-AT_LEAST_COLLECTIONS = "; the garbage collections that it causes are certain"
+AT_LEAST_COLLECTIONS = "; at least the garbage collections that this work causes"
 
 
 def is_waiting(probe: LoaderProbe) -> bool:
@@ -72,12 +72,12 @@ def _is_copying_slow(probe: LoaderProbe) -> bool:
 
 
 def with_kept_items(session: Session, probed: ProbedLoader, finding: Finding) -> Finding:
-    """Recommend and promise first that all samples are kept in memory, if the probe found that they may be kept.
+    """Return a finding that first recommends keeping all samples in memory, if its certain speedup is larger.
 
-    That needs one process which gets each item in each epoch. The upper end is that of the second and later epochs, the
-    lower one that of the whole run. At least, a batch takes less time by what its samples took in the probe, save for
-    copying them; with a worker, a step computes, makes a batch of kept samples and receives it, one after the other.
-    Both ends include how much steps vary. The finding is unchanged if it promises more.
+    Return ``finding`` unchanged otherwise, and if samples may not be kept, the run has fewer than ``KEPT_MIN_EPOCHS``
+    epochs, or no single process gets every item in each epoch. Upper end: an epoch after the first, in which samples
+    take no time. Lower end: the whole run; a step with a worker is assumed to compute, make a batch from memory and
+    receive it, one after the other. ``step_spread`` widens both ends.
     """
     probe, stage, plan, getitem = probed.probe, probed.stage, probed.plan, probed.probe.getitem
     prescription = items_in_memory(session)

@@ -1,4 +1,4 @@
-"""Telemetry that rules use; each function raises Skip with the reason if it is missing."""
+"""Telemetry that rules use; the functions say whether they raise Skip, or what they return, if it is missing."""
 
 import statistics
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ _REMEDIES = (
     # Permutes all of the population.
     (
         r"random\.choice\((?!.*\bp\s*=).*replace\s*=\s*False",
-        "draw with the choice of a generator that is kept (np.random.default_rng), which is faster for few of many",
+        "keep one generator (np.random.default_rng) and call its choice, which is faster for a few of many items",
     ),
     (
         r"\.choice\((?!.*replace\s*=\s*False)[^;]*,\s*p\s*=(?!=)",

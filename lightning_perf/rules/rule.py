@@ -41,10 +41,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         only_unexplained: Whether the finding is a symptom: it is dropped if another finding explains lost time.
         yields_its_time: Whether the finding shows when time is lost, not why: it is dropped if other findings claim at
             least half of its time.
-        explains: Codes of findings that the finding of this rule causes. It is ranked right before them if it claims
-            about as much time.
-        yields_to: Codes of findings that cause this one: it is ranked behind those as severe that claim its time, and
-            at least half as much in addition or a gain that is certainly larger.
+        explains: Codes of findings that the finding of this rule causes. It is ranked right before the first of them if
+            it claims at least half as much time and is no less severe or certain.
+        yields_to: Codes of findings that cause this one. Such a cause, if as severe, is ranked before it if it claims
+            at least half of its time and, in addition, other time of at least half as much, or a gain whose lower end
+            is at least the upper end of this one's.
         weakens: Returns whether the finding of this rule lowers the confidence of another; None if it lowers none.
     """
 

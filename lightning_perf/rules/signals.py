@@ -29,6 +29,11 @@ def phase_s(stage: StageTimes, *names: str) -> float:
     return sum(stage.phases[name].total_s for name in names if name in stage.phases)
 
 
+def share_of_step(steady: StageTimes, seconds: float) -> float:
+    """Return seconds of each step as a share of the mean step; 0 if steps took no time."""
+    return seconds / steady.step_s.mean if steady.step_s.mean > 0 else 0.0
+
+
 def mean_phase_s(stage: StageTimes, name: str) -> float | None:
     """Return the mean seconds per usual step in a phase, from the timeline; None without one.
 

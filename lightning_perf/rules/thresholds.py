@@ -229,7 +229,7 @@ UNCLEARED_MIN_FRACTION = _heuristic(
 )
 
 # The loop around the step
-FEW_BATCHES_PART = _heuristic(0.05, "of the batches", "So many may go through the model once, e.g. the first.")
+FEW_BATCHES_PART = _heuristic(0.05, "of the batches", "So few may go through the model only once, e.g. the first one.")
 VALIDATION_MIN_SHARE = _heuristic(
     0.25, "share", "Validation on 10 to 20 % of the data, without backward, normally takes 5 to 10 % of the time."
 )

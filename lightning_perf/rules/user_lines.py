@@ -156,9 +156,10 @@ def is_logging(line: HostLine) -> bool:
 
 
 def lines_computing_what_is_logged(session: Session) -> list[LineTime]:
-    """Return the lines of steps that call ``self.log``, without the logging phase, and those that compute its values.
+    """Return the lines that call ``self.log`` and those that compute its values, outside logging and validation.
 
-    That is what is nearby in hooks of steps; methods such as ``training_step`` compute more than what is logged.
+    The latter are lines within ``NEARBY_LINES`` of such a call in the same ``on_…`` hook of a batch; other methods,
+    such as ``training_step``, compute more than what is logged.
     """
     logging = [time.line for time in lines_of(session) if time.phase != "validation" and is_logging(time.line)]
     places = {(line.file, line.line) for line in logging}

@@ -16,7 +16,7 @@ _CODE = {
 
 
 def without_trainer(finding: Finding) -> Finding:
-    """Return the finding with the same changes as a loop makes them; without treatments, as no trial can apply them."""
+    """Return the finding with code for a plain loop instead of Trainer flags, and without treatments to try."""
     changed = tuple(_changed(prescription) for prescription in finding.prescriptions)
     summary = finding.summary.replace(how_to_measure(finding.prescriptions), how_to_measure(changed))
     return msgspec.structs.replace(finding, summary=summary, prescriptions=changed)

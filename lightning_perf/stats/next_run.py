@@ -2,10 +2,11 @@
 
 The noise between runs is the error of predicting each earlier run by the mean of those before it (recursive residuals;
 Brown, Durbin and Evans, J. R. Stat. Soc. B 37, 1975). So a slow drift of the machine counts as noise, and with few
-earlier runs only a larger difference counts (Student's t). A new run is shorter than earlier ones; parts of these as
-long as the new run show how much more its level varies, and their starts how much slower runs start. The quantile for
-the sum of both variances is the mean of theirs, weighted by them (Cochran and Cox, Experimental Designs, 1957):
-Satterthwaite's is exceeded too often if there are few earlier runs.
+earlier runs only a larger difference counts (Student's t). A new run is often shorter than earlier ones. So these are
+divided into parts as long as the new run: the spread of the parts shows how much more the level of a short run varies,
+and the first parts show how much slower runs start. The variances between and within runs are added. The quantile of
+their sum is the mean of the two Student quantiles, weighted by the variances (Cochran and Cox, Experimental Designs,
+1957): Satterthwaite's quantile is exceeded too often if there are few earlier runs.
 
 A machine that others use, too, becomes slower and faster by more than most changes to a training. Where each run has
 timed the same piece of work, and earlier runs were slower when it was, what a regression on that time explains is

@@ -1,11 +1,11 @@
 """Decide from alternating blocks of one run whether a change makes it faster; valid at any number of blocks.
 
-Blocks come in pairs, one without and one with the change. Two neighboring pairs are ordered A B B A or B A A B, by
-chance: a steady drift cancels, and no rhythm of the training can favor one side. Each pair gives the logarithm of a
-speedup. Their mean has an interval that contains the true value at *all* looks together in 95 of 100 trials, so that a
-trial may stop at any of them: the t-test's mixture martingale (T. L. Lai, Annals of Statistics 4, 1976; H. Wang and
-A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance", 2023,
-https://arxiv.org/abs/2310.03722).
+Blocks come in pairs, one without and one with the change. Two neighboring pairs are ordered A B B A or B A A B, at
+random: a steady drift cancels, and no periodic change in the training can favor one side. Each pair gives the logarithm
+of a speedup. The interval of their mean is computed after each pair; with a probability of 95 %, all of these intervals
+contain the true value, so that the autopilot may stop after any pair: the t-test's mixture martingale (T. L. Lai,
+Annals of Statistics 4, 1976; H. Wang and A. Ramdas, "Anytime-valid t-tests and confidence sequences for Gaussian means
+with unknown variance", 2023, https://arxiv.org/abs/2310.03722).
 """
 
 import math
@@ -21,7 +21,7 @@ from .estimates import log_interval
 Verdict = Literal["kept", "undone"]
 
 ERROR = 0.05
-"""How often the interval may miss the true speedup, at any of the looks."""
+"""Probability that any of the intervals computed during the run misses the true speedup."""
 
 MIN_VALUES, MAX_VALUES = 3, 40
 """Values before the first decision, and at the last one."""

@@ -19,7 +19,7 @@ class Applier:
         refused: Called with the error if a loader cannot be rebuilt, which the training then keeps; None to raise it.
         check_loader: Called with each training loader and its new arguments before it is rebuilt; raises an error to
             refuse.
-        without: Loader arguments that are left as they are.
+        without: Loader arguments that ``apply_live`` does not change; ``set_up`` ignores this.
 
     Raises:
         ConfigError: Treatments cannot be combined.

@@ -88,8 +88,8 @@ class FsdpCheckpointing(Treatment):
     effort = "minutes"
     summary = "has FSDP keep only the inputs of the model's repeated blocks and recompute the rest in the backward pass"
     when = (
-        "What `activation-checkpointing` is without FSDP: helps where activations fill the memory, at the price of 20 "
-        "to 30 % longer steps, so that a larger batch, or any batch, fits."
+        "The FSDP form of `activation-checkpointing`: helps where activations fill the memory. A step takes 20 to 30 % "
+        "longer, so it pays only if a larger batch, or any batch, then fits."
     )
     conflicts = frozenset({"activation-checkpointing"})
     code = (

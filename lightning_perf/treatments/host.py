@@ -41,10 +41,10 @@ def _restore_anomaly(trainer: Any, is_on: bool, checks_nan: bool) -> None:
 
 class GcFreeze(Treatment):
     id = "gc-freeze"
-    summary = "keeps objects alive at the start out of Python's garbage collections, which become rarer"
+    summary = "excludes existing objects from Python's garbage collection, and collects less often"
     when = (
         "Helps where collections visit millions of objects, e.g. samples that are kept as Python objects. Objects in "
-        "reference cycles are freed later. The search for memory leaks then sees, of older containers, only those in "
+        "reference cycles are freed later. The search for memory leaks then finds older containers only in "
         "attributes of modules and callbacks."
     )
     is_live = True

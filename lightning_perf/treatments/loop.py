@@ -62,9 +62,9 @@ class LimitValBatches(Treatment):
     safety = "semantics"
     summary = "validates on fewer batches"
     when = (
-        "Helps where validation takes a large part of the time and cannot be less frequent. Metrics are then of fewer "
-        "samples, the same each time: those that the loader yields first. A fraction needs a loader with a length, of "
-        "which at least one batch is left."
+        "Helps where validation takes a large part of the time and cannot be less frequent. Metrics are then computed "
+        "on fewer samples: the first ones that the loader yields, the same each time. A fraction needs a loader with a "
+        "length and must leave at least one batch."
     )
     acts_on = "loop"
     conflicts = frozenset({"val-less-often"})  # alternatives: both together validate far less than either

@@ -46,7 +46,9 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
             )
     shards = n_shards(loader.dataset)
     if shards is not None and n_workers > max(shards, loader.num_workers):
-        raise TreatmentError(f"the dataset has {shards} shards: at most as many workers get data")
+        raise TreatmentError(
+            f"the dataset has {shards} shards, one or more per worker: set num_workers to at most {shards}"
+        )
     wanted = {
         "num_workers": n_workers,
         "pin_memory": arguments.get("pin_memory", loader.pin_memory),
@@ -104,7 +106,7 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
     if is_iterable(loader.dataset):
         refused = "workers yield the samples of an IterableDataset in another order"
     elif loader.generator is not None or getattr(loader.sampler, "generator", None) is not None:
-        refused = "workers take more random numbers from the loader's generator, which read ahead"
+        refused = "workers read ahead, which draws more random numbers from the loader's generator"
     elif type(loader.batch_sampler) is not data.BatchSampler or type(loader.batch_sampler.sampler) not in samplers:
         refused = "workers run a sampler of your own ahead of the training"
     elif loader.persistent_workers:
@@ -114,7 +116,11 @@ def require_exact(loader: Any, arguments: dict[str, Any], draws_random: bool | N
         if loader.num_workers > 0:
             refused = "workers may draw random numbers, and each has its own"
         elif draws_random is not False:
-            refused = "fetching a batch draws random numbers" if draws_random else "too few steps were watched"
+            refused = (
+                "fetching a batch draws random numbers"
+                if draws_random
+                else "too few steps were observed to know whether fetching a batch draws random numbers"
+            )
         elif own is not None:
             refused = f"the dataset has a random generator of its own ({type(own).__name__})"
     if refused:

@@ -3,9 +3,9 @@
 All functions are pure, so a trial can be stopped and continued from the records on disk.
 
 Stage 0 measures each treatment alone, between the two halves of an A/A pair. Then treatments that gained are combined,
-the strongest first, one stage per rung, each compared with the baseline and the rung below. Last come treatments
-without a gain alone, if the kept rungs have moved the bottleneck. Rounds are mirrored (A B C, C B A, …), so that drift
-of the machine affects all arms of a stage alike.
+the strongest first, one stage per rung, each compared with the baseline and the rung below. Treatments without a
+speedup alone are tried last, if the kept rungs may have moved the bottleneck. Rounds are mirrored (A B C, C B A, …), so
+that drift of the machine affects all arms of a stage alike.
 """
 
 from collections.abc import Sequence

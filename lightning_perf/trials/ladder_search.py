@@ -56,7 +56,7 @@ class LadderSearch:
                 return f"cannot be combined with {other.treatment}"
         has_gained = self._alone[candidate.treatment].verdict == "improved"
         if not has_gained and self._kept_speedup < RETRY_SPEEDUP:
-            return self._alone[candidate.treatment].reason or "no gain alone"
+            return self._alone[candidate.treatment].reason or "no speedup alone"
         return "measured alone only" if self.kept and not self._plan.has_ladder else ""
 
     def leave_out(self, candidate: Candidate, reason: str) -> None:
@@ -133,7 +133,7 @@ class LadderSearch:
         if arm.verdict == "failed":
             return arm.reason
         if arm.verdict == "regressed":
-            return "slower alone"
+            return "slower when applied alone"
         if candidate.safety not in self._plan.allow:
             return "changes the training itself, so it was measured alone only"
         is_improved = arm.verdict == "improved"
@@ -188,5 +188,10 @@ def _conflict(a: Candidate, b: Candidate) -> bool:
 
 def _why_not(step: ArmComparison) -> str:
     if step.verdict == "inconclusive":
-        return f"no gain shown on top of the rungs kept: {step.reason}" if step.reason else "no gain shown on top"
-    return "slower on top of the rungs kept" if step.verdict == "regressed" else "no gain on top of the rungs kept"
+        why = f": {step.reason}" if step.reason else ""
+        return f"no speedup shown on top of the kept treatments{why}"
+    return (
+        "slower on top of the kept treatments"
+        if step.verdict == "regressed"
+        else "no speedup on top of the kept treatments"
+    )

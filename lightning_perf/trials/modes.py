@@ -121,7 +121,7 @@ class TrialMode:
         return (Path(self.job.folder) / RESULT_FILE).exists()
 
     def finish(self, result: Result) -> None:
-        """Write the result, unless another training of the same command was faster."""
+        """Write the result, unless another training of the same command has already written one."""
         if not self.has_result:
             result.write(self.job.folder)
 

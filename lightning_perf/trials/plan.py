@@ -42,7 +42,10 @@ def checked_specs(text: str, are_combined: bool) -> tuple[str, ...]:
         specs = parse_all(text)
         for spec in specs:
             if spec.treatment.is_measurement:
-                raise ConfigError(f"{spec.text} only answers a question: lightning-perf trial --try {spec.text}")
+                raise ConfigError(
+                    f"{spec.text} only measures and cannot be applied to a run; use lightning-perf trial --try "
+                    f"{spec.text}"
+                )
         return tuple(spec.text for spec in specs)
     return tuple(dict.fromkeys(parse(one).text for one in text.split(",") if one.strip()))
 

@@ -45,7 +45,7 @@ class Progress:
             self.console.print(f"Caution: {others}; stop them for a reliable result")
         named = [one.treatment for one in state.plan.candidates or ()]
         names = ", ".join([*named, *["the fastest batch size"] * state.plan.finds_batch]) or "nothing"
-        often = f"{trial.repeats} runs each, a few more or fewer where that settles it"
+        often = f"{trial.repeats} runs each, fewer if results are clear, more if not"
         self.console.print(f"To try: {names}; {trial.steps} steps a run, {often}")
         for name, reason in trial.not_tried.items():
             self.console.print(f"  not tried: {name}: {line(reason, 300)}")

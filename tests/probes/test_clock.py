@@ -6,7 +6,7 @@ import torch
 from lightning_perf.probes.clock import DeviceClock, device_clock
 from lightning_perf.probes.device_times import DeviceAggregator
 from lightning_perf.probes.spans import Timeline
-from lightning_perf.probes.stage import StageProbe
+from lightning_perf.probes.stage import StageTimer
 from tests.fakes import FakeClock, FakeDevice
 
 
@@ -176,7 +176,7 @@ def test_cpu_has_no_device_clock_and_a_reason() -> None:
 def test_record_holds_starved_and_busy_time() -> None:
     run = Run()
     timeline = Timeline(run.host, lambda error: None)
-    probe = StageProbe(timeline, run.clock)
+    probe = StageTimer(timeline, run.clock)
     probe.epoch_begins(0)
     for _ in range(12):
         probe.fetch_begins()
@@ -205,7 +205,7 @@ class Device:
         self.device = FakeDevice(self.host)
         self.clock = DeviceClock(self.device.event, "fake", _raise)
         timeline = Timeline(self.host, lambda error: None)
-        self.probe = StageProbe(timeline, self.clock)
+        self.probe = StageTimer(timeline, self.clock)
         self.probe.epoch_begins(0)
         timeline.set_base("other")
 

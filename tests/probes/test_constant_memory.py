@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from lightning_perf.probes.spans import FetchSpan, Span, Timeline
-from lightning_perf.probes.stage import StageProbe
+from lightning_perf.probes.stage import StageTimer
 from tests.fakes import FakeClock
 
 SETTLED_STEPS = 20_000
@@ -20,7 +20,7 @@ class SimulatedTraining:
         self.clock = FakeClock()
         timeline = Timeline(self.clock, _raise)
         timeline.set_base("other")
-        self.probe = StageProbe(timeline)
+        self.probe = StageTimer(timeline)
         self.fetch = FetchSpan(timeline, self.probe.fetch_begins, self.probe.fetch_ends)
         self.forward = Span(timeline, "forward")
         self.n_steps = 0

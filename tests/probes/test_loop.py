@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.loop import LoopTimer
 from lightning_perf.probes.pauses import GarbagePauses
 from lightning_perf.probes.spans import PHASE_INDEX, NullSpan
 from lightning_perf.records import PHASES
@@ -90,7 +90,7 @@ class Bench:
                 epoch_loop=SimpleNamespace(val_loop=self.validation, on_run_start=self.make_iterator)
             ),
         )
-        self.loop = LoopProbe(self.trainer, Module(), self.owner, stage, self.clock, unexpected)
+        self.loop = LoopTimer(self.trainer, Module(), self.owner, stage, self.clock, unexpected)
         self.profiler = self.trainer.profiler
         self.loop.install()
 

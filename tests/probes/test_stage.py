@@ -14,7 +14,7 @@ from lightning_perf.probes import plain
 from lightning_perf.probes import stage as stage_module
 from lightning_perf.probes.plain import size_reader
 from lightning_perf.probes.spans import Span, Timeline
-from lightning_perf.probes.stage import StageProbe
+from lightning_perf.probes.stage import StageTimer
 from lightning_perf.records import StageTimes
 from tests.fakes import FakeClock
 
@@ -27,7 +27,7 @@ class Loop:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.timeline = Timeline(self.clock, self._fail)
-        self.probe = StageProbe(self.timeline)
+        self.probe = StageTimer(self.timeline)
         self.fetching = Span(self.timeline, "data_wait")
         self.computing = Span(self.timeline, "forward")
 

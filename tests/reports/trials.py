@@ -60,7 +60,7 @@ def climbed() -> Trial:
                  speedup=about(2.31), predicted=PRECISION, peak_bytes=690 * MIB, loss="within_noise"),
             Rung(added="log-every-n=50", arm=f"{on_top}+log-every-n=50", is_kept=False, verdict="no_change",
                  step_gain=about(1.01), speedup=about(2.33), peak_bytes=690 * MIB, loss="within_noise",
-                 reason="no gain on top of the rungs kept"),
+                 reason="no speedup on top of the kept treatments"),
             Rung(added="batch-size=256", arm="batch-size=256", is_kept=False, verdict="improved",
                  speedup=about(1.31), peak_bytes=2900 * MIB, loss="not_judged",
                  reason="changes the training itself, so it was measured alone only"),

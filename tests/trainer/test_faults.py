@@ -120,7 +120,7 @@ def raises(*_: Any, **__: Any) -> Any:
 
 def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
     """The host's clock works at first, then raises."""
-    begin = stage.StageProbe.batch_ends
+    begin = stage.StageTimer.batch_ends
     seen = []
 
     def batch_ends(self: Any, *args: Any) -> None:
@@ -129,7 +129,7 @@ def clock_fails_later(patch: pytest.MonkeyPatch) -> None:
         if len(seen) == 5:
             self.timeline.now_ns = raises
 
-    patch.setattr(stage.StageProbe, "batch_ends", batch_ends)
+    patch.setattr(stage.StageTimer, "batch_ends", batch_ends)
 
 
 def events_fail_later(method: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -169,22 +169,22 @@ def at(owner: Any, name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "clock": ("steps", clock_fails_later),
-    "batch_begins": ("steps", at(stage.StageProbe, "batch_begins")),
-    "batch_ends": ("steps", at(stage.StageProbe, "batch_ends")),
-    "fetch_begins": ("steps", at(stage.StageProbe, "fetch_begins")),
-    "fetch_ends": ("steps", at(stage.StageProbe, "fetch_ends")),
-    "epoch_ends": ("steps", at(stage.StageProbe, "epoch_ends")),
-    "epoch_begins": ("steps", at(stage.StageProbe, "epoch_begins")),
-    "span_for": ("steps", at(loop.LoopProbe, "_span_for")),
+    "batch_begins": ("steps", at(stage.StageTimer, "batch_begins")),
+    "batch_ends": ("steps", at(stage.StageTimer, "batch_ends")),
+    "fetch_begins": ("steps", at(stage.StageTimer, "fetch_begins")),
+    "fetch_ends": ("steps", at(stage.StageTimer, "fetch_ends")),
+    "epoch_ends": ("steps", at(stage.StageTimer, "epoch_ends")),
+    "epoch_begins": ("steps", at(stage.StageTimer, "epoch_begins")),
+    "span_for": ("steps", at(loop.LoopTimer, "_span_for")),
     "swap_counters": ("steps", at(spans.Timeline, "swap_counters")),
-    "install": ("steps", at(loop.LoopProbe, "install")),
+    "install": ("steps", at(loop.LoopTimer, "install")),
     "pauses": ("collections", at(pauses.GarbagePauses, "start")),
     "tap_logging": ("steps", at(loop.seams, "tap_logging")),
     "first value logged": ("steps", collecting_cannot_be_timed),
     "tap_validation": ("steps", at(loop.seams, "tap_validation")),
-    "stage_times": ("steps", at(stage.StageProbe, "stage_times")),
-    "named": ("steps", at(loop.LoopProbe, "named")),
-    "own_ns": ("overhead", at(loop.LoopProbe, "own_ns")),
+    "stage_times": ("steps", at(stage.StageTimer, "stage_times")),
+    "named": ("steps", at(loop.LoopTimer, "named")),
+    "own_ns": ("overhead", at(loop.LoopTimer, "own_ns")),
     "session": ("session", at(probe_set.ProbeSet, "_with_parts")),
     "part": ("settings", at(settings.SettingsProbe, "part")),
     "reasons": ("telemetry", at(telemetry.TelemetryProbe, "reasons")),

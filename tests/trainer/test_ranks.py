@@ -77,14 +77,14 @@ def test_report_comes_once_when_a_script_is_launched_for_each_rank(forkserver: F
 FAILS_ON_ONE_RANK = """
 from lightning_perf.probes import stage
 
-begins = stage.StageProbe.batch_begins
+begins = stage.StageTimer.batch_begins
 
 def fails_on_one(self, batch):
     if torch.distributed.is_initialized() and torch.distributed.get_rank() == 1:
         raise RuntimeError("planted")
     begins(self, batch)
 
-stage.StageProbe.batch_begins = fails_on_one
+stage.StageTimer.batch_begins = fails_on_one
 
 if __name__ == "__main__":"""
 

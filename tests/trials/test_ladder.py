@@ -131,7 +131,7 @@ def test_rung_is_left_out_when_it_adds_no_speedup() -> None:
     rungs = ladder(lab.plan, lab.finish().runs)
     assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("a", True), ("b", False), ("c", True)]
     assert rungs[2].arm == "a+b"
-    assert rungs[2].reason.startswith("no gain")
+    assert rungs[2].reason.startswith("no speedup")
     assert rungs[3].arm == "a+c"
 
 
@@ -149,7 +149,7 @@ def test_ineffective_treatment_is_not_tried_again_when_the_bottleneck_is_the_sam
     lab = Lab({"a": 1.06, "b": 1.0}).finish()
     rungs = ladder(lab.plan, lab.runs)
     assert [(rung.added, rung.is_kept, rung.reason) for rung in rungs[1:]] == [
-        ("a", True, ""), ("b", False, "no gain alone"),
+        ("a", True, ""), ("b", False, "no speedup alone"),
     ]  # fmt: skip
     assert {r.stage for r in lab.runs} == {0}
 

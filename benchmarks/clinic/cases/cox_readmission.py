@@ -1,7 +1,7 @@
 """Survival model for hospital readmission: a small MLP trained with the Cox partial likelihood on tabular
 records, checkpointed several times an epoch. Every checkpoint carries the whole cohort.
 ---
-expect: [PD602]
+expect: PD602
 fix:
   ? 'self.save_hyperparameters()  # costs time'
   : 'self.save_hyperparameters(ignore=["cohort"])'

@@ -1,11 +1,11 @@
 """A two-tower net over hashed word and character n-grams ranks answers to customers' questions with in-batch
 negatives. The gradient of the big hash table is dense although a batch touches few of its rows.
 ---
-expect: [PD322]
+expect: PD322
 fix:
   ? 'self.table = nn.EmbeddingBag(BUCKETS, dim, mode="mean")  # costs time'
   : 'self.table = nn.EmbeddingBag(BUCKETS, dim, mode="mean", sparse=True)'
-half: score
+half: tune
 """
 
 import lightning as L

@@ -1,7 +1,7 @@
 """Gesture recognition in short video clips: a pretrained frame network is kept as it is, and a GRU over its
 frame features is trained. The frame network is left out of the optimizer but still tracked by autograd.
 ---
-expect: [PD323]
+expect: PD323
 fix:
   ? 'self.backbone = backbone'
   : 'self.backbone = backbone.requires_grad_(False)'

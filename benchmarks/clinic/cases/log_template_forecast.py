@@ -1,14 +1,14 @@
 """Anomaly detection in server logs: a GRU reads how often and how recently each log template occurred and
 forecasts the counts of the next minute. The recency features are full of denormal numbers.
 ---
-expect: [PD319]
+expect: PD319
 fix:
   ? |-
     return np.exp(-age / tau)
   : |-
     decay = np.exp(-age / tau)
         return np.where(decay < 1e-12, np.float32(0), decay)
-half: score
+half: tune
 """
 
 import lightning as L

@@ -2,7 +2,7 @@
 The frames were stacked along a last axis, so every sample gathers its pixels one by one from all over the
 cube.
 ---
-expect: [PD107]
+expect: PD107
 fix:
   ? 'return np.stack(frames, axis=-1)'
   : 'return np.stack(frames)'

@@ -2,7 +2,7 @@
 attended history, and the candidate titles are scored by dot product. The same popular titles are encoded
 again and again.
 ---
-expect: [PD334]
+expect: PD334
 fix:
   ? |-
     vectors = self.title_encoder(self.titles[news.flatten()])  # costs time
@@ -10,7 +10,7 @@ fix:
   : |-
     distinct, position = news.unique(return_inverse=True)
             return self.title_encoder(self.titles[distinct])[position]
-half: score
+half: tune
 """
 
 import lightning as L

@@ -1,7 +1,7 @@
 """OCR of receipt lines with a small CRNN and CTC loss; most lines are short (prices, dates), some are long.
 Batches are drawn at random, so nearly every one is padded to the width of a long line.
 ---
-expect: [PD116]
+expect: PD116
 fix:
   ? |-
     class TextLines(Dataset):
@@ -25,7 +25,7 @@ fix:
   : from torch.utils.data import DataLoader, Dataset, Sampler
   ? DataLoader(lines, batch_size=16, shuffle=True, drop_last=True, collate_fn=pad_lines)
   : DataLoader(lines, batch_sampler=WidthBuckets(lines.widths, 16), collate_fn=pad_lines)
-half: score
+half: tune
 """
 
 import lightning as L

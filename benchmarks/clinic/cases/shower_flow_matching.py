@@ -2,7 +2,7 @@
 its samples are compared with a reference set. The module's hyperparameters hold the whole reference set, and
 so does each file.
 ---
-expect: [PD602]
+expect: PD602
 fix:
   ? 'self.save_hyperparameters()  # costs time'
   : 'self.save_hyperparameters(ignore=["reference"])'

@@ -2,7 +2,7 @@
 with learned task weights. Manual optimization calls backward once per task, each time through the whole
 trunk.
 ---
-expect: [PD331]
+expect: PD331
 fix:
   ? |-
     for name, loss in losses.items():

@@ -1,7 +1,7 @@
 """TransE embeddings of a product knowledge graph with sparse gradients; entity vectors are kept at unit
 length after each step, as in the paper. All of them are normalized, not only those that the step has moved.
 ---
-expect: [PD504]
+expect: PD504
 fix:
   ? |-
     def on_train_batch_end(self, outputs, batch, batch_idx):

@@ -21,7 +21,7 @@ from typing import Any
 
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.loop import LoopProbe
+from lightning_perf.probes.loop import LoopTimer
 from lightning_perf.probes.spans import OWN
 from lightning_perf.probes.step_aggregator import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, Session, StageTimes
@@ -172,7 +172,7 @@ class LineSampler(Probe):
             return self._builder.build(self._phases, self._slow, self._steps, self.cost_ns / 1e9, steady)
 
 
-def current_phase(loop: LoopProbe) -> str:
+def current_phase(loop: LoopTimer) -> str:
     """Return the current phase; always ``"validation"`` within validation inside fit."""
     is_within = loop.timeline.phase_ns is loop.validation.phase_ns
     return "validation" if is_within else loop.timeline.phase()

@@ -194,7 +194,7 @@ def _text(value: Any) -> str:
 def _end(report: Reporter, what: str) -> NoReturn:
     """Report the reason and end the process at once: the user's code must not handle an action that was not done."""
     try:
-        text = f"stopped the data, which was about to {what} (PerfDoctor(probe_data=True) lets it),"
+        text = f"an automatic probe may not {what} (PerfDoctor(probe_data=True) allows it): stopped"
         report(text[:1000].encode("utf-8", "replace"), is_error=True)
     finally:
         os._exit(1)

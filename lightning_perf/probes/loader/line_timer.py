@@ -48,10 +48,10 @@ class LineTimer:
             sys.settrace(None)
 
     def redistribute(self, sampled: dict[Place, Line]) -> None:
-        """Redistribute the function's samples that show no call among the timed lines, in proportion to their times.
+        """Divide samples without a call among the timed lines, so that each line's share approaches its timed share.
 
-        ``sampled`` are the function's lines; those that were timed but not sampled are added. Samples that show a call
-        stay with its line, and so do those of lines that were not run while they were timed.
+        ``sampled`` are the function's lines; lines that were timed but not sampled are added. Samples with a call stay
+        with their line, as do those of lines that did not run while they were timed.
         """
         place, first = next(iter(sampled.items()))
         timed_s = sum(self._whole.values()) or 1.0

@@ -11,7 +11,7 @@ from lightning_perf import seams
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
 from lightning_perf.probes.host_memory import peak_rss_bytes
-from lightning_perf.probes.loop import BROADCASTING, REDUCING, LoopProbe
+from lightning_perf.probes.loop import BROADCASTING, REDUCING, LoopTimer
 from lightning_perf.records import (
     MAX_FOUND,
     Epoch,
@@ -93,7 +93,7 @@ class RankProbe(Probe):
 
     abandon = close
 
-    def summary(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> RankSummary | None:
+    def summary(self, loop: LoopTimer, found: Sequence[Finding] = ()) -> RankSummary | None:
         """Return this rank's summary, with the findings of its last diagnosis."""
         main = loop.main
         summary = rank_summary(
@@ -108,7 +108,7 @@ class RankProbe(Probe):
         lines = {name: line for name, finding in names.items() if (line := costly_line(finding))}
         return msgspec.structs.replace(summary, found=tuple(names), found_lines=lines) if summary is not None else None
 
-    def end_alone(self, loop: LoopProbe, found: Sequence[Finding] = ()) -> None:
+    def end_alone(self, loop: LoopTimer, found: Sequence[Finding] = ()) -> None:
         """Keep this rank's summary without an exchange: after an error, other ranks may have ended."""
         own = self.summary(loop, found)
         if own is None or self._trainer.world_size == 1:
@@ -117,7 +117,7 @@ class RankProbe(Probe):
         missing = self.ranks.missing if self.ranks is not None else ()
         self.ranks = combine_ranks((*known, own), self._trainer.world_size, missing)
 
-    def share(self, loop: LoopProbe | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
+    def share(self, loop: LoopTimer | None, is_last: bool, found: Sequence[Finding] = ()) -> None:
         """Combine all ranks in ``ranks``. A rank whose own probes failed must take part too, with ``loop`` None."""
         if self._trainer.world_size == 1:
             return

@@ -8,7 +8,7 @@ from .functions import Work, map_specs, work_for
 
 
 def without_dropped(log: CallLog, unowned: Set[int]) -> list[Work]:
-    """Return the operators that compute such gradients, without these and without those that they alone need.
+    """Return the operators that compute unused gradients, changed to compute only those that an optimizer uses.
 
     Args:
         log: The operators. A gradient is needed only by what has a leaf before it that is not among ``unowned``.
@@ -16,7 +16,7 @@ def without_dropped(log: CallLog, unowned: Set[int]) -> list[Work]:
     """
     needing: set[int] = set()
     n_before = -1
-    while len(needing) > n_before:  # equal calls are one, and what comes before the last is behind the first
+    while len(needing) > n_before:  # until stable: equal calls are merged, so a call may depend on a later one
         n_before = len(needing)
         for call in log.calls:
             if any(_respec(log, call, unowned, needing, spec).needs_grad for spec in call.specs):
@@ -30,10 +30,10 @@ def without_dropped(log: CallLog, unowned: Set[int]) -> list[Work]:
 
 
 def _respec(log: CallLog, call: Call, unowned: Set[int], needing: Set[int], spec: TensorSpec) -> TensorSpec:
-    """Return a tensor that needs a gradient only if something other than unowned parameters needs one through it."""
+    """Return the tensor's spec; it needs a gradient only if a leaf other than unowned parameters depends on it."""
     if not spec.needs_grad:
         return spec
-    if spec.source < 0:  # calls that share one with others need it
+    if spec.source < 0:  # merged calls need it if any of their leaves has an optimizer
         return spec._replace(needs_grad=not call.leaves <= unowned)
     sources = {index for index in call.gradient_writers if index >= 0} if call.n > 1 else {spec.source}
     # One that was made without a gradient and has one now is a leaf, such as a parameter that was clamped.

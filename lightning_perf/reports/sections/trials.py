@@ -21,7 +21,7 @@ _LOSSES: dict[LossVerdict, str] = {
 }
 _VERDICTS = {"no_change": "no change"}
 MEASUREMENT = "bare-loop"
-"""Id of the arm without a treatment that measures the cost of Lightning."""
+"""Id of the treatment, and of its arm, that measures the cost of Lightning; a trial never keeps it."""
 _SEARCH = -1
 """Stage of runs that search the fastest batch size."""
 _MAX_SPREAD = 1.25

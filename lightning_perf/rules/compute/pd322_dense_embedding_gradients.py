@@ -61,7 +61,7 @@ def check(session: Session) -> Finding | None:
     names = [one.class_name for one in session.settings.model.optimizers] if session.settings.model is not None else []
     is_ready = bool(names) and all(name in _TAKES_SPARSE for name in names)
     change = (
-        ", without fused=True and weight_decay"
+        ", and leave fused=True and weight_decay out of the optimizer"
         if is_ready
         else " and update them by torch.optim.SparseAdam, the rest by another optimizer (needs manual optimization)"
     )

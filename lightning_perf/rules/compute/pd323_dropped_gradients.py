@@ -108,8 +108,8 @@ def _unused(session: Session, model: ModelSettings) -> Diagnosis:
             optional_fact(f"line that runs {where}", place_of(line) if line is not None else None),
         ),
         fix(
-            f"set requires_grad_(False) on {where if is_all else 'each of them'} if it is not to be trained, "
-            "else give it to the optimizer",
+            f"set requires_grad_(False) on {where if is_all else 'the parameters that no optimizer has'}; to train "
+            "them instead, add them to an optimizer",
             "one line" if is_all else "minutes",
             code=f"{module}.requires_grad_(False)  # in __init__" if is_all else _FREEZE_OTHERS,
         ),

@@ -4,7 +4,7 @@ from lightning_perf.records import BroadcastSum, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
-from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.signals import is_cpu_run, share_of_step, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE, PAIRS_MIN_SHARE
 from lightning_perf.rules.wording import percent
@@ -27,8 +27,8 @@ _IN_ORDER = (
 @replay_rule("PD326", "broadcast-pairs")
 def check(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
-    found = required(model_profile_of(session).broadcast, "no operators of the sampled step relate all pairs")
-    share = found.total_s / steady.step_s.mean
+    found = required(model_profile_of(session).broadcast, "the sampled step has no broadcasting over all pairs of rows")
+    share = share_of_step(steady, found.total_s)
     if is_cpu_run(session) and share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)

@@ -4,7 +4,7 @@ from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
-from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.signals import is_cpu_run, share_of_step, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 
@@ -29,7 +29,7 @@ _FIXES = {
 def check(session: Session) -> Diagnosis | None:
     steady, profile = steady_of(session), model_profile_of(session)
     found = required(profile.zeros if is_cpu_run(session) else None, "no product of mostly zeros was seen on a CPU")
-    share = found.total_s / steady.step_s.mean
+    share = share_of_step(steady, found.total_s)
     if share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)

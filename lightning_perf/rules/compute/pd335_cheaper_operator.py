@@ -4,7 +4,7 @@ from lightning_perf.records import CheaperKind, CheaperOperator, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
-from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.signals import is_cpu_run, share_of_step, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 
@@ -57,8 +57,10 @@ _EFFECTS: dict[CheaperKind, str] = {
 @replay_rule("PD335", "cheaper-operator")
 def check(session: Session) -> Diagnosis | None:
     steady = steady_of(session)
-    found = required(model_profile_of(session).cheaper, "no operator with a cheaper one in its place was seen")
-    share = found.total_s / steady.step_s.mean
+    found = required(
+        model_profile_of(session).cheaper, "no operator of the sampled step has a known cheaper replacement"
+    )
+    share = share_of_step(steady, found.total_s)
     if is_cpu_run(session) and share < LOW_SHARE:
         return None
     summary, code = _FIXES[found.kind]

@@ -1,4 +1,4 @@
-"""PD337: most of the time goes into one call of the user's code, and no other rule knows why."""
+"""PD337: one call of the user's code takes 30 % or more of the time, and no other rule explains it."""
 
 from lightning_perf.records import Finding, HostLine, Session
 from lightning_perf.rules.findings import AT_STAKE, WHY_NOT_MEASURED, fact, fix, how_to_measure, make_finding

@@ -156,7 +156,7 @@ def _dali(session: Session, loader: LoaderSettings) -> Prescription:
 
 
 def _cheaper(plan: WorkerPlan) -> Prescription:
-    reason = f"{plan.cap_basis}: at most {number_of(plan.n_cap, 'worker')}"
+    reason = f"use at most {number_of(plan.n_cap, 'worker')}, limited by {plan.cap_basis}"
     if plan.n_cap < 1 and plan.cap_basis == CORES:
         reason = "no core is left for workers"
     return fix(

@@ -129,7 +129,7 @@ def _probed(session: Session, probed: ProbedLoader) -> Finding | None:
         prescriptions=(prefetch_more, even_samples) if workers else (even_samples,),
         claims={"data_wait": min(waited_s, max(evened_s, stage.n_steps * plan.saved_high_s))},
         low_s=min(evened_s, stage.n_steps * plan.saved_low_s),
-        basis="from more workers to samples of even cost",
+        basis="at least the smaller, at most the larger saving of more workers and of samples of even cost",
         confidence="high",
         method=plan.method if plan.n_workers else "probed",
     )

@@ -55,7 +55,10 @@ def _less_often(session: Session) -> Prescription:
 
 
 def _in_bf16(session: Session) -> tuple[Prescription, ...]:
-    return tuple(msgspec.structs.replace(one, summary="exchange in bf16: half the bytes") for one in bf16_of(session))
+    return tuple(
+        msgspec.structs.replace(one, summary='set precision="bf16-mixed": ranks then exchange half the bytes')
+        for one in bf16_of(session)
+    )
 
 
 @rule("PD702", "exposed-communication")

@@ -63,7 +63,8 @@ def _from_steps(session: Session) -> Finding | None:
         claims=claims_within(steady, share * phase_s(steady, *STEP_PHASES) if is_host else 0.0, COMPUTE_PHASES),
         low_s=sampled_s,
         basis=(
-            f"{'from stack samples of these lines to' if sampled_s else 'at most'} the calls, timed in sampled steps"
+            f"{'at least the stack samples of these lines, ' if sampled_s else ''}at most the calls, timed in sampled "
+            "steps"
         ),
         confidence="high" if is_host and is_timed else "medium",
     )

@@ -49,7 +49,7 @@ def check(session: Session) -> Finding | None:
         claims={name: ANOMALY_HIGH_FRACTION * value for name, value in phases.items() if value > 0},
         low_s=share * steady.span_s,
         basis=(
-            f"{f'from {percent(share)} of the time, spent recording stacks, to' if recording else 'at most'} 95 % of "
+            f"{f'at least {percent(share)} of the time, spent recording stacks; ' if recording else ''}at most 95 % of "
             "forward and backward, as seen with small operators"
         ),
         confidence="medium",

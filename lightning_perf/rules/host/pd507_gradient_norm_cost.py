@@ -46,7 +46,7 @@ def check(session: Session) -> Finding | None:
         ),
         claims=claims_of(times, steady.span_s),
         low_s=sum(time.low_s for time in removed),
-        basis="from its lines outside torch operators, by stack samples, to all time of clipping",
+        basis="at least its lines outside torch operators, by stack samples; at most all time of clipping",
         confidence="high" if steady.step_s.mean >= HOST_LINE_MIN_STEP_S else "medium",
     )
 

@@ -47,7 +47,7 @@ def check(session: Session) -> Finding | None:
         claims=claims,
         low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
         basis=(
-            "from the stack samples of this line to all time above the median step"
+            "at least most of this line's time, by stack samples; at most all time above the median step"
             if common and not is_disturbed
             else "at most the time above the median step, without waiting for a core"
         ),

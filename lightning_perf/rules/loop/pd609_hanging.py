@@ -1,4 +1,4 @@
-"""PD609: nothing in the training moved for a long time."""
+"""PD609: training made no progress for a long time."""
 
 from lightning_perf.records import Finding, Hang, Prescription, RankState, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact, severity_of
@@ -23,13 +23,13 @@ def check(session: Session) -> Finding | None:
     return make_finding(
         severity="high" if not is_over else severity_of(lasted_s / wall_s) if wall_s > 0 else "info",
         summary=(
-            f"Nothing moved for {duration(lasted_s)} in {worst.phase.replace('_', ' ')} after "
-            f"{number_of(worst.n_steps, 'step')}{where}.{'' if is_over else ' It did not move again.'}"
+            f"No progress for {duration(lasted_s)} in {worst.phase.replace('_', ' ')} after "
+            f"{number_of(worst.n_steps, 'step')}{where}.{'' if is_over else ' It did not continue.'}"
         ),
         evidence=(
-            fact("nothing moved for", lasted_s, "s", worst.limit_s),
+            fact("time without progress", lasted_s, "s", worst.limit_s),
             fact("hangs", len(hangs), "count"),
-            optional_fact("training thread, of a core", worst.cpu_fraction, "fraction"),
+            optional_fact("CPU use of the training thread, share of one core", worst.cpu_fraction, "fraction"),
             *(fact(f"process {one.pid}", f"{one.state} {one.where}".strip()) for one in worst.workers if one.where),
             *(fact(f"rank {one.rank}", _rank_text(one)) for one in elsewhere),
             optional_fact("stacks of all threads", worst.file or None),

@@ -24,7 +24,7 @@ def check(session: Session) -> Finding | None:
         severity="high" if fraction >= FULL_FRACTION else "medium",
         summary=(
             f"{device.device} uses {percent(fraction)} of its memory at its peak. "
-            "A slightly larger batch would end the run."
+            "A slightly larger batch may end the run."
         ),
         evidence=(
             fact("peak reserved memory ÷ device memory", fraction, "fraction", NEAR_CAPACITY_FRACTION),

@@ -87,7 +87,7 @@ def test_child_is_ended_with_a_reason_when_it_is_about_to_change_something(act: 
     before = sorted(folder.iterdir())
     results, failure = guarded(act, folder)
     assert results == b""
-    assert failure.startswith("stopped the data, which was about to ")
+    assert failure.startswith("an automatic probe may not ")
     assert sorted(folder.iterdir()) == before
     assert (folder / "file").read_text() == "mine"
 
