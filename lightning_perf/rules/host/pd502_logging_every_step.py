@@ -70,10 +70,10 @@ def check(session: Session) -> Finding | None:
         if once is None:  # rows that are written every 50 steps stay
             rows_left = min(1.0, (interval or 1) / LOG_EVERY_STEPS)
     timed, certain_s = {"logging": saved_s + pauses_s}, saved_s
-    if not is_writing:
-        for time in lines_computing_what_is_logged(session):
-            timed[time.phase] = timed.get(time.phase, 0.0) + time.seconds
-            certain_s += time.low_s if is_logging(time.line) else 0.0
+    values = [] if is_writing else lines_computing_what_is_logged(session)
+    for time in values if sum(time.seconds for time in values) <= saved_s else ():  # else logging is not what costs
+        timed[time.phase] = timed.get(time.phase, 0.0) + time.seconds
+        certain_s += time.low_s if is_logging(time.line) else 0.0
     left = rows_part * rows_left + (1 - rows_part) * values_left
     return removal_finding(
         steady,
