@@ -34,7 +34,7 @@ def trained(
         timed.append(main.n_steps)
         clock.ns += piece_ns
 
-    monkeypatch.setattr(machine_speed, "_fixed_piece", piece)
+    monkeypatch.setattr(machine_speed, "_run_benchmark", piece)
     run: Any = SimpleNamespace(loop=SimpleNamespace(main=main), now_ns=clock, has_history=True)
     probe = MachineSpeedProbe.open(run)
     assert probe is not None

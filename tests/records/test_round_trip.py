@@ -74,8 +74,8 @@ def test_record_is_frozen_tolerant_and_keyword_only(record: type[Record]) -> Non
 NOT_NOTHING = {
     "ArmRun.batches_per_step": 1, "ArmRun.loss_every": 1, "DeviceActivity.n_devices": 1, "DeviceActivity.n_streams": 1,
     "GraphBreak.n": 1, "HotFunction.is_users": True, "Machine.usable_cores": 1.0, "Machine.local_world_size": 1,
-    "ModelProfile.module_depth": 1, "Run.has_trainer": True, "Run.world_size": 1, "Session.schema_version": 1,
-    "TrainerSettings.world_size": 1, "Trial.noise_band": 0.01,
+    "ModelProfile.module_depth": 1, "RepeatedRows.is_regular": True, "Run.has_trainer": True, "Run.world_size": 1,
+    "Session.schema_version": 1, "TrainerSettings.world_size": 1, "Trial.noise_band": 0.01,
 }  # fmt: skip
 """Numeric fields with another default than 0 or None."""
 
