@@ -25,7 +25,7 @@ from .base import Probe, RunContext
 from .host_lines.calls import line_of
 
 _LEAST_BYTES = 2**20  # less adds next to nothing to the time of saving a checkpoint
-_MOST_WRITTEN_BYTES = 2**26  # larger data is timed with this many bytes, and its time extrapolated
+_MOST_WRITTEN_BYTES = 2**24  # larger data is timed with this many bytes, and its time extrapolated
 _DEPTH = 4
 _SAVE = "save_hyperparameters"
 
@@ -59,15 +59,14 @@ def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | 
     timed; None if it may not be.
     """
     values = plain.items_of(plain.stored(module, "_hparams"), plain.MAX_VISITED) or []
-    states = [one for one in (*module_walk.parameters(module), *module_walk.buffers(module)) if plain.has_shape(one)]
+    states = (*module_walk.parameters(module), *module_walk.buffers(module))
     with plain.without_overrides():
-        seen = {plain.storage_address(one) for one in states}
+        seen = {plain.storage_address(one) for one in states if plain.has_shape(one)}
         sizes = {key: sum(_sizes(value, _DEPTH, plain.visits(), seen)) for key, value in values if type(key) is str}
         n_bytes, largest = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default="")
         if n_bytes < _LEAST_BYTES:
             return None
-        state_sizes = [plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in states]
-        costs_s = _added_save_s(state_sizes, n_bytes, folder) if folder is not None else None
+        costs_s = _added_save_s(n_bytes, folder) if folder is not None else None
     return Hyperparameters(
         n_bytes=n_bytes, largest=largest, largest_bytes=sizes[largest], costs_s=costs_s, site=_site(type(module))
     )
@@ -94,27 +93,24 @@ def _sizes(value: Any, depth: int, left: Iterator[int], seen: set[int]) -> Itera
             yield from _sizes(item, depth - 1, left, seen)
 
 
-def _added_save_s(state_sizes: list[int], n_bytes: int, folder: Path) -> float | None:
+def _added_save_s(n_bytes: int, folder: Path) -> float | None:
     """Return the seconds that ``n_bytes`` of data add to saving a checkpoint; None if they cannot be timed.
 
-    The checkpoint holds the model's states and, as with Adam, two optimizer states of the same size for each. Files are
-    written as Lightning writes them, and removed.
+    An empty file and one with the data are written as Lightning writes checkpoints, and removed.
     """
     n_written = min(n_bytes, _MOST_WRITTEN_BYTES)
-    if 3 * sum(state_sizes) > _MOST_WRITTEN_BYTES:
-        return None
-    states = [torch.zeros(size, dtype=torch.uint8, device="cpu") for size in state_sizes for _ in range(3)]
-    data = torch.zeros(n_written, dtype=torch.uint8, device="cpu")
+    nothing, data = (torch.zeros(size, dtype=torch.uint8, device="cpu") for size in (0, n_written))
     try:
-        require_free_space(folder, n_written + 3 * sum(state_sizes))
-        without_s, with_s = (_timed_save(content, folder) for content in (states, [*states, data]))
+        require_free_space(folder, n_written)
+        _timed_save(nothing, folder)  # the first one takes longer
+        without_s, with_s = (_timed_save(content, folder) for content in (nothing, data))
         return max(0.0, with_s - without_s) * n_bytes / n_written
     except OSError as error:  # a full disk, for example
         raise_if_from_signal(error)
         return None
 
 
-def _timed_save(content: list[torch.Tensor], folder: Path) -> float:
+def _timed_save(content: torch.Tensor, folder: Path) -> float:
     begin = time.perf_counter()
     with tempfile.TemporaryFile(dir=folder) as file:
         buffer = io.BytesIO()

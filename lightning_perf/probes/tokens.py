@@ -307,7 +307,8 @@ class TokensProbe(Probe):
         if found is not None:
             places = {one.path: one for one in _places(batch, (), _DEPTH, plain.visits())}
             tokens, lengths = (places.get(one.path) for one in (found.tokens, found.padding) if one is not None)
-            if tokens is not None and lengths is not None and lengths.shape == tokens.shape[:1]:
+            is_same = tokens is not None and found.tokens is not None and len(tokens.shape) == len(found.tokens.shape)
+            if is_same and tokens is not None and lengths is not None and lengths.shape == tokens.shape[:1]:
                 return found
         found = layout_by_values(batch, layout)
         if found.padding is not None:

@@ -76,7 +76,7 @@ def test_little_data_or_none_is_not_reported(module: LightningModule, tmp_path: 
 def test_time_of_more_data_than_is_written_is_taken_in_proportion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = iter([1.0, 3.0])
+    times = iter([9.0, 1.0, 3.0])
     monkeypatch.setattr(hyperparameters, "_MOST_WRITTEN_BYTES", MIB // 2)
     monkeypatch.setattr(hyperparameters, "_timed_save", lambda content, folder: next(times))
     found = read_hyperparameters(Saving(reference), tmp_path)
@@ -84,13 +84,12 @@ def test_time_of_more_data_than_is_written_is_taken_in_proportion(
     assert found.costs_s == 4.0
 
 
-def test_default_device_is_not_where_saving_is_timed(tmp_path: Path) -> None:
-    module = Saving(reference)
+def test_default_device_is_not_where_saving_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, saved = Saving(reference), list[torch.Tensor]()
+    monkeypatch.setattr(hyperparameters, "_timed_save", lambda content, folder: saved.append(content) or 1.0)
     with torch.device("meta"):
-        found = read_hyperparameters(module, tmp_path)
-    assert found is not None
-    assert found.costs_s is not None
-    assert found.costs_s > 0
+        assert read_hyperparameters(module, tmp_path) is not None
+    assert {one.device.type for one in saved} == {"cpu"}
 
 
 def test_parameters_of_the_module_itself_are_saved_once() -> None:
@@ -100,9 +99,7 @@ def test_parameters_of_the_module_itself_are_saved_once() -> None:
     assert read_hyperparameters(module, None) is None
 
 
-def test_cost_is_not_timed_without_a_folder_on_a_full_disk_or_if_weights_are_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cost_is_not_timed_without_a_folder_or_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def costs_s(folder: Path | None) -> float | None:
         found = read_hyperparameters(Saving(reference), folder)
         assert found is not None
@@ -111,10 +108,8 @@ def test_cost_is_not_timed_without_a_folder_on_a_full_disk_or_if_weights_are_lar
     assert costs_s(None) is None
     assert costs_s(tmp_path / "missing") is None
     with monkeypatch.context() as patch:
-        patch.setattr(files, "_free_bytes", lambda folder: files.RESERVE_BYTES + MIB)
+        patch.setattr(files, "_free_bytes", lambda folder: files.RESERVE_BYTES + MIB - 1)
         assert costs_s(tmp_path) is None
-    monkeypatch.setattr(hyperparameters, "_MOST_WRITTEN_BYTES", 3 * 20 * 4 - 1)
-    assert costs_s(tmp_path) is None
 
 
 def test_probe_reads_at_the_end_only_and_fills_the_model_settings(tmp_path: Path) -> None:

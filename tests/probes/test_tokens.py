@@ -158,6 +158,12 @@ def test_padding_of_floats_is_counted_in_full_batches_as_well() -> None:
     assert (record.basis, record.n_batches, record.n_tokens, record.n_padding) == ("lengths", 4, 4 * 24, 7)
 
 
+def test_layout_of_an_earlier_batch_is_not_used_for_tensors_of_other_dimensions() -> None:
+    other = torch.rand(3, 8), torch.tensor([8, 3, 6])
+    probe, _ = counting(4, lambda step: other if step else (FRAMES.transpose(1, 2), LENGTHS))
+    assert probe.record().n_batches == 1
+
+
 def test_few_tensors_of_a_batch_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[Any] = []
     monkeypatch.setattr(tokens, "_padded_dim", lambda items, lengths: compared.append(items))

@@ -6,12 +6,7 @@ from lightning_perf.records import Finding, Hyperparameters, Prescription, Sessi
 from lightning_perf.rules.findings import fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
-from lightning_perf.rules.thresholds import (
-    CHECKPOINT_TARGET_RATIO,
-    IN_EPOCH_MAX_EPOCHS,
-    LOOP_MIN_SHARE,
-    MANY,
-)
+from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
 from lightning_perf.rules.wording import duration, number_of, percent, place, size_text
 
 
