@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gzip
 import io
+import math
 import os
 import shutil
 import socket
@@ -71,13 +72,21 @@ class WindowOptions(NamedTuple):
 
 
 class Recording:
-    """One window under way."""
+    """One window under way.
 
-    def __init__(self, options: WindowOptions, device: Any, first_step: int, reason: str) -> None:
+    It ends after a recorded step that takes longer than ``most_step_s``: its events would take long to collect, and
+    fill memory.
+    """
+
+    def __init__(
+        self, options: WindowOptions, device: Any, first_step: int, reason: str, most_step_s: float = math.inf
+    ) -> None:
         self.first_step = first_step + options.warmup
         self.reason = reason
         self.n_done = 0
         self.cost_s = 0.0
+        self._most_step_s = most_step_s
+        self._step_began = math.inf
         self._options = options
         self._n_steps = options.warmup + options.active
         self._events: Any = None
@@ -122,15 +131,19 @@ class Recording:
             raise RuntimeError("another torch.profiler started inside the window")
         started = time.perf_counter()
         self.n_done += 1
-        if self._profile is not None:
+        is_last = self.n_done >= self._n_steps
+        is_complete = is_last or started - self._step_began > self._most_step_s
+        if self._profile is not None and is_complete == is_last:
             with self._quietly(), self._guard.own_calls(), uncounted():
                 self._profile.step()
         elif self.n_done == self._options.warmup:
             _cuda_capture(True)
-        is_complete = self.n_done >= self._n_steps
         if is_complete:
             self._stop()
-        self.cost_s += time.perf_counter() - started
+        ended = time.perf_counter()
+        if self.n_done >= self._options.warmup:
+            self._step_began = ended
+        self.cost_s += ended - started
         return is_complete
 
     def abandon(self) -> None:
@@ -185,6 +198,11 @@ class Recording:
         file.unlink(missing_ok=True)
         stem = file.name.removesuffix(".pt.trace.json.gz")
         file.with_name(f"{stem}.stacks.txt").unlink(missing_ok=True)
+
+    @property
+    def n_active(self) -> int:
+        """Number of finished steps that were recorded."""
+        return max(0, self.n_done - self._options.warmup)
 
     @property
     def is_in_last_step(self) -> bool:

@@ -33,6 +33,11 @@ _AUTO_MAX_CHECK_EVERY = 512  # for very short steps
 _AUTO_CHECKED_S = 0.25  # checks that follow each other faster become less frequent
 _AUTO_MAX_MEDIAN_EVERY = 512  # the interval between medians grows up to this
 _AUTO_MAX_WINDOWS = 4
+_AUTO_MOST_EXTRA_S = 0.1
+"""Time that recording may add to a step: events of some microseconds each, of which each takes some KiB of memory."""
+_AUTO_STOPPING = 10
+"""Collecting and reading events takes about ten times as long as recording them: 3.5 s and 0.28 s for each step of
+77,000 events on a CPU."""
 _AUTO_CHANGE = 1.3  # a median step that changed by this factor opens another window
 _REQUEST_CHECK_S = 2.0
 _MAX_TRACES = 64  # windows with a trace in memory, so that an endless schedule does not fill it
@@ -159,8 +164,7 @@ class WindowProbe(Probe):
         recording.abandon()
         self._recording = None
         reason = f"{recording.reason}; {cause}"
-        n_active = max(0, recording.n_done - self.options.warmup)
-        self.windows.append(_window(recording.first_step, n_active, status, reason, recording.cost_s))
+        self.windows.append(_window(recording.first_step, recording.n_active, status, reason, recording.cost_s))
         self._loop.profiling(None)
 
     def _check(self) -> None:
@@ -175,7 +179,7 @@ class WindowProbe(Probe):
         self._median_at_window_ns.restart(self._loop.main.recent_median_ns())
         self._loop.profiling(annotation_for(self.options.emit))
         try:
-            self._recording = Recording(self.options, self._device, self._step, reason)
+            self._recording = Recording(self.options, self._device, self._step, reason, self._most_step_s())
             self._recording.start()
         except Exception as error:  # noqa: BLE001 - recorded as a window that failed; the training goes on
             raise_if_from_signal(error)
@@ -207,6 +211,13 @@ class WindowProbe(Probe):
         self._is_scheduled = True
         self._n_scheduled += 1
         return "by schedule"
+
+    def _most_step_s(self) -> float:
+        """Return how long a step of an automatic window may take; infinity if the user wants the window."""
+        median_ns = self._loop.main.recent_median_ns()
+        if not self.options.is_auto or self._was_requested or median_ns is None:
+            return math.inf
+        return median_ns / 1e9 + min(_AUTO_MOST_EXTRA_S, self._affordable_s(median_ns) / _AUTO_STOPPING)
 
     def _obstacle(self) -> str | None:
         """Return why no window can open; None if one can."""
@@ -248,8 +259,13 @@ class WindowProbe(Probe):
         recorded = [window.cost_s for window in self.windows if window.status == "recorded"]
         first_s = _AUTO_FIRST_COST_S.get(self._device.type, _AUTO_FIRST_COST_ELSEWHERE_S)
         next_s = max(recorded) if recorded else first_s + self.options.active * median_step_ns / 1e9
-        run_s = self._loop.wall_ns() / 1e9 if recorded else self._loop.expected_wall_s(median_step_ns)
-        return spent_s + next_s <= AUTO_SHARE * run_s
+        return spent_s + next_s <= self._affordable_s(median_step_ns)
+
+    def _affordable_s(self, median_step_ns: float) -> float:
+        """Return the seconds that automatic windows may cost until the run's end, or until now after the first one."""
+        has_recorded = any(window.status == "recorded" for window in self.windows)
+        run_s = self._loop.wall_ns() / 1e9 if has_recorded else self._loop.expected_wall_s(median_step_ns)
+        return AUTO_SHARE * run_s
 
     def _advance(self, recording: Recording) -> None:
         try:
@@ -290,7 +306,7 @@ class WindowProbe(Probe):
 
     def _read(self, recording: Recording) -> Window:
         started = time.perf_counter()
-        n_active = self.options.active
+        n_active = recording.n_active
         if self.options.emit == "nsys":
             reason = f"{recording.reason}; captured by nsys"
             return _window(recording.first_step, n_active, "recorded", reason, recording.cost_s)

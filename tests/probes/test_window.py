@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -350,9 +351,16 @@ class FakeRecording:
 
     cost_s = 0.2
 
-    def __init__(self, options: WindowOptions, device: Any, first_step: int, reason: str) -> None:
+    def __init__(
+        self, options: WindowOptions, device: Any, first_step: int, reason: str, most_step_s: float = math.inf
+    ) -> None:
         self.first_step, self.reason, self.n_done = first_step + options.warmup, reason, 0
-        self._n = options.warmup + options.active
+        self.most_step_s = most_step_s
+        self._warmup, self._n = options.warmup, options.warmup + options.active
+
+    @property
+    def n_active(self) -> int:
+        return max(0, self.n_done - self._warmup)
 
     def start(self) -> None:
         pass
@@ -428,6 +436,26 @@ def test_auto_opens_one_window_when_the_run_can_pay_for_it(made):
     assert [window.status for window in probe.windows] == ["recorded"]
     assert "steady state" in probe.windows[0].reason
     assert loop.depth == 0
+
+
+def test_step_of_an_automatic_window_may_take_little_longer(made):
+    loop = FakeLoop(wall_s=40.0)
+    probe = made(loop)
+    run_steps(probe, 62)
+    assert probe._recording.most_step_s == pytest.approx(0.01 + 0.04)  # a tenth of what windows may cost
+    loop = FakeLoop()
+    probe = made(loop)
+    run_steps(probe, 62)
+    assert probe._recording.most_step_s == pytest.approx(0.01 + 0.1)
+    ask(asked := made(FakeLoop()))
+    run_steps(asked, 2)
+    assert asked._recording.most_step_s == math.inf
+
+
+def test_window_ends_when_recording_slows_a_step_down(fit, tmp_path, monkeypatch):
+    monkeypatch.setattr(WindowProbe, "_most_step_s", lambda self: 0.0)
+    (window,) = fit(doctor(tmp_path, (5, 2, 3, 1))).windows
+    assert (window.status, window.n_steps, window.trace.n_events > 0) == ("recorded", 1, True)
 
 
 def test_auto_opens_none_when_the_run_is_too_short_to_pay(made):
