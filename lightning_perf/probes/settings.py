@@ -138,6 +138,7 @@ _TORCH_FIELDS: dict[str, Callable[[], Any]] = {
     "float32_matmul_precision": torch.get_float32_matmul_precision,
     "is_cudnn_benchmark_on": lambda: bool(torch.backends.cudnn.benchmark),
     "is_deterministic": torch.are_deterministic_algorithms_enabled,
+    "is_onednn_on": torch._C._get_mkldnn_enabled,
     "n_threads": torch.get_num_threads,
     "n_interop_threads": torch.get_num_interop_threads,
     "omp_num_threads": lambda: os.environ.get("OMP_NUM_THREADS"),

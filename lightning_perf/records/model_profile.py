@@ -232,7 +232,9 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     is_regular: bool = True
 
 
-CheaperKind: TypeAlias = Literal["transform", "convolution", "interpolation", "sort", "penalty", "order", "diagonal"]
+CheaperKind: TypeAlias = Literal[
+    "transform", "convolution", "interpolation", "sort", "penalty", "order", "diagonal", "rows", "function", "max_norm"
+]
 
 
 class CheaperOperator(Record, frozen=True, kw_only=True):
@@ -244,12 +246,15 @@ class CheaperOperator(Record, frozen=True, kw_only=True):
             pointwise convolution behind it has; ``"sort"``: a sort of which only the elements at one end are read;
             ``"penalty"``: squares of parameters in the loss, which a weight decay can replace; ``"order"``: products of
             three matrices that take fewer multiplications in the other order; ``"diagonal"``: a product of matrices
-            of which only the diagonal is read.
+            of which only the diagonal is read; ``"rows"``: a layer of whose rows few are read; ``"function"``: several
+            operators that one function of torch replaces; ``"max_norm"``: an embedding that limits the norm of rows.
         shape: Shape of the tensor that takes the most time.
         size: Length of the transform, the kernel, or the diagonal, channels that are interpolated, elements in each
-            sorted row, or multiplications of three matrices; 0 for a penalty.
+            sorted row, multiplications of three matrices, rows of a layer, or of an embedding that are looked up;
+            else 0.
         better: A better length of the transform, channels behind the convolution, the elements of each sorted row
-            that are read, or the multiplications in the other order; else 0.
+            that are read, the multiplications in the other order, or the rows of a layer that are read; else 0.
+        function: What replaces the operators, as in code, if ``"function"``; else empty.
         n_operators: Such operators in the step.
         total_s: Seconds of them and their backward pass in the step; 0 if operators were not timed.
         site: The user's line that calls the costliest one, e.g. ``"model.py:31"``; empty if unknown.
@@ -260,6 +265,7 @@ class CheaperOperator(Record, frozen=True, kw_only=True):
     n_operators: int
     size: int = 0
     better: int = 0
+    function: str = ""
     total_s: float = 0.0
     site: str = ""
 

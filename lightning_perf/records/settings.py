@@ -210,6 +210,7 @@ class TorchSettings(Record, frozen=True, kw_only=True):
     float32_matmul_precision: str | None = None
     is_cudnn_benchmark_on: bool | None = None
     is_deterministic: bool | None = None
+    is_onednn_on: bool | None = None
     n_threads: int | None = None
     n_interop_threads: int | None = None
     omp_num_threads: str | None = None

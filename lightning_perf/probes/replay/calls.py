@@ -16,6 +16,7 @@ from lightning_perf.probes.repeats import RepeatedLookups, n_copies_in
 from lightning_perf.probes.tokens import padded_length
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
+from .read_rows import RowReads
 from .reads import SORT, Reads, Results
 
 MAX_CALLS = 2048
@@ -33,9 +34,11 @@ REPEATABLE = {
 
 INTERPOLATIONS = tuple(f"aten::upsample_{name}" for name in ("nearest2d", "bilinear2d", "bicubic2d", "nearest_exact2d"))
 MATRIX_PRODUCTS = ("aten::mm", "aten::bmm")
+RENORM = "aten::embedding_renorm_"
 _SITED = {
     SORT, *INTERPOLATIONS, *MATRIX_PRODUCTS, "aten::convolution", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
-    "aten::pow", "aten::linalg_vector_norm",
+    "aten::pow", "aten::linalg_vector_norm", "aten::mm", "aten::addmm", "aten::tanh", "aten::erf",
+    "aten::sigmoid", "aten::rsqrt", "aten::sqrt", "aten::std", "aten::exp", "aten::im2col", RENORM,
 }  # fmt: skip
 """Operators whose line is looked up, since another operator may do the same faster."""
 
@@ -162,7 +165,8 @@ class CallLog:
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
     optimizers update. ``padded_length`` is that of the batch's sequences of floats, 0 if unknown. ``reads`` is how much
-    of sorted tensors is read, ``results`` who reads products of matrices. ``irregular`` holds calls, by index, whose
+    of sorted tensors is read, ``rows`` which rows of layers' results, ``results`` who reads products of matrices.
+    ``irregular`` holds calls, by index, whose
     ``n_copies`` is a mean because copies are anywhere in the batch, and the user's line that looks them up.
     """
 
@@ -178,6 +182,7 @@ class CallLog:
         self.calls: list[Call] = []
         self.reads = Reads()
         self.results = Results()
+        self.rows = RowReads()
         self.total_ns = 0
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
@@ -222,6 +227,8 @@ class CallLog:
         if is_view:  # shares the storage of its base, and so the base's writer
             if func._schema.name == "aten::detach":
                 self.results.see(self._writers_of(args))
+                if node is None:  # in backward, autograd detaches what it has saved
+                    self.rows.see(args)
             return
         given = self._spec(args, has_grad, denormals)
         named = tuple((name, self._spec(kwargs[name], has_grad, denormals)) for name in sorted(kwargs))
@@ -237,6 +244,8 @@ class CallLog:
             self._known[key] = call
             call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
             call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call, args)
+            if call.name == RENORM:
+                call.n_copies = max(1, args[1].numel() // max(1, len(args[1].unique())))
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
             if is_broadcast or call.zeros is not None or call.n_copies > 1 or call.name in _SITED:
                 call.site = user_site()
@@ -244,7 +253,7 @@ class CallLog:
         else:  # all equal calls must have them
             if call.zeros is not None and self._zeros_in(call.name, args) is None:
                 call.zeros = None
-            if call.n_copies > 1 and call.n_copies != self._n_copies(call, args):
+            if call.n_copies > 1 and call.name != RENORM and call.n_copies != self._n_copies(call, args):
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
@@ -272,6 +281,7 @@ class CallLog:
         if call.name in MATRIX_PRODUCTS:
             self.results.add(call.index, tensors)
         self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
+        self.rows.add(call.index, call.name, inputs, tensors)
 
     def _writers_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         return [self._writers.get(storage_address(value), -1) for value in tensors]

@@ -11,16 +11,18 @@ from scipy.fft import next_fast_len
 from lightning_perf.probes.known_result_functions import LIKE
 from lightning_perf.records import CheaperKind, CheaperOperator
 
-from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
+from .calls import INTERPOLATIONS, RENORM, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
-from .products import in_other_order, read_along_diagonal
+from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
+from .written_out import written_out
 
 MAX_FACTOR = 13
 """Largest prime factor of a length that MKL has fast code for; cuFFT's is smaller."""
 
 _MAX_READ = 0.25
 """Part of a sort; to find medians and quantiles, which are at neither end, ``topk`` is no help."""
+_SPREAD = 7919  # a prime: successive lookups are of rows far from each other
 MIN_TAPS = 64
 """Elements of a kernel from which on Fourier transforms may be faster."""
 
@@ -36,7 +38,7 @@ Tensor = torch.Tensor
 
 
 class _Found(NamedTuple):
-    """Operators, and those in their place. ``size`` and ``better`` are as in ``CheaperOperator``."""
+    """Operators, and those in their place. ``size``, ``better`` and ``function`` are as in ``CheaperOperator``."""
 
     kind: CheaperKind
     work: Work
@@ -44,6 +46,7 @@ class _Found(NamedTuple):
     shape: tuple[int, ...]
     size: int = 0
     better: int = 0
+    function: str = ""
 
 
 def cheaper_operator(log: CallLog) -> CheaperOperator | None:
@@ -57,6 +60,7 @@ def cheaper_operator(log: CallLog) -> CheaperOperator | None:
         shape=most.shape,
         size=most.size,
         better=most.better,
+        function=most.function,
         n_operators=sum(one.work.n for one in found),
         total_s=sum(one.work.seconds for one in found),
         site=most.site,
@@ -71,7 +75,7 @@ def cheaper(log: CallLog) -> list[Work]:
 def _costliest(log: CallLog) -> list[_Found]:
     """Return the operators of the kind that takes the most time."""
     by_kind: dict[CheaperKind, list[_Found]] = {}
-    for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties, _products):
+    for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties, _products, _functions, _norms_of_rows):
         for one in find(log):
             by_kind.setdefault(one.kind, []).append(one)
     return max(by_kind.values(), key=lambda found: sum(one.work.seconds for one in found), default=[])
@@ -172,9 +176,8 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
         needs_grad = any(spec.needs_grad for spec in call.specs)
         fewer = small.dense((small.shape[0], kernel.shape[0], *small.shape[2:]))._replace(needs_grad=needs_grad)
         treated: tuple[Bound, ...] = ((convolve, (small, *others), {}), (enlarge, (fewer, *more), named))
-        yield _Found(
-            "interpolation", Work((source, call), as_is, treated), source.site, pixels.shape, *kernel.shape[1::-1]
-        )
+        better, size = kernel.shape[:2]
+        yield _Found("interpolation", Work((source, call), as_is, treated), source.site, pixels.shape, size, better)
 
 
 def _sorts(log: CallLog) -> Iterator[_Found]:
@@ -197,6 +200,36 @@ def _products(log: CallLog) -> Iterator[_Found]:
     for work in read_along_diagonal(log):
         (call,) = work.calls
         yield _Found("diagonal", work, call.site, call.out_shape, call.out_shape[-1])
+    for work, call, n_needed in with_fewer_rows(log):
+        yield _Found("rows", work, call.site, call.out_shape, call.n_out // call.out_shape[-1], n_needed)
+
+
+def _functions(log: CallLog) -> Iterator[_Found]:
+    for work, function, site in written_out(log):
+        yield _Found("function", work, site, work.calls[-1].out_shape, function=function)
+
+
+def _norms_of_rows(log: CallLog) -> Iterator[_Found]:
+    """Find embeddings with ``max_norm``, which torch limits row by row on a CPU."""
+    for call in log.calls:
+        if call.name != RENORM or len(call.specs) != 2:
+            continue
+        table, indices = call.specs
+        n_rows = max(1, math.prod(indices.shape) // call.n_copies)
+        index = torch.arange(math.prod(indices.shape)) * _SPREAD % n_rows * max(1, table.shape[0] // n_rows)
+        as_is: Bound = partial(_renormed_one_by_one, index), (table, call.named["max_norm"]), {}
+        treated: Bound = partial(_renormed, index), (table, call.named["max_norm"]), {}
+        yield _Found("max_norm", Work((call,), (as_is,), (treated,)), call.site, table.shape, n_rows)
+
+
+def _renormed_one_by_one(index: Tensor, table: Tensor, most: float) -> Tensor:
+    return torch.embedding_renorm_(table, index, most, 2.0)
+
+
+def _renormed(index: Tensor, table: Tensor, most: float) -> Tensor:
+    rows = torch.unique(index)
+    found = table[rows]
+    return table.index_copy_(0, rows, found * (most / found.norm(dim=1, keepdim=True)).clamp(max=1.0))
 
 
 def _penalties(log: CallLog) -> Iterator[_Found]:

@@ -1,16 +1,21 @@
-"""Products of three matrices that cost less in the other order, and products of which only the diagonal is read."""
+"""Products of three matrices that cost less in the other order, and products of which only a part is read."""
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from .calls import MATRIX_PRODUCTS, MAX_CALLS, Call, CallLog, TensorSpec
-from .functions import Bound, Work
+from .functions import Bound, Work, map_specs, work_for
+from .read_rows import LAYERS
 
 _MAX_PART = 0.5
 """Part of the multiplications that the other order needs at most: a smaller gain is lost in a product's overhead."""
+
+_MAX_ROWS = 0.5
+"""Part of the rows; where more are read, a selection saves little."""
 
 _READS_DIAGONAL = ("aten::diagonal_copy", "aten::trace")
 
@@ -133,3 +138,44 @@ def _product(pair: _Pair) -> Bound:
 
 def _diagonal(rows: torch.Tensor, columns: torch.Tensor) -> Any:
     return (rows * columns.mT).sum(-1)
+
+
+class FewerRows(NamedTuple):
+    """An operator of which a part of the rows is read."""
+
+    work: Work
+    call: Call
+    n_needed: int
+
+
+def with_fewer_rows(log: CallLog) -> Iterator[FewerRows]:
+    """Find layers of whose results at most half of the rows are read, and the row by row operators next to them.
+
+    Only layers with a backward pass count. Nothing is found if no layer is among them.
+    """
+    found = []
+    for place, part in log.rows.parts_needed().items():
+        call = log.calls[place]
+        if 0 < part <= _MAX_ROWS and call.has_backward:
+            n_rows = call.n_out // call.out_shape[-1]
+            n_needed = max(1, round(part * n_rows))
+            for work in work_for(call, partial(_reduced, call, part)):
+                found.append(FewerRows(work, call, n_needed))
+    if any(one.call.name in LAYERS for one in found):
+        yield from found
+
+
+def _reduced(call: Call, part: float, bound: Any) -> Any:
+    """Return the function with fewer rows of the tensors that have them: along the dimension that comes closest."""
+    fewer = {dim: max(1, round(part * size)) for dim, size in enumerate(call.out_shape[:-1])}
+    dim = min(fewer, key=lambda dim: abs(fewer[dim] - part * call.out_shape[dim]))
+
+    def reduce(spec: TensorSpec) -> TensorSpec:
+        if spec.shape[:-1] != call.out_shape[:-1]:
+            return spec
+        return spec.dense((*spec.shape[:dim], fewer[dim], *spec.shape[dim + 1 :]))
+
+    if call.name not in LAYERS:
+        return map_specs(reduce, bound)
+    function, (*bias, given, weight), kwargs = bound
+    return function, (*bias, reduce(given), weight), kwargs

@@ -99,6 +99,9 @@ def apply_treatment(
     if name == "deterministic-off":
         around = partial(setting, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0)
         return _from_calls(log.calls, lambda call: True)._replace(around_pass=around)
+    if name == "onednn":
+        around = partial(setting, torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled, True)
+        return _from_calls(log.calls, lambda call: True)._replace(around_pass=around)
     respec = {"float32": _to_float32, "channels-last": _to_channels_last}.get(name)
     if respec is not None:
         return _from_calls(log.calls, partial(_is_changed_by, respec), respec)

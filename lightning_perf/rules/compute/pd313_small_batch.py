@@ -1,19 +1,53 @@
 """PD313: the batch is too small to keep the device busy, and a larger one would fit in memory."""
 
-from lightning_perf.records import STEP_PHASES, Session
+from lightning_perf.records import STEP_PHASES, DeviceActivity, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.memory_signals import capacity_fraction, device_memory_of, larger_batch_text
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
-from lightning_perf.rules.signals import phase_s
+from lightning_perf.rules.rule import Skip
+from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.step_signals import bound_of
 from lightning_perf.rules.thresholds import HEADROOM_MAX_FRACTION, SMALL_BATCH_MAX_BUSY, STARVED_MAX_PART
-from lightning_perf.rules.trace_reading import device_reading_of
-from lightning_perf.rules.wording import percent
+from lightning_perf.rules.trace_reading import Reading, device_reading_of
+from lightning_perf.rules.wording import number_of, percent
 
 
 @replay_rule("PD313", "small-batch")
 def check(session: Session) -> Diagnosis | None:
-    reading, device = device_reading_of(session)
+    try:
+        reading, device = device_reading_of(session)
+    except Skip:
+        if session.settings.trainer.accelerator == "cpu":
+            return _on_cpu(session)
+        raise
+    return _on_device(session, reading, device)
+
+
+def _on_cpu(session: Session) -> Diagnosis | None:
+    """Return the diagnosis for accumulated gradients, of which fewer and larger batches are the same training."""
+    steady_of(session)
+    n = session.settings.trainer.accumulate_grad_batches or 1
+    size = next((loader.batch_size for loader in loaders_of(session, "train")), None)
+    if n < 2 or n % 2:
+        raise Skip("on a CPU, a larger batch changes the training unless an even number of batches is accumulated")
+    if not size:
+        raise Skip("the loader's batch size is not known")
+    return Diagnosis(
+        f"Each optimizer step accumulates {n} batches of {number_of(size, 'sample')}",
+        (fact("batches per optimizer step", n, "count"), fact("batch size", size, "count")),
+        fix(
+            f"set batch_size={2 * size} and accumulate_grad_batches={n // 2}, or go on in this direction",
+            "one line",
+            "numerics",
+            code=f"DataLoader(..., batch_size={2 * size})\nTrainer(..., accumulate_grad_batches={n // 2})",
+        ),
+        "a batch twice as large runs these operators",
+        replayed_as="batch=2",
+        unmeasured=None,
+    )
+
+
+def _on_device(session: Session, reading: Reading, device: DeviceActivity) -> Diagnosis | None:
     if session.memory.oom is not None:
         return None  # PD408 recommends a smaller batch
     busy = min(1.0, reading.share(device.busy_s))

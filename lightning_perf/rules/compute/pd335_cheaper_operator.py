@@ -42,6 +42,18 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
         "multiply element by element and add up",
         "scores = (a * b).sum(-1)  # instead of torch.diag(a @ b.T)",
     ),
+    "rows": (
+        "select the rows that are needed before the layer",
+        "scores = self.head(hidden[:, -1])  # instead of self.head(hidden)[:, -1]",
+    ),
+    "function": ("call {function}", "y = {function}"),
+    "max_norm": (
+        "limit the norms of all rows at once",
+        "rows = index.unique()  # with Embedding(..., max_norm=None)\n"
+        "with torch.no_grad():\n"
+        "    found = embedding.weight[rows]\n"
+        "    embedding.weight[rows] = found * (max_norm / found.norm(dim=1, keepdim=True)).clamp(max=1.0)",
+    ),
 }
 _EFFECTS: dict[CheaperKind, str] = {
     "transform": "with {better:,} elements, these operators run",
@@ -51,6 +63,9 @@ _EFFECTS: dict[CheaperKind, str] = {
     "penalty": "as a weight decay, these operators run",
     "order": "in the other order, these products run",
     "diagonal": "element by element, these products run",
+    "rows": "with these rows alone, these operators run",
+    "function": "as one function, these operators run",
+    "max_norm": "for all rows at once, this runs",
 }
 
 
@@ -70,7 +85,12 @@ def check(session: Session) -> Diagnosis | None:
             fact("such operators per step", found.n_operators, "count"),
             fact("their time per step", found.total_s, "s") if found.total_s else None,
         ),
-        fix(summary.format(better=found.better), "minutes", "numerics", code=code),
+        fix(
+            summary.format(better=found.better, function=found.function),
+            "minutes",
+            "numerics",
+            code=code.replace("{function}", found.function),
+        ),
         _EFFECTS[found.kind].format(better=found.better),
         replayed_as="cheaper",
         at_stake=min(1.0, share),
@@ -93,4 +113,10 @@ def _symptom(found: CheaperOperator) -> str:
         return f"multiplies three matrices through an intermediate of {shape}, with {times}"
     if found.kind == "diagonal":
         return f"computes products of {shape}, of which only the diagonal is read"
+    if found.kind == "rows":
+        return f"computes {found.size:,} rows of {found.shape[-1]:,} elements, of which {found.better:,} are read"
+    if found.kind == "function":
+        return f"computes {found.function.partition('(')[0]} of {shape} in several operators"
+    if found.kind == "max_norm":
+        return f"limits the norms of {found.size:,} rows of a table of {shape} one by one (max_norm)"
     return "adds the squares of parameters to the loss"

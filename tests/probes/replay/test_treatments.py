@@ -232,6 +232,7 @@ REPLAYED = {
     "channels-last": (convolutions, (4, 3, 8, 8)),
     "matmul-precision-high": (convolutions, (4, 3, 8, 8)),
     "deterministic-off": (convolutions, (4, 3, 8, 8)),
+    "onednn": (convolutions, (4, 3, 8, 8)),
     "precision-32": (lambda: Mixed(8, 8), (4, 8)),
 }
 

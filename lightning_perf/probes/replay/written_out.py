@@ -1,0 +1,224 @@
+"""Functions of torch that a model writes out in several operators."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from lightning_perf import interrupts
+
+from .calls import Call, CallLog, TensorSpec
+from .functions import Bound, Work, function_of, map_specs
+
+MAX_OPERATORS = 14
+"""Operators of one function at most; a longer chain does something else as well."""
+
+_BY_ELEMENT = {
+    f"aten::{name}"
+    for name in (
+        "add", "sub", "rsub", "mul", "div", "neg", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "log", "tanh", "erf",
+        "sigmoid", "softplus",
+    )
+}  # fmt: skip
+_BY_ROW = {f"aten::{name}" for name in ("mean", "sum", "std", "var", "var_mean", "amax")}
+_ANCHORS = ("aten::tanh", "aten::erf", "aten::sigmoid", "aten::rsqrt", "aten::sqrt", "aten::std", "aten::exp")
+_UNFOLD = "aten::im2col"
+_COPIES = ("aten::clone",)
+_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
+
+
+class WrittenOut(NamedTuple):
+    """The operators of a function, and the function in their place, by its name for users."""
+
+    work: Work
+    function: str
+    site: str
+
+
+class _Function(NamedTuple):
+    """A function that may be written out around an anchor, and how far its results may differ from torch's.
+
+    ``tolerance`` is relative to the largest result. Norms may divide by another standard deviation, that of a sample.
+    """
+
+    name: str
+    anchors: str
+    call: Callable[..., torch.Tensor]
+    tolerance: float = 1e-4
+
+
+_LAYER_NORM, _RMS_NORM = "F.layer_norm(x, x.shape[-1:])", "F.rms_norm(x, x.shape[-1:])"
+_FUNCTIONS = (
+    _Function('F.gelu(x, approximate="tanh")', "tanh", partial(functional.gelu, approximate="tanh")),
+    _Function("F.gelu(x)", "erf", functional.gelu),
+    _Function("F.mish(x)", "tanh", functional.mish),
+    _Function("F.silu(x)", "sigmoid", functional.silu),
+    _Function(_LAYER_NORM, "sqrt rsqrt std", functional.layer_norm, 0.02),
+    _Function(_RMS_NORM, "sqrt rsqrt", functional.rms_norm, 0.02),
+    _Function("F.softmax(x, -1)", "exp", partial(torch.softmax, dim=-1)),
+    _Function("F.log_softmax(x, -1)", "exp", partial(torch.log_softmax, dim=-1)),
+)
+_SOME = 2
+"""Size of all dimensions but the last, where results are compared."""
+
+
+def written_out(log: CallLog) -> Iterator[WrittenOut]:
+    """Find activations, norms and softmaxes that are written out, and convolutions by ``unfold`` and a product."""
+    readers: dict[int, list[Call]] = {}
+    for call in log.calls:
+        for index in call.writers:
+            readers.setdefault(index, []).append(call)
+    taken: set[int] = set()
+    for call in log.calls:
+        if call.name in _ANCHORS and call.index not in taken and call.has_backward:
+            found = _function_around(log, call, readers)
+            if found is not None:
+                taken.update(each.index for each in found.work.calls)
+                yield found
+        elif call.name == _UNFOLD:
+            yield from _convolution(log, call, readers)
+
+
+def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[Call]]) -> WrittenOut | None:
+    """Return the function whose operators are around ``anchor``: the nearest start, and the longest chain from it."""
+    for root in _roots(log, anchor):
+        members: dict[int, Call] = {}
+        for call in log.calls:
+            if call.n == anchor.n and _base(call.name) and _is_of(call, root, members):
+                members[call.index] = call
+        for end in reversed(members.values()):
+            calls = _needed_for(end, members) if end.out_shape == root.shape else ()
+            kept = {call.index for call in calls} - {end.index}
+            if anchor not in calls or any(each.index not in kept | {end.index} for i in kept for each in readers[i]):
+                continue
+            found = _named(anchor, root, calls)
+            if found is not None:
+                return found
+    return None
+
+
+def _needed_for(end: Call, members: Mapping[int, Call]) -> tuple[Call, ...]:
+    """Return the members that the last one is computed from, in their order; empty if they are too many."""
+    todo = [end]
+    for call in todo:
+        todo += [members[i] for i in sorted(call.writers & members.keys()) if members[i] not in todo]
+        if len(todo) > MAX_OPERATORS:
+            return ()
+    return tuple(sorted(todo, key=lambda call: call.index))
+
+
+def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> WrittenOut | None:
+    """Return the function that the operators are, computed from ``root``: that with the same results; None without."""
+    bounds = tuple(bound for call in calls if (bound := function_of(call)) is not None)
+    parameters = [spec for call in calls for spec in call.specs if _is_parameter(spec, root)]
+    if len(bounds) < max(2, len(calls)) or len(parameters) > 2:
+        return None
+    given = _numbers((*(_SOME for _ in root.shape[1:]), root.shape[-1]))
+    weights = [1.0 + 0.1 * k + 0.1 * _numbers(spec.shape) for k, spec in enumerate(parameters)]
+    wanted = _computed(root, given, weights, calls)
+    if wanted is None:
+        return None
+    for one in _FUNCTIONS:
+        is_norm = one.name in (_LAYER_NORM, _RMS_NORM)
+        if _base(anchor.name).removeprefix("aten::") not in one.anchors.split() or (parameters and not is_norm):
+            continue
+        if one.name == _RMS_NORM and len(parameters) > 1:
+            continue
+        shape = (root.shape[-1:],) if is_norm else ()
+        same = one.call(given, *shape, *weights)
+        if same.shape == wanted.shape and (same - wanted).abs().max() <= one.tolerance * wanted.abs().max():
+            treated: Bound = one.call, (root._replace(source=-1), *shape, *parameters), {}
+            site = next((call.site for call in calls if call.site), "")
+            return WrittenOut(Work(tuple(calls), bounds, (treated,)), one.name, site)
+    return None
+
+
+def _computed(
+    root: TensorSpec, given: torch.Tensor, weights: Sequence[torch.Tensor], calls: Sequence[Call]
+) -> torch.Tensor | None:
+    """Return what the operators compute from ``given`` in place of the root, and from the parameters in their order."""
+    values: dict[int, torch.Tensor] = {}
+    left = list(weights)
+
+    def value_of(spec: TensorSpec) -> torch.Tensor:
+        if spec.source in values:
+            value = values[spec.source]
+            return value.unsqueeze(-1) if value.dim() < len(spec.shape) else value
+        return given if _is_root(spec, root) else left.pop(0)
+
+    with interrupts.suppress(RuntimeError, TypeError, IndexError, KeyError, AttributeError), torch.no_grad():
+        for call in calls:
+            bound = function_of(call)
+            assert bound is not None
+            function, args, kwargs = bound
+            values[call.index] = function(*map_specs(value_of, args), **map_specs(value_of, kwargs))
+        return values[calls[-1].index]
+    return None
+
+
+def _numbers(shape: Sequence[int]) -> torch.Tensor:
+    """Return numbers between -2 and 2 without changing a random stream."""
+    return 2 * torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
+
+
+def _base(name: str) -> str:
+    """Return the operator's name without the underscore of one in place; empty if no function is written with it."""
+    base = name.removesuffix("_")
+    return base if base in _BY_ELEMENT or base in _BY_ROW else ""
+
+
+def _roots(log: CallLog, anchor: Call) -> list[TensorSpec]:
+    """Return the tensors before ``anchor`` from which a function may start, the nearest first."""
+    found: dict[tuple[int, tuple[int, ...]], TensorSpec] = {}
+    todo = [anchor]
+    for call in todo:
+        for spec in call.specs:
+            found.setdefault((spec.source, spec.shape), spec)
+            source = log.calls[spec.source] if spec.source >= 0 else None
+            if source is not None and _base(source.name) and source.n == anchor.n and source not in todo:
+                todo.append(source)
+        if len(todo) > MAX_OPERATORS:
+            break
+    return [spec for spec in found.values() if spec.shape and spec.shape[-1] > 1]
+
+
+def _is_of(call: Call, root: TensorSpec, members: Mapping[int, Call]) -> bool:
+    """Return whether a call computes with the root, with what members computed, and with small parameters alone."""
+    specs = call.specs
+    of_members = [spec for spec in specs if spec.source in members or _is_root(spec, root)]
+    return bool(of_members) and all(spec in of_members or _is_parameter(spec, root) for spec in specs)
+
+
+def _is_root(spec: TensorSpec, root: TensorSpec) -> bool:
+    return (spec.source, spec.shape) == (root.source, root.shape)
+
+
+def _is_parameter(spec: TensorSpec, root: TensorSpec) -> bool:
+    return spec.source < 0 and spec.shape == root.shape[-1:]
+
+
+def _convolution(log: CallLog, unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterator[WrittenOut]:
+    """Yield a convolution that is written as a product of a weight with an unfolded image, which may be copied."""
+    calls = [unfold]
+    for names in (_COPIES, _PRODUCTS, _COPIES):
+        after = readers.get(calls[-1].index, ())
+        if len(after) == 1 and after[0].name in names and after[0].n == unfold.n:
+            calls.append(after[0])
+    product = next((call for call in calls if call.name in _PRODUCTS), None)
+    bounds = [function_of(call) for call in calls]
+    n_columns = unfold.out_shape[1]
+    if product is None or len(unfold.out_shape) != 3 or None in bounds:
+        return
+    of_columns = {call.index for call in calls}
+    weights = [s for s in product.specs if s.source not in of_columns and n_columns in s.shape[-2:]]
+    if len(weights) != 1:
+        return
+    images, named, (*_, one, other) = unfold.named["self"], unfold.named, weights[0].shape
+    kernel = weights[0].dense((other if one == n_columns else one, images.shape[1], *named["kernel_size"]))
+    options = named["stride"], named["padding"], named["dilation"]
+    as_is = tuple(bound for bound in bounds if bound is not None)
+    convolve: Bound = functional.conv2d, (images, kernel._replace(needs_grad=True), None, *options), {}
+    yield WrittenOut(Work(tuple(calls), as_is, (convolve,)), "F.conv2d(x, weight)", unfold.site)

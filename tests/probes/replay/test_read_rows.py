@@ -1,0 +1,96 @@
+"""Layers of whose rows few are read are found, and replayed on these rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lightning_perf.probes.replay.cheaper import cheaper
+from lightning_perf.probes.replay.rewrites import specs_in
+
+from .replaying import asked, probe_of
+from .test_cheaper import log_of
+
+hidden = torch.rand(4, 10, 16)
+head, plain_head, narrow = nn.Linear(16, 64), nn.Linear(16, 64, bias=False), nn.Linear(16, 16)
+words = torch.arange(4)
+last = torch.tensor([3, 9, 5, 7])
+kept = []
+
+
+def hold(scores):
+    kept.append(scores)
+    return scores[:, -1]
+
+
+def show(scores):
+    scores.detach().numpy().max()
+    return scores[:, -1]
+
+
+@pytest.mark.parametrize(
+    ("step", "names"),
+    [
+        (lambda: plain_head(hidden)[:, -1], ["mm"]),
+        (lambda: head(hidden)[:, -1], ["addmm"]),
+        (lambda: head(hidden)[:, 0].softmax(-1), ["addmm"]),
+        (lambda: head(hidden)[torch.arange(4), last], ["addmm"]),
+        (lambda: functional.cross_entropy(head(hidden.transpose(0, 1))[-1], words), ["mm", "add"]),
+        (lambda: functional.relu(head(hidden))[:, -1], ["addmm", "relu"]),
+        (lambda: head(functional.gelu(narrow(hidden)))[:, -1], ["addmm", "gelu", "addmm"]),
+    ],
+)
+def test_layers_are_replayed_on_the_rows_that_are_read(step, names):
+    log, found = log_of(lambda: step().sum().backward())
+    assert (found.kind, found.size, found.better) == ("rows", 40, 4)
+    works = cheaper(log)
+    assert sorted(work.calls[0].name.removeprefix("aten::") for work in works) == sorted(names)
+    for work in works:
+        as_is, treated = (specs_in(bounds[0]) for bounds in (work.as_is, work.treated))
+        changed = {(one.shape, other.shape) for one, other in zip(as_is, treated, strict=True) if one != other}
+        assert changed
+        assert all(math.prod(before) == 10 * math.prod(after) for before, after in changed)
+    probe = probe_of(nn.Linear(2, 2))
+    probe.answer(asked("cheaper"), log, 300.0)
+    (replayed,) = probe.record().results
+    assert replayed.n_operators >= 1, replayed.reason
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda: head(hidden),
+        lambda: head(hidden)[:, 2:],  # more than half of the rows
+        lambda: head(hidden)[:, :, :8],  # a part of each row
+        lambda: (scores := head(hidden))[:, -1].sum() + scores.logsumexp(-1).mean(),
+        lambda: head(hidden).cumsum(1)[:, -1],  # each row needs those before it
+        lambda: hold(head(hidden)),
+        lambda: show(head(hidden)),
+        lambda: head(hidden)[:, -1].detach(),  # without a backward pass
+        lambda: nn.functional.layer_norm(hidden.requires_grad_(), (16,))[:, -1],  # no layer is among them
+    ],
+)
+def test_rows_that_are_needed_are_computed(step):
+    def run():
+        total = step().sum()
+        if total.requires_grad:
+            total.backward()
+
+    assert log_of(run)[1] is None
+
+
+def test_norms_of_rows_are_limited_all_at_once():
+    embedding = nn.Embedding(50, 8, max_norm=1.0)
+    log, found = log_of(lambda: embedding(torch.arange(80) % 20).sum().backward())
+    assert (found.kind, found.size, found.shape) == ("max_norm", 20, (50, 8))
+    (work,) = cheaper(log)
+    (one_by_one, (_, most), _), (at_once, _, _) = *work.as_is, *work.treated
+    tables = [torch.rand(50, 8), torch.rand(50, 8)]
+    tables[1].copy_(tables[0])
+    one_by_one(tables[0], most), at_once(tables[1], most)
+    assert torch.allclose(*tables)
+    assert (tables[0].norm(dim=1) <= 1.001).sum() >= 20

@@ -1,0 +1,98 @@
+"""Functions of torch that are written out in several operators are found, and replayed as one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lightning_perf.probes.replay.cheaper import cheaper
+
+from .test_cheaper import log_of
+
+x = torch.rand(8, 16, 32)
+images = torch.rand(4, 3, 12, 12)
+scale, shift = nn.Parameter(torch.rand(32)), nn.Parameter(torch.rand(32))
+kernel = nn.Parameter(torch.rand(5, 27))
+
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
+
+
+def exact_gelu(x):
+    return x * 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def norm(x):
+    return scale * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + shift
+
+
+def norm_by_variance(x):
+    return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + 1e-6) * scale + shift
+
+
+def rms_norm(x):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale
+
+
+def softmax(x):
+    e = torch.exp(x)
+    return e / e.sum(-1, keepdim=True)
+
+
+def convolution(images):
+    columns = functional.unfold(images, 3, padding=1)
+    return (kernel @ columns).view(len(images), 5, 12, 12)
+
+
+def found_in(function, given=x):
+    """Return what is found in a step that trains through a function."""
+    given = given.clone().requires_grad_()
+    return log_of(lambda: function(given * 1.5).cos().sum().backward())
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "n"),
+    [
+        (gelu, 'F.gelu(x, approximate="tanh")', 8),
+        (exact_gelu, "F.gelu(x)", 5),
+        (lambda x: x * torch.sigmoid(x), "F.silu(x)", 2),
+        (lambda x: x * torch.tanh(functional.softplus(x)), "F.mish(x)", 3),
+        (norm, "F.layer_norm(x, x.shape[-1:])", 7),
+        (norm_by_variance, "F.layer_norm(x, x.shape[-1:])", 8),
+        (rms_norm, "F.rms_norm(x, x.shape[-1:])", 6),
+        (softmax, "F.softmax(x, -1)", 3),
+        (lambda x: torch.log(softmax(x)), "F.log_softmax(x, -1)", 4),
+    ],
+)
+def test_functions_are_found_with_all_of_their_operators(function, name, n):
+    log, found = found_in(function)
+    assert (found.kind, found.function, found.site.split(":")[0]) == ("function", name, "test_written_out.py")
+    (work,) = cheaper(log)
+    assert sum(call.n for call in work.calls) == n
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * torch.sigmoid(x.flip(0)),  # of another tensor
+        lambda x: x * torch.sigmoid(1.7 * x),
+        lambda x: torch.tanh(x),
+        lambda x: (x - x.mean(0, keepdim=True)) / (x.std(0, keepdim=True) + 1e-6),  # not over the last dimension
+        lambda x: torch.exp(x) / torch.exp(x).sum(),
+        lambda x: (s := torch.sigmoid(x)) * x + s.flip(0),  # needed elsewhere
+        functional.gelu,
+        functional.silu,
+    ],
+)
+def test_other_functions_are_left_alone(function):
+    assert found_in(function)[1] is None
+
+
+def test_a_convolution_by_unfold_is_replayed_as_one():
+    _, found = found_in(convolution, images)
+    assert (found.kind, found.function) == ("function", "F.conv2d(x, weight)")
