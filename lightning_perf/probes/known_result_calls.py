@@ -148,10 +148,15 @@ class StepCalls:
         for call in self._recomputed:
             weight += call.weight
             lines[call.lines] += call.weight
-        n, kept_bytes, site = len(self._recomputed), self.recomputed_bytes, site_text(_most(lines))
+        n, kept_bytes, site = len(self._recomputed), self.recomputed_bytes, site_text(self._callers_of(_most(lines)))
         found.append(self._record("recomputed", n, 0, weight, kept_bytes=kept_bytes, site=site))
         found.append(self._repeated_passes())
         return tuple(one for one in found if one.n_operators)
+
+    def _callers_of(self, line: Lines) -> Lines:
+        """Return the user's lines above one that checkpointing calls, as forward operators had it; else itself."""
+        lines = next((call.lines for call in self.calls if line and line[0] in call.lines), ())
+        return lines[: len(lines) - 1 - lines[::-1].index(line[0])] or line if lines else line
 
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
         again = self._derivatives_again()

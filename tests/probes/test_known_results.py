@@ -576,6 +576,16 @@ def test_operators_that_checkpointing_calls_again_are_found(reentrant):
     assert found.site == f"test_known_results.py:{step.__code__.co_firstlineno + 1}"
 
 
+def test_checkpointed_operators_are_at_the_line_that_checkpoints():
+    def layers(net, x):
+        return net.dropout(net.trained(x).relu())
+
+    def step(net, x):
+        return checkpoint(layers, net, x.requires_grad_(), use_reentrant=False)
+
+    assert follow(step)["recomputed"].site == f"test_known_results.py:{step.__code__.co_firstlineno + 1}"
+
+
 def test_double_backward_is_not_checkpointing():
     def step(net, x):
         loss = net.trained(x).square().sum()

@@ -7,7 +7,7 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
 
-@rule("PD336", "distribution-checks")
+@rule("PD336", "distribution-checks", yields_to=("PD330",))
 def check(session: Session) -> Finding | None:
     repeated = repeated_of(session, "checks")
     if repeated is None:
