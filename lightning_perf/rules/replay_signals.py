@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from lightning_perf.records import Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
+from lightning_perf.records import STEP_PHASES, Evidence, Finding, Hypothesis, Prescription, Replayed, Session, Severity
 
 from .findings import AT_STAKE, WHY_NOT_MEASURED, fact, how_to_measure, make_finding, timed_finding, unapplied
 from .rule import Rule, Skip, rule
@@ -34,6 +34,7 @@ class Diagnosis(NamedTuple):
             affects only the operators.
         seen_s: Seconds of the steady span that the replayed operators took in the training; None for the time in the
             sampled step.
+        batch_part: Part of all time per batch that is saved at most, if the treatment changes the number of batches.
         unmeasured: Severity if the speedup was not measured; None if nothing is reported then.
     """
 
@@ -47,6 +48,7 @@ class Diagnosis(NamedTuple):
     at_stake: float = 0.0
     most_s: float | None = None
     seen_s: float | None = None
+    batch_part: float = 0.0
     unmeasured: Severity | None = "low"
 
 
@@ -161,9 +163,12 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         return None
     saved_part = high_s / sum(phases.values())
     phases |= _other_phases_s(session, diagnosis)
+    claims = {name: saved_part * seconds for name, seconds in phases.items()}
+    if diagnosis.batch_part:
+        claims |= {name: diagnosis.batch_part * phase_s(steady, name) for name in STEP_PHASES}
     is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
-    return timed_finding(
+    finding = timed_finding(
         steady,
         summary=f"{diagnosis.symptom}; {diagnosis.effect} {times} faster on this machine (measured).",
         evidence=(
@@ -171,13 +176,17 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
             fact("measured speedup of these operators", speedup.value, "ratio", n=result.n_rounds),
         ),
         prescriptions=diagnosis.prescription,
-        claims={name: saved_part * seconds for name, seconds in phases.items()},
+        claims=claims,
         low_s=low_s,
         basis=f"measured on {number_of(result.n_operators, 'operator')} of this step",
         confidence="low" if is_wide else "high",
         # On a device without a trace, operators that were not replayed are unknown.
         method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",
     )
+    if diagnosis.batch_part and finding.gain is not None:  # nothing else is saved in addition
+        most = min(finding.gain.high, 1 / (1 - diagnosis.batch_part))
+        finding = msgspec.structs.replace(finding, gain=msgspec.structs.replace(finding.gain, high=most))
+    return finding
 
 
 def _other_phases_s(session: Session, diagnosis: Diagnosis) -> dict[str, float]:

@@ -43,6 +43,7 @@ def _on_cpu(session: Session) -> Diagnosis | None:
         ),
         "a batch twice as large runs these operators",
         replayed_as="batch=2",
+        batch_part=0.5,
         unmeasured=None,
     )
 
