@@ -27,6 +27,8 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
         refusal: Why treatments cannot change its arguments; empty if they can, None in older sessions.
         n_shards: Shards of an ``IterableDataset`` that workers divide among themselves; None if unknown.
         n_threads: Threads of a DALI pipeline; None for other loaders.
+        n_equal_workers: Workers with an ``IterableDataset`` whose first batch equals that of the first one, itself
+            included; None if they were not compared.
     """
 
     stage: str
@@ -52,6 +54,7 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
     refusal: str | None = None
     n_shards: int | None = None
     n_threads: int | None = None
+    n_equal_workers: int | None = None
 
     def why_unchanged(self) -> str:
         """Return why treatments cannot change its arguments; empty if they can."""
