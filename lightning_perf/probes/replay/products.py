@@ -154,8 +154,8 @@ def with_fewer_rows(log: CallLog) -> Iterator[FewerRows]:
     Only layers with a backward pass count. Nothing is found if no layer is among them.
     """
     found = []
-    for place, part in log.rows.parts_needed().items():
-        call = log.calls[place]
+    for index, part in log.rows.parts_needed().items():
+        call = log.calls[index]
         if 0 < part <= _MAX_ROWS and call.has_backward:
             n_rows = call.n_out // call.out_shape[-1]
             n_needed = max(1, round(part * n_rows))

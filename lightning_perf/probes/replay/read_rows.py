@@ -12,12 +12,12 @@ LAYERS = ("aten::mm", "aten::addmm")
 _BY_ROW = {
     f"aten::{name}"
     for name in (
-        "relu", "gelu", "silu", "tanh", "sigmoid", "elu", "leaky_relu", "native_dropout", "native_layer_norm",
-        "_softmax", "_log_softmax", "_to_copy", "clone", "add", "mul", "div",
+        "relu", "gelu", "silu", "tanh", "sigmoid", "elu", "leaky_relu", "native_dropout", "_to_copy", "clone", "add",
+        "mul", "div",
     )
 }  # fmt: skip
 """Operators that compute each row from the same row alone, if one of their tensors is as large as the result."""
-_SAVED = {f"aten::{name}" for name in ("relu", "tanh", "sigmoid", "elu", "_softmax", "_log_softmax")}
+_SAVED = {f"aten::{name}" for name in ("relu", "tanh", "sigmoid", "elu")}
 """Operators whose result autograd saves for backward, detached, as soon as it is computed."""
 _INDEX = "aten::index"
 
@@ -30,8 +30,8 @@ class _Rows:
     ``is_needed`` says that all of it may be read.
     """
 
-    def __init__(self, place: int, out: torch.Tensor) -> None:
-        self.place, self.width, self.n_elements = place, out.shape[-1], out.numel()
+    def __init__(self, index: int, out: torch.Tensor) -> None:
+        self.index, self.width, self.n_elements = index, out.shape[-1], out.numel()
         self.storage = _weak_reference(out.untyped_storage())
         self.views: dict[Any, int] = {}
         self.readers: set[int] = set()
@@ -46,8 +46,8 @@ class RowReads:
         self._all: list[_Rows] = []
         self._saved: _Rows | None = None  # the last result, if autograd is about to save it
 
-    def add(self, place: int, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
-        """Note what the log's call at this place reads, and follow its result."""
+    def add(self, index: int, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+        """Note what the log's call of this index reads, and follow its result."""
         self._saved = None
         for value in inputs:
             found = self._found(value)
@@ -55,9 +55,9 @@ class RowReads:
                 continue
             part = outs[0] if name == _INDEX and outs else value
             if part.numel() >= found.n_elements:
-                found.readers.add(place)
+                found.readers.add(index)
             elif part.dim() and part.shape[-1] == found.width and part.stride(-1) == 1:
-                key = (place,) if part is not value else (value.storage_offset(), value.shape, value.stride())
+                key = (index,) if part is not value else (value.storage_offset(), value.shape, value.stride())
                 found.views[key] = part.numel()
             else:
                 found.is_needed = True
@@ -65,7 +65,7 @@ class RowReads:
             return
         out = outs[0]
         if name in LAYERS or (name in _BY_ROW and sum(value.numel() == out.numel() for value in inputs) == 1):
-            rows = _Rows(place, out)
+            rows = _Rows(index, out)
             self._rows[storage_address(out)] = rows
             self._all.append(rows)
             self._saved = rows if name in _SAVED else None
@@ -83,12 +83,12 @@ class RowReads:
         return found if found is not None and not found.storage.expired() else None
 
     def parts_needed(self) -> dict[int, float]:
-        """Return the part of the rows that is needed, by the place of the call; of all equal calls, the largest one."""
+        """Return the part of the rows that is needed, by the index of the call; of all equal calls, the largest one."""
         parts: dict[int, float] = {}
         for rows in reversed(self._all):  # readers are later
             part = 1.0
             if not rows.is_needed and rows.storage.expired() and (rows.views or rows.readers):
                 of_readers = [parts.get(reader, 1.0) for reader in rows.readers]
                 part = max(sum(rows.views.values()) / rows.n_elements, *of_readers, 0.0)
-            parts[rows.place] = max(parts.get(rows.place, 0.0), min(1.0, part))
+            parts[rows.index] = max(parts.get(rows.index, 0.0), min(1.0, part))
         return parts

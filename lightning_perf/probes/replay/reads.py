@@ -20,9 +20,9 @@ _N_UNHELD = 3
 
 
 class _Result(NamedTuple):
-    """Values or indices of the log's call ``place``; ``step`` is the stride of the sorted dimension, of size ``n``."""
+    """Results of the log's call ``call_index``; ``step`` is the stride of the sorted dimension, of size ``n``."""
 
-    place: int
+    call_index: int
     n: int
     step: int
     n_elements: int
@@ -43,20 +43,20 @@ class Results:
         self._storages: dict[int, list[Any]] = {}
         self._read: set[int] = set()
 
-    def add(self, place: int, outs: Iterable[torch.Tensor]) -> None:
-        """Follow the results of the log's call at this place."""
-        self._storages.setdefault(place, []).extend(_weak_reference(out.untyped_storage()) for out in outs)
+    def add(self, index: int, outs: Iterable[torch.Tensor]) -> None:
+        """Follow the results of the log's call of this index."""
+        self._storages.setdefault(index, []).extend(_weak_reference(out.untyped_storage()) for out in outs)
 
-    def see(self, places: Iterable[int]) -> None:
+    def see(self, indices: Iterable[int]) -> None:
         """Note that results are read, or detached to be read; those that are freed had the same address before."""
-        self._read.update(place for place in places if self._exists(place))
+        self._read.update(index for index in indices if self._exists(index))
 
-    def is_read(self, place: int) -> bool:
+    def is_read(self, index: int) -> bool:
         """Return whether something else may have read a result, or has it after the step."""
-        return place in self._read or self._exists(place)
+        return index in self._read or self._exists(index)
 
-    def _exists(self, place: int) -> bool:
-        return any(not storage.expired() for storage in self._storages.get(place, ()))
+    def _exists(self, index: int) -> bool:
+        return any(not storage.expired() for storage in self._storages.get(index, ()))
 
 
 class Reads:
@@ -67,15 +67,15 @@ class Reads:
         self._all: list[_Result] = []
         self._read: dict[int, tuple[int, int]] = {}  # elements up to the last read, and from the first on
 
-    def add(self, place: int, outs: Sequence[torch.Tensor], dim: int | None) -> None:
-        """Follow the results of the log's call at this place, sorted along ``dim``; None for other operators."""
+    def add(self, index: int, outs: Sequence[torch.Tensor], dim: int | None) -> None:
+        """Follow the results of the log's call of this index, sorted along ``dim``; None for other operators."""
         if dim is None:
             return
         for out in outs:
             if out.numel() and out.dim():
                 storage = _weak_reference(out.untyped_storage())
                 step = max(1, out.stride(dim))
-                result = _Result(place, out.shape[dim], step, out.numel(), storage, weakref.ref(out))
+                result = _Result(index, out.shape[dim], step, out.numel(), storage, weakref.ref(out))
                 self._results[storage_address(out)] = result
                 self._all.append(result)
 
@@ -86,16 +86,16 @@ class Reads:
             if found is not None and not found.storage.expired():
                 self._note(found, *((found.n, found.n) if found.is_held else _span(found, value)))
 
-    def needed(self, place: int) -> int:
+    def needed(self, index: int) -> int:
         """Return how many elements at one end of each sorted row are read at most; 0 if none is known to be read."""
         for result in self._all:
             if not result.storage.expired():  # somebody has it after the step
                 self._note(result, result.n, result.n)
-        return min(self._read.get(place, (0,)))
+        return min(self._read.get(index, (0,)))
 
     def _note(self, result: _Result, up_to: int, from_first: int) -> None:
-        before = self._read.get(result.place, (0, 0))
-        self._read[result.place] = max(before[0], up_to), max(before[1], from_first)
+        before = self._read.get(result.call_index, (0, 0))
+        self._read[result.call_index] = max(before[0], up_to), max(before[1], from_first)
 
 
 def _span(result: _Result, value: torch.Tensor) -> tuple[int, int]:
