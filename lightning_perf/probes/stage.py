@@ -221,15 +221,22 @@ class StageTimer:
 
     def recent_median_ns(self) -> float | None:
         """Return the median of the last few steps, or of all steps right after aggregation; None before the first."""
-        # Without numpy, which takes a millisecond here because a training step evicts the caches.
-        rows = self._rows
-        first = max(-1, len(rows) - 2 * _RECENT_STEPS * RECORD_WIDTH - 1)
-        begins = range(len(rows) - RECORD_WIDTH, first, -RECORD_WIDTH)
-        usual_ns = [sum(rows[i + column] for column in STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
+        usual_ns = self._recent_ns()
         if len(usual_ns) >= _RECENT_STEPS or (usual_ns and self._aggregator is None):
             return float(statistics.median(usual_ns[:_RECENT_STEPS]))
         median_s = self._aggregator.step_median_s() if self._aggregator is not None else None
         return None if median_s is None else median_s * 1e9
+
+    def recent_slowest_ns(self) -> float | None:
+        """Return the time of the slowest of the last few steps; None right after aggregation."""
+        return max(self._recent_ns(), default=None)
+
+    def _recent_ns(self) -> list[int]:
+        # Without numpy, which takes a millisecond here because a training step evicts the caches.
+        rows = self._rows
+        first = max(-1, len(rows) - 2 * _RECENT_STEPS * RECORD_WIDTH - 1)
+        begins = range(len(rows) - RECORD_WIDTH, first, -RECORD_WIDTH)
+        return [sum(rows[i + column] for column in STEP_COLUMNS) for i in begins if rows[i + KIND] == USUAL_STEP]
 
     def recent_wait_share(self) -> float | None:
         """Return the share of data wait in the last steps; None before a step and right after aggregation."""

@@ -34,8 +34,8 @@ _AUTO_CHECKED_S = 0.25  # checks that follow each other faster become less frequ
 _AUTO_MAX_MEDIAN_EVERY = 512  # the interval between medians grows up to this
 _AUTO_MAX_WINDOWS = 4
 _AUTO_MOST_EXTRA_S = 0.1
-"""Time that recording may add to a step: events of some microseconds each, of which each takes some KiB of memory."""
-_AUTO_STOPPING = 10
+"""Seconds that recording may add to a step: an event takes some microseconds, and some KiB of memory."""
+_AUTO_READING_FACTOR = 10
 """Collecting and reading events takes about ten times as long as recording them: 3.5 s and 0.28 s for each step of
 77,000 events on a CPU."""
 _AUTO_CHANGE = 1.3  # a median step that changed by this factor opens another window
@@ -213,11 +213,16 @@ class WindowProbe(Probe):
         return "by schedule"
 
     def _most_step_s(self) -> float:
-        """Return how long a step of an automatic window may take; infinity if the user wants the window."""
-        median_ns = self._loop.main.recent_median_ns()
+        """Return how long a step of an automatic window may take; infinity if the user wants the window.
+
+        That is a little longer than the slowest of the last steps, which may include an optimizer's step or a wait.
+        """
+        main = self._loop.main
+        median_ns, slowest_ns = main.recent_median_ns(), main.recent_slowest_ns()
         if not self.options.is_auto or self._was_requested or median_ns is None:
             return math.inf
-        return median_ns / 1e9 + min(_AUTO_MOST_EXTRA_S, self._affordable_s(median_ns) / _AUTO_STOPPING)
+        usual_s = (slowest_ns or 2 * median_ns) / 1e9
+        return usual_s + min(_AUTO_MOST_EXTRA_S, self._affordable_s(median_ns) / _AUTO_READING_FACTOR)
 
     def _obstacle(self) -> str | None:
         """Return why no window can open; None if one can."""
@@ -312,6 +317,8 @@ class WindowProbe(Probe):
             return _window(recording.first_step, n_active, "recorded", reason, recording.cost_s)
         status: Literal["recorded", "empty", "failed"] = "recorded"
         reason, trace, file = recording.reason, None, None
+        if n_active < self.options.active:
+            reason += "; ended early: recording slowed a step down"
         try:
             n_events = recording.n_events()
             if n_events > self.options.max_events:

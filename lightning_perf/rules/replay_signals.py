@@ -34,7 +34,8 @@ class Diagnosis(NamedTuple):
             affects only the operators.
         seen_s: Seconds of the steady span that the replayed operators took in the training; None for the time in the
             sampled step.
-        batch_part: Part of all time per batch that is saved at most, if the treatment changes the number of batches.
+        batch_part: If the treatment makes batches fewer and larger, the part of them that is saved. What a batch costs
+            besides its operators is saved in this part at most, but for loading and transferring samples.
         unmeasured: Severity if the speedup was not measured; None if nothing is reported then.
     """
 
@@ -165,7 +166,8 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
     phases |= _other_phases_s(session, diagnosis)
     claims = {name: saved_part * seconds for name, seconds in phases.items()}
     if diagnosis.batch_part:
-        claims |= {name: diagnosis.batch_part * phase_s(steady, name) for name in STEP_PHASES}
+        of_batches = (name for name in STEP_PHASES if name not in ("data_wait", "transfer"))
+        claims |= {name: diagnosis.batch_part * phase_s(steady, name) for name in of_batches}
     is_wide = speedup.high > WIDE_RATIO * speedup.low
     times = f"{_times(speedup.low)}–{_times(speedup.high)}x" if is_wide else f"{_times(speedup.value)}x"
     finding = timed_finding(
@@ -184,8 +186,9 @@ def replayed_finding(session: Session, diagnosis: Diagnosis | None) -> Finding |
         method="replayed" if is_cpu_run(session) or diagnosis.at_stake or diagnosis.most_s is not None else "modeled",
     )
     if diagnosis.batch_part and finding.gain is not None:  # nothing else is saved in addition
-        most = min(finding.gain.high, 1 / (1 - diagnosis.batch_part))
-        finding = msgspec.structs.replace(finding, gain=msgspec.structs.replace(finding.gain, high=most))
+        most, gain = 1 / (1 - diagnosis.batch_part), finding.gain
+        gain = msgspec.structs.replace(gain, low=min(gain.low, most), high=min(gain.high, most))
+        finding = msgspec.structs.replace(finding, gain=gain)
     return finding
 
 

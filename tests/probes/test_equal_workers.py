@@ -93,6 +93,25 @@ def test_batches_are_kept_as_they_were():
     assert torch.equal(probe._firsts[0][0], a)
 
 
+def test_batches_of_two_epochs_are_not_compared():
+    probe, _ = probe_with(a, b)
+    probe.epoch_ends()
+    assert probe.next_step == NEVER
+    assert probe.part(SimpleNamespace(settings=Settings())) == {}
+
+
+def test_batches_that_begin_alike_are_told_apart():
+    prompt = torch.arange(4000.0)
+    others = [torch.cat((prompt, torch.full((1000,), float(k)))) for k in range(3)]
+    assert n_equal_of(*others) == 1
+
+
+def test_images_in_another_layout_are_compared():
+    images = torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    assert n_equal_of(images, images.clone(), images.clone()) == 3
+    assert n_equal_of(images, images.flip(0), images.flip(0)) == 1
+
+
 @pytest.mark.parametrize("options", [{"n_workers": 1}, {"n_workers": None}, {"is_iterable": False}, {"n_loaders": 2}])
 def test_nothing_is_kept_of_other_loaders(options):
     probe, part = probe_with(a, a, a, **options)

@@ -328,9 +328,15 @@ class FakeLoop:
     def __init__(self, median_s: float = 0.01, wall_s: float = 1e6) -> None:
         self.trainer = SimpleNamespace(profiler=None)
         self.median_s = median_s
+        self.slowest_s: float | None = median_s
         self.wall_s = wall_s
         self.passed_s = wall_s
-        self.main = SimpleNamespace(recent_median_ns=lambda: self.median_s * 1e9, n_steps=0, next_step=0)
+        self.main = SimpleNamespace(
+            recent_median_ns=lambda: self.median_s * 1e9,
+            recent_slowest_ns=lambda: self.slowest_s and self.slowest_s * 1e9,
+            n_steps=0,
+            next_step=0,
+        )
         self.marks: list[Any] = []
         self.depth = 0
 
@@ -444,9 +450,11 @@ def test_step_of_an_automatic_window_may_take_little_longer(made):
     run_steps(probe, 62)
     assert probe._recording.most_step_s == pytest.approx(0.01 + 0.04)  # a tenth of what windows may cost
     loop = FakeLoop()
-    probe = made(loop)
-    run_steps(probe, 62)
-    assert probe._recording.most_step_s == pytest.approx(0.01 + 0.1)
+    for loop.slowest_s, usual_s in ((0.03, 0.03), (None, 0.02)):
+        probe = made(loop)
+        loop.main.n_steps = loop.main.next_step = 0
+        run_steps(probe, 62)
+        assert probe._recording.most_step_s == pytest.approx(usual_s + 0.1)
     ask(asked := made(FakeLoop()))
     run_steps(asked, 2)
     assert asked._recording.most_step_s == math.inf
@@ -456,6 +464,7 @@ def test_window_ends_when_recording_slows_a_step_down(fit, tmp_path, monkeypatch
     monkeypatch.setattr(WindowProbe, "_most_step_s", lambda self: 0.0)
     (window,) = fit(doctor(tmp_path, (5, 2, 3, 1))).windows
     assert (window.status, window.n_steps, window.trace.n_events > 0) == ("recorded", 1, True)
+    assert "ended early" in window.reason
 
 
 def test_auto_opens_none_when_the_run_is_too_short_to_pay(made):

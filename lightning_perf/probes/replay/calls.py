@@ -16,7 +16,7 @@ from lightning_perf.probes.repeats import RepeatedLookups, n_copies_in
 from lightning_perf.probes.tokens import padded_length
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
-from .read_rows import RowReads
+from .read_rows import LAYERS, RowReads
 from .reads import SORT, Reads, Results
 
 MAX_CALLS = 2048
@@ -37,7 +37,7 @@ MATRIX_PRODUCTS = ("aten::mm", "aten::bmm")
 RENORM = "aten::embedding_renorm_"
 _SITED = {
     SORT, *INTERPOLATIONS, *MATRIX_PRODUCTS, "aten::convolution", "aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c",
-    "aten::pow", "aten::linalg_vector_norm", "aten::mm", "aten::addmm", "aten::tanh", "aten::erf",
+    "aten::pow", "aten::linalg_vector_norm", *LAYERS, "aten::tanh", "aten::erf",
     "aten::sigmoid", "aten::rsqrt", "aten::sqrt", "aten::std", "aten::exp", "aten::im2col", RENORM,
 }  # fmt: skip
 """Operators whose line is looked up, since another operator may do the same faster."""
@@ -52,6 +52,8 @@ class TensorSpec(NamedTuple):
         needs_grad: Whether the backward pass computes its gradient.
         source: Index of the call that wrote it, the first of equal ones; -1 for parameters, buffers and inputs.
         denormal: Its share of denormal numbers, rounded down to a power of 4 or 0, so that equal layers are one call.
+        content: Number of the write, or of the parameter or input, and the offset in its storage: two tensors of the
+            first of equal calls are the same if this and their shape are. It does not distinguish calls.
     """
 
     shape: tuple[int, ...]
@@ -60,6 +62,7 @@ class TensorSpec(NamedTuple):
     needs_grad: bool
     source: int
     denormal: float = 0.0
+    content: tuple[int, int] = (0, 0)
 
     @property
     def extent(self) -> int:
@@ -90,6 +93,7 @@ class Call:
         writers_of_first: Those of the first tensor.
         gradient_writers: Those of its tensors that need gradients.
         weights: Storages of its first parameter, to find out whether calls share it.
+        content: Number of the write of its first result, as in ``TensorSpec.content``.
         leaves: Storages of all tensors that need a gradient and were not computed in the step.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
@@ -99,9 +103,9 @@ class Call:
     """
 
     __slots__ = (
-        "args", "backward_ns", "func", "gradient_denormal", "gradient_writers", "has_backward", "index", "kwargs",
-        "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights",
-        "writers", "writers_of_first", "zeros",
+        "args", "backward_ns", "content", "func", "gradient_denormal", "gradient_writers", "has_backward", "index",
+        "kwargs", "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse",
+        "weights", "writers", "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -109,7 +113,7 @@ class Call:
         self.out_dtypes, self.n_out = tuple(out.dtype for out in outs), sum(out.numel() for out in outs)
         self.out_shape = tuple(outs[0].shape) if outs else ()
         self.out_stride = outs[0].stride() if outs and outs[0].layout is torch.strided else ()
-        self.n = self.ns = self.backward_ns = 0
+        self.n = self.ns = self.backward_ns = self.content = 0
         self.gradient_denormal = 0.0
         self.has_backward = False
         self.writers: set[int] = set()
@@ -166,8 +170,9 @@ class CallLog:
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
     optimizers update. ``padded_length`` is that of the batch's sequences of floats, 0 if unknown. ``reads`` is how much
     of sorted tensors is read, ``rows`` which rows of layers' results, ``results`` who reads products of matrices.
-    ``irregular`` holds calls, by index, whose
-    ``n_copies`` is a mean because copies are anywhere in the batch, and the user's line that looks them up.
+    ``irregular`` holds calls, by index, whose ``n_copies`` is a mean because copies are anywhere in the batch, and the
+    user's line that looks them up; ``renormed`` the number of rows whose norms an embedding on a CPU limits. ``kept``
+    holds what was found in the log, by the name of what finds it.
     """
 
     def __init__(
@@ -187,6 +192,10 @@ class CallLog:
         self._known: dict[Any, Call] = {}
         self._by_node: dict[int, tuple[Call, set[int]]] = {}  # with the storages that went into the call
         self._writers: dict[int, int] = {}
+        self._contents: dict[int, int] = {}  # by storage: number of the last write
+        self._n_contents = 0
+        self.renormed: dict[int, int] = {}
+        self.kept: dict[str, Any] = {}
         self._of_copies: set[int] = set()  # indices of calls that copies of items went into
         self._lookups = RepeatedLookups()
         self.irregular: dict[int, str] = {}
@@ -223,6 +232,7 @@ class CallLog:
                 owner.gradient_denormal = max(owner.gradient_denormal, _level(max(shares, default=0.0)))
             else:  # in the backward method of a function of the user's, for example
                 self.results.see(self._writers_of(inputs))
+                self.rows.see(inputs)
             return
         if is_view:  # shares the storage of its base, and so the base's writer
             if func._schema.name == "aten::detach":
@@ -237,6 +247,7 @@ class CallLog:
         call = self._known.get(key)
         if call is None:
             if len(self.calls) >= MAX_CALLS:
+                self.rows.see(inputs)
                 return
             if func._schema.name == "aten::embedding":
                 self._lookups.see(args[1], user_site)
@@ -244,8 +255,8 @@ class CallLog:
             self._known[key] = call
             call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
             call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call, args)
-            if call.name == RENORM:
-                call.n_copies = max(1, args[1].numel() // max(1, len(args[1].unique())))
+            if call.name == RENORM and args[1].device.type == "cpu":
+                self.renormed[call.index] = len(args[1].unique())
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
             if is_broadcast or call.zeros is not None or call.n_copies > 1 or call.name in _SITED:
                 call.site = user_site()
@@ -253,7 +264,7 @@ class CallLog:
         else:  # all equal calls must have them
             if call.zeros is not None and self._zeros_in(call.name, args) is None:
                 call.zeros = None
-            if call.n_copies > 1 and call.name != RENORM and call.n_copies != self._n_copies(call, args):
+            if call.n_copies > 1 and call.n_copies != self._n_copies(call, args):
                 call.n_copies = 1
         call.n += 1
         call.ns += ns
@@ -274,14 +285,17 @@ class CallLog:
         call.weights.update(leaves[:1])  # its bias is shared as often as its weight
         call.leaves.update(leaves)
         is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
+        self._n_contents += 1
+        call.content = call.content or self._n_contents
         for tensor in tensors:
             self._writers[storage_address(tensor)] = call.index
+            self._contents[storage_address(tensor)] = self._n_contents
         if is_of_copies:
             self._of_copies.add(call.index)
         if call.name in MATRIX_PRODUCTS:
             self.results.add(call.index, tensors)
         self.reads.add(call.index, tensors, call.named["dim"] if call.name == SORT else None)
-        self.rows.add(call.index, call.name, inputs, tensors)
+        self.rows.add(call.index, call.name, args, inputs, tensors)
 
     def _writers_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         return [self._writers.get(storage_address(value), -1) for value in tensors]
@@ -319,7 +333,8 @@ class CallLog:
             needs_grad = has_grad and value.requires_grad
             source = self._writers.get(storage_address(value), -1)
             denormal = _level(denormals.get(id(value), 0.0))
-            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal)
+            content = self._contents.get(storage_address(value), -storage_address(value)), value.storage_offset()
+            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content)
         if type(value) in (list, tuple):
             return tuple(self._spec(each, has_grad, denormals) for each in value)
         return value if type(value) in _PLAIN else OPAQUE
@@ -327,7 +342,8 @@ class CallLog:
     def _key(self, value: Any) -> Any:
         """Replace a tensor's source index by the operator that wrote it, so that equal layers are one call."""
         if isinstance(value, TensorSpec):
-            return (*value._replace(source=-1), self.calls[value.source].func if value.source >= 0 else None)
+            writer = self.calls[value.source].func if value.source >= 0 else None
+            return (*value._replace(source=-1, content=(0, 0)), writer)
         return tuple(map(self._key, value)) if isinstance(value, tuple) else value
 
 

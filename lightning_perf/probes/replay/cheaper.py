@@ -11,7 +11,7 @@ from scipy.fft import next_fast_len
 from lightning_perf.probes.known_result_functions import LIKE
 from lightning_perf.records import CheaperKind, CheaperOperator
 
-from .calls import INTERPOLATIONS, RENORM, Call, CallLog, TensorSpec
+from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
 from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
@@ -22,7 +22,6 @@ MAX_FACTOR = 13
 
 _MAX_READ = 0.25
 """Part of a sort; to find medians and quantiles, which are at neither end, ``topk`` is no help."""
-_SPREAD = 7919  # a prime: successive lookups are of rows far from each other
 MIN_TAPS = 64
 """Elements of a kernel from which on Fourier transforms may be faster."""
 
@@ -33,6 +32,8 @@ _ADDING = {f"aten::{name}" for name in ("add", "sub", "sum", "mean", "_to_copy")
 _SCALING = ("aten::mul", "aten::div")
 _GATHERING = ("aten::stack", "aten::cat")
 """Operators by which a penalty gets into the loss."""
+
+_KEPT = "cheaper"
 
 Tensor = torch.Tensor
 
@@ -73,11 +74,21 @@ def cheaper(log: CallLog) -> list[Work]:
 
 
 def _costliest(log: CallLog) -> list[_Found]:
-    """Return the operators of the kind that takes the most time."""
-    by_kind: dict[CheaperKind, list[_Found]] = {}
+    """Return the operators of the kind that takes the most time.
+
+    They are found once: after the step, nothing would show that its results are still read.
+    """
+    if _KEPT not in log.kept:
+        log.kept[_KEPT] = _found_in(log)
+    found: list[_Found] = log.kept[_KEPT]
+    return found
+
+
+def _found_in(log: CallLog) -> list[_Found]:
+    by_kind: dict[tuple[CheaperKind, str], list[_Found]] = {}
     for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties, _products, _functions, _norms_of_rows):
         for one in find(log):
-            by_kind.setdefault(one.kind, []).append(one)
+            by_kind.setdefault((one.kind, one.function), []).append(one)
     return max(by_kind.values(), key=lambda found: sum(one.work.seconds for one in found), default=[])
 
 
@@ -212,11 +223,12 @@ def _functions(log: CallLog) -> Iterator[_Found]:
 def _norms_of_rows(log: CallLog) -> Iterator[_Found]:
     """Find embeddings with ``max_norm``, which torch limits row by row on a CPU."""
     for call in log.calls:
-        if call.name != RENORM or len(call.specs) != 2:
+        n_rows = log.renormed.get(call.index)
+        if not n_rows or call.named["norm_type"] != 2:
             continue
         table, indices = call.specs
-        n_rows = max(1, math.prod(indices.shape) // call.n_copies)
-        index = torch.arange(math.prod(indices.shape)) * _SPREAD % n_rows * max(1, table.shape[0] // n_rows)
+        rows = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(0))[:n_rows]
+        index = rows[torch.arange(math.prod(indices.shape)) % n_rows]
         as_is: Bound = partial(_renormed_one_by_one, index), (table, call.named["max_norm"]), {}
         treated: Bound = partial(_renormed, index), (table, call.named["max_norm"]), {}
         yield _Found("max_norm", Work((call,), (as_is,), (treated,)), call.site, table.shape, n_rows)

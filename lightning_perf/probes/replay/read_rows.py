@@ -8,7 +8,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lightning_perf.probes.plain import storage_address
 
-LAYERS = ("aten::mm", "aten::addmm")
+LAYERS = {"aten::mm": 0, "aten::addmm": 1}
+"""Products of a layer → the argument whose rows give the rows of the result."""
+
 _BY_ROW = {
     f"aten::{name}"
     for name in (
@@ -24,71 +26,111 @@ _INDEX = "aten::index"
 _weak_reference: Any = StorageWeakRef  # torch's own class has no types
 
 
-class _Rows:
-    """The result of one call: ``views`` are the parts of it that were read, with their elements; ``readers`` read all.
+class _Reads:
+    """What is read of a call's results: the largest part of one of them, the calls that read all of it row by row.
 
-    ``is_needed`` says that all of it may be read.
+    ``is_needed`` says that all of a result may be read.
     """
+
+    def __init__(self) -> None:
+        self.part = 0.0
+        self.readers: set[int] = set()
+        self.is_needed = False
+
+
+class _Rows:
+    """One result of the log's call ``index``; ``views`` are the parts of it that were read, with their elements."""
 
     def __init__(self, index: int, out: torch.Tensor) -> None:
         self.index, self.width, self.n_elements = index, out.shape[-1], out.numel()
         self.storage = _weak_reference(out.untyped_storage())
         self.views: dict[Any, int] = {}
-        self.readers: set[int] = set()
-        self.is_needed = False
+
+    def are_rows(self, value: torch.Tensor) -> bool:
+        """Return whether the rows of a view are rows of the result."""
+        return value.dim() > 1 and value.shape[-1] == self.width and value.stride(-1) == 1
 
 
 class RowReads:
     """Follows results of layers, and of operators that compute row by row; keeps no tensor alive."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, _Rows] = {}
-        self._all: list[_Rows] = []
+        self._rows: dict[int, _Rows] = {}  # by address; freed ones until another result has the address
+        self._reads: dict[int, _Reads] = {}  # by the call's index
         self._saved: _Rows | None = None  # the last result, if autograd is about to save it
+        self._n = 0
 
-    def add(self, index: int, name: str, inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> None:
+    def add(
+        self, index: int, name: str, args: Sequence[Any], inputs: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]
+    ) -> None:
         """Note what the log's call of this index reads, and follow its result."""
         self._saved = None
+        self._n += 1
+        out = outs[0] if outs else None
         for value in inputs:
             found = self._found(value)
-            if found is None:
-                continue
-            part = outs[0] if name == _INDEX and outs else value
-            if part.numel() >= found.n_elements:
-                found.readers.add(index)
-            elif part.dim() and part.shape[-1] == found.width and part.stride(-1) == 1:
-                key = (index,) if part is not value else (value.storage_offset(), value.shape, value.stride())
-                found.views[key] = part.numel()
-            else:
-                found.is_needed = True
-        if not outs or outs[0].dim() < 2 or not outs[0].is_contiguous():
+            if found is not None:
+                self._read(found, index, name, args, value, out)
+        if out is None or out.dim() < 2 or not out.numel() or not out.is_contiguous():
             return
-        out = outs[0]
         if name in LAYERS or (name in _BY_ROW and sum(value.numel() == out.numel() for value in inputs) == 1):
-            rows = _Rows(index, out)
-            self._rows[storage_address(out)] = rows
-            self._all.append(rows)
+            self._fold(self._rows.get(storage_address(out)))
+            rows = self._rows[storage_address(out)] = _Rows(index, out)
             self._saved = rows if name in _SAVED else None
 
-    def see(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Note results that are detached, to be read by other code than operators."""
+    def see(self, tensors: Sequence[Any]) -> None:
+        """Note results that other code than operators of the forward pass may read."""
         for value in tensors:
             found = self._found(value)
             if found is not None and found is not self._saved:
-                found.is_needed = True
+                self._reads_of(found).is_needed = True
         self._saved = None
+
+    def parts_needed(self) -> dict[int, float]:
+        """Return the part of the rows that is needed, by the index of the call; of all equal calls, the largest one."""
+        for rows in self._rows.values():
+            self._fold(rows)
+        parts: dict[int, float] = {}
+        for index in sorted(self._reads, reverse=True):  # readers are later
+            reads = self._reads[index]
+            part = max(reads.part, *(parts.get(reader, 1.0) for reader in reads.readers), 0.0)
+            parts[index] = 1.0 if reads.is_needed else min(1.0, part)
+        return parts
+
+    def _read(
+        self, rows: _Rows, index: int, name: str, args: Sequence[Any], value: torch.Tensor, out: torch.Tensor | None
+    ) -> None:
+        reads = self._reads_of(rows)
+        if not rows.are_rows(value) or out is None:
+            reads.is_needed = True
+        elif name == _INDEX:
+            selects_rows = args[0] is value and _n_indexed(args[1]) < value.dim() and out.shape[-1:] == value.shape[-1:]
+            reads.is_needed |= not selects_rows
+            rows.views[self._n] = out.numel()
+        elif name in LAYERS and args[LAYERS[name]] is not value:
+            reads.is_needed = True  # each row of the other argument is needed for all rows of the result
+        elif value.numel() < rows.n_elements:
+            rows.views[value.storage_offset(), value.shape, value.stride()] = value.numel()
+        elif name in LAYERS or (name in _BY_ROW and out.shape == value.shape):
+            reads.readers.add(index)
+        else:
+            reads.is_needed = True
 
     def _found(self, value: Any) -> _Rows | None:
         found = self._rows.get(storage_address(value)) if self._rows and isinstance(value, torch.Tensor) else None
         return found if found is not None and not found.storage.expired() else None
 
-    def parts_needed(self) -> dict[int, float]:
-        """Return the part of the rows that is needed, by the index of the call; of all equal calls, the largest one."""
-        parts: dict[int, float] = {}
-        for rows in reversed(self._all):  # readers are later
-            part = 1.0
-            if not rows.is_needed and rows.storage.expired() and (rows.views or rows.readers):
-                of_readers = [parts.get(reader, 1.0) for reader in rows.readers]
-                part = max(sum(rows.views.values()) / rows.n_elements, *of_readers, 0.0)
-            parts[rows.index] = max(parts.get(rows.index, 0.0), min(1.0, part))
-        return parts
+    def _reads_of(self, rows: _Rows) -> _Reads:
+        return self._reads.setdefault(rows.index, _Reads())
+
+    def _fold(self, rows: _Rows | None) -> None:
+        """Add what was read of a result to that of its call; one that exists may still be read."""
+        if rows is not None:
+            reads = self._reads_of(rows)
+            reads.part = max(reads.part, sum(rows.views.values()) / rows.n_elements)
+            reads.is_needed |= not rows.storage.expired()
+
+
+def _n_indexed(indices: Sequence[Any]) -> int:
+    """Return how many dimensions are indexed, counted up to the last one; a mask indexes as many as it has."""
+    return sum(one.dim() if isinstance(one, torch.Tensor) and one.dtype is torch.bool else 1 for one in indices)

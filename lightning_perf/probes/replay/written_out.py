@@ -1,7 +1,7 @@
 """Functions of torch that a model writes out in several operators."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -61,6 +61,7 @@ _FUNCTIONS = (
     _Function("F.softmax(x, -1)", "exp", partial(torch.softmax, dim=-1)),
     _Function("F.log_softmax(x, -1)", "exp", partial(torch.log_softmax, dim=-1)),
 )
+_MAX_ANCHORS = 64
 _SOME = 2
 """Size of all dimensions but the last, where results are compared."""
 
@@ -71,28 +72,34 @@ def written_out(log: CallLog) -> Iterator[WrittenOut]:
     for call in log.calls:
         for index in call.writers:
             readers.setdefault(index, []).append(call)
+    anchors = [call for call in log.calls if call.name in _ANCHORS and call.has_backward]
     taken: set[int] = set()
+    for call in sorted(anchors, key=lambda call: -call.seconds)[:_MAX_ANCHORS]:
+        found = _function_around(log, call, readers) if call.index not in taken else None
+        if found is not None:
+            taken.update(each.index for each in found.work.calls)
+            yield found
     for call in log.calls:
-        if call.name in _ANCHORS and call.index not in taken and call.has_backward:
-            found = _function_around(log, call, readers)
-            if found is not None:
-                taken.update(each.index for each in found.work.calls)
-                yield found
-        elif call.name == _UNFOLD:
-            yield from _convolution(log, call, readers)
+        if call.name == _UNFOLD:
+            yield from _convolution(call, readers)
 
 
 def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[Call]]) -> WrittenOut | None:
     """Return the function whose operators are around ``anchor``: the nearest start, and the longest chain from it."""
-    for root in _roots(log, anchor):
-        members: dict[int, Call] = {}
-        for call in log.calls:
-            if call.n == anchor.n and _base(call.name) and _is_of(call, root, members):
-                members[call.index] = call
+    before = _connected([anchor], lambda call: [log.calls[i] for i in call.writers if i >= 0])
+    after = _connected([anchor], lambda call: readers.get(call.index, ()))
+    around = _connected([*before, *after], lambda call: [log.calls[i] for i in call.writers if i >= 0])
+    around = sorted((call for call in around if call.n == anchor.n), key=lambda call: call.index)
+    for root in _roots(before):
+        members: dict[int, Call] = {}  # by the content of their result
+        for call in around:
+            if _is_of(call, root, members):
+                members[call.content] = call
         for end in reversed(members.values()):
             calls = _needed_for(end, members) if end.out_shape == root.shape else ()
-            kept = {call.index for call in calls} - {end.index}
-            if anchor not in calls or any(each.index not in kept | {end.index} for i in kept for each in readers[i]):
+            inner = {call.index for call in calls} - {end.index}
+            of_calls = inner | {end.index}
+            if anchor not in calls or any(one.index not in of_calls for i in inner for one in readers.get(i, ())):
                 continue
             found = _named(anchor, root, calls)
             if found is not None:
@@ -100,18 +107,30 @@ def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[
     return None
 
 
+def _connected(calls: Sequence[Call], next_to: Callable[[Call], Iterable[Call]]) -> list[Call]:
+    """Return the calls, and those that follow from them step by step, the nearest first, up to a limit."""
+    found = list(calls)
+    most = len(found) + MAX_OPERATORS
+    for call in found:
+        found += [one for one in next_to(call) if _base(one.name) and one not in found]
+        if len(found) >= most:
+            break
+    return found
+
+
 def _needed_for(end: Call, members: Mapping[int, Call]) -> tuple[Call, ...]:
     """Return the members that the last one is computed from, in their order; empty if they are too many."""
     todo = [end]
     for call in todo:
-        todo += [members[i] for i in sorted(call.writers & members.keys()) if members[i] not in todo]
+        before = (members.get(spec.content[0]) for spec in call.specs)
+        todo += [one for one in before if one is not None and one not in todo]
         if len(todo) > MAX_OPERATORS:
             return ()
     return tuple(sorted(todo, key=lambda call: call.index))
 
 
 def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> WrittenOut | None:
-    """Return the function that the operators are, computed from ``root``: that with the same results; None without."""
+    """Return the function that the operators are, computed from ``root``: that with the nearest results; or None."""
     bounds = tuple(bound for call in calls if (bound := function_of(call)) is not None)
     parameters = [spec for call in calls for spec in call.specs if _is_parameter(spec, root)]
     if len(bounds) < max(2, len(calls)) or len(parameters) > 2:
@@ -119,21 +138,28 @@ def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> WrittenOut 
     given = _numbers((*(_SOME for _ in root.shape[1:]), root.shape[-1]))
     weights = [1.0 + 0.1 * k + 0.1 * _numbers(spec.shape) for k, spec in enumerate(parameters)]
     wanted = _computed(root, given, weights, calls)
-    if wanted is None:
-        return None
-    for one in _FUNCTIONS:
+    best: tuple[float, WrittenOut] | None = None
+    for one in _FUNCTIONS if wanted is not None else ():
         is_norm = one.name in (_LAYER_NORM, _RMS_NORM)
         if _base(anchor.name).removeprefix("aten::") not in one.anchors.split() or (parameters and not is_norm):
             continue
         if one.name == _RMS_NORM and len(parameters) > 1:
             continue
         shape = (root.shape[-1:],) if is_norm else ()
-        same = one.call(given, *shape, *weights)
-        if same.shape == wanted.shape and (same - wanted).abs().max() <= one.tolerance * wanted.abs().max():
+        difference = _difference(one.call(given, *shape, *weights), wanted)
+        if difference <= one.tolerance and (best is None or difference < best[0]):
             treated: Bound = one.call, (root._replace(source=-1), *shape, *parameters), {}
+            name = one.name[:-1] + ("", ", weight", ", weight, bias")[len(parameters)] + ")"
             site = next((call.site for call in calls if call.site), "")
-            return WrittenOut(Work(tuple(calls), bounds, (treated,)), one.name, site)
-    return None
+            best = difference, WrittenOut(Work(tuple(calls), bounds, (treated,)), name, site)
+    return best[1] if best is not None else None
+
+
+def _difference(one: torch.Tensor, wanted: torch.Tensor | None) -> float:
+    """Return the largest difference of two results, relative to the largest result."""
+    if wanted is None or one.shape != wanted.shape:
+        return math.inf
+    return float((one - wanted).abs().max() / wanted.abs().max())
 
 
 def _computed(
@@ -144,24 +170,28 @@ def _computed(
     left = list(weights)
 
     def value_of(spec: TensorSpec) -> torch.Tensor:
-        if spec.source in values:
-            value = values[spec.source]
+        if _is_root(spec, root):
+            return given
+        if spec.content[0] in values:
+            value = values[spec.content[0]]
             return value.unsqueeze(-1) if value.dim() < len(spec.shape) else value
-        return given if _is_root(spec, root) else left.pop(0)
+        return left.pop(0)
 
     with interrupts.suppress(RuntimeError, TypeError, IndexError, KeyError, AttributeError), torch.no_grad():
         for call in calls:
             bound = function_of(call)
             assert bound is not None
             function, args, kwargs = bound
-            values[call.index] = function(*map_specs(value_of, args), **map_specs(value_of, kwargs))
-        return values[calls[-1].index]
+            values[call.content] = function(*map_specs(value_of, args), **map_specs(value_of, kwargs))
+        return values[calls[-1].content]
     return None
 
 
 def _numbers(shape: Sequence[int]) -> torch.Tensor:
-    """Return numbers between -2 and 2 without changing a random stream."""
-    return 2 * torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
+    """Return numbers with another mean and spread in each row, without changing a random stream."""
+    numbers = torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
+    rows = torch.arange(numbers.numel() // shape[-1], dtype=torch.float32).view(*shape[:-1], 1)
+    return (1.0 + rows / 4) * numbers + 0.8 - rows / 3
 
 
 def _base(name: str) -> str:
@@ -170,37 +200,38 @@ def _base(name: str) -> str:
     return base if base in _BY_ELEMENT or base in _BY_ROW else ""
 
 
-def _roots(log: CallLog, anchor: Call) -> list[TensorSpec]:
-    """Return the tensors before ``anchor`` from which a function may start, the nearest first."""
-    found: dict[tuple[int, tuple[int, ...]], TensorSpec] = {}
-    todo = [anchor]
-    for call in todo:
+def _roots(before: Sequence[Call]) -> list[TensorSpec]:
+    """Return the tensors from which a function may start, the nearest first: what the calls before an anchor read."""
+    found: dict[tuple[tuple[int, int], tuple[int, ...]], TensorSpec] = {}
+    for call in before:
         for spec in call.specs:
-            found.setdefault((spec.source, spec.shape), spec)
-            source = log.calls[spec.source] if spec.source >= 0 else None
-            if source is not None and _base(source.name) and source.n == anchor.n and source not in todo:
-                todo.append(source)
-        if len(todo) > MAX_OPERATORS:
-            break
-    return [spec for spec in found.values() if spec.shape and spec.shape[-1] > 1]
+            found.setdefault((spec.content, spec.shape), spec)
+    return [spec for spec in found.values() if spec.shape and spec.shape[-1] > 1][:MAX_OPERATORS]
 
 
 def _is_of(call: Call, root: TensorSpec, members: Mapping[int, Call]) -> bool:
     """Return whether a call computes with the root, with what members computed, and with small parameters alone."""
     specs = call.specs
-    of_members = [spec for spec in specs if spec.source in members or _is_root(spec, root)]
-    return bool(of_members) and all(spec in of_members or _is_parameter(spec, root) for spec in specs)
+    known = [_is_root(spec, root) or _is_result(spec, members.get(spec.content[0])) for spec in specs]
+    others = [spec for spec, is_known in zip(specs, known, strict=True) if not is_known]
+    return any(known) and all(_is_parameter(spec, root) for spec in others)
 
 
 def _is_root(spec: TensorSpec, root: TensorSpec) -> bool:
-    return (spec.source, spec.shape) == (root.source, root.shape)
+    return (spec.content, spec.shape, spec.stride) == (root.content, root.shape, root.stride)
+
+
+def _is_result(spec: TensorSpec, call: Call | None) -> bool:
+    """Return whether a tensor is all that a call computed, perhaps with a last dimension of one added."""
+    return call is not None and spec.content[1] == 0 and spec.shape in (call.out_shape, (*call.out_shape, 1))
 
 
 def _is_parameter(spec: TensorSpec, root: TensorSpec) -> bool:
-    return spec.source < 0 and spec.shape == root.shape[-1:]
+    """Return whether a tensor is a parameter with one element for each of a row."""
+    return spec.source < 0 and spec.needs_grad and spec.shape == root.shape[-1:] and not _is_root(spec, root)
 
 
-def _convolution(log: CallLog, unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterator[WrittenOut]:
+def _convolution(unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterator[WrittenOut]:
     """Yield a convolution that is written as a product of a weight with an unfolded image, which may be copied."""
     calls = [unfold]
     for names in (_COPIES, _PRODUCTS, _COPIES):
@@ -214,8 +245,8 @@ def _convolution(log: CallLog, unfold: Call, readers: Mapping[int, Sequence[Call
         return
     of_columns = {call.index for call in calls}
     weights = [s for s in product.specs if s.source not in of_columns and n_columns in s.shape[-2:]]
-    if len(weights) != 1:
-        return
+    if len(weights) != 1 or any(weights[0].stride[:-2]):
+        return  # another weight for each sample or place
     images, named, (*_, one, other) = unfold.named["self"], unfold.named, weights[0].shape
     kernel = weights[0].dense((other if one == n_columns else one, images.shape[1], *named["kernel_size"]))
     options = named["stride"], named["padding"], named["dilation"]

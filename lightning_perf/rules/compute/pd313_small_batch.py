@@ -24,7 +24,7 @@ def check(session: Session) -> Diagnosis | None:
 
 
 def _on_cpu(session: Session) -> Diagnosis | None:
-    """Return the diagnosis for accumulated gradients, of which fewer and larger batches are the same training."""
+    """Return the diagnosis for accumulated gradients: fewer and larger batches change batch statistics only."""
     steady_of(session)
     n = session.settings.trainer.accumulate_grad_batches or 1
     size = next((loader.batch_size for loader in loaders_of(session, "train")), None)
@@ -32,13 +32,17 @@ def _on_cpu(session: Session) -> Diagnosis | None:
         raise Skip("on a CPU, a larger batch changes the training unless an even number of batches is accumulated")
     if not size:
         raise Skip("the loader's batch size is not known")
+    host, model = session.memory.host, session.settings.model
+    if host is not None and host.limit_bytes and (host.used_bytes or 0) >= HEADROOM_MAX_FRACTION * host.limit_bytes:
+        return None  # memory is why batches are accumulated
+    has_batch_norm = model is not None and any("BatchNorm" in name for name in model.layers)
     return Diagnosis(
         f"Each optimizer step accumulates {n} batches of {number_of(size, 'sample')}",
         (fact("batches per optimizer step", n, "count"), fact("batch size", size, "count")),
         fix(
             f"set batch_size={2 * size} and accumulate_grad_batches={n // 2}, or go on in this direction",
             "one line",
-            "numerics",
+            "semantics" if has_batch_norm else "numerics",
             code=f"DataLoader(..., batch_size={2 * size})\nTrainer(..., accumulate_grad_batches={n // 2})",
         ),
         "a batch twice as large runs these operators",

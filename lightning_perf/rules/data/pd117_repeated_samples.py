@@ -1,5 +1,7 @@
 """PD117: several workers yield the same samples."""
 
+import msgspec
+
 from lightning_perf.records import STEP_PHASES, Finding, Session
 from lightning_perf.rules.findings import fact, fix, make_finding, timed_finding
 from lightning_perf.rules.rule import required, rule
@@ -26,22 +28,23 @@ def check(session: Session) -> Finding | None:
     if n < 2:
         return None
     summary = (
-        f"{n} of {loader.num_workers} workers yield the same samples: their first batches are equal. Each gets a "
-        f"copy of the {loader.dataset_class or 'IterableDataset'}, and yields all of it"
+        f"{n} of {loader.num_workers} workers yield the same samples: their first batches are equal. Each has a copy "
+        f"of the {loader.dataset_class or 'IterableDataset'}, and may yield all of it"
     )
     evidence = (fact("workers with the same first batch", n, "count"), fact("workers", loader.num_workers, "count"))
     trainer = session.settings.trainer
-    has_whole_epochs = trainer.limit_train_batches in (None, 1.0) and (trainer.max_steps or -1) < 0
-    if not has_whole_epochs:  # fewer batches per epoch do not end the training earlier
-        return make_finding("medium", f"{summary}.", evidence, _FIX)
+    has_length = loader.n_batches is not None or trainer.limit_train_batches not in (None, 1.0)
+    if n < (loader.num_workers or 0) or has_length or (trainer.max_steps or -1) > 0:
+        # The number of batches is fixed, or how many of them repeat is not known.
+        return make_finding("medium", f"{summary}.", evidence, _FIX, "medium")
     part = 1 - 1 / n
-    claims = {name: part * phase_s(steady, name) for name in STEP_PHASES}
-    return timed_finding(
+    finding = timed_finding(
         steady,
-        summary=f"{summary}: an epoch has each sample {n} times.",
+        summary=f"{summary}: an epoch then has each sample {n} times, and takes {n} times as long.",
         evidence=evidence,
         prescriptions=_FIX,
-        claims=claims,
-        low_s=sum(claims.values()),
-        basis=f"an epoch has one in {n} of the batches",
+        claims={name: part * phase_s(steady, name) for name in STEP_PHASES},
+        basis=f"an epoch has one in {n} of the batches, if workers repeat all samples",
+        confidence="medium",
     )
+    return msgspec.structs.replace(finding, severity="medium")  # that samples repeat is certain, the speedup is not

@@ -17,6 +17,7 @@ from .test_cheaper import log_of
 
 hidden = torch.rand(4, 10, 16)
 head, plain_head, narrow = nn.Linear(16, 64), nn.Linear(16, 64, bias=False), nn.Linear(16, 16)
+square = nn.Linear(16, 16)
 words = torch.arange(4)
 last = torch.tensor([3, 9, 5, 7])
 kept = []
@@ -60,6 +61,25 @@ def test_layers_are_replayed_on_the_rows_that_are_read(step, names):
     assert replayed.n_operators >= 1, replayed.reason
 
 
+def prototypes(rows):
+    labels = torch.arange(10) % 5
+    return torch.stack([rows[labels == one].mean(0) for one in range(5)])
+
+
+class Whole(torch.autograd.Function):
+    """Reads one position in forward, all of them in backward."""
+
+    @staticmethod
+    def forward(context, scores):
+        context.save_for_backward(scores)
+        return scores[:, -1].clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        (scores,) = context.saved_tensors
+        return scores.exp() * gradient.unsqueeze(1)
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -71,7 +91,14 @@ def test_layers_are_replayed_on_the_rows_that_are_read(step, names):
         lambda: hold(head(hidden)),
         lambda: show(head(hidden)),
         lambda: head(hidden)[:, -1].detach(),  # without a backward pass
-        lambda: nn.functional.layer_norm(hidden.requires_grad_(), (16,))[:, -1],  # no layer is among them
+        lambda: hidden.clone().requires_grad_().tanh()[:, -1],  # no layer is among them
+        lambda: (keys := narrow(hidden[0])) @ keys.T[:, :2],  # each row is needed for all rows of the other
+        lambda: prototypes(head(hidden[0])),
+        lambda: (square(hidden[0]) @ hidden[0].T)[torch.arange(10), torch.arange(10)],
+        lambda: functional.gelu(head(hidden).view(4, 10, 8, 8))[:, :, 0],
+        lambda: head(hidden).transpose(1, 2).contiguous()[:, :4],
+        lambda: Whole.apply(head(hidden)),
+        lambda: functional.relu(head(hidden[:, :0])),
     ],
 )
 def test_rows_that_are_needed_are_computed(step):
@@ -83,9 +110,22 @@ def test_rows_that_are_needed_are_computed(step):
     assert log_of(run)[1] is None
 
 
+def test_what_is_found_does_not_change_after_the_step():
+    log, found = log_of(lambda: functional.relu(head(hidden))[:, -1].sum().backward())
+    kept.append(found)
+    assert cheaper(log) is not None
+    log.rows = None  # tensors are freed after the step, and would not show what is read of them
+    assert len(cheaper(log)) == 2
+
+
+def test_norms_of_other_kinds_are_left_alone():
+    embedding = nn.Embedding(50, 8, max_norm=1.0, norm_type=1.0)
+    assert log_of(lambda: embedding(torch.arange(20)).sum().backward())[1] is None
+
+
 def test_norms_of_rows_are_limited_all_at_once():
     embedding = nn.Embedding(50, 8, max_norm=1.0)
-    log, found = log_of(lambda: embedding(torch.arange(80) % 20).sum().backward())
+    log, found = log_of(lambda: embedding(torch.arange(70) % 20).sum().backward())
     assert (found.kind, found.size, found.shape) == ("max_norm", 20, (50, 8))
     (work,) = cheaper(log)
     (one_by_one, (_, most), _), (at_once, _, _) = *work.as_is, *work.treated
