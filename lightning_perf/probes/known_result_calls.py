@@ -154,7 +154,10 @@ class StepCalls:
         return tuple(one for one in found if one.n_operators)
 
     def _callers_of(self, line: Lines) -> Lines:
-        """Return the user's lines above one that checkpointing calls, as forward operators had it; else itself."""
+        """Return the user's lines that lead to the one that checkpointing calls again, or that one if none is known.
+
+        Backward's stack lacks them; forward operators had them above the same line.
+        """
         lines = next((call.lines for call in self.calls if line and line[0] in call.lines), ())
         return lines[: len(lines) - 1 - lines[::-1].index(line[0])] or line if lines else line
 

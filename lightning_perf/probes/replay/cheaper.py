@@ -85,6 +85,7 @@ def _costliest(log: CallLog) -> list[_Found]:
 
 
 def _found_in(log: CallLog) -> list[_Found]:
+    """Return what costs most together: the operators of one kind, and of one function."""
     by_kind: dict[tuple[CheaperKind, str], list[_Found]] = {}
     for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties, _products, _functions, _norms_of_rows):
         for one in find(log):

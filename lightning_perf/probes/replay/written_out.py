@@ -61,7 +61,9 @@ _FUNCTIONS = (
     _Function("F.softmax(x, -1)", "exp", partial(torch.softmax, dim=-1)),
     _Function("F.log_softmax(x, -1)", "exp", partial(torch.log_softmax, dim=-1)),
 )
-_MAX_ANCHORS = 64
+_MAX_ANCHORS = 16
+_LEAST_PART = 0.002
+"""Part of the operators' time that an anchor takes at least; the search takes milliseconds for each."""
 _SOME = 2
 """Size of all dimensions but the last, where results are compared."""
 
@@ -72,7 +74,8 @@ def written_out(log: CallLog) -> Iterator[WrittenOut]:
     for call in log.calls:
         for index in call.writers:
             readers.setdefault(index, []).append(call)
-    anchors = [call for call in log.calls if call.name in _ANCHORS and call.has_backward]
+    least_s = _LEAST_PART * log.total_ns / 1e9
+    anchors = [call for call in log.calls if call.name in _ANCHORS and call.has_backward and call.seconds >= least_s]
     taken: set[int] = set()
     for call in sorted(anchors, key=lambda call: -call.seconds)[:_MAX_ANCHORS]:
         found = _function_around(log, call, readers) if call.index not in taken else None
