@@ -228,8 +228,8 @@ def _norms_of_rows(log: CallLog) -> Iterator[_Found]:
         if not n_rows or call.named["norm_type"] != 2:
             continue
         table, indices = call.specs
-        rows = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(0))[:n_rows]
-        index = rows[torch.arange(math.prod(indices.shape)) % n_rows]
+        rows = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(0), device="cpu")[:n_rows]
+        index = rows[torch.arange(math.prod(indices.shape), device="cpu") % n_rows]
         as_is: Bound = partial(_renormed_one_by_one, index), (table, call.named["max_norm"]), {}
         treated: Bound = partial(_renormed, index), (table, call.named["max_norm"]), {}
         yield _Found("max_norm", Work((call,), (as_is,), (treated,)), call.site, table.shape, n_rows)

@@ -166,7 +166,7 @@ def with_fewer_rows(log: CallLog) -> Iterator[FewerRows]:
 
 
 def _reduced(call: Call, part: float, bound: Any) -> Any:
-    """Return the function with a part of the rows: along that dimension of which the part is nearest to a whole number."""
+    """Return the function with a part of the rows, along the dimension whose part is nearest to a whole number."""
     fewer = {dim: max(1, round(part * size)) for dim, size in enumerate(call.out_shape[:-1])}
     dim = min(fewer, key=lambda dim: abs(fewer[dim] - part * call.out_shape[dim]))
 

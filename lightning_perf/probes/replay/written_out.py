@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from lightning_perf import interrupts
+from lightning_perf.probes import plain
 
 from .calls import Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
@@ -104,7 +105,8 @@ def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[
             of_calls = inner | {end.index}
             if anchor not in calls or any(one.index not in of_calls for i in inner for one in readers.get(i, ())):
                 continue
-            found = _named(anchor, root, calls)
+            with plain.without_overrides(), torch.autocast("cpu", enabled=False), torch.no_grad():
+                found = _named(anchor, root, calls)
             if found is not None:
                 return found
     return None
@@ -180,7 +182,7 @@ def _computed(
             return value.unsqueeze(-1) if value.dim() < len(spec.shape) else value
         return left.pop(0)
 
-    with interrupts.suppress(RuntimeError, TypeError, IndexError, KeyError, AttributeError), torch.no_grad():
+    with interrupts.suppress(RuntimeError, TypeError, IndexError, KeyError, AttributeError):
         for call in calls:
             bound = function_of(call)
             assert bound is not None
@@ -192,8 +194,8 @@ def _computed(
 
 def _numbers(shape: Sequence[int]) -> torch.Tensor:
     """Return numbers with another mean and spread in each row, without changing a random stream."""
-    numbers = torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float32)).view(*shape)
-    rows = torch.arange(numbers.numel() // shape[-1], dtype=torch.float32).view(*shape[:-1], 1)
+    counted = torch.arange(math.prod(shape), dtype=torch.float32, device="cpu")
+    numbers, rows = torch.sin(1.7 * counted).view(*shape), counted[: math.prod(shape[:-1])].view(*shape[:-1], 1)
     return (1.0 + rows / 4) * numbers + 0.8 - rows / 3
 
 
