@@ -52,6 +52,7 @@ SETTINGS: dict[str, Setting] = {
     ),
     "is_cudnn_benchmark_on": Setting(_COMPUTE, {"True": "cudnn-benchmark"}),
     "is_deterministic": Setting(_COMPUTE, {"False": "deterministic-off"}),
+    "is_onednn_on": Setting(_COMPUTE),
     "is_anomaly_detection_on": Setting(_COMPUTE, {"False": "anomaly-off"}),
     "sample_shapes": Setting((*_DATA, "transfer", *_COMPUTE)),
     "layers": Setting(_COMPUTE),
