@@ -71,11 +71,12 @@ class RowReads:
             found = self._found(value)
             if found is not None:
                 self._read(found, index, name, args, value, out)
-        if out is None or out.dim() < 2 or not out.numel() or not out.is_contiguous():
+        address = storage_address(out) if out is not None else 0
+        if out is None or not address or out.dim() < 2 or not out.numel() or not out.is_contiguous():
             return
         if name in LAYERS or (name in _BY_ROW and sum(value.numel() == out.numel() for value in inputs) == 1):
-            self._fold(self._rows.get(storage_address(out)))
-            rows = self._rows[storage_address(out)] = _Rows(index, out)
+            self._fold(self._rows.get(address))
+            rows = self._rows[address] = _Rows(index, out)
             self._saved = rows if name in _SAVED else None
 
     def see(self, tensors: Sequence[Any]) -> None:
