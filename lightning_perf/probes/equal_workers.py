@@ -47,6 +47,7 @@ class EqualWorkersProbe(Probe):
     def epoch_ends(self) -> None:
         self._compare()
         self._n_workers = 0  # without a batch of each worker, the next one would be of the first worker again
+        self._firsts.clear()
 
     def _compare(self) -> None:
         if self._firsts and len(self._firsts) == self._n_workers:

@@ -159,7 +159,10 @@ class StepCalls:
         Backward's stack lacks them; forward operators had them above the same line.
         """
         lines = next((call.lines for call in self.calls if line and line[0] in call.lines), ())
-        return lines[: len(lines) - 1 - lines[::-1].index(line[0])] or line if lines else line
+        if not lines:
+            return line
+        n_above = len(lines) - 1 - lines[::-1].index(line[0])
+        return lines[:n_above] or line
 
     def _by_kind(self, varying: int) -> dict[KnownKind, list[Call]]:
         again = self._derivatives_again()

@@ -328,12 +328,13 @@ class CallLog:
 
     def _spec(self, value: Any, has_grad: bool, denormals: Mapping[int, float]) -> Any:
         if is_plain_tensor(value):
-            if value.layout is not torch.strided or not storage_address(value):
+            address = storage_address(value)
+            if value.layout is not torch.strided or not address:
                 return OPAQUE
             needs_grad = has_grad and value.requires_grad
-            source = self._writers.get(storage_address(value), -1)
+            source = self._writers.get(address, -1)
             denormal = _level(denormals.get(id(value), 0.0))
-            content = self._contents.get(storage_address(value), -storage_address(value)), value.storage_offset()
+            content = self._contents.get(address, -address), value.storage_offset()
             return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content)
         if type(value) in (list, tuple):
             return tuple(self._spec(each, has_grad, denormals) for each in value)
