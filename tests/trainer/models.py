@@ -18,6 +18,9 @@ N_FEATURES = 4
 class Sleeps:
     """Sleeps on demand and writes down when each sleep really began and ended: a loaded machine sleeps longer."""
 
+    now_ns = staticmethod(time.perf_counter_ns)
+    sleep = staticmethod(time.sleep)
+
     def __init__(self, **seconds: float) -> None:
         self.seconds = seconds
         self.taken_ns: list[tuple[int, int]] = []
@@ -25,9 +28,9 @@ class Sleeps:
     def __call__(self, place: str) -> None:
         """Sleep for the configured time of ``place``, if any."""
         if place in self.seconds:
-            begin = time.perf_counter_ns()
-            time.sleep(self.seconds[place])
-            self.taken_ns.append((begin, time.perf_counter_ns()))
+            begin = self.now_ns()
+            self.sleep(self.seconds[place])
+            self.taken_ns.append((begin, self.now_ns()))
 
 
 NO_SLEEPS = Sleeps()
