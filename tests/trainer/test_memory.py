@@ -78,8 +78,8 @@ class LitModel(LightningModule):
 
 @pytest.fixture(autouse=True)
 def _others_have_ended(frozen_objects: None) -> None:
-    """Collect trainings of earlier tests, so that they are not freed during this one."""
-    gc.collect()
+    """Free trainings of earlier tests, so that neither they nor the holes they leave count in this one."""
+    trim_heap()
 
 
 @pytest.fixture
@@ -121,7 +121,6 @@ def test_planted_leak_is_found_and_named_within_200_steps(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch, keeps: str, name: str
 ) -> None:
     monkeypatch.setattr(growth, "FREE_NS", 10**12)  # reading a heap with many holes takes long, after other tests
-    trim_heap()
     session = fitted(make_trainer, LitModel(keeps))
     finding = finding_of(session, "PD405")
     assert finding is not None, session.memory.growth
@@ -144,7 +143,6 @@ def test_leak_is_found_when_freed_memory_of_the_heap_takes_it(
 
 
 def test_growing_cache_is_found_and_named_when_workers_fill_it(make_trainer: Make) -> None:
-    trim_heap()  # workers inherit what this process has freed, and count it as resident already
     session = fitted(make_trainer, LitModel(), Samples(is_cached=True), num_workers=2)
     finding = finding_of(session, "PD113")
     assert finding is not None
