@@ -7,6 +7,7 @@ numbers at which modules were entered and left are recorded. No tensor gets a ho
 
 import threading
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -286,24 +287,25 @@ class ArithmeticCounter(StepTracer):
 
     def _module_profiles(self) -> tuple[ModuleProfile, ...]:
         n_parameters = parameters_by_module(self._root, self._modules)
+        rows: defaultdict[tuple[str, str], list[_Row]] = defaultdict(list)
+        for (way, path, *_), row in self._rows.items():
+            rows[way, path].append(row)
         found = []
         for path in ("", *self._modules):
-            rows = {way: [r for (w, p, *_), r in self._rows.items() if (w, p) == (way, path)]
-                    for way in ("forward", "backward")}  # fmt: skip
-            if not any(rows.values()) and not n_parameters.get(path):
+            forward, backward = rows["forward", path], rows["backward", path]
+            if not forward and not backward and not n_parameters.get(path):
                 continue
-            both = rows["forward"] + rows["backward"]
             found.append(
                 ModuleProfile(
                     path=path,
                     class_name=type(self._modules[path]).__name__ if path else "",
                     n_parameters=n_parameters.get(path, 0),
                     calls=self.calls.get(path, 0),
-                    forward_flops=sum(r.flops for r in rows["forward"]),
-                    backward_flops=sum(r.flops for r in rows["backward"]) if self.has_backward else None,
-                    forward_bytes=sum(r.n_bytes for r in rows["forward"]),
-                    backward_bytes=sum(r.n_bytes for r in rows["backward"]) if self.has_backward else None,
-                    n_operators=sum(r.n_started for r in both),
+                    forward_flops=sum(r.flops for r in forward),
+                    backward_flops=sum(r.flops for r in backward) if self.has_backward else None,
+                    forward_bytes=sum(r.n_bytes for r in forward),
+                    backward_bytes=sum(r.n_bytes for r in backward) if self.has_backward else None,
+                    n_operators=sum(r.n_started for r in forward + backward),
                 )
             )
         return tuple(sorted(found, key=work_of, reverse=True))

@@ -427,3 +427,20 @@ def test_recurrent_backward_of_cudnn_counts_the_requested_gradients(wants_weight
     assert formula is not None
     arguments = (inputs, weights, *(None,) * 17, [True, True, True, wants_weights])
     assert formula(arguments, None) == n_products * 2 * 10 * 4 * 128 * (16 + 32)
+
+
+@pytest.mark.parametrize("n_modules", [2, 40])
+def test_operators_are_gone_through_as_often_for_many_modules_as_for_few(n_modules: int) -> None:
+    class Rows(dict):
+        n_passes = 0
+
+        def items(self):
+            Rows.n_passes += 1
+            return super().items()
+
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(n_modules)])
+    with ArithmeticCounter(model, now_ns=lambda: 0, times_operators=False) as counter:
+        model(torch.ones(1, 2)).sum().backward()
+    counter._rows = Rows(counter._rows)
+    assert len(counter.profile("cpu").modules) >= n_modules
+    assert Rows.n_passes <= 5
