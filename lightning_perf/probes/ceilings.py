@@ -39,7 +39,6 @@ MAX_SHARE = 0.05
 """Share of a run's time that measuring the device once, after the last step, may take."""
 
 _EXPECTED_S = 8.0  # the budget, and a process that imports torch
-_CHILD_PATIENCE_S = 30.0  # importing torch on a slow disk
 _FIRST_SIZE = 256
 _LARGEST_SIZE = {"cpu": 2048, "cuda": 8192}
 _LONG_ENOUGH_S = 4e-3  # launching is negligible in a product of this length
@@ -85,8 +84,12 @@ def is_quiet(found: Ceilings) -> bool:
     return "is_quiet" not in found.missing
 
 
-def measured_in_child(device: torch.device) -> tuple[Ceilings | None, str]:
+def measured_in_child(device: torch.device, limit_s: float) -> tuple[Ceilings | None, str]:
     """Measure in a child process, which leaves this one's memory and libraries unchanged.
+
+    Args:
+        device: The device to measure.
+        limit_s: When to end the process; on a busy machine or a slow disk, importing torch alone may take longer.
 
     Returns:
         The ceilings, or None and the reason.
@@ -94,12 +97,14 @@ def measured_in_child(device: torch.device) -> tuple[Ceilings | None, str]:
     where, n_threads = device_name(device), str(torch.get_num_threads())
     command = [sys.executable, "-m", "lightning_perf.probes.ceilings", where, n_threads]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=BUDGET_S + _CHILD_PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=limit_s, check=False)
         if done.returncode != 0:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             return None, f"the process that measures the device ended with {done.returncode}: {(lines or [''])[-1]}"
         found = _decode(done.stdout)
-    except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+    except subprocess.TimeoutExpired:
+        return None, f"the device was not measured within {limit_s:.0f} s"
+    except (OSError, msgspec.MsgspecError) as error:
         return None, f"the device was not measured: {type(error).__name__}"
     if not is_quiet(found):
         return None, found.missing["is_quiet"]
@@ -194,7 +199,7 @@ class CeilingsProbe(Probe):
                 "lightning_perf.measure_ceilings() does it once for all"
             )
         else:
-            self._found, reason = measured_in_child(self._device)
+            self._found, reason = measured_in_child(self._device, MAX_SHARE * wall_s)
         if reason:
             self.missing["model_profile.ceilings"] = reason
 

@@ -120,7 +120,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, std
 
 def test_child_measures_with_as_many_threads_and_the_cache_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     commands = answers(monkeypatch, 0, msgspec.json.encode(fake()))
-    found, reason = ceilings.measured_in_child(CPU)
+    found, reason = ceilings.measured_in_child(CPU, 9.0)
     assert (found, reason) == (fake(), "")
     assert commands[0][-2:] == ["cpu", str(torch.get_num_threads())]
     assert ceilings.cached(CPU) == fake()
@@ -138,10 +138,18 @@ def test_child_that_fails_gives_a_reason(
     monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: bytes, expected: str
 ) -> None:
     answers(monkeypatch, returncode, stdout, b"Traceback\nno device")
-    found, reason = ceilings.measured_in_child(CPU)
+    found, reason = ceilings.measured_in_child(CPU, 9.0)
     assert found is None
     assert expected in reason
     assert ceilings.cached(CPU) is None
+
+
+def test_child_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(ceilings.subprocess, "run", run)
+    assert ceilings.measured_in_child(CPU, 9.0) == (None, "the device was not measured within 9 s")
 
 
 @pytest.mark.parametrize(("second", "is_quiet"), [(0.86e9, True), (0.84e9, False)])

@@ -349,7 +349,8 @@ def test_ceilings_are_forgotten_when_the_model_outran_them(make_trainer: Make, m
 def test_device_is_measured_after_a_long_run_alone(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
 
-    def measured(device: torch.device) -> tuple[Ceilings, str]:
+    def measured(device: torch.device, limit_s: float) -> tuple[Ceilings, str]:
+        assert limit_s >= 8.0
         asked.append(device)
         return fake_ceilings(device), ""
 
