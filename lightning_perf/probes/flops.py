@@ -187,8 +187,11 @@ class ArithmeticCounter(StepTracer):
         place = bisect_right(self._sequences, node._sequence_nr()) - 1
         return self._paths[place] if place >= 0 else ""
 
-    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator and count it. Return its result even if counting fails."""
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[type]) -> Any:
+        """Run an operator and count it. Return its result even if counting fails.
+
+        Return NotImplemented for an operator made of others on a tensor of ``types`` that run operators their own way.
+        """
         if not self.failure and not isinstance(func, OpOverload):
             self.failure = f"the step ran {func}, whose inner operators are not visible"
         if self.failure:
@@ -201,6 +204,8 @@ class ArithmeticCounter(StepTracer):
                 self.failure = error_text(error)
                 return func(*args, **kwargs)
         if known.is_composite:  # in inference mode, torch does not decompose it first
+            if types:  # a nested tensor decomposes otherwise, and asks for its sizes through operators
+                return NotImplemented
             with self._mode:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -344,7 +349,7 @@ class _Mode(PassiveMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "namespace", "") == "prim":  # the device of a fake tensor: an error here ends the process
             return func(*args, **(kwargs or {}))
-        return self._counter.run(func, args, kwargs or {})
+        return self._counter.run(func, args, kwargs or {}, types)
 
 
 def _refusal(below: Any) -> str:

@@ -121,8 +121,11 @@ def describe(func: Any) -> Operator:
     packet = func._overloadpacket
     formula = formula_of(packet)
     traffic = traffic_of(func)
-    is_composite = formula is None and torch._C._dispatch_has_kernel_for_dispatch_key(
-        func.name(), "CompositeImplicitAutograd"
+    name = func.name()  # without a kernel of torch's, where a tensor subclass alone answers: aten::sym_size
+    is_composite = (
+        formula is None
+        and torch._C._dispatch_has_kernel(name)
+        and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     )
     heavy = formula is None and not traffic.is_view and is_uncounted(packet)
     return Operator(name_of(packet), formula, traffic, heavy, is_composite)

@@ -444,3 +444,18 @@ def test_operators_are_gone_through_as_often_for_many_modules_as_for_few(n_modul
     counter._rows = Rows(counter._rows)
     assert len(counter.profile("cpu").modules) >= n_modules
     assert Rows.n_passes <= 5
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_tensors_of_uneven_length_are_computed_as_without_counting(is_inference: bool) -> None:
+    layer, rows = nn.Linear(4, 3), torch.randn(6, 4)
+
+    def computed() -> torch.Tensor:
+        with torch.inference_mode(is_inference):
+            return layer(torch.nested.nested_tensor([rows[:2], rows[2:]], layout=torch.jagged)).values()
+
+    expected = computed()
+    with ArithmeticCounter(layer, now_ns=lambda: 0, times_operators=False) as counter:
+        assert torch.equal(computed(), expected)
+    assert not counter.failure
+    assert counter.profile("cpu").forward_flops == 2 * 6 * 4 * 3

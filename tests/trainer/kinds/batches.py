@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from trainer.models import N_FEATURES, Tiny
 
-from .loops import N_BATCHES, Deep, Varied
+from .loops import N_BATCHES, Deep, Varied, varied
 from .registry import Run, kind
 
 Pair = namedtuple("Pair", "x y")
@@ -158,6 +158,22 @@ def sparse(run: Run) -> None:
     run.trainer(max_epochs=1).fit(ReadsX(lambda b: b.to_dense()), of(lambda x: x.to_sparse_csr()))
     nested = of(lambda x: torch.nested.nested_tensor([x[0], x[1]]))
     run.trainer().fit(ReadsX(lambda b: torch.stack(b.unbind())), nested)
+
+
+@kind("jagged-tensors-in-the-step", core=True, ignore=(r"warnings: .*flops computation",))
+def jagged(run: Run) -> None:
+    class Jagged(Deep):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Sequential(torch.nn.Linear(N_FEATURES, 4), torch.nn.LayerNorm(4), torch.nn.ReLU())
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            rows = torch.nested.nested_tensor([batch[:1], batch], layout=torch.jagged)
+            heads = self.layer(rows).unflatten(-1, [2, 2]).transpose(1, 2)
+            attended = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+            return attended.transpose(1, 2).flatten(-2).values().square().mean()
+
+    run.trainer().fit(Jagged(), varied())
 
 
 @kind("empty-and-odd-batches")
