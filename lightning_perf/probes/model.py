@@ -75,10 +75,11 @@ def is_compiled(module: nn.Module) -> bool:
     if eval_frame is None:
         return False
     optimized_class = getattr(eval_frame, "OptimizedModule", ())
-    classes = {cls for part in module_walk.modules(module) for cls in type(part).__mro__}
+    parts = list(module_walk.modules(module))
+    classes = {cls for kind in set(map(type, parts)) for cls in kind.__mro__}
     if any(map(_is_compiled_function, (value for cls in classes for value in vars(cls).values()))):
         return True  # a method that was decorated
-    for part in module_walk.modules(module):
+    for part in parts:
         if issubclass(type(part), optimized_class) or plain.stored(part, "_compiled_call_impl") is not None:
             return True
         # Lightning unwraps a compiled LightningModule and leaves the compiled methods on the instance.
@@ -89,7 +90,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def _is_compiled_function(value: Any) -> bool:
     function = value.__func__ if type(value) in (types.MethodType, staticmethod, classmethod) else value
-    return "_torchdynamo_orig_callable" in plain.attributes(function)
+    return type(function) is types.FunctionType and "_torchdynamo_orig_callable" in vars(function)
 
 
 def unwrap(optimizer: Any) -> Any:

@@ -205,8 +205,14 @@ def length_of(value: Any) -> int | None:
     return None
 
 
+_dict_offset_of = type.__dict__["__dictoffset__"].__get__
+"""Returns where objects of a class keep their attributes; 0 if they have none, or compute them."""
+
+
 def attributes(value: Any) -> dict[str, Any]:
     """Return an object's own attributes; an empty dict where it has none."""
+    if not _dict_offset_of(type(value)):
+        return {}
     try:
         found = object.__getattribute__(value, "__dict__")
     except Exception as error:  # noqa: BLE001 - it has none, or computes them
