@@ -17,6 +17,8 @@ _MAX_PART = 0.5
 _MAX_ROWS = 0.5
 """Part of the rows; where more are read, a selection saves little."""
 
+_BIASED = "aten::addmm"
+
 _READS_DIAGONAL = ("aten::diagonal_copy", "aten::trace")
 
 _Pair = tuple[TensorSpec, TensorSpec]
@@ -49,21 +51,22 @@ def in_other_order(log: CallLog) -> list[Reordered]:
 
 def _candidates(log: CallLog) -> Iterator[Reordered]:
     products = _products(log)
-    for outer in products.values():
-        for place, spec in enumerate(outer.specs):
+    biased = [call for call in log.calls if call.name == _BIASED and len(call.specs) == 3 and len(call.args) == 3]
+    for outer in (*products.values(), *(biased if products else ())):
+        for place, spec in enumerate(_pair(outer)):
             inner = products.get(spec.source)
-            if inner is None or inner.n != outer.n or outer.specs[1 - place].source == inner.index:
+            if inner is None or inner.n != outer.n or _pair(outer)[1 - place].source == inner.index:
                 continue
             if _readers(log, inner) != [outer]:
                 continue
             pairs = _other_order(inner, outer, place)
-            as_is = _pair(inner), _pair(outer)
             if pairs is None:
                 continue
+            as_is = _pair(inner), _pair(outer)
             before, after = (sum(map(_multiplications, each)) for each in (as_is, pairs))
             if after <= _MAX_PART * before:
-                work = Work((inner, outer), tuple(map(_product, as_is)), tuple(map(_product, pairs)))
-                yield Reordered(work, before, after)
+                old, new = ((_product(first), _product(last, outer)) for first, last in (as_is, pairs))
+                yield Reordered(Work((inner, outer), old, new), before, after)
 
 
 def read_along_diagonal(log: CallLog) -> Iterator[Work]:
@@ -103,7 +106,7 @@ def _reads_diagonal(reader: Call, call: Call) -> bool:
 def _other_order(inner: Call, outer: Call, place: int) -> tuple[_Pair, _Pair] | None:
     """Return the pairs of matrices that are multiplied in the other order; None if the outer product reads a part."""
     first, second = _pair(inner)
-    seen, other = outer.specs[place], outer.specs[1 - place]
+    seen, other = _pair(outer)[place], _pair(outer)[1 - place]
     shape, stride = inner.out_shape, inner.out_stride
     if (seen.shape, seen.stride) != (shape, stride):
         if (seen.shape, seen.stride) != (_swapped(shape), _swapped(stride)):
@@ -116,7 +119,7 @@ def _other_order(inner: Call, outer: Call, place: int) -> tuple[_Pair, _Pair] | 
 
 
 def _pair(call: Call) -> _Pair:
-    one, other = call.specs
+    *_, one, other = call.specs  # without the bias
     return one, other
 
 
@@ -132,8 +135,11 @@ def _multiplications(pair: _Pair) -> int:
     return math.prod(pair[0].shape) * pair[1].shape[-1]
 
 
-def _product(pair: _Pair) -> Bound:
-    return torch.matmul, pair, {}
+def _product(pair: _Pair, outer: Call | None = None) -> Bound:
+    """Return the product of a pair, with the bias of ``outer`` if that has one."""
+    if outer is None or outer.name != _BIASED:
+        return torch.matmul, pair, {}
+    return torch.addmm, (outer.specs[0], *pair), {}
 
 
 def _diagonal(rows: torch.Tensor, columns: torch.Tensor) -> Any:

@@ -420,6 +420,21 @@ def test_an_order_that_takes_half_of_the_multiplications_is_replayed():
     assert (found.kind, found.size, found.better) == ("order", 65_536, 24_576)
 
 
+@pytest.mark.parametrize("n_rows", [8, 64])
+def test_layer_of_low_rank_is_applied_factor_by_factor(n_rows):
+    up, down, bias = (nn.Parameter(torch.rand(*shape)) for shape in ((96, 4), (4, 48), (96,)))
+    rows = torch.rand(n_rows, 48, requires_grad=True)
+    log, found = log_of(lambda: torch.nn.functional.linear(rows, up @ down, bias).sum().backward())
+    assert (found.kind, found.n_operators, found.shape) == ("order", 1, (96, 48))
+    assert (found.size, found.better) == (96 * 4 * 48 + n_rows * 48 * 96, n_rows * 4 * (48 + 96))
+    (work,) = cheaper(log)
+    assert [function for function, _, _ in (*work.as_is, *work.treated)] == [torch.matmul, torch.addmm] * 2
+    (_, first, _), (_, (of_bias, between, last), _) = work.treated
+    assert [spec.shape for spec in (*first, of_bias, between, last)] == [
+        (n_rows, 48), (48, 4), (96,), (n_rows, 4), (4, 96),
+    ]  # fmt: skip
+
+
 def test_products_that_the_step_returns_stay():
     log, found = log_of(lambda: (scores := a @ b, (scores @ c).sum().backward()))
     assert found is None
