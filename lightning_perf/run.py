@@ -197,12 +197,12 @@ class DoctorRun:
         self._reporting(True)
         probes.notify("epoch_ends")
         if is_due:
-            probes.call("overhead", probes.keep_to_budget)
             probes.notify("before_report", False)
             self._share(is_last=False)
             wall_s = probes.loop.wall_ns() / 1e9 if probes.loop is not None else 0.0
             has_time = self.reports.can_afford_epoch(wall_s) and not seams.is_preempted(self._trainer)
             if probes.context is not None and has_time:
+                probes.call("overhead", probes.keep_to_budget)
                 self.reports.charged(self._report_epoch)
                 if self.schedule is not None:
                     probes.call(self.schedule.name, self.schedule.diagnosed)

@@ -73,6 +73,11 @@ class PackageEnergy:
             self._domains.append((folder, read_number(folder / "max_energy_range_uj") or 0))
             self._last_uj[folder] = now_uj
 
+    @property
+    def is_metered(self) -> bool:
+        """Whether a counter can be read."""
+        return bool(self._domains)
+
     def read(self) -> float | None:
         """Return joules since creation; None if unknown. Call it before a counter wraps twice."""
         for folder, range_uj in self._domains:

@@ -266,6 +266,12 @@ class StageTimer:
         current = self._epoch.record(self.epoch)
         return (*self.epochs, current) if current else tuple(self.epochs)
 
+    def epoch_samples(self) -> int | None:
+        """Return the samples of the current epoch; None if unknown."""
+        self.close_record()
+        self._sum_epoch()
+        return self._epoch.units.totals[0]
+
     def n_epochs(self) -> int:
         """Return the number of epochs with a step, including the current one and those no longer kept."""
         self.close_record()

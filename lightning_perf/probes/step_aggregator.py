@@ -298,7 +298,7 @@ class EpochAggregator:
         self.boundary_ns = 0
         """Time of the rows after its last step."""
         self._rows_ns = np.zeros(N_PHASES, dtype=np.int64)
-        self._units = UnitTotals()
+        self.units = UnitTotals()
         self._step_ns = LogHistograms(1)
         self._first_fetch_ns: int | None = None
 
@@ -315,7 +315,7 @@ class EpochAggregator:
             self.boundary_ns = 0
         after = rows[int(np.flatnonzero(is_step)[-1]) + 1 :] if is_step.any() else rows
         self.boundary_ns += int(after[after[:, KIND] == NOT_A_STEP, :N_PHASES].sum())
-        self._units.add(rows[is_step, SAMPLES:EPOCH])
+        self.units.add(rows[is_step, SAMPLES:EPOCH])
         first = np.flatnonzero(rows[:, KIND] == FIRST_STEP)
         if len(first):
             self._first_fetch_ns = int(rows[first[0], WAIT])
@@ -332,8 +332,8 @@ class EpochAggregator:
             n_steps=self.n_steps,
             wall_s=total_ns / 1e9,
             phases={name: float(self._rows_ns[i]) / 1e9 for name, i in PHASE_INDEX.items() if self._rows_ns[i]},
-            samples=self._units.totals[0],
-            tokens=self._units.totals[1] or None,
+            samples=self.units.totals[0],
+            tokens=self.units.totals[1] or None,
             step_p50_s=None if median is None else median / 1e9,
             first_fetch_s=None if first is None else first / 1e9,
         )
