@@ -79,6 +79,7 @@ class TelemetryProbe(Probe):
         self._timeline = MetricTimeline()
         self._ledger = EnergyLedger(self._elapsed_s())
         self._batch_bytes: int | None = None
+        self._batch_objects: int | None = None
         self._disk_of: Any = None
         self._lock = threading.Lock()
         self._background = BackgroundThread("lightning-perf telemetry", self._sample_and_rest, _JOIN_S)
@@ -140,8 +141,10 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        tensors = plain.tensors_in(batch, 4, in_objects=False, left=plain.visits())
+        left = plain.visits()
+        tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
         self._batch_bytes = sum(plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in tensors) or None
+        self._batch_objects = plain.MAX_VISITED - len(list(left))
 
     def loops_ready(self, run: RunContext) -> None:
         """Find the disk of the training dataset."""
@@ -161,8 +164,9 @@ class TelemetryProbe(Probe):
         self._was_aside = True
 
     def epoch_ends(self) -> None:
-        epochs = self._loop.main.epochs_so_far() if self._loop is not None else ()
-        samples = epochs[-1].samples if epochs else None
+        if self._gpu is None and not self._packages.is_metered:
+            return  # no energy; epochs may take less than a millisecond
+        samples = self._loop.main.epoch_samples() if self._loop is not None else None
         with self._lock:
             self._ledger.epoch_ended(samples)
 
@@ -212,6 +216,7 @@ class TelemetryProbe(Probe):
                 "fetch_blocked_fraction": blocked,
                 "fetch_queueing_fraction": queueing,
                 "batch_bytes": self._batch_bytes,
+                "batch_objects": self._batch_objects,
                 "dataset_disk": self._disk_of,
             }
             energy = self._ledger.record()

@@ -147,6 +147,8 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         max_cpu_mhz: Highest clock; None if unknown.
         cpu_governor: E.g. ``"performance"``; None if unknown.
         batch_bytes: Bytes of the tensors in the first training batch; None if it has none.
+        batch_objects: Objects of that batch, its containers and tensors included, of which at most 1,000 are counted;
+            None without a batch.
         dataset_disk: None if the dataset names no path.
     """
 
@@ -184,6 +186,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
     max_cpu_mhz: float | None = None
     cpu_governor: str | None = None
     batch_bytes: int | None = None
+    batch_objects: int | None = None
     dataset_disk: DatasetDisk | None = None
 
 

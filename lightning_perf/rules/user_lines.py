@@ -245,6 +245,17 @@ def collecting_s(session: Session, phase: str) -> float:
     return (found.automatic_by_phase_s.get(phase, 0.0) + asked_s) * steady.span_s / found.span_s
 
 
+def searched_for_tensors_s(session: Session, steady: StageTimes) -> float:
+    """Return the seconds in which Lightning searches batches for tensors; 0 if other work in that phase is not known.
+
+    On a CPU nothing is copied. The user's own lines, with their operators, and the garbage collector are left out.
+    """
+    if not is_cpu_run(session) or session.host_profile is None:
+        return 0.0
+    own_s = sum(line.seconds for line in whole_lines_of(session, ("transfer",), lambda _: True))
+    return max(0.0, phase_s(steady, "transfer") - own_s - collecting_s(session, "transfer"))
+
+
 def left_with_raised_thresholds(found: Collections) -> float:
     """Return the part of the automatic collections' time that is not certain to go away with higher thresholds.
 

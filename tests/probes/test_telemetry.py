@@ -169,5 +169,8 @@ def test_batch_bytes_are_those_of_its_tensors_when_nested() -> None:
     run = Scripted(host=SimpleNamespace(record=lambda extra: extra, read=lambda at: {}, missing={}))
     run.probe.first_batch({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]})
     assert run.probe.record().host["batch_bytes"] == 35
+    assert run.probe.record().host["batch_objects"] == 6  # with the dict, the list, its string and the tuple
     run.probe.first_batch("no tensor")
     assert run.probe.record().host["batch_bytes"] is None
+    run.probe.first_batch([[0.5] * 100] * 100)
+    assert run.probe.record().host["batch_objects"] == 1000

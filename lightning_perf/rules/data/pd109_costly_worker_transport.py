@@ -1,11 +1,10 @@
 """PD109: moving a batch from a worker to the training process takes much of the fetch time."""
 
-from lightning_perf.records import Finding, Prescription, Session, StageTimes
+from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, timed_finding, without_workers
 from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, saved_by, step_spread
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
 from lightning_perf.rules.rule import required, rule
-from lightning_perf.rules.signals import is_cpu_run, phase_s
 from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_BYTES,
     TRANSPORT_MIN_OBJECTS,
@@ -13,17 +12,17 @@ from lightning_perf.rules.thresholds import (
     TRANSPORT_MIN_TENSORS,
     WAIT_MIN_SHARE,
 )
-from lightning_perf.rules.user_lines import collecting_s, whole_lines_of
+from lightning_perf.rules.user_lines import searched_for_tensors_s
 from lightning_perf.rules.wording import duration, percent, spent_waiting
 
 
-@rule("PD109", "costly-worker-transport", explains=("PD101", "PD102", "PD103"))
+@rule("PD109", "costly-worker-transport", explains=("PD101", "PD102", "PD103", "PD205"))
 def check(session: Session) -> Finding | None:
     probed = probed_loader_of(session)
     probe, plan, stage = probed.probe, probed.plan, probed.stage
     n_tensors, n_objects = probe.n_tensors or 0, probe.n_objects or 0
     is_in_pieces = n_tensors >= TRANSPORT_MIN_TENSORS or n_objects >= TRANSPORT_MIN_OBJECTS
-    searched_s = _searched_s(session, stage) if is_in_pieces else 0.0
+    searched_s = searched_for_tensors_s(session, stage) if is_in_pieces else 0.0
     is_searching = searched_s > stage.n_steps * probed.wait_s
     if plan.n_now == 0 or probed.share + is_searching * searched_s / stage.span_s < WAIT_MIN_SHARE:
         return None
@@ -67,17 +66,6 @@ def check(session: Session) -> Finding | None:
         basis="time to move a batch, measured by the loader probe",
         confidence="medium",
     )
-
-
-def _searched_s(session: Session, stage: StageTimes) -> float:
-    """Return the seconds in which Lightning searches batches for tensors; 0 if other work in that phase is not known.
-
-    On a CPU nothing is copied. The user's own lines, with their operators, and the garbage collector are left out.
-    """
-    if not is_cpu_run(session) or session.host_profile is None:
-        return 0.0
-    own_s = sum(line.seconds for line in whole_lines_of(session, ("transfer",), lambda _: True))
-    return max(0.0, phase_s(stage, "transfer") - own_s - collecting_s(session, "transfer"))
 
 
 def _packed_s(probed: ProbedLoader) -> float:
