@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dis
 import io
+import itertools
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,6 +27,9 @@ from .host_lines.calls import line_of
 
 _LEAST_BYTES = 2**20  # less adds next to nothing to the time of saving a checkpoint
 _MOST_WRITTEN_BYTES = 2**24  # larger data is timed with this many bytes, and its time extrapolated
+_MOST_PICKLED = 1000  # of the items of a longer list or dict, to estimate the size and the time of all
+_MOST_VISITED = 50_000  # objects in these items
+_VALUES = frozenset({int, float, complex, str, bytes, bool, type(None)})
 _DEPTH = 4
 _SAVE = "save_hyperparameters"
 
@@ -55,18 +59,24 @@ class HyperparametersProbe(Probe):
 def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | None:
     """Return the data in a module's hyperparameters; None if they have less than a mebibyte of it.
 
-    What a checkpoint holds anyway, such as the module's own parameters, is not counted. ``folder`` is where saving is
+    Data are tensors and arrays, and numbers and strings in long lists. What a checkpoint holds anyway, such as the
+    module's own parameters, is not counted. ``folder`` is where saving is
     timed; None if it may not be.
     """
     values = plain.items_of(plain.stored(module, "_hparams"), plain.MAX_VISITED) or []
     states = (*module_walk.parameters(module), *module_walk.buffers(module))
+    named = [(key, value) for key, value in values if type(key) is str]
     with plain.without_overrides():
         seen = {plain.storage_address(one) for one in states if plain.has_shape(one)}
-        sizes = {key: sum(_sizes(value, _DEPTH, plain.visits(), seen)) for key, value in values if type(key) is str}
+        arrays = {key: sum(_sizes(value, _DEPTH, plain.visits(), seen)) for key, value in named}
+        objects = {key: _python_values(value, _DEPTH) for key, value in named}
+        sizes = {key: n_array_bytes + round(objects[key].n_bytes) for key, n_array_bytes in arrays.items()}
         n_bytes, largest = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default="")
         if n_bytes < _LEAST_BYTES:
             return None
         costs_s = _added_save_s(n_bytes, folder) if folder is not None else None
+        if costs_s is not None:
+            costs_s += sum(each.seconds for each in objects.values())
     return Hyperparameters(
         n_bytes=n_bytes, largest=largest, largest_bytes=sizes[largest], costs_s=costs_s, site=_site(type(module))
     )
@@ -91,6 +101,48 @@ def _sizes(value: Any, depth: int, left: Iterator[int], seen: set[int]) -> Itera
     else:
         for _, item in (plain.items_of(value, plain.MAX_VISITED) or ()) if depth else ():
             yield from _sizes(item, depth - 1, left, seen)
+
+
+class _Pickled(NamedTuple):
+    """Bytes that Python values take in a checkpoint, and the seconds to put them into bytes."""
+
+    n_bytes: float = 0.0
+    seconds: float = 0.0
+
+
+def _python_values(value: Any, depth: int) -> _Pickled:
+    """Return what the numbers and strings in long lists and dicts take, from some of their items."""
+    items = plain.items_of(value, _MOST_PICKLED) if depth else None
+    if not items:
+        return _Pickled()
+    if len(items) < _MOST_PICKLED:
+        found = [_python_values(item, depth - 1) for _, item in items]
+        return _Pickled(sum(each.n_bytes for each in found), sum(each.seconds for each in found))
+    left = plain.visits(_MOST_VISITED)
+    sample = [item for _, item in itertools.takewhile(lambda pair: _is_of_values(pair[1], _DEPTH, left), items)]
+    if len(sample) < min(len(items), 2):
+        return _Pickled()
+    _pickled(sample[:1])  # the first one takes longer
+    nothing, some = _pickled([]), _pickled(sample)
+    times = (plain.length_of(value) or len(items)) / len(sample)
+    return _Pickled(times * (some.n_bytes - nothing.n_bytes), times * max(0.0, some.seconds - nothing.seconds))
+
+
+def _is_of_values(value: Any, depth: int, left: Iterator[int]) -> bool:
+    """Return whether a value is a number or string, or made of such; False where no visits are ``left``."""
+    if next(left, None) is None:
+        return False
+    if type(value) in _VALUES:
+        return True
+    if not depth or type(value) not in (list, tuple, dict):
+        return False
+    return all(_is_of_values(item, depth - 1, left) for _, item in plain.items_of(value) or ())
+
+
+def _pickled(content: Any) -> _Pickled:
+    begin, buffer = time.perf_counter(), io.BytesIO()
+    torch.save(content, buffer)
+    return _Pickled(buffer.tell(), time.perf_counter() - begin)
 
 
 def _added_save_s(n_bytes: int, folder: Path) -> float | None:

@@ -160,7 +160,7 @@ class Hyperparameters(Record, frozen=True, kw_only=True):
     """Data among a module's hyperparameters, which each checkpoint holds besides the weights.
 
     Attributes:
-        n_bytes: Bytes of all tensors and arrays in them.
+        n_bytes: Bytes of all tensors, arrays and long lists of numbers or strings in them, as saved.
         largest: Name of the largest one.
         largest_bytes: Its bytes.
         costs_s: Seconds by which they lengthen saving a checkpoint; None if not timed.

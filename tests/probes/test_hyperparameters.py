@@ -57,6 +57,31 @@ def test_data_is_measured_by_what_a_checkpoint_takes(data: Any, n_bytes: int, tm
     assert list(tmp_path.iterdir()) == []
 
 
+ROWS = [(f"sender {i}", -40.5, [i, None, True]) for i in range(60_000)]
+
+
+@pytest.mark.parametrize(
+    "data", [ROWS, {"train": tuple(ROWS), "count": 3}, {f"row {i}": row for i, row in enumerate(ROWS)}]
+)
+def test_lists_of_numbers_and_strings_are_measured_by_some_of_their_items(data: Any, tmp_path: Path) -> None:
+    found = read_hyperparameters(Saving(data), tmp_path)
+    assert found is not None
+    torch.save(data, tmp_path / "data")
+    names_bytes = 10 * len(ROWS) if len(data) == len(ROWS) and isinstance(data, dict) else 0  # keys are not counted
+    assert found.n_bytes == pytest.approx((tmp_path / "data").stat().st_size - names_bytes, rel=0.25)
+
+
+def test_time_of_lists_is_that_of_some_items_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pickled(content: Any) -> Any:
+        return hyperparameters._Pickled(100.0 * len(content) + 7, 0.001 * len(content) + 0.5)
+
+    monkeypatch.setattr(hyperparameters, "_pickled", pickled)
+    monkeypatch.setattr(hyperparameters, "_added_save_s", lambda n_bytes, folder: 2.0)
+    found = read_hyperparameters(Saving(ROWS), tmp_path)
+    assert found is not None
+    assert (found.n_bytes, found.costs_s) == (100 * len(ROWS), pytest.approx(2.0 + 0.001 * len(ROWS)))
+
+
 class Hostile:
     def __iter__(self) -> Any:
         raise AssertionError("user code ran")
@@ -68,7 +93,9 @@ class Hostile:
         raise AssertionError("user code ran")
 
 
-@pytest.mark.parametrize("module", [Saving(), Saving(reference[1:].clone()), Saving(Hostile()), NotSaving(reference)])
+@pytest.mark.parametrize(
+    "module", [Saving(), Saving(reference[1:].clone()), Saving(Hostile()), Saving([Hostile()] * 10**5), NotSaving(ROWS)]
+)
 def test_little_data_or_none_is_not_reported(module: LightningModule, tmp_path: Path) -> None:
     assert read_hyperparameters(module, tmp_path) is None
 

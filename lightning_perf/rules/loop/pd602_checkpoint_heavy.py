@@ -3,7 +3,7 @@
 import math
 
 from lightning_perf.records import Finding, Hyperparameters, Prescription, Session
-from lightning_perf.rules.findings import fact, fix, removal_finding
+from lightning_perf.rules.findings import SPREAD, fact, fix, removal_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import call_s, named_by_kind, phase_s, steady_of
 from lightning_perf.rules.thresholds import CHECKPOINT_TARGET_RATIO, IN_EPOCH_MAX_EPOCHS, LOOP_MIN_SHARE, MANY
@@ -31,7 +31,7 @@ def check(session: Session) -> Finding | None:
             f" The hyperparameters, most of them {place(data.largest, data.site)}, have {size_text(data.n_bytes)}, the "
             f"weights {size_text(_weights_bytes(session))}."
         )
-        left, left_least = max(0.0, 1.0 - n_saves * (data.costs_s or 0.0) / seconds), 0.0
+        left, left_least = max(0.0, 1.0 - (1 - SPREAD) * n_saves * (data.costs_s or 0.0) / seconds), 0.0
     return removal_finding(
         steady,
         summary=f"{percent(share)} of training time is spent saving checkpoints.{each}",
