@@ -141,6 +141,8 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
+        if self._batch_objects is not None:
+            return  # of an earlier epoch
         left = plain.visits()
         tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
         self._batch_bytes = sum(plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in tensors) or None

@@ -10,6 +10,7 @@ from .comparison import *
 from .finding import *
 from .hang import *
 from .history import *
+from .hooks import *
 from .host_calls import *
 from .host_profile import *
 from .loader_probe import *

@@ -1,6 +1,7 @@
 """Settings of loaders, Trainer, model, optimizers and torch."""
 
 from .base import Record
+from .hooks import AddedHooks
 
 MIXED_PRECISIONS = ("16-mixed", "bf16-mixed")
 """``Trainer(precision=...)`` with which Lightning refuses to clip gradients of fused optimizers
@@ -188,6 +189,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         unused_gradients_in: Path of the submodule, without trained parameters, that holds most of them.
         n_unused_elements_in: Number of elements of those in it.
         hyperparameters: None if they hold less than a mebibyte of data, or before the end of fit.
+        added_hooks: None if no module gets more hooks from step to step, or before the second count.
     """
 
     class_name: str
@@ -205,6 +207,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
     unused_gradients_in: str = ""
     n_unused_elements_in: int | None = None
     hyperparameters: Hyperparameters | None = None
+    added_hooks: AddedHooks | None = None
 
 
 class TorchSettings(Record, frozen=True, kw_only=True):

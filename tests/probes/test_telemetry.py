@@ -165,12 +165,17 @@ def test_sampling_takes_half_a_percent_of_a_core_at_most_whatever_a_sample_costs
     assert pause_s(hz, FIRST_S, 0.0) == 1 / hz
 
 
-def test_batch_bytes_are_those_of_its_tensors_when_nested() -> None:
+@pytest.mark.parametrize(
+    ("batch", "n_bytes", "n_objects"),
+    [
+        ({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]}, 35, 6),
+        ("no tensor", None, 1),
+        ([[0.5] * 100] * 100, None, 1000),
+    ],
+)
+def test_first_batch_is_measured_by_its_tensors_and_objects(batch: Any, n_bytes: int | None, n_objects: int) -> None:
     run = Scripted(host=SimpleNamespace(record=lambda extra: extra, read=lambda at: {}, missing={}))
-    run.probe.first_batch({"x": torch.zeros(4, 2), "meta": ["name", (torch.zeros(3, dtype=torch.uint8),)]})
-    assert run.probe.record().host["batch_bytes"] == 35
-    assert run.probe.record().host["batch_objects"] == 6  # with the dict, the list, its string and the tuple
-    run.probe.first_batch("no tensor")
-    assert run.probe.record().host["batch_bytes"] is None
-    run.probe.first_batch([[0.5] * 100] * 100)
-    assert run.probe.record().host["batch_objects"] == 1000
+    for each in (batch, torch.zeros(9)):  # the second is that of another epoch
+        run.probe.first_batch(each)
+    host = run.probe.record().host
+    assert (host["batch_bytes"], host["batch_objects"]) == (n_bytes, n_objects)

@@ -2,7 +2,7 @@
 A penalty on correlated features is computed by a forward hook, which is registered again in every training step and
 never removed, so that each forward pass runs all the hooks of the steps before.
 ---
-expect: [PD605, PD328]
+expect: [PD611, PD605]
 fix:
   ? |2-
             self.encoder.register_forward_hook(self.measure_redundancy)

@@ -1,0 +1,64 @@
+"""Hooks that a training adds in every step are found, with the module and the hook."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes.added_hooks import AddedHooksProbe
+from tests.rules.session_builder import build_session
+
+
+class Hooked(LightningModule):
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every = every
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+
+    def keep(self, module, inputs, output):
+        self.kept = output.detach()
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % self.every == 0:
+            self.layers[0].register_forward_hook(self.keep)
+        return self.layers(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+@pytest.mark.parametrize("every", [1, 1000])
+def test_hooks_of_each_step_are_found_in_a_training(tmp_path, every):
+    doctor = PerfDoctor(out_dir=tmp_path)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[doctor], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Hooked(every), DataLoader(torch.ones(80, 4), batch_size=2))
+    assert doctor.session.probes_off == ()
+    found = doctor.session.settings.model.added_hooks
+    if every > 1:
+        assert found is None
+        return
+    assert (found.n_hooks, found.per_step, found.module, found.function) == (40, 1.0, "layers.0", "keep")
+    assert found.site == f"test_added_hooks.py:{inspect.getsourcelines(Hooked.keep)[1]}"
+
+
+def test_hooks_that_stay_as_many_or_come_rarely_are_not_reported():
+    model, loop = torch.nn.Linear(1, 1), SimpleNamespace(main=SimpleNamespace(n_steps=0))
+    probe = AddedHooksProbe(SimpleNamespace(pl_module=model, loop=loop))
+    session = build_session({"settings": {"model": {"class_name": "Net"}}})
+    for step, n in ((12, 3), (32, 0), (132, 30), (1032, 4)):
+        loop.main.n_steps = step
+        for _ in range(n):
+            model.register_forward_pre_hook(lambda *_: None)
+        assert probe.next_step == step
+        probe.step_begins(None)
+        assert bool(probe.part(session)) == (step == 132)  # 30 in 120 steps are many, 34 in 1,020 are few
+    assert probe.next_step > 10**9
