@@ -32,9 +32,8 @@ from .tracing import ModuleWatch, PassiveMode, StepTracer, current_mode, leave_m
 
 Direction = Literal["forward", "backward"]
 
-MAX_OPERATORS = 50_000
-"""Counting stops in a step with more operators: each takes 30 to 75 us to count (ResNet-18 and a small GPT on
-one core), so this limits the step to some seconds."""
+MAX_COST_S = 3.0
+"""Counting stops in a step in which it has taken this long: each operator takes 30 to 250 us, depending on the CPU."""
 
 MAX_OPERATORS_LISTED = 24
 
@@ -235,8 +234,8 @@ class ArithmeticCounter(StepTracer):
         self, known: Operator, args: Sequence[Any], kwargs: dict[str, Any], out: Any, ns: int, shares: dict[int, float]
     ) -> None:
         self.n_operators += 1
-        if self.n_operators > MAX_OPERATORS:
-            self.failure = f"the step ran more than {MAX_OPERATORS:,} operators"
+        if self.cost_ns > MAX_COST_S * 1e9:
+            self.failure = f"counting the first {self.n_operators:,} operators of a step took {MAX_COST_S:.0f} s"
             return
         node = torch._C._current_autograd_node()
         direction: Direction = "forward" if node is None and self.direction == "forward" else "backward"
