@@ -167,6 +167,7 @@ def test_tensors_that_change_between_steps_are_not_constant(change):
 
 def test_backward_of_repeated_operators_counts():
     found = follow(twice)["twice"]
+    assert found.n_passes == 0
     assert 0 < found.backward_part < 0.5
     assert found.total_s > 0
 
@@ -620,6 +621,7 @@ def test_derivatives_that_are_computed_again_are_found():
     assert found["twice"].n_operators >= 3
     assert found["twice"].forward_part > 0.1
     assert found["twice"].backward_part > 0.1
+    assert found["twice"].n_passes == 2
     assert "unused" not in found
     once = follow(derivatives_at_once)
     assert not {"twice", "unused"} & set(once)

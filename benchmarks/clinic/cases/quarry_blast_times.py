@@ -2,7 +2,7 @@
 The slopes of the time along the three axes are taken by three separate calls of autograd.grad, each of which runs
 backward through the whole network and is differentiated again by the loss, although one call gives all three.
 ---
-expect: PD331
+expect: PD328
 fix:
   ? |2-
             slopes = [slope(time, axis) for axis in (x, y, z)]  # costs time

@@ -7,6 +7,19 @@ from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
 
+_KEEP = fix(
+    "keep the first result and use it again",
+    "minutes",
+    "numerics",
+    code="logits = self(x)  # once; then e.g. accuracy(logits.detach(), y)",
+)
+_ONE_PASS = fix(
+    "take the derivatives by all inputs in one call of torch.autograd.grad",
+    "minutes",
+    code="du_dx, du_dy = torch.autograd.grad(u.sum(), (x, y), create_graph=True)",
+)
+
+
 @rule("PD328", "computed-twice")
 def check(session: Session) -> Finding | None:
     repeated = repeated_of(session, "twice")
@@ -14,22 +27,18 @@ def check(session: Session) -> Finding | None:
         return None
     found = repeated.found
     before = f"{found.first_site} has" if found.first_site else "the same step has"
+    through = f" {found.n_passes} backward passes go through the same layers." if found.n_passes else ""
     return saving_finding(
         repeated,
         summary=(
             f"{repeated.where} computes what {before} computed already: "
-            f"{number_of(found.n_operators, 'operator')} of a step get the same inputs as earlier ones."
+            f"{number_of(found.n_operators, 'operator')} of a step get the same inputs as earlier ones.{through}"
         ),
         evidence=(
             fact("operators with known results", found.n_operators, "count"),
             fact("their part of forward's operators", found.forward_part, "fraction"),
             fact("their part of backward's operators", found.backward_part, "fraction"),
         ),
-        prescriptions=fix(
-            "keep the first result and use it again",
-            "minutes",
-            "numerics",
-            code="logits = self(x)  # once; then e.g. accuracy(logits.detach(), y)",
-        ),
+        prescriptions=_ONE_PASS if found.n_passes else _KEEP,
         basis="operators of one step, timed and compared by their inputs",
     )
