@@ -19,6 +19,10 @@ _COUNTS_AT = (12, 32, 132, 1032)
 _LEAST_PER_STEP = 0.2
 """Hooks added per step to one module, at least: a callback may add some before each epoch."""
 
+_SLOW_NS = 10**6
+"""A count that takes longer leaves its step out of the statistics: going through thousands of modules takes tens of
+milliseconds."""
+
 _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -35,7 +39,7 @@ class AddedHooksProbe(Probe):
     after = ("settings", "gradients", "hyperparameters")
 
     def __init__(self, run: RunContext) -> None:
-        self._module, self._loop = run.pl_module, run.loop
+        self._module, self._loop, self._now_ns = run.pl_module, run.loop, run.now_ns
         self._first: _Count | None = None
         self._found: AddedHooks | None = None
         self._left = list(_COUNTS_AT)
@@ -47,7 +51,10 @@ class AddedHooksProbe(Probe):
     def step_begins(self, batch: Any) -> None:
         while self._left and self._left[0] <= self._loop.main.n_steps:
             self._left.pop(0)
+        begin = self._now_ns()
         self._count()
+        if self._now_ns() - begin > _SLOW_NS:
+            self._loop.main.leave_out()
 
     def before_report(self, is_last: bool) -> None:
         if is_last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -50,15 +51,21 @@ def test_hooks_of_each_step_are_found_in_a_training(tmp_path, every):
     assert found.site == f"test_added_hooks.py:{inspect.getsourcelines(Hooked.keep)[1]}"
 
 
-def test_hooks_that_stay_as_many_or_come_rarely_are_not_reported():
-    model, loop = torch.nn.Linear(1, 1), SimpleNamespace(main=SimpleNamespace(n_steps=0))
-    probe = AddedHooksProbe(SimpleNamespace(pl_module=model, loop=loop))
+@pytest.mark.parametrize("count_ms", [0, 2])
+def test_hooks_that_stay_as_many_or_come_rarely_are_not_reported(count_ms):
+    left_out, clock = [], itertools.count(step=count_ms * 10**6)
+    main = SimpleNamespace(n_steps=0, leave_out=lambda: left_out.append(main.n_steps))
+    model = torch.nn.Linear(1, 1)
+    probe = AddedHooksProbe(
+        SimpleNamespace(pl_module=model, loop=SimpleNamespace(main=main), now_ns=lambda: next(clock))
+    )
     session = build_session({"settings": {"model": {"class_name": "Net"}}})
     for step, n in ((12, 3), (32, 0), (132, 30), (1032, 4)):
-        loop.main.n_steps = step
+        main.n_steps = step
         for _ in range(n):
             model.register_forward_pre_hook(lambda *_: None)
         assert probe.next_step == step
         probe.step_begins(None)
         assert bool(probe.part(session)) == (step == 132)  # 30 in 120 steps are many, 34 in 1,020 are few
     assert probe.next_step > 10**9
+    assert left_out == ([12, 32, 132, 1032] if count_ms else [])

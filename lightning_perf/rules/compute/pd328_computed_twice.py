@@ -6,7 +6,6 @@ from lightning_perf.rules.known_result_signals import repeated_of, saving_findin
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.wording import number_of
 
-
 _KEEP = fix(
     "keep the first result and use it again",
     "minutes",
