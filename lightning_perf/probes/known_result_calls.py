@@ -242,9 +242,9 @@ class StepCalls:
         again = [call for group in groups.values() for call in group[1:]]
         derived = [call for call in again if call.derivative is not None]
         is_derived = 2 * sum(call.weight for call in derived) > sum(call.weight for call in again)
-        passes = {one.derivative[1] for call in derived for one in (call, call.first) if one and one.derivative}
+        through = {one.derivative[1] for call in derived for one in (call, call.first) if one and one.derivative}
         return self._record(
-            "twice", n, forward, backward, site=site_text(now), first_site=first, n_passes=len(passes) * is_derived
+            "twice", n, forward, backward, site=site_text(now), first_site=first, n_passes=len(through) * is_derived
         )
 
     def _record(self, kind: KnownKind, n: int, forward: int, backward: int, **others: Any) -> KnownResults:
