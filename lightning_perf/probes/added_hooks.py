@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,8 +17,8 @@ from .clock import NEVER
 _COUNTS_AT = (12, 32, 132, 1032)
 """Steps before which hooks are counted: none of them is sampled with hooks of PerfDoctor's own."""
 
-_LEAST_PER_STEP = 0.2
-"""Hooks added per step to one module, at least: a callback may add some before each epoch."""
+_LEAST_PER_STEP, _LEAST_ADDED = 0.5, 10
+"""Hooks added to one module, at least, per step and in all: a callback may add some before each epoch."""
 
 _SLOW_NS = 10**6
 """A count that takes longer leaves its step out of the statistics: going through thousands of modules takes tens of
@@ -28,7 +29,8 @@ _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 class _Count(NamedTuple):
     step: int
-    n_by_module: dict[str, int]
+    n_by_place: dict[tuple[str, str], int]
+    """Hooks by module and kind."""
 
 
 class AddedHooksProbe(Probe):
@@ -74,29 +76,30 @@ class AddedHooksProbe(Probe):
         return {"settings": replace(settings, model=replace(settings.model, added_hooks=self._found))}
 
 
-def _hooks(module: nn.Module) -> list[Any]:
-    own = plain.attributes(module)
-    return [hook for kind in _KINDS for _, hook in plain.items_of(own.get(kind)) or ()]
+def _hooks(module: nn.Module, kind: str) -> list[Any]:
+    return [hook for _, hook in plain.items_of(plain.attributes(module).get(kind)) or ()]
 
 
-def _n_hooks(root: nn.Module) -> dict[str, int]:
-    return {path: n for path, module in module_walk.named_modules(root) if (n := len(_hooks(module)))}
+def _n_hooks(root: nn.Module) -> dict[tuple[str, str], int]:
+    places = ((path, kind, module) for path, module in module_walk.named_modules(root) for kind in _KINDS)
+    return {(path, kind): n for path, kind, module in places if (n := len(_hooks(module, kind)))}
 
 
 def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
     """Return the hooks of the module that got most of them; None if none got more in most steps."""
-    added = {path: n - first.n_by_module.get(path, 0) for path, n in last.n_by_module.items()}
-    path = max(added, key=added.__getitem__, default="")
-    per_step = added.get(path, 0) / (last.step - first.step)
-    if per_step < _LEAST_PER_STEP:
+    added = {place: n - first.n_by_place.get(place, 0) for place, n in last.n_by_place.items()}
+    place = max(added, key=added.__getitem__, default=("", ""))
+    n_added = added.get(place, 0)
+    if n_added < max(_LEAST_ADDED, _LEAST_PER_STEP * (last.step - first.step)):
         return None
-    module = next(module for name, module in module_walk.named_modules(root) if name == path)
-    function = getattr(_hooks(module)[-1], "__func__", _hooks(module)[-1])
-    code = plain.stored(function, "__code__")
+    path, kind = place
+    hook = next(_hooks(module, kind)[-1] for name, module in module_walk.named_modules(root) if name == path)
+    code = plain.stored(hook.__func__ if type(hook) is MethodType else hook, "__code__")
+    is_known = type(code) is CodeType
     return AddedHooks(
-        n_hooks=last.n_by_module[path],
-        per_step=per_step,
+        n_hooks=last.n_by_place[place],
+        per_step=n_added / (last.step - first.step),
         module=path,
-        function=code.co_name if code is not None else "",
-        site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code is not None else "",
+        function=code.co_name if is_known else "",
+        site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if is_known else "",
     )

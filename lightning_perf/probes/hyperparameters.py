@@ -6,6 +6,7 @@ import dis
 import io
 import itertools
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -27,9 +28,11 @@ from .host_lines.calls import line_of
 
 _LEAST_BYTES = 2**20  # less adds next to nothing to the time of saving a checkpoint
 _MOST_WRITTEN_BYTES = 2**24  # larger data is timed with this many bytes, and its time extrapolated
-_MOST_PICKLED = 1000  # of the items of a longer list or dict, to estimate the size and the time of all
-_MOST_VISITED = 50_000  # objects in these items
-_VALUES = frozenset({int, float, complex, str, bytes, bool, type(None)})
+_LONG, _N_SAMPLED = 1000, 100  # items of a long list, and those of them that are serialized
+_MOST_VISITED = 20_000  # objects, in all lists together
+_MOST_LETTERS = 1000  # of a sampled string
+_NUMBERS = frozenset({int, float, complex, bool, type(None)})
+_CONTAINERS = (list, tuple, dict)
 _DEPTH = 4
 _SAVE = "save_hyperparameters"
 
@@ -60,8 +63,7 @@ def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | 
     """Return the data in a module's hyperparameters; None if they have less than a mebibyte of it.
 
     Data are tensors and arrays, and numbers and strings in long lists. What a checkpoint holds anyway, such as the
-    module's own parameters, is not counted. ``folder`` is where saving is
-    timed; None if it may not be.
+    module's own parameters, is not counted. ``folder`` is where saving is timed; None if it may not be.
     """
     values = plain.items_of(plain.stored(module, "_hparams"), plain.MAX_VISITED) or []
     states = (*module_walk.parameters(module), *module_walk.buffers(module))
@@ -69,7 +71,8 @@ def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | 
     with plain.without_overrides():
         seen = {plain.storage_address(one) for one in states if plain.has_shape(one)}
         arrays = {key: sum(_sizes(value, _DEPTH, plain.visits(), seen)) for key, value in named}
-        objects = {key: _python_values(value, _DEPTH) for key, value in named}
+        lists = _Lists()
+        objects = {key: lists.of(value) for key, value in named}
         sizes = {key: n_array_bytes + round(objects[key].n_bytes) for key, n_array_bytes in arrays.items()}
         n_bytes, largest = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default="")
         if n_bytes < _LEAST_BYTES:
@@ -110,39 +113,43 @@ class _Pickled(NamedTuple):
     seconds: float = 0.0
 
 
-def _python_values(value: Any, depth: int) -> _Pickled:
-    """Return what the numbers and strings in long lists and dicts take, from some of their items."""
-    items = plain.items_of(value, _MOST_PICKLED) if depth else None
-    if not items:
-        return _Pickled()
-    if len(items) < _MOST_PICKLED:
-        found = [_python_values(item, depth - 1) for _, item in items]
-        return _Pickled(sum(each.n_bytes for each in found), sum(each.seconds for each in found))
-    left = plain.visits(_MOST_VISITED)
-    sample = [item for _, item in itertools.takewhile(lambda pair: _is_of_values(pair[1], _DEPTH, left), items)]
-    if len(sample) < min(len(items), 2):
-        return _Pickled()
-    _pickled(sample[:1])  # the first one takes longer
-    nothing, some = _pickled([]), _pickled(sample)
-    times = (plain.length_of(value) or len(items)) / len(sample)
-    return _Pickled(times * (some.n_bytes - nothing.n_bytes), times * max(0.0, some.seconds - nothing.seconds))
+class _Lists:
+    """Estimate what numbers and strings in long lists take, from some of their items and within a few milliseconds."""
 
+    def __init__(self) -> None:
+        self._left = plain.visits(_MOST_VISITED)
+        self._seen: set[int] = set()
 
-def _is_of_values(value: Any, depth: int, left: Iterator[int]) -> bool:
-    """Return whether a value is a number or string, or made of such; False where no visits are ``left``."""
-    if next(left, None) is None:
-        return False
-    if type(value) in _VALUES:
-        return True
-    if not depth or type(value) not in (list, tuple, dict):
-        return False
-    return all(_is_of_values(item, depth - 1, left) for _, item in plain.items_of(value) or ())
+    def of(self, value: Any, depth: int = _DEPTH) -> _Pickled:
+        """Return what the long lists in a value take; nothing for a list seen before, which is saved once."""
+        if not depth or type(value) not in _CONTAINERS or id(value) in self._seen or next(self._left, None) is None:
+            return _Pickled()
+        self._seen.add(id(value))
+        if len(value) < _LONG:
+            found = [self.of(item, depth - 1) for item in (value.values() if type(value) is dict else value)]
+            return _Pickled(sum(each.n_bytes for each in found), sum(each.seconds for each in found))
+        items = value.items() if type(value) is dict else value
+        sample = list(itertools.islice(items, 0, None, len(value) // _N_SAMPLED))
+        saved = [item for pair in sample for item in pair] if type(value) is dict else sample
+        objects = [id(item) for item in saved if type(item) not in _NUMBERS]
+        is_repeating = len(set(objects)) < len(objects)  # what occurs again is saved once
+        if is_repeating or not all(self._is_of_values(item, depth) for item in saved):
+            return _Pickled()
+        begin, times = time.perf_counter(), len(value) / len(sample)
+        n_bytes = len(pickle.dumps(sample, protocol=2))
+        return _Pickled(times * n_bytes, times * (time.perf_counter() - begin))
 
-
-def _pickled(content: Any) -> _Pickled:
-    begin, buffer = time.perf_counter(), io.BytesIO()
-    torch.save(content, buffer)
-    return _Pickled(buffer.tell(), time.perf_counter() - begin)
+    def _is_of_values(self, value: Any, depth: int) -> bool:
+        """Return whether a value is a number or short string, or made of such; False where no visits are left."""
+        if next(self._left, None) is None:
+            return False
+        kind = type(value)
+        if kind in _NUMBERS or (kind in (str, bytes) and len(value) <= _MOST_LETTERS):
+            return True
+        if not depth or kind not in _CONTAINERS or len(value) >= _LONG:
+            return False
+        items = itertools.chain(value, value.values()) if kind is dict else value
+        return all(self._is_of_values(item, depth - 1) for item in items)
 
 
 def _added_save_s(n_bytes: int, folder: Path) -> float | None:

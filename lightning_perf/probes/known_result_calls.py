@@ -239,13 +239,10 @@ class StepCalls:
         before, now = max(pairs, key=lambda pair: pairs[pair], default=((), ()))
         n = sum(len(group) - 1 for group in groups.values())
         first = site_text(before) if site_text(before) != site_text(now) else ""
-        again = [call for group in groups.values() for call in group[1:]]
-        derived = [call for call in again if call.derivative is not None]
-        is_derived = 2 * sum(call.weight for call in derived) > sum(call.weight for call in again)
-        through = {one.derivative[1] for call in derived for one in (call, call.first) if one and one.derivative}
-        return self._record(
-            "twice", n, forward, backward, site=site_text(now), first_site=first, n_passes=len(through) * is_derived
-        )
+        derived = [[call for call in group if call.derivative is not None] for group in groups.values()]
+        is_derived = 2 * sum(call.weight for group in derived for call in group[1:]) > forward
+        n_passes = max((len({call.derivative for call in group}) for group in derived), default=0) if is_derived else 0
+        return self._record("twice", n, forward, backward, site=site_text(now), first_site=first, n_passes=n_passes)
 
     def _record(self, kind: KnownKind, n: int, forward: int, backward: int, **others: Any) -> KnownResults:
         return KnownResults(

@@ -206,7 +206,7 @@ def length_of(value: Any) -> int | None:
 
 
 _dict_offset_of = type.__dict__["__dictoffset__"].__get__
-"""Returns where objects of a class keep their attributes; 0 if they have none, or compute them."""
+"""Return where objects of a class keep their attributes; 0 if they have none, or compute them."""
 
 
 def attributes(value: Any) -> dict[str, Any]:

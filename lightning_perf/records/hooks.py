@@ -1,4 +1,4 @@
-"""Hooks of modules that become more from step to step."""
+"""Hooks that a training adds to its modules."""
 
 from .base import Record
 

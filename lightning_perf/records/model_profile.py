@@ -286,7 +286,7 @@ class KnownResults(Record, frozen=True, kw_only=True):
             check their arguments with them.
         forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
         backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
-        n_passes: Backward passes through them, or, if ``"twice"``, those that compute the same; 0 for other operators.
+        n_passes: Backward passes through them; if ``"twice"``, those that compute the same. 0 for other kinds.
         total_s: Seconds of both in the step; 0 if operators were not timed.
         kept_bytes: Bytes of their results for one batch: if ``"frozen"``, of those that others use; if
             ``"recomputed"``, of all; else 0.

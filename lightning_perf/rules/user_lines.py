@@ -252,8 +252,9 @@ def searched_for_tensors_s(session: Session, steady: StageTimes) -> float:
     """
     if not is_cpu_run(session) or session.host_profile is None:
         return 0.0
-    own_s = sum(line.seconds for line in whole_lines_of(session, ("transfer",), lambda _: True))
-    return max(0.0, phase_s(steady, "transfer") - own_s - collecting_s(session, "transfer"))
+    lines_s = sum(line.seconds for line in whole_lines_of(session, ("transfer",), lambda _: True))
+    hooks_s = sum(time.total_s for time in steady.named if time.phase == "transfer")
+    return max(0.0, phase_s(steady, "transfer") - max(lines_s, hooks_s) - collecting_s(session, "transfer"))
 
 
 def left_with_raised_thresholds(found: Collections) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
+from lightning_perf.probes import added_hooks
 from lightning_perf.probes.added_hooks import AddedHooksProbe
 from tests.rules.session_builder import build_session
 
@@ -32,6 +34,37 @@ class Hooked(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+class Nosy:
+    """A hook that notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def __call__(self, *_):
+        return None
+
+    def __getattr__(self, name):
+        self.asked.append(name)
+        raise RuntimeError(name)
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [(Nosy(), ""), (lambda *_: None, "<lambda>"), (partial(print, end=""), "")],
+    ids=["nosy", "lambda", "partial"],
+)
+def test_kind_that_grows_is_named_and_no_code_of_the_hook_runs(hook, name):
+    model = torch.nn.Linear(1, 1)
+    model.register_forward_hook(Hooked.keep)
+    first = added_hooks._Count(0, added_hooks._n_hooks(model))
+    for _ in range(40):
+        model.register_forward_pre_hook(hook)
+    asked = list(vars(hook).get("asked", ()))
+    found = added_hooks._added(model, first, added_hooks._Count(20, added_hooks._n_hooks(model)))
+    assert (found.n_hooks, found.per_step, found.function) == (40, 2.0, name)
+    assert list(vars(hook).get("asked", ())) == asked
 
 
 @pytest.mark.parametrize("every", [1, 1000])
@@ -60,12 +93,12 @@ def test_hooks_that_stay_as_many_or_come_rarely_are_not_reported(count_ms):
         SimpleNamespace(pl_module=model, loop=SimpleNamespace(main=main), now_ns=lambda: next(clock))
     )
     session = build_session({"settings": {"model": {"class_name": "Net"}}})
-    for step, n in ((12, 3), (32, 0), (132, 30), (1032, 4)):
+    for step, n in ((12, 3), (32, 9), (132, 51), (1032, 4)):
         main.n_steps = step
         for _ in range(n):
             model.register_forward_pre_hook(lambda *_: None)
         assert probe.next_step == step
         probe.step_begins(None)
-        assert bool(probe.part(session)) == (step == 132)  # 30 in 120 steps are many, 34 in 1,020 are few
+        assert bool(probe.part(session)) == (step == 132)  # 60 in 120 steps are many, 64 in 1,020 are few, and 9 are
     assert probe.next_step > 10**9
     assert left_out == ([12, 32, 132, 1032] if count_ms else [])

@@ -51,13 +51,13 @@ def in_other_order(log: CallLog) -> list[Reordered]:
 
 def _candidates(log: CallLog) -> Iterator[Reordered]:
     products = _products(log)
-    biased = [call for call in log.calls if call.name == _BIASED and len(call.specs) == 3 and len(call.args) == 3]
+    biased = [call for call in log.calls if call.name == _BIASED and len(call.specs) == 3 and not call.kwargs]
     for outer in (*products.values(), *(biased if products else ())):
         for place, spec in enumerate(_pair(outer)):
             inner = products.get(spec.source)
             if inner is None or inner.n != outer.n or _pair(outer)[1 - place].source == inner.index:
                 continue
-            if _readers(log, inner) != [outer]:
+            if _readers(log, inner) != [outer] or outer.specs[0].source == inner.index != spec.source:
                 continue
             pairs = _other_order(inner, outer, place)
             if pairs is None:

@@ -13,7 +13,7 @@ _KEEP = fix(
     code="logits = self(x)  # once; then e.g. accuracy(logits.detach(), y)",
 )
 _ONE_PASS = fix(
-    "take the derivatives by all inputs in one call of torch.autograd.grad",
+    "take the derivatives by all inputs in one call of torch.autograd.grad, and keep them",
     "minutes",
     code="du_dx, du_dy = torch.autograd.grad(u.sum(), (x, y), create_graph=True)",
 )

@@ -6,6 +6,7 @@ from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 from lightning_perf.rules.wording import place
+from lightning_perf.stats.leak import fit_trend
 
 
 @rule("PD611", "hooks-added-each-step", explains=("PD605", "PD333", "PD328"))
@@ -13,40 +14,39 @@ def check(session: Session) -> Finding | None:
     steady = steady_of(session)
     model = required(session.settings.model, "the model was not read")
     added, blocks = model.added_hooks, steady.timeline
-    if added is None or len(blocks) < 2:
+    if added is None:
         return None
-    first, last = blocks[0], blocks[-1]
-    growth = {
-        phase: sum(
-            max(0.0, block.phases.get(phase, 0.0) - first.phases.get(phase, 0.0)) * block.n_steps for block in blocks
-        )
-        for phase in ("forward", "backward")
-    }
-    low_s = sum(growth.values())
-    # Hooks from before the first block cost as much each as those added since.
-    per_step_s = (last.step_s - first.step_s) / (last.first_step - first.first_step)
-    before_s = max(0.0, per_step_s * first.first_step) * steady.n_steps
-    if low_s + before_s < LOW_SHARE * steady.span_s:
+    low_s, claims = 0.0, {}
+    for phase in ("forward", "backward"):
+        trend = fit_trend([block.first_step for block in blocks], [block.phases.get(phase, 0.0) for block in blocks])
+        if trend is None or not trend.is_steady or trend.low <= 0:
+            continue
+        low_s += sum(trend.low * (block.first_step - blocks[0].first_step) * block.n_steps for block in blocks)
+        # Hooks from before the first block take as long each as those added since.
+        claims[phase] = sum(trend.high * block.first_step * block.n_steps for block in blocks)
+    if sum(claims.values()) < LOW_SHARE * steady.span_s:
         return None
     name = added.module or model.class_name
-    hook = f", {place(added.function, added.site)}," if added.function else ""
+    hook = f": {place(added.function, added.site)}" if added.function else ""
+    rate = f"{added.per_step:,.0f}" if added.per_step >= 1 else f"{added.per_step:.1g}"
     return timed_finding(
         steady,
         summary=(
-            f"{name} has {added.n_hooks:,} hooks, {added.per_step:.2g} more with each step{hook} and runs all of them: "
-            "each step takes longer than the one before."
+            f"Training adds {rate} hooks per step to {name}{hook}. All {added.n_hooks:,} of them run, "
+            "and each step takes longer than the one before."
         ),
         evidence=(
             fact("hooks of the module", added.n_hooks, "count"),
             fact("hooks added per step", added.per_step, "count"),
-            fact("time of later steps beyond the first ones", low_s / steady.span_s, "fraction", LOW_SHARE),
+            fact("steady growth of forward and backward, at least", low_s / steady.span_s, "fraction"),
         ),
         prescriptions=fix(
             f"register {added.function or 'the hook'} once, in setup or __init__, or remove it after the step",
             "minutes",
             code="handle = module.register_forward_hook(hook)\n...\nhandle.remove()",
         ),
-        claims={"forward": growth["forward"] + before_s, "backward": growth["backward"]},
+        claims=claims,
         low_s=low_s,
-        basis="later steps as short as the first ones, at least; at most as short as without hooks",
+        basis="between the growth since the first steps and the growth since a step without these hooks",
+        confidence="medium",
     )

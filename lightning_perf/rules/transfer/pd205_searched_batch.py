@@ -21,12 +21,12 @@ def check(session: Session) -> Finding | None:
     return timed_finding(
         steady,
         summary=(
-            f"{percent(share)} of training time Lightning searches batches for tensors to move; "
-            f"each holds {n_objects:,} objects or more."
+            f"{percent(share)} of training time is spent searching batches for tensors to move; "
+            f"the first batch holds at least {n_objects:,} objects."
         ),
         evidence=(
             fact("share of the search for tensors", share, "fraction", WAIT_MIN_SHARE),
-            fact("objects per batch, counted up to 1,000", n_objects, "count", TRANSPORT_MIN_OBJECTS),
+            fact("objects of the first batch, at least", n_objects, "count", TRANSPORT_MIN_OBJECTS),
         ),
         prescriptions=fix(
             "leave out of the batch what the step does not use, and pack numbers into tensors",
