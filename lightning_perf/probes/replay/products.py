@@ -57,7 +57,7 @@ def _candidates(log: CallLog) -> Iterator[Reordered]:
             inner = products.get(spec.source)
             if inner is None or inner.n != outer.n or _pair(outer)[1 - place].source == inner.index:
                 continue
-            if _readers(log, inner) != [outer] or outer.specs[0].source == inner.index != spec.source:
+            if _readers(log, inner) != [outer] or inner.index in {bias.source for bias in outer.specs[:-2]}:
                 continue
             pairs = _other_order(inner, outer, place)
             if pairs is None:

@@ -435,6 +435,18 @@ def test_layer_of_low_rank_is_applied_factor_by_factor(n_rows):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("bias_of", [lambda product: product, lambda product: product[0]])
+def test_product_that_is_the_bias_as_well_stays(bias_of):
+    up, down, square = torch.rand(96, 4), torch.rand(4, 96), nn.Parameter(torch.rand(96, 96))
+
+    def step(is_bias):
+        product = up @ down
+        torch.addmm(bias_of(product) if is_bias else torch.rand(96), product, square).sum().backward()
+
+    assert log_of(lambda: step(is_bias=True))[1] is None
+    assert log_of(lambda: step(is_bias=False))[1].kind == "order"
+
+
 def test_products_that_the_step_returns_stay():
     log, found = log_of(lambda: (scores := a @ b, (scores @ c).sum().backward()))
     assert found is None
