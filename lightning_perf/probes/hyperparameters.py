@@ -113,6 +113,12 @@ class _Pickled(NamedTuple):
     seconds: float = 0.0
 
 
+def _serializing_s(content: Any) -> float:
+    begin = time.perf_counter()
+    torch.save(content, io.BytesIO())  # slower than pickle alone
+    return time.perf_counter() - begin
+
+
 class _Lists:
     """Estimate what numbers and strings in long lists take, from some of their items and within a few milliseconds."""
 
@@ -135,9 +141,10 @@ class _Lists:
         is_repeating = len(set(objects)) < len(objects)  # what occurs again is saved once
         if is_repeating or not all(self._is_of_values(item, depth) for item in saved):
             return _Pickled()
-        begin, times = time.perf_counter(), len(value) / len(sample)
-        n_bytes = len(pickle.dumps(sample, protocol=2))
-        return _Pickled(times * n_bytes, times * (time.perf_counter() - begin))
+        _serializing_s([])  # the first one takes longer
+        added_s = _serializing_s(sample) - _serializing_s([])
+        times = len(value) / len(sample)
+        return _Pickled(times * len(pickle.dumps(sample, protocol=2)), times * max(0.0, added_s))
 
     def _is_of_values(self, value: Any, depth: int) -> bool:
         """Return whether a value is a number or short string, or made of such; False where no visits are left."""

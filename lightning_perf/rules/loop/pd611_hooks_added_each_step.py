@@ -5,7 +5,7 @@ from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.signals import steady_of
 from lightning_perf.rules.thresholds import LOW_SHARE
-from lightning_perf.rules.wording import place
+from lightning_perf.rules.wording import number_of, place
 from lightning_perf.stats.leak import fit_trend
 
 
@@ -28,11 +28,11 @@ def check(session: Session) -> Finding | None:
         return None
     name = added.module or model.class_name
     hook = f": {place(added.function, added.site)}" if added.function else ""
-    rate = f"{added.per_step:,.0f}" if added.per_step >= 1 else f"{added.per_step:.1g}"
+    rate = number_of(round(added.per_step), "hook") if added.per_step >= 1 else f"{added.per_step:.1g} hooks"
     return timed_finding(
         steady,
         summary=(
-            f"Training adds {rate} hooks per step to {name}{hook}. All {added.n_hooks:,} of them run, "
+            f"Training adds {rate} per step to {name}{hook}. All {added.n_hooks:,} of them run, "
             "and each step takes longer than the one before."
         ),
         evidence=(
