@@ -20,6 +20,7 @@ from lightning_perf.cgroups import read_text
 from lightning_perf.interrupts import error_text, raise_if_from_signal
 from lightning_perf.records import DatasetDisk, Session, Telemetry
 from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, mount_of
+from lightning_perf.seams import is_overridden
 
 from . import plain
 from .background import BackgroundThread
@@ -41,6 +42,7 @@ FIRST_CORE_FRACTION = 0.01
 """The first seconds are sampled more often, to cover runs of a few seconds."""
 
 _JOIN_S = 5.0
+_SEARCH = "transfer_batch_to_device"
 _TIMELINE_METRICS = {
     "process_cpu_cores", "workers_cpu_cores", "cpu_busy_fraction", "iowait_fraction", "disk_busy_fraction",
     "read_bytes_per_s", "rss_bytes", "available_bytes", "cpu_mhz",
@@ -80,6 +82,7 @@ class TelemetryProbe(Probe):
         self._ledger = EnergyLedger(self._elapsed_s())
         self._batch_bytes: int | None = None
         self._batch_objects: int | None = None
+        self._has_batch, self._is_searched = False, True
         self._disk_of: Any = None
         self._lock = threading.Lock()
         self._background = BackgroundThread("lightning-perf telemetry", self._sample_and_rest, _JOIN_S)
@@ -141,15 +144,18 @@ class TelemetryProbe(Probe):
                     reader.close()
 
     def first_batch(self, batch: Any) -> None:
-        if self._batch_objects is not None:
+        if self._has_batch:
             return  # of an earlier epoch
+        self._has_batch = True
         left = plain.visits()
         tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
         self._batch_bytes = sum(plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in tensors) or None
-        self._batch_objects = plain.MAX_VISITED - len(list(left))
+        self._batch_objects = plain.MAX_VISITED - len(list(left)) if self._is_searched else None
 
     def loops_ready(self, run: RunContext) -> None:
-        """Find the disk of the training dataset."""
+        """Find the disk of the training dataset, and whether Lightning itself searches batches for tensors."""
+        owners = (run.pl_module, getattr(run.trainer, "datamodule", None))
+        self._is_searched = not any(is_overridden(one, _SEARCH) for one in owners if one is not None)
         dataset = plain.stored(run.trainer.train_dataloader, "dataset") if run.stage == "fit" else None
         if dataset is None:
             return

@@ -148,7 +148,7 @@ class HostTelemetry(Record, frozen=True, kw_only=True):
         cpu_governor: E.g. ``"performance"``; None if unknown.
         batch_bytes: Bytes of the tensors in the first training batch; None if it has none.
         batch_objects: Objects of that batch, its containers and tensors included, of which at most 1,000 are counted;
-            None without a batch.
+            None without a batch, and where the user's ``transfer_batch_to_device`` moves it.
         dataset_disk: None if the dataset names no path.
     """
 

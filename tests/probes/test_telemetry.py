@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule, LightningModule
 
 from lightning_perf.probes import telemetry
 from lightning_perf.probes.gpu import NvmlReader
@@ -179,3 +180,17 @@ def test_first_batch_is_measured_by_its_tensors_and_objects(batch: Any, n_bytes:
         run.probe.first_batch(each)
     host = run.probe.record().host
     assert (host["batch_bytes"], host["batch_objects"]) == (n_bytes, n_objects)
+
+
+@pytest.mark.parametrize("where", ["module", "datamodule", ""])
+def test_objects_are_counted_only_where_lightning_searches_the_batch(where: str) -> None:
+    class Moves(LightningModule if where == "module" else LightningDataModule):
+        def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+            return batch
+
+    module = Moves() if where == "module" else LightningModule()
+    trainer = SimpleNamespace(train_dataloader=None, datamodule=Moves() if where == "datamodule" else None)
+    run = Scripted(host=SimpleNamespace(record=lambda extra: extra, read=lambda at: {}, missing={}))
+    run.probe.loops_ready(SimpleNamespace(pl_module=module, trainer=trainer, stage="fit"))  # type: ignore[arg-type]
+    run.probe.first_batch([torch.zeros(2)] * 3)
+    assert run.probe.record().host["batch_objects"] == (None if where else 4)
