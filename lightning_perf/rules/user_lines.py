@@ -27,9 +27,6 @@ _MAKING_TENSORS = ("torch.tensor", "torch.as_tensor")
 
 RARER_COLLECTIONS = "call gc.freeze() before training and raise the collector's thresholds"
 
-_SEARCH = "transfer_batch_to_device"
-"""The hook in which Lightning searches, unless the user overrides it: then objects are not counted."""
-
 _COMPUTING = ("transfer", *COMPUTE_PHASES, "validation")
 """Phases in which torch operators are excluded from the cost of a line, because they are the training itself."""
 
@@ -256,7 +253,7 @@ def searched_for_tensors_s(session: Session, steady: StageTimes) -> float:
     if not is_cpu_run(session) or session.host_profile is None:
         return 0.0
     lines_s = sum(line.seconds for line in whole_lines_of(session, ("transfer",), lambda _: True))
-    hooks_s = sum(time.total_s for time in steady.named if time.phase == "transfer" and time.hook != _SEARCH)
+    hooks_s = sum(time.total_s for time in steady.named if time.phase == "transfer" and time.kind != "loop")
     return max(0.0, phase_s(steady, "transfer") - max(lines_s, hooks_s) - collecting_s(session, "transfer"))
 
 

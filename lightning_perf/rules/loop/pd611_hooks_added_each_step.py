@@ -19,7 +19,7 @@ def check(session: Session) -> Finding | None:
     low_s, claims = 0.0, {}
     for phase in ("forward", "backward"):
         trend = fit_trend([block.first_step for block in blocks], [block.phases.get(phase, 0.0) for block in blocks])
-        if trend is None or not trend.is_steady or trend.low <= 0:
+        if trend is None or trend.low <= 0:
             continue
         low_s += sum(trend.low * (block.first_step - blocks[0].first_step) * block.n_steps for block in blocks)
         # Hooks from before the first block take as long each as those added since.
