@@ -14,7 +14,7 @@ fix:
   : |2-
             self.redundancy = torch.zeros(())
             self.encoder.register_forward_hook(self.measure_redundancy)
-half: score
+half: tune
 """
 
 import math

@@ -5,7 +5,7 @@ Lightning walks through whatever a batch holds to move its tensors: here through
 expect: PD205
 fix:
   '            "ink": [self.ink[i] for i in indices],  # costs time': '            "index": torch.as_tensor(indices),'
-half: score
+half: tune
 """
 
 import math

@@ -8,7 +8,7 @@ fix:
             return F.linear(x, self.up @ self.down, self.bias)  # costs time
   : |2-
             return F.linear(F.linear(x, self.down), self.up, self.bias)
-half: score
+half: tune
 """
 
 import math

@@ -8,7 +8,7 @@ fix:
             slopes = [slope(time, axis) for axis in (x, y, z)]  # costs time
   : |2-
             slopes = torch.autograd.grad(time.sum(), (x, y, z), create_graph=True)
-half: score
+half: tune
 """
 
 import lightning as L

@@ -5,7 +5,7 @@ So each epoch's checkpoint pickles the whole survey, hundreds of thousands of Py
 expect: PD602
 fix:
   "        self.save_hyperparameters()  # costs time": '        self.save_hyperparameters(ignore=["survey"])'
-half: score
+half: tune
 """
 
 import tempfile
