@@ -38,7 +38,7 @@ def check(session: Session) -> Finding | None:
         evidence=(
             fact("hooks of the module", added.n_hooks, "count"),
             fact("hooks added per step", added.per_step, "count"),
-            fact("steady growth of forward and backward, at least", low_s / steady.span_s, "fraction"),
+            fact("growth of forward and backward, at least", low_s / steady.span_s, "fraction"),
         ),
         prescriptions=fix(
             f"register {added.function or 'the hook'} once, in setup or __init__, or remove it after the step",
