@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import signal
@@ -22,7 +23,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
-from lightning_perf.probes import fake_copy, fake_pass
+from lightning_perf.probes import fake_copy, fake_pass, flops
 from lightning_perf.probes.call_watch import CallWatch
 from lightning_perf.probes.fake_pass import fake_profile, try_profile
 from lightning_perf.probes.flops import ArithmeticCounter
@@ -38,6 +39,7 @@ def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass may take as long as it needs on a busy machine."""
     monkeypatch.setattr(fake_pass, "LEAST_S", 60.0)
     monkeypatch.setattr(fake_pass, "MOST_S", 60.0)
+    monkeypatch.setattr(flops, "MAX_COST_S", math.inf)
 
 
 CPU = torch.device("cpu")
