@@ -225,7 +225,7 @@ class Autopilot:
             return "step" if treatment.acts_on == "step" else None
         return "epoch" if set(loader_args([spec])) - set(self._without) else None
 
-    def _refusal(self, text: str, unit: Unit) -> str:
+    def _why_not(self, text: str, unit: Unit) -> str:
         """Return why a treatment cannot be tried in this run, as it is now."""
         treatment, kept = parse(text).treatment, [one.treatment for one in self._tries if one.status == "kept"]
         for other in (parse(one).treatment for one in (*self._taken, *kept)):
@@ -293,7 +293,7 @@ class Autopilot:
         if not usual_s or not self._waiting or self._lost_s() >= self._budget_s():
             return wait
         text, code, unit = min(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
-        refusal = self._refusal(text, unit)
+        refusal = self._why_not(text, unit)
         if (unit == "epoch") != is_epoch_start and not refusal:
             return wait._replace(next_sync=self._n_steps + 1) if is_epoch_start else wait
         self._waiting.remove((text, code, unit))

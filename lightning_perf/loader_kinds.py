@@ -43,7 +43,7 @@ def call_of(loader: Any) -> str:
     return type(loader).__name__ if known is None or is_own else known
 
 
-def refuses_parts(loader: Any) -> str:
+def why_unlike_dataloader(loader: Any) -> str:
     """Return why a loader is not known to fetch as a ``DataLoader`` does; empty if it is."""
     call, name = call_of(loader), type(loader).__qualname__
     if call == DALI:
@@ -65,9 +65,9 @@ def refuses_parts(loader: Any) -> str:
     return ""
 
 
-def refuses_change(loader: Any) -> str:
+def why_unchanged(loader: Any) -> str:
     """Return why a treatment cannot change the arguments of a loader; empty if it can. Runs no code of the user's."""
-    reason = refuses_parts(loader)
+    reason = why_unlike_dataloader(loader)
     if reason:
         return reason
     inner = inner_loader(loader)

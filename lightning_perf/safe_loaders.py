@@ -8,7 +8,7 @@ from lightning_perf.errors import TreatmentError
 from lightning_perf.loader_kinds import inner_loader
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.probes.loader.held import refuses_held
+from lightning_perf.probes.loader.held import why_state_is_shared
 
 WATCHED_STEPS = 32
 
@@ -23,7 +23,7 @@ def require_safe_workers(loader: Any, arguments: dict[str, Any]) -> None:
     if loader.num_workers > 0 or not arguments.get("num_workers"):
         return
     method = multiprocessing.get_start_method()
-    reason = refuses_held(loader) if method == "fork" else f"workers would be started by {method}, not by fork"
+    reason = why_state_is_shared(loader) if method == "fork" else f"workers would be started by {method}, not by fork"
     if reason:
         raise TreatmentError(reason)
 

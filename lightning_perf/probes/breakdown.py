@@ -12,7 +12,7 @@ from lightning_perf.stats.headroom import fit_samples, largest_batch
 
 from . import module_walk, plain
 from .module_walk import containing_module, top_level_modules
-from .plain import tensors_in, visits
+from .plain import search_limit, tensors_in
 from .saved_tensors import SavedTensors
 from .storages import StorageCount, storages_of
 
@@ -78,7 +78,7 @@ class ModelMemory:
         self.copies_bytes = sum(
             count.add((*module_walk.parameters(copy), *module_walk.buffers(copy))) for copy in copies
         )
-        self.batch_bytes = None if batch is None else count.add(tensors_in(batch, left=visits()))
+        self.batch_bytes = None if batch is None else count.add(tensors_in(batch, left=search_limit()))
         self.expected_gradients_bytes = sum(_local_bytes(p) for _, p in parameters if p.requires_grad)
         self._by_module = by_module
 

@@ -21,7 +21,7 @@ _CALL = nn.Module._wrapped_call_impl.__code__
 _COMPILED_CALLS = ("compile_wrapper", "_fn")  # of dynamo, in different versions
 
 
-class Call(NamedTuple):
+class ModuleCall(NamedTuple):
     """One call of a module or compiled function, its tensors replaced by fake ones."""
 
     function: Any
@@ -42,7 +42,7 @@ class CallWatch(StepTracer):
     ) -> None:
         self.failure, self.cost_ns = "", 0
         self.device, self.n_samples, self.step = device, n_samples, step
-        self.calls: list[Call] = []
+        self.calls: list[ModuleCall] = []
         self._now_ns = now_ns
         self.mode: Any = FakeTensorMode()
         self._outer: types.FrameType | None = None
@@ -90,7 +90,7 @@ class CallWatch(StepTracer):
         kind = self.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         args, kwargs = of_batch(variables["args"]), of_batch(variables["kwargs"])
-        self.calls.append(Call(function, args, kwargs, torch.is_grad_enabled(), dtype))
+        self.calls.append(ModuleCall(function, args, kwargs, torch.is_grad_enabled(), dtype))
 
 
 def is_hidden(trainer: Any, module: nn.Module) -> bool:
@@ -98,7 +98,7 @@ def is_hidden(trainer: Any, module: nn.Module) -> bool:
     return is_any_compiled(module) or type(trainer.strategy).__name__ not in STRATEGIES
 
 
-def refusal(trainer: Any, module: nn.Module) -> str:
+def why_not(trainer: Any, module: nn.Module) -> str:
     """Return why a hidden step cannot be counted from its shapes; empty if it can."""
     if not trainer.is_global_zero:
         return "rank 0 counts"

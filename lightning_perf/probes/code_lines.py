@@ -15,7 +15,7 @@ import torch
 USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch", "compiled"
 
 MIN_REPEATS = 10
-"""Visits of one place within one call of a function that make it a loop."""
+"""Hits of one instruction within one call of a function that make it a loop."""
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DEMO = os.path.join(_HERE, "demo.py")  # part of this package, but counts as user code
@@ -64,7 +64,7 @@ def _lightning_folders() -> tuple[str, ...]:
     return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
 
 
-class Place(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of code.
 
     ``owner`` is ``USER``, ``LIGHTNING`` or ``OTHER``; ``file`` is empty where no Python was running.
@@ -90,7 +90,7 @@ def short_place(file: str, line: Any, function: Any) -> str:
     return f"{name}:{line} in {function}"
 
 
-NOWHERE = Place(OTHER, "", 0, "")
+NOWHERE = SourceLine(OTHER, "", 0, "")
 
 
 def _user_frames(frame: FrameType | None) -> Iterator[FrameType]:
@@ -218,8 +218,8 @@ class Moment(NamedTuple):
     n_operators: int
 
 
-class Visits:
-    """Visits of one instruction within one call of a function."""
+class Hits:
+    """Hits of one instruction within one call of a function."""
 
     __slots__ = ("child", "first", "last", "line", "n", "n_operators", "operator", "phase")
 
@@ -233,24 +233,24 @@ class Visits:
         self.child: object = None
 
 
-class Call:
-    """One call of a user's function, with visits by instruction.
+class FunctionCall:
+    """One call of a user's function, with hits by instruction.
 
     ``n_unbound`` is the number of rows of a tensor that was unpacked here, ``is_iterated`` whether by iterating.
     """
 
-    __slots__ = ("code", "frame", "is_iterated", "n_unbound", "visits")
+    __slots__ = ("code", "frame", "hits", "is_iterated", "n_unbound")
 
     def __init__(self, frame: FrameType) -> None:
         self.frame: FrameType | None = frame
         self.code: CodeType = frame.f_code
-        self.visits: dict[int, Visits] = {}
+        self.hits: dict[int, Hits] = {}
         self.n_unbound = 0
         self.is_iterated = False
 
     def has_loop(self) -> bool:
-        """Return whether a place was visited so often that it is in a loop."""
-        return self.n_unbound >= MIN_REPEATS or any(visits.n >= MIN_REPEATS for visits in self.visits.values())
+        """Return whether an instruction was executed so often that it is in a loop."""
+        return self.n_unbound >= MIN_REPEATS or any(hits.n >= MIN_REPEATS for hits in self.hits.values())
 
 
 class StackView(NamedTuple):
@@ -259,13 +259,13 @@ class StackView(NamedTuple):
     Attributes:
         place: The innermost line that is not torch's.
         via: Torch's own functions between it and the operator, innermost first, as ``(file, function)``.
-        visits: The visits that the operator belongs to, innermost first.
+        hits: The hits that the operator belongs to, innermost first.
         frame: The frame of ``place``; None if there is none.
     """
 
-    place: Place
+    place: SourceLine
     via: tuple[tuple[str, str], ...]
-    visits: tuple[Visits, ...]
+    hits: tuple[Hits, ...]
     frame: FrameType | None
 
 
@@ -278,8 +278,8 @@ class CodeLines:
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[str, str]] = {}  # owner and base name
-        self._running: dict[int, Call] = {}
-        self._loops: list[Call] = []
+        self._running: dict[int, FunctionCall] = {}
+        self._loops: list[FunctionCall] = []
         self._users: list[int] = []  # of the last operator
         self._below: dict[int, FrameType] = {}
         self.n_operators = 0
@@ -299,7 +299,7 @@ class CodeLines:
         self._release(set())
         self._users = []
 
-    def place(self) -> Place:
+    def place(self) -> SourceLine:
         """Return the innermost line above the caller that is not torch's."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -338,9 +338,9 @@ class CodeLines:
             self._release(set(running))
             self._users = running
         is_direct = owner == USER and (not via or [f for _, f in via] == ["__iter__"])
-        visits = self._visit(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators), phase)
+        hits = self._record_hits(users, operator, is_direct, Moment(now_ns, own_ns, self.n_operators), phase)
         place = NOWHERE if inner is None else _place(owner, inner)
-        return StackView(place, tuple(via), visits, inner)
+        return StackView(place, tuple(via), hits, inner)
 
     def unbound(self, stack: StackView, n: int) -> None:
         """Record that the operator unpacked a tensor into ``n`` rows."""
@@ -349,32 +349,32 @@ class CodeLines:
             call.n_unbound = max(call.n_unbound, n)
             call.is_iterated |= any(function == "__iter__" for _, function in stack.via)
 
-    def loops(self) -> Iterator[Call]:
+    def loops(self) -> Iterator[FunctionCall]:
         """Yield the calls that held a loop, after the end of the step."""
         self.end()
         yield from self._loops
 
-    def _visit(
+    def _record_hits(
         self, users: list[FrameType], operator: str, is_direct: bool, now: Moment, phase: str
-    ) -> tuple[Visits, ...]:
+    ) -> tuple[Hits, ...]:
         found = []
-        child: Call | None = None
+        child: FunctionCall | None = None
         for i, frame in enumerate(users):
             call = self._running.get(id(frame))
             if call is None:
-                call = self._running[id(frame)] = Call(frame)
+                call = self._running[id(frame)] = FunctionCall(frame)
             at = frame.f_lasti
-            visits = call.visits.get(at)
+            hits = call.hits.get(at)
             is_own = i == 0 and is_direct
-            if visits is None:
-                visits = call.visits[at] = Visits(frame.f_lineno or 0, operator if is_own else "", now, phase)
+            if hits is None:
+                hits = call.hits[at] = Hits(frame.f_lineno or 0, operator if is_own else "", now, phase)
             # The innermost function revisits a place when it calls an operator there; an outer one when
             # it makes a new call from there. Many operators below one call of torch are not a loop.
-            if is_own or (i > 0 and visits.child is not child):
-                visits.n += 1
-            visits.child = child
-            visits.n_operators += 1
-            found.append(visits)
+            if is_own or (i > 0 and hits.child is not child):
+                hits.n += 1
+            hits.child = child
+            hits.n_operators += 1
+            found.append(hits)
             child = call
         return tuple(found)
 
@@ -383,8 +383,8 @@ class CodeLines:
         for key in [key for key in self._running if key not in running]:
             call = self._running.pop(key)
             call.frame = None
-            for visits in call.visits.values():
-                visits.child = None
+            for hits in call.hits.values():
+                hits.child = None
             if call.has_loop() and len(self._loops) < _MAX_KEPT:
                 self._loops.append(call)
 
@@ -396,5 +396,5 @@ class CodeLines:
         return found
 
 
-def _place(owner: str, frame: FrameType) -> Place:
-    return Place(owner, frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+def _place(owner: str, frame: FrameType) -> SourceLine:
+    return SourceLine(owner, frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)

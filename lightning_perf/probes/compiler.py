@@ -12,7 +12,7 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import CompilerWatch, GraphBreak, Recompile
 
 from .base import Probe, RunContext
-from .code_lines import USER, Place, owner_of
+from .code_lines import USER, SourceLine, owner_of
 from .model import is_compiled
 
 WARMUP_STEPS = 10
@@ -161,7 +161,7 @@ class CompilerProbe(Probe):
     def _graph_breaks(self) -> tuple[GraphBreak, ...]:
         found: dict[tuple[str, int, str], GraphBreak] = {}
 
-        def add(reason: str, place: Place, n: int = 1) -> None:
+        def add(reason: str, place: SourceLine, n: int = 1) -> None:
             key = (place.file, place.line, reason)
             n_before = found[key].n if key in found else 0
             found[key] = GraphBreak(reason=reason, n=n_before + n, **place.fields())
@@ -176,12 +176,12 @@ class CompilerProbe(Probe):
                 continue
             file, line = _failed_at(metrics)
             if (file, line, reason) not in found and not file.startswith(_OURS):
-                add(reason, Place(USER, file, line, _function(metrics)[0]))
+                add(reason, SourceLine(USER, file, line, _function(metrics)[0]))
         if not found:  # others that ended the whole function are only counted
             counted = getattr(dynamo("utils"), "counters", {}).get("graph_break", {})
             for reason, n in dict(counted).items():
                 if (n_new := n - self._counted_before.get(reason, 0)) > 0:
-                    add(_first_line(reason), Place(USER, "", 0, ""), n_new)
+                    add(_first_line(reason), SourceLine(USER, "", 0, ""), n_new)
         return tuple(sorted(found.values(), key=lambda one: -one.n)[:_MAX_LISTED])
 
 
@@ -245,11 +245,11 @@ def _first_line(text: Any) -> str:
     return lines[0].strip()[:_MAX_REASON] if lines else ""
 
 
-def _innermost(stack: Any) -> Place:
+def _innermost(stack: Any) -> SourceLine:
     """Return the user's innermost line among ``traceback.FrameSummary`` objects, or the innermost one if none is."""
     frames = list(stack or ())
     users = [frame for frame in frames if owner_of(frame.filename) == USER]
     if not frames:
-        return Place(USER, "", 0, "")
+        return SourceLine(USER, "", 0, "")
     frame = (users or frames)[-1]
-    return Place(USER, frame.filename, frame.lineno or 0, frame.name)
+    return SourceLine(USER, frame.filename, frame.lineno or 0, frame.name)

@@ -41,7 +41,7 @@ class EqualWorkersProbe(Probe):
 
     def step_begins(self, batch: Any) -> None:
         with plain.without_overrides(), torch.no_grad():
-            tensors = islice(filter(_is_dense, plain.tensors_in(batch, left=plain.visits())), _N_TENSORS)
+            tensors = islice(filter(_is_dense, plain.tensors_in(batch, left=plain.search_limit())), _N_TENSORS)
             self._firsts.append([_some_elements(one) for one in tensors])
 
     def epoch_ends(self) -> None:

@@ -33,7 +33,7 @@ from .fake_copy import MAX_ITEMS, Copier, RefusedError
 from .flops import ArithmeticCounter
 from .machine import device_name
 from .replay.probe import MOST_S, SHARE
-from .replay.state import refusal, unchanged
+from .replay.state import unchanged, why_not
 from .tracing import eager
 
 LEAST_S = 3.0
@@ -241,7 +241,7 @@ def _defer_signals() -> Iterator[list[int]]:
 @contextmanager
 def _unchanged_process(device: torch.device) -> Iterator[list[int]]:
     """Keep random number generators and hooks on all modules unchanged, run no compiled code, and defer signals."""
-    if reason := refusal(device):
+    if reason := why_not(device):
         raise RefusedError(reason)
     registries = [each for name, each in vars(torch_module).items()
                   if name.startswith("_global_") and isinstance(each, dict)]  # fmt: skip

@@ -134,7 +134,7 @@ class ArithmeticCounter(StepTracer):
             # In manual optimization this is entered inside a module; no listed module is running then.
             self._watch.running.clear()
             if not self.failure:
-                self.failure = _refusal(self._below)
+                self.failure = _why_not(self._below)
             if self.failure:
                 return self
             if self._is_pass:
@@ -351,7 +351,7 @@ class _Mode(PassiveMode):
         return self._counter.run(func, args, kwargs or {}, types)
 
 
-def _refusal(below: Any) -> str:
+def _why_not(below: Any) -> str:
     """Return why operators cannot be counted now; empty if they can."""
     mode = current_mode()
     if mode is below:

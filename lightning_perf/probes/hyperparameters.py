@@ -70,7 +70,7 @@ def read_hyperparameters(module: Any, folder: Path | None) -> Hyperparameters | 
     named = [(key, value) for key, value in values if type(key) is str]
     with plain.without_overrides():
         seen = {plain.storage_address(one) for one in states if plain.has_shape(one)}
-        arrays = {key: sum(_sizes(value, _DEPTH, plain.visits(), seen)) for key, value in named}
+        arrays = {key: sum(_sizes(value, _DEPTH, plain.search_limit(), seen)) for key, value in named}
         lists = _Lists()
         objects = {key: lists.of(value) for key, value in named}
         sizes = {key: n_array_bytes + round(objects[key].n_bytes) for key, n_array_bytes in arrays.items()}
@@ -123,7 +123,7 @@ class _Lists:
     """Estimate what numbers and strings in long lists take, from some of their items and within a few milliseconds."""
 
     def __init__(self) -> None:
-        self._left = plain.visits(_MOST_VISITED)
+        self._left = plain.search_limit(_MOST_VISITED)
         self._seen: set[int] = set()
 
     def of(self, value: Any, depth: int = _DEPTH) -> _Pickled:
@@ -147,7 +147,7 @@ class _Lists:
         return _Pickled(times * len(pickle.dumps(sample, protocol=2)), times * max(0.0, added_s))
 
     def _is_of_values(self, value: Any, depth: int) -> bool:
-        """Return whether a value is a number or short string, or made of such; False where no visits are left."""
+        """Return whether a value is a number or short string, or made of such; False past the search's limit."""
         if next(self._left, None) is None:
             return False
         kind = type(value)

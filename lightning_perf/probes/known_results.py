@@ -37,7 +37,7 @@ from .known_result_functions import (
     is_whole,
     n_bytes,
 )
-from .plain import is_plain_tensor, tensors_in, visits
+from .plain import is_plain_tensor, search_limit, tensors_in
 from .replay.calls import flat
 
 _VARYING = TRAINED | BATCH | RANDOM | UNKNOWN
@@ -152,7 +152,7 @@ class ResultTracker:
                 self._set(tensor, TRAINED)
             elif (number := self._fixed.add(tensor)) is not None:
                 self._set_fixed(tensor, number)
-        for tensor in tensors_in(batch, left=visits()):
+        for tensor in tensors_in(batch, left=search_limit()):
             if _is_followed(tensor):
                 self._set(tensor, BATCH)
                 self._step.batch_bytes += n_bytes(tensor)

@@ -250,7 +250,7 @@ class LoopTimer(ActionSpans):
             self.batch_ends()
         if self._n_outputs_checked < _CHECKED_OUTPUTS and not self.trainer.sanity_checking:
             self._n_outputs_checked += 1
-            tensors = plain.tensors_in(outputs, 3, in_objects=False, left=plain.visits())
+            tensors = plain.tensors_in(outputs, 3, in_objects=False, left=plain.search_limit())
             has_graph = any(plain.field(tensor, "grad_fn") is not None for tensor in tensors)
             self.outputs_have_graph = bool(self.outputs_have_graph) or has_graph
 

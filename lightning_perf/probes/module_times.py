@@ -20,7 +20,7 @@ from lightning_perf.records import ModelProfile, ModuleProfile
 from .clock import DeviceEvent
 from .machine import device_name
 from .module_walk import bare_profile, listed_modules, named_modules, parameters_by_module
-from .plain import field, tensors_in, visits
+from .plain import field, search_limit, tensors_in
 from .tracing import ModuleWatch, StepTracer, can_have_hooks
 
 REST = ""
@@ -99,13 +99,13 @@ class ModuleTimes(StepTracer):
 
     def _entering(self, path: str, args: Any, kwargs: Any) -> None:
         self._calls[path] = self._calls.get(path, 0) + 1
-        for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False, left=visits()):
+        for tensor in tensors_in((args, kwargs), _DEPTH, in_objects=False, left=search_limit()):
             self._hook(tensor, self._current)
         self._running.append(self._current)
         self._mark(path)
 
     def _leaving(self, path: str, output: Any) -> None:
-        for tensor in tensors_in(output, _DEPTH, in_objects=False, left=visits()):
+        for tensor in tensors_in(output, _DEPTH, in_objects=False, left=search_limit()):
             self._hook(tensor, path)
         self._mark(self._running.pop() if self._running else REST)
 

@@ -4,7 +4,7 @@ import msgspec
 
 from lightning_perf.records import AttentionCall, SyncCall, SyncCalls, TensorLoop
 
-from .code_lines import MIN_REPEATS, USER, Call, Place
+from .code_lines import MIN_REPEATS, USER, FunctionCall, SourceLine
 from .operator_tracer import OperatorTracer
 from .written_attention import Attention
 
@@ -14,7 +14,9 @@ _INDEXING = frozenset({"select", "slice", "index", "unbind", "_local_scalar_dens
 _UNSEEN_BACKWARD = "a device's backward pass runs in a separate thread without user code on its stack"
 
 
-def sync_calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int] | None = None) -> SyncCalls | None:
+def sync_calls(
+    tracers: list[OperatorTracer], device: str, warned: dict[SourceLine, int] | None = None
+) -> SyncCalls | None:
     """Return the record of traced steps; None before the first.
 
     ``warned`` counts the device's own warnings by line, in one step; None if they were not requested.
@@ -36,9 +38,9 @@ def sync_calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, i
     )
 
 
-def _calls(tracers: list[OperatorTracer], device: str, warned: dict[Place, int]) -> tuple[SyncCall, ...]:
-    merged: dict[tuple[Place, str, str], list[float]] = {}
-    texts: dict[Place, str] = {}
+def _calls(tracers: list[OperatorTracer], device: str, warned: dict[SourceLine, int]) -> tuple[SyncCall, ...]:
+    merged: dict[tuple[SourceLine, str, str], list[float]] = {}
+    texts: dict[SourceLine, str] = {}
     for tracer in tracers:
         for key, site in tracer.sites.items():
             total = merged.setdefault(key, [0.0, 0.0])
@@ -83,16 +85,16 @@ def _loops(tracers: list[OperatorTracer]) -> tuple[TensorLoop, ...]:
     return tuple(sorted(means, key=lambda loop: -loop.cost_s)[:_MAX_LOOPS])
 
 
-def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
+def _loop(tracer: OperatorTracer, call: FunctionCall) -> TensorLoop | None:
     """Return the loop of a call that unpacks a tensor; None if it repeats something else."""
-    repeated = [v for v in call.visits.values() if v.n >= MIN_REPEATS]
+    repeated = [v for v in call.hits.values() if v.n >= MIN_REPEATS]
     taking = [v for v in repeated if v.operator in _INDEXING]
     if taking:
         named = max(taking, key=lambda v: v.n)
     elif call.n_unbound >= MIN_REPEATS:
-        unbinding = [v for v in call.visits.values() if v.operator == "unbind"]
+        unbinding = [v for v in call.hits.values() if v.operator == "unbind"]
         if call.is_iterated and not repeated:
-            repeated = [v for v in call.visits.values() if v.n_operators >= MIN_REPEATS]
+            repeated = [v for v in call.hits.values() if v.n_operators >= MIN_REPEATS]
         if not repeated or not unbinding:
             return None
         named = unbinding[0]
@@ -109,7 +111,7 @@ def _loop(tracer: OperatorTracer, call: Call) -> TensorLoop | None:
         cost_s=spent_s,
         share=min(1.0, spent_s / tracer.step_s()),
         phase=named.phase,
-        code=Place(USER, call.code.co_filename, named.line, "").text(),
+        code=SourceLine(USER, call.code.co_filename, named.line, "").text(),
         first_line=call.code.co_firstlineno,
         last_line=max((line for *_, line in call.code.co_lines() if line is not None), default=0),
     )
@@ -128,7 +130,7 @@ def _mean(loops: list[TensorLoop], n: int) -> TensorLoop:
 
 def _attentions(tracers: list[OperatorTracer], device: str) -> tuple[AttentionCall, ...]:
     n = len(tracers)
-    found: dict[Place, list[tuple[OperatorTracer, Attention]]] = {}
+    found: dict[SourceLine, list[tuple[OperatorTracer, Attention]]] = {}
     for tracer in tracers:
         for place, attention in tracer.attention.found.items():
             found.setdefault(place, []).append((tracer, attention))

@@ -17,7 +17,7 @@ import torch
 from lightning_perf.seams import Undos, change_attribute
 
 from .clock import now_ns as host_now_ns
-from .code_lines import CodeLines, Moment, Place, StackView, Visits
+from .code_lines import CodeLines, Hits, Moment, SourceLine, StackView
 from .tracing import PassiveMode, StepTracer, leave_mode
 from .written_attention import AttentionMatcher
 
@@ -107,7 +107,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._thread = threading.get_ident()
         self._undos = Undos()
         self._names: dict[Any, str] = {}
-        self.sites: dict[tuple[Place, str, str], Site] = {}
+        self.sites: dict[tuple[SourceLine, str, str], Site] = {}
         self.attention = AttentionMatcher()
 
     def open(self) -> None:
@@ -167,8 +167,8 @@ class OperatorTracer(PassiveMode, StepTracer):
             try:
                 self._add(stack, name, args, out, done - called)
                 moment = Moment(done, self._own_ns + called - begin, self.lines.n_operators)
-                for visits in stack.visits:
-                    visits.last = moment
+                for hits in stack.hits:
+                    hits.last = moment
             except Exception as error:  # noqa: BLE001 - recorded
                 self._fail(error)
         self._own_ns += self._now_ns() - done + called - begin
@@ -188,7 +188,7 @@ class OperatorTracer(PassiveMode, StepTracer):
             self.lines.unbound(stack, len(out))
         self.attention.follow(stack, name, args, out, ns, is_backward=self._phase() == "backward")
 
-    def _count(self, place: Place, label: str, ns: int) -> None:
+    def _count(self, place: SourceLine, label: str, ns: int) -> None:
         key = (place, label, self._phase())
         site = self.sites.get(key)
         if site is None:
@@ -205,9 +205,9 @@ class OperatorTracer(PassiveMode, StepTracer):
         """The tracing cost."""
         return int(self._own_ns + self.lines.n_operators * self._entry_ns)
 
-    def loop_s(self, visits: Visits) -> float:
+    def loop_s(self, hits: Hits) -> float:
         """Return seconds between the first and the last visit of a place, without tracing cost."""
-        first, last = visits.first, visits.last
+        first, last = hits.first, hits.last
         tracing_ns = last.own_ns - first.own_ns + (last.n_operators - first.n_operators) * self._entry_ns
         return max(0.0, (last.ns - first.ns - tracing_ns) / 1e9)
 

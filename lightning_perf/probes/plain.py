@@ -154,7 +154,7 @@ def item_at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
-def visits(most: int = MAX_VISITED) -> Iterator[int]:
+def search_limit(most: int = MAX_VISITED) -> Iterator[int]:
     """Return an iterator that ends after ``most`` objects: a search takes one number for each object that it visits."""
     return iter(range(most))
 
@@ -165,7 +165,7 @@ def tensors_in(
     """Yield the readable tensors in containers nested up to ``depth`` levels.
 
     ``in_objects`` also searches sets, and attributes of plain objects such as a packed batch. ``left`` are the
-    ``visits`` left; None for any number.
+    ``search_limit`` left; None for any number.
     """
     if left is not None and next(left, None) is None:
         return
@@ -284,7 +284,7 @@ def size_reader(batch: Any) -> Callable[[Any], int]:
     dataclasses; of a packed sequence, the number of sequences; of a batch of graphs, the number of graphs. The shape of
     any other object is not read: its class may compute it.
     """
-    path = _path_to_tensor(batch, 4, visits())
+    path = _path_to_tensor(batch, 4, search_limit())
     if path is None:
         return lambda _: -1
     if path == ():

@@ -292,7 +292,7 @@ def _cuda_capture(is_on: bool) -> None:
         runtime.cudaProfilerStop()
 
 
-def nsys_obstacle(device: Any) -> str | None:
+def why_no_nsys(device: Any) -> str | None:
     """Return why a window cannot be captured by nsys on this ``torch.device``; None if it can."""
     import torch
 

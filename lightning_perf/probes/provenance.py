@@ -66,7 +66,7 @@ class ProvenanceProbe(Probe):
     def first_batch(self, batch: Any) -> None:
         """Read the shapes of the first batch; nested tensors have none."""
         if self._samples is None:
-            found = plain.tensors_in(batch, left=plain.visits())
+            found = plain.tensors_in(batch, left=plain.search_limit())
             tensors = [each for each in found if not plain.field(each, "is_nested")]
             shapes = [tuple(plain.field(each, "shape")) for each in tensors[:_MAX_TENSORS]]
             self._samples = tuple("x".join(map(str, shape[1:])) for shape in shapes)

@@ -20,7 +20,7 @@ from . import call_watch
 from .base import Probe, RunContext
 from .call_watch import CallWatch
 from .clock import NEVER
-from .code_lines import CodeLines, Place
+from .code_lines import CodeLines, SourceLine
 from .compiler import is_any_compiled
 from .fake_pass import try_profile
 from .flops import ArithmeticCounter
@@ -32,7 +32,7 @@ from .module_times import ModuleTime, ModuleTimes, mean_times, with_times
 from .operator_records import sync_calls
 from .operator_tracer import OperatorTracer, entry_cost_ns
 from .passes import PassCounter
-from .plain import batch_size, tensors_in, visits
+from .plain import batch_size, search_limit, tensors_in
 from .replay import CallLog
 from .replay.broadcasts import broadcast_sum
 from .replay.cheaper import cheaper_operator
@@ -78,7 +78,7 @@ class DeviceWarnings(StepTracer):
 
     def __init__(self, debug: Any) -> None:
         self.failure, self.cost_ns = "", 0
-        self.n_by_place: dict[Place, int] = {}
+        self.n_by_place: dict[SourceLine, int] = {}
         self._debug = debug
         self._lines = CodeLines()
         self._catch: warnings.catch_warnings[None] | None = None
@@ -162,7 +162,7 @@ class SampledSteps(Probe):
         self._operators: list[OperatorTracer] = []
         self._modules: list[dict[str, ModuleTime]] = []
         self._unresolved: list[ModuleTimes] = []
-        self._warned: dict[Place, int] | None = None
+        self._warned: dict[SourceLine, int] | None = None
 
     @property
     def next_step(self) -> int:
@@ -228,7 +228,7 @@ class SampledSteps(Probe):
 
     def _tracer(self, kind: str, batch: Any) -> StepTracer | None:
         """Return the tracer of a step; None, with the reason in ``missing``, if the step cannot be traced."""
-        reason = self._refusal(kind)
+        reason = self._why_not(kind)
         if reason:
             self.missing[_FIELDS[kind][0]] = reason
             if kind == "arithmetic":
@@ -242,7 +242,7 @@ class SampledSteps(Probe):
             is_cpu, owners = self._device.type == "cpu", (self._module, getattr(self._trainer, "datamodule", None))
             is_changed = any(is_overridden(one, hook) for one in owners if one is not None for hook in _BATCH_HOOKS)
             results = ResultTracker(self._module, batch, is_cpu, is_changed)
-            tensors = tensors_in(batch, left=visits())
+            tensors = tensors_in(batch, left=search_limit())
             trained = (one for optimizer in self._trainer.optimizers for one in parameters_of(unwrap(optimizer)))
             log = CallLog(self._n_samples or 0, tensors, trained)
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
@@ -254,11 +254,11 @@ class SampledSteps(Probe):
             self._entry_ns = entry_cost_ns()
         return OperatorTracer(self._device, self._entry_ns, self._loop.timeline.phase, self._now_ns)
 
-    def _refusal(self, kind: str) -> str:
+    def _why_not(self, kind: str) -> str:
         """Return why no step can be traced; empty if one can."""
         if kind == "arithmetic":
             is_hidden = call_watch.is_hidden(self._trainer, self._module)
-            return call_watch.refusal(self._trainer, self._module) if is_hidden else ""
+            return call_watch.why_not(self._trainer, self._module) if is_hidden else ""
         is_compiled = kind != "device" and is_any_compiled(self._module)
         if current_mode() is not None:  # it would see what ours does
             return "a dispatch mode of the script is in place"

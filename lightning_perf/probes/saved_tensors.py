@@ -59,7 +59,7 @@ class SavedTensors(StepTracer):
         self._undos = Undos()
 
     def __enter__(self) -> None:
-        self.failure = self.failure or _refusal()
+        self.failure = self.failure or _why_not()
         if not self.failure:
             self._charged(self._install)
             if self.failure:
@@ -150,7 +150,7 @@ def are_hooks_in_place() -> bool:
     return _HOOKS._top_saved_tensors_default_hooks(True) is not None
 
 
-def _refusal() -> str:
+def _why_not() -> str:
     """Return why hooks would change the user's results or errors; empty if they would not."""
     if not _HOOKS._saved_tensors_hooks_is_enabled():
         return "hooks on saved tensors are disabled in this step"

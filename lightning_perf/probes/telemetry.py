@@ -147,7 +147,7 @@ class TelemetryProbe(Probe):
         if self._has_batch:
             return  # of an earlier epoch
         self._has_batch = True
-        left = plain.visits()
+        left = plain.search_limit()
         tensors = plain.tensors_in(batch, 4, in_objects=False, left=left)
         self._batch_bytes = sum(plain.n_elements(one) * plain.field(one, "dtype").itemsize for one in tensors) or None
         self._batch_objects = plain.MAX_VISITED - len(list(left)) if self._is_searched else None

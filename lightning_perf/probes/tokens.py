@@ -88,7 +88,7 @@ _UNKNOWN = "batches have no attention_mask or lengths that are recognized, and n
 
 def layout_of(batch: Any, embeddings: EmbeddingInfo) -> Layout:
     """Return where a batch has its tokens."""
-    places = list(_places(batch, (), _DEPTH, plain.visits()))
+    places = list(_places(batch, (), _DEPTH, plain.search_limit()))
     packed = next((one for one in places if one.dtype is PackedSequence), None)
     if packed is not None:
         return Layout(packed, basis=_PACKED)
@@ -117,7 +117,7 @@ def layout_by_values(batch: Any, layout: Layout) -> Layout:
 
     Lengths are integers, one per item: from there on, each item holds only the padding value.
     """
-    places = list(_places(batch, (), _DEPTH, plain.visits()))
+    places = list(_places(batch, (), _DEPTH, plain.search_limit()))
     floats = [one for one in places if len(one.shape) >= 2 and one.dtype in _FLOAT_DTYPES]
     padded = [layout.tokens] if layout.tokens is not None else floats
     lengths = [one for one in places if len(one.shape) == 1 and one.dtype in _ID_DTYPES]
@@ -305,7 +305,7 @@ class TokensProbe(Probe):
         """Return the layout of an earlier batch with these tensors, or search this one: full ones show no padding."""
         found = self._by_values
         if found is not None:
-            places = {one.path: one for one in _places(batch, (), _DEPTH, plain.visits())}
+            places = {one.path: one for one in _places(batch, (), _DEPTH, plain.search_limit())}
             tokens, lengths = (places.get(one.path) for one in (found.tokens, found.padding) if one is not None)
             is_same = tokens is not None and found.tokens is not None and len(tokens.shape) == len(found.tokens.shape)
             if is_same and tokens is not None and lengths is not None and lengths.shape == tokens.shape[:1]:

@@ -16,7 +16,7 @@ from lightning_perf.stats.changepoint import LevelWatch
 
 from .base import Probe, RunContext
 from .clock import NEVER
-from .profiler_recording import Recording, WindowOptions, active_profiler, annotation_for, nsys_obstacle
+from .profiler_recording import Recording, WindowOptions, active_profiler, annotation_for, why_no_nsys
 
 REQUEST_FILE = "PROFILE_NOW"
 """Touching a file of this name in the run's folder opens a window, with ``schedule="auto"``."""
@@ -171,7 +171,7 @@ class WindowProbe(Probe):
         reason = self._reason_to_open()
         if reason is None or self._is_closed:
             return
-        obstacle = self._obstacle()
+        obstacle = self._why_not()
         if obstacle is not None:
             self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
             self._next_check = self._planned_at = NEVER
@@ -224,14 +224,14 @@ class WindowProbe(Probe):
         usual_s = (slowest_ns or 2 * median_ns) / 1e9
         return usual_s + min(_AUTO_MOST_EXTRA_S, self._affordable_s(median_ns) / _AUTO_READING_FACTOR)
 
-    def _obstacle(self) -> str | None:
+    def _why_not(self) -> str | None:
         """Return why no window can open; None if one can."""
         emit, profiler = self.options.emit, seams.user_profiler(self._loop.trainer)
         if (active := active_profiler(emit)) is not None:
             return active
         if any(cls.__name__ == "PyTorchProfiler" for cls in type(profiler).__mro__):  # it fails while a window is open
             return "the Trainer's PyTorchProfiler profiles this run"
-        return nsys_obstacle(self._device) if emit == "nsys" else None
+        return why_no_nsys(self._device) if emit == "nsys" else None
 
     def _file_request(self, now_s: float) -> str | None:
         if now_s < self._next_request_check:

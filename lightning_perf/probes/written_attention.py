@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from .code_lines import Place, StackView
+from .code_lines import SourceLine, StackView
 
 _PRODUCTS = frozenset({"bmm", "baddbmm"})
 _SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
@@ -26,12 +26,12 @@ class AttentionMatcher:
     """Matches the operators of one step with those of attention; ``found`` holds attention by line."""
 
     def __init__(self) -> None:
-        self.found: dict[Place, Attention] = {}
+        self.found: dict[SourceLine, Attention] = {}
         self._backward_ns: dict[tuple[int, int], int] = {}  # by rows and columns
         self._product_ns = 0  # since the last product of the size of scores
         self._scores: tuple[int, int, int] | None = None  # numel, rows, columns
-        # Place and caller of the last softmax over scores; no frame, which would keep its variables alive.
-        self._after_softmax: tuple[Place, str, int, int, int] | None = None
+        # SourceLine and caller of the last softmax over scores; no frame, which would keep its variables alive.
+        self._after_softmax: tuple[SourceLine, str, int, int, int] | None = None
 
     def follow(self, stack: StackView, name: str, args: Any, out: Any, ns: int, is_backward: bool) -> None:
         """Match products and softmax over the same scores; in backward, add the time of operators of their size."""
@@ -56,7 +56,7 @@ class AttentionMatcher:
             via = next((f for file, f in stack.via if file == "functional.py" and "attention" in f), "")
             self._after_softmax = (stack.place, via, *self._scores)
 
-    def _attended(self, place: Place, via: str, rows: int, columns: int, ns: int) -> None:
+    def _attended(self, place: SourceLine, via: str, rows: int, columns: int, ns: int) -> None:
         attention = self.found.setdefault(place, Attention(rows, columns, via))
         attention.n += 1
         attention.ns += ns

@@ -64,7 +64,7 @@ def select(
             elif taken is not None and SAFETIES.index(fix.safety) > SAFETIES.index(taken.safety):
                 reason = f"less safe alternative to: {taken.summary}"
             else:
-                reason = _refusal(session, chosen, trainer) or _contradiction(chosen, trainer, fix.loader_args)
+                reason = _why_not(session, chosen, trainer) or _contradiction(chosen, trainer, fix.loader_args)
             if reason:
                 chosen.left_out[f"{finding.code}: {fix.summary}"] = reason
                 continue
@@ -119,7 +119,7 @@ def _why_no_arguments(finding: Finding, fix: Prescription) -> str:
     return f"write it in your code: {fix.code.splitlines()[0]}" if fix.code else "needs a change of your code or system"
 
 
-def _refusal(session: Session, chosen: Selection, trainer: dict[str, Any]) -> str:
+def _why_not(session: Session, chosen: Selection, trainer: dict[str, Any]) -> str:
     """Return why Lightning would refuse ``Trainer`` arguments in this training; empty if it would not."""
     settings = session.settings.trainer
     for name in _AUTOMATIC_ONLY:

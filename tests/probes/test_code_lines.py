@@ -23,8 +23,8 @@ from lightning_perf.probes.code_lines import (
     OTHER,
     TORCH,
     USER,
-    Call,
     CodeLines,
+    FunctionCall,
     StackView,
     lines_above,
     owner_of,
@@ -88,12 +88,12 @@ def of_torch(source: str) -> dict[str, Any]:
     return names
 
 
-def loops_of(lines: CodeLines) -> dict[str, Call]:
+def loops_of(lines: CodeLines) -> dict[str, FunctionCall]:
     return {call.code.co_name: call for call in lines.loops()}
 
 
-def most_visits(call: Call) -> int:
-    return max(visits.n for visits in call.visits.values())
+def most_visits(call: FunctionCall) -> int:
+    return max(hits.n for hits in call.hits.values())
 
 
 def test_loop_is_kept_with_its_line_and_rounds_when_an_operator_is_repeated(lines, operator):
@@ -103,14 +103,14 @@ def test_loop_is_kept_with_its_line_and_rounds_when_an_operator_is_repeated(line
 
     forward()
     (call,) = loops_of(lines).values()
-    (visits,) = call.visits.values()
-    assert (call.code.co_name, visits.operator, visits.n, visits.n_operators) == (
+    (hits,) = call.hits.values()
+    assert (call.code.co_name, hits.operator, hits.n, hits.n_operators) == (
         "forward",
         "select",
         MIN_REPEATS,
         MIN_REPEATS,
     )
-    assert visits.line == forward.__code__.co_firstlineno + 2
+    assert hits.line == forward.__code__.co_firstlineno + 2
 
 
 def test_no_loop_is_kept_when_there_are_fewer_rounds(lines, operator):
@@ -145,8 +145,8 @@ def test_caller_has_the_loop_when_it_calls_a_function_again_and_again(lines, ope
 
     forward()
     (call,) = loops_of(lines).values()
-    (visits,) = call.visits.values()
-    assert (call.code.co_name, visits.n, visits.n_operators) == ("forward", MIN_REPEATS, 2 * MIN_REPEATS)
+    (hits,) = call.hits.values()
+    assert (call.code.co_name, hits.n, hits.n_operators) == ("forward", MIN_REPEATS, 2 * MIN_REPEATS)
 
 
 def test_one_call_of_torchs_is_no_loop_however_many_operators_it_calls(lines, operator):

@@ -313,12 +313,12 @@ def visited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each object that a search of a batch visited."""
     seen: list[int] = []
 
-    def visits(most: int = plain.MAX_VISITED) -> Iterator[int]:
+    def search_limit(most: int = plain.MAX_VISITED) -> Iterator[int]:
         for n in range(most):
             seen.append(n)
             yield n
 
-    monkeypatch.setattr(plain, "visits", visits)
+    monkeypatch.setattr(plain, "search_limit", search_limit)
     return seen
 
 
@@ -359,7 +359,7 @@ def test_search_of_a_batch_ends_when_it_holds_many_numbers(visited: list[int]) -
 
 def test_tensor_behind_many_numbers_is_not_found() -> None:
     batch = [[1.0] * 5, torch.zeros(1)]
-    assert [len(list(plain.tensors_in(batch, left=plain.visits(most)))) for most in (7, 8)] == [0, 1]
+    assert [len(list(plain.tensors_in(batch, left=plain.search_limit(most)))) for most in (7, 8)] == [0, 1]
 
 
 def test_batch_size_is_read_again_when_batches_change_type() -> None:

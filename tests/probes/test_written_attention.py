@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_perf.probes.code_lines import USER, Place, StackView
+from lightning_perf.probes.code_lines import USER, SourceLine, StackView
 from lightning_perf.probes.written_attention import AttentionMatcher
 
-HERE = Place(USER, "net.py", 7, "forward")
+HERE = SourceLine(USER, "net.py", 7, "forward")
 Q, V = torch.zeros(2, 6, 3), torch.zeros(2, 5, 3)
 SCORES = torch.zeros(2, 6, 5)
 

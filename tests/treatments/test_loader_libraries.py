@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.loader_kinds import call_of, dali_settings, inner_loader, keeps_state, n_shards, refuses_change
+from lightning_perf.loader_kinds import call_of, dali_settings, inner_loader, keeps_state, n_shards, why_unchanged
 from lightning_perf.probes.loader import LoaderProber, stages
-from lightning_perf.probes.loader.copying import refuses_copy
+from lightning_perf.probes.loader.copying import why_not_copied
 from lightning_perf.treatments.rebuild import rebuilt, require_stateless
 
 from .trainings import train
@@ -125,7 +125,7 @@ def test_loader_gets_workers_and_yields_each_sample_once(
     make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path
 ) -> None:
     loader = make(tmp_path)
-    assert (call_of(loader), refuses_change(loader), n_shards(inner_loader(loader).dataset)) == (call, "", shards)
+    assert (call_of(loader), why_unchanged(loader), n_shards(inner_loader(loader).dataset)) == (call, "", shards)
 
     new = rebuilt(loader, {"num_workers": 2})
     seen = torch.cat(batches(new))[:, 0]
@@ -167,13 +167,13 @@ def test_probe_makes_samples_and_changes_nothing(
 
 
 def test_webloader_with_later_stages_is_not_probed_on_a_copy(tmp_path: Path) -> None:
-    assert "further stages" in (refuses_copy(web_loader(tmp_path).unbatched().batched(8)) or "")
+    assert "further stages" in (why_not_copied(web_loader(tmp_path).unbatched().batched(8)) or "")
 
 
 def test_downloaded_chunks_are_not_probed_on_a_copy(tmp_path: Path) -> None:
     loader = streaming(tmp_path)
     loader.dataset.input_dir.url = "s3://bucket/data"
-    assert "downloaded" in (refuses_copy(loader) or "")
+    assert "downloaded" in (why_not_copied(loader) or "")
 
 
 @pytest.mark.parametrize("make", [streaming, stateful])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lightning_perf.records import HostLine, HostPhase, HostProfile, StageTimes
 
 from .calls import OwnCode, library_call, shown_file
-from .stacks import OPERATOR, Stack, StackReader, Visit
+from .stacks import OPERATOR, Position, Stack, StackReader
 
 MAX_STACKS = 4096
 """Most distinct stacks kept; of further ones, only the outermost line is kept."""
@@ -71,7 +71,7 @@ class PhaseSamples:
         self.squares += (ns + gc_ns) ** 2
 
 
-class Place(NamedTuple):
+class UserLine(NamedTuple):
     """A line of a user's function."""
 
     file: str
@@ -82,14 +82,14 @@ class Place(NamedTuple):
 class Line:
     """A line with everything below it: a node of the call tree."""
 
-    def __init__(self, place: Place, entry: str, caller: Place | None = None) -> None:
+    def __init__(self, place: UserLine, entry: str, caller: UserLine | None = None) -> None:
         self.place = place
         self.entry = entry
         self.caller = caller
         self.ns = self.operator_ns = self.step_ns = 0.0
         self.n = self.n_steps = 0
         self.calls: defaultdict[str, float] = defaultdict(float)
-        self.children: dict[Place, Line] = {}
+        self.children: dict[UserLine, Line] = {}
 
     def add(self, ns: float, n: int, call: str, is_operator: bool = False) -> None:
         """Count ``n`` samples of stacks that contain the line."""
@@ -134,7 +134,7 @@ class ProfileBuilder:
 
     def __init__(self, reader: StackReader) -> None:
         self._reader = reader
-        self._own: dict[Visit, OwnCode] = {}
+        self._own: dict[Position, OwnCode] = {}
 
     def build(
         self,
@@ -163,7 +163,7 @@ class ProfileBuilder:
         return {name: self._phase(name, phase, total_ns, steady) for name, phase in phases.items()}
 
     def _phase(self, name: str, samples: PhaseSamples, total_ns: float, steady: StageTimes | None) -> HostPhase:
-        roots: dict[Place, Line] = {}
+        roots: dict[UserLine, Line] = {}
         late = _late_operator_share(samples)
         operator_ns = 0.0
         for stack, sums in samples.stacks.items():
@@ -181,7 +181,7 @@ class ProfileBuilder:
                 line.n_steps = max(line.n_steps, sums.n_steps)
                 level = line.children
         least_ns = _MIN_LINE_SHARE * samples.ns
-        found: dict[Place, Line] = {}
+        found: dict[UserLine, Line] = {}
         for root in roots.values():
             for line in root.costly(least_ns):
                 known = found.setdefault(line.place, line)
@@ -214,11 +214,11 @@ class ProfileBuilder:
             return "", stack.leaf == OPERATOR
         return self._own_code(stack.lines[-1], sums, late)
 
-    def _own_code(self, visit: Visit, sums: StackSamples, late: float) -> tuple[str, bool]:
+    def _own_code(self, position: Position, sums: StackSamples, late: float) -> tuple[str, bool]:
         """Return what a frame ran itself, and whether it was an operator."""
-        own = self._own.get(visit)
+        own = self._own.get(position)
         if own is None:
-            own = self._own[visit] = OwnCode(*visit, self._reader.globals_of.get(visit[0], {}))
+            own = self._own[position] = OwnCode(*position, self._reader.globals_of.get(position[0], {}))
         if own.is_operator is None:
             return own.call, not (sums.n_late > sums.n / 2 and late < 0.5)
         return own.call, own.is_operator
@@ -231,14 +231,14 @@ def _late_operator_share(samples: PhaseSamples) -> float:
     return sum(sums.n_late for sums in known) / n if n else 0.0
 
 
-def _places(lines: tuple[Visit, ...]) -> list[Place]:
+def _places(lines: tuple[Position, ...]) -> list[UserLine]:
     """Return the lines of a stack; a comprehension belongs to the function around it."""
-    places: list[Place] = []
+    places: list[UserLine] = []
     for code, _, line in lines:
         name = code.co_name
         if name in COMPREHENSIONS and places:
             name = places.pop().function
-        places.append(Place(code.co_filename, line, name))
+        places.append(UserLine(code.co_filename, line, name))
     return places
 
 

@@ -26,7 +26,7 @@ _NO_OPERATORS = tuple(
     for parts in (("utils", "data"), ("serialization.py",), ("optim", "lr_scheduler.py"), ("multiprocessing",))
 )
 
-Visit = tuple[CodeType, int, int]
+Position = tuple[CodeType, int, int]
 """Code, offset of the instruction and line of a frame."""
 
 Frame = tuple[CodeType, int, dict[str, Any]]
@@ -67,10 +67,10 @@ class Stack(NamedTuple):
         inner: The running frame, if it is a library's that may call torch operators itself; else None.
     """
 
-    lines: tuple[Visit, ...]
+    lines: tuple[Position, ...]
     below: CodeType | None
     leaf: str
-    inner: Visit | None = None
+    inner: Position | None = None
 
 
 class _Known(NamedTuple):
@@ -102,10 +102,10 @@ class StackReader:
     def read(self, frames: Iterable[Frame]) -> Stack | None:
         """Return the stack of these frames, given innermost first; None if neither Lightning nor a loop is on it."""
         leaf = ""
-        running: Visit | None = None
+        running: Position | None = None
         below: CodeType | None = None
         inner: tuple[CodeType, dict[str, Any]] | None = None
-        pending: list[Visit] = []
+        pending: list[Position] = []
         n_confirmed = 0
         is_below_lightning = False
         for code, offset, names in frames:

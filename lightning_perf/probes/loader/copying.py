@@ -16,18 +16,18 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from lightning_perf.cgroups import free_bytes
-from lightning_perf.loader_kinds import inner_loader, n_later_stages, refuses_parts
+from lightning_perf.loader_kinds import inner_loader, n_later_stages, why_unlike_dataloader
 from lightning_perf.probes import plain
 
 from .guard import landlock_version
-from .held import holds_device_tensors, refuses_held
+from .held import holds_device_tensors, why_state_is_shared
 
 
-def refuses_copy(loader: Any) -> str | None:
+def why_not_copied(loader: Any) -> str | None:
     """Return why a loader cannot be probed on copies; None if it can. Neither iterates nor changes the loader."""
     if not sys.platform.startswith("linux"):
         return f"a process cannot be forked safely on {sys.platform}"
-    if type(loader) is not DataLoader and (reason := refuses_parts(loader)):
+    if type(loader) is not DataLoader and (reason := why_unlike_dataloader(loader)):
         return reason
     if n_later_stages(loader):
         return "further stages of the WebLoader run in the training process: a copy without them measures other batches"
@@ -41,9 +41,9 @@ def refuses_copy(loader: Any) -> str | None:
     return None
 
 
-def refuses_automatic(loader: Any) -> str | None:
+def why_not_automatic(loader: Any) -> str | None:
     """Return why a loader is not probed automatically, but only on request; None if probing it is safe."""
-    if refuses_parts(loader):
+    if why_unlike_dataloader(loader):
         return None
     loader = inner_loader(loader)
     if plain.is_a(loader.dataset, IterableDataset):
@@ -53,13 +53,13 @@ def refuses_automatic(loader: Any) -> str | None:
     free, used = free_bytes(), psutil.Process().memory_info().rss
     if free < used:
         return f"memory is short: {free / 2**20:.0f} MiB are free, and a copy may take {used / 2**20:.0f} MiB"
-    return refuses_held(loader)
+    return why_state_is_shared(loader)
 
 
-def refuses_batches(loader: DataLoader[Any]) -> str | None:
+def why_no_batches(loader: DataLoader[Any]) -> str | None:
     """Return why a few batches of random samples cannot be timed automatically; None if they can.
 
-    The loader must be one that ``refuses_copy`` accepts.
+    The loader must be one that ``why_not_copied`` accepts.
     """
     if loader.num_workers == 0:
         return "the loader has no workers: its own fetches are that cost"
@@ -67,7 +67,7 @@ def refuses_batches(loader: DataLoader[Any]) -> str | None:
         return "the dataset is an IterableDataset: samples cannot be taken by index"
     if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
         return "batch_size is None: the user's own (batch) sampler decides what a batch is"
-    return refuses_held(loader)
+    return why_state_is_shared(loader)
 
 
 def copies_dataset(loader: DataLoader[Any]) -> bool:

@@ -17,11 +17,11 @@ from .pipeline import Pipeline, Refused
 KNEE = 0.95
 """Ratio of batch times above which doubling the workers no longer helps, and the curve ends."""
 COMPUTE_BOUND = 0.5  # CPU seconds per second above which samples count as compute-bound
-_MIN_VISIT_S, _MAX_VISIT_S = 0.25, 2.5
-_MIN_VISIT_SHARE = 0.08  # of the time for the whole curve, where that is short
+_MIN_ROUND_S, _MAX_ROUND_S = 0.25, 2.5
+_MIN_ROUND_SHARE = 0.08  # of the time for the whole curve, where that is short
 _LEAST_BLOCKS = 3
-_LOADED_SHARE = 0.6  # of a visit: computing beside the workers
-_MIN_PREFETCH_VISIT_S = 0.1
+_LOADED_SHARE = 0.6  # of a round: computing beside the workers
+_MIN_PREFETCH_ROUND_S = 0.1
 _END = object()
 _SHM_SHARE = 0.5  # of the free space in /dev/shm: the training needs the rest
 
@@ -34,11 +34,11 @@ class Setting(NamedTuple):
 
 
 class _Times:
-    """Seconds per batch, over all visits of one setting."""
+    """Seconds per batch, over all rounds of one setting."""
 
     def __init__(self) -> None:
         self.blocks_s: list[float] = []
-        self.visit_means_s: list[float] = []
+        self.round_means_s: list[float] = []
         self.n_batches = 0
         self.seconds = 0.0
 
@@ -52,26 +52,26 @@ class _Times:
         return len(self.blocks_s) >= _LEAST_BLOCKS
 
     def add(self, times_s: list[float], n_workers: int) -> None:
-        """Add the times at which successive batches of one visit were taken."""
+        """Add the times at which successive batches of one round were taken."""
         n = len(times_s) - 1
         if n <= 0:
             return
         self.n_batches += n
         self.seconds += times_s[-1] - times_s[0]
-        self.visit_means_s.append((times_s[-1] - times_s[0]) / n)
+        self.round_means_s.append((times_s[-1] - times_s[0]) / n)
         size = max(1, n_workers) * max(1, n // (8 * max(1, n_workers)))
         self.blocks_s += [
             (times_s[end] - times_s[end - size]) / size for end in range(size, n + 1, size)
-        ] or self.visit_means_s[-1:]
+        ] or self.round_means_s[-1:]
 
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the mean, widened to the means of all visits: the machine may change."""
+        """Return the 95 % interval of the mean, widened to the means of all rounds: the machine may change."""
         low, high = mean_interval(self.blocks_s)
-        return min(low, self.mean_s, *self.visit_means_s), max(high, self.mean_s, *self.visit_means_s)
+        return min(low, self.mean_s, *self.round_means_s), max(high, self.mean_s, *self.round_means_s)
 
 
-class _Visits:
-    """Measurements of one setting, over all visits."""
+class _Rounds:
+    """Measurements of one setting, over all rounds."""
 
     def __init__(self) -> None:
         self.first_batch_s: list[float] = []
@@ -95,79 +95,79 @@ class CurveMeasurement:
         self._start_s = start_s
         self._pids = pids
         self._load = load
-        self._visits: dict[Setting, _Visits] = {}
+        self._rounds: dict[Setting, _Rounds] = {}
         self.stopped = ""
         """Why the curve ended before its knee; empty if it did not."""
 
     def measure(
         self, candidates: list[int], batch_s: float, until_s: float, fewer: Sequence[int] = ()
     ) -> Iterator[tuple[WorkerPoint, ...]]:
-        """Measure with numbers of workers in ascending order; yield the points so far after each visit.
+        """Measure with numbers of workers in ascending order; yield the points so far after each round.
 
         ``batch_s`` is the approximate time to make a batch in one process. The measurement ends at ``until_s`` by
         ``time.perf_counter``. The number in use and the numbers in ``fewer`` are measured after the candidates.
         """
         settings = [self._setting(n) for n in candidates]
-        visited: list[Setting] = []
-        least_s = min(_MIN_VISIT_S, _MIN_VISIT_SHARE * (until_s - time.perf_counter()))
+        measured: list[Setting] = []
+        least_s = min(_MIN_ROUND_S, _MIN_ROUND_SHARE * (until_s - time.perf_counter()))
         for index, setting in enumerate(settings):
             left_s = until_s - time.perf_counter()
-            visit_s = min(_MAX_VISIT_S, max(least_s, 0.5 * left_s / max(1, len(settings) - index)))
-            if not self._can_visit(setting, batch_s, left_s):
+            round_s = min(_MAX_ROUND_S, max(least_s, 0.5 * left_s / max(1, len(settings) - index)))
+            if not self._can_measure(setting, batch_s, left_s):
                 break
-            self._visit(setting, visit_s)
-            visited.append(setting)
+            self._measure(setting, round_s)
+            measured.append(setting)
             yield self.points()
-            if self._is_knee(visited) and setting.num_workers >= 2:
+            if self._is_knee(measured) and setting.num_workers >= 2:
                 break
         for setting in map(self._setting, (self._pipeline.num_workers, *fewer)):
             left_s = until_s - time.perf_counter()
-            if setting not in visited and self._can_visit(setting, batch_s, left_s):
-                self._visit(setting, max(least_s, 0.5 * left_s / (len(visited) + 1)))
-                visited.append(setting)
+            if setting not in measured and self._can_measure(setting, batch_s, left_s):
+                self._measure(setting, max(least_s, 0.5 * left_s / (len(measured) + 1)))
+                measured.append(setting)
                 yield self.points()
-        for _ in self._visit_all(visited[::-1], least_s, batch_s, until_s):
+        for _ in self._measure_all(measured[::-1], least_s, batch_s, until_s):
             yield self.points()
 
     def vary_prefetch(self, num_workers: int, factors: list[int], batch_s: float, until_s: float) -> None:
         """Measure one number of workers with several prefetch factors, up and down."""
         settings = [Setting(num_workers, factor) for factor in factors]
-        for _ in self._visit_all([*settings, *reversed(settings)], _MIN_PREFETCH_VISIT_S, batch_s, until_s):
+        for _ in self._measure_all([*settings, *reversed(settings)], _MIN_PREFETCH_ROUND_S, batch_s, until_s):
             pass
 
-    def _visit_all(self, order: list[Setting], least_s: float, batch_s: float, until_s: float) -> Iterator[None]:
-        """Divide the time left among settings; yield after each visit, and end once less than ``least_s`` is left."""
+    def _measure_all(self, order: list[Setting], least_s: float, batch_s: float, until_s: float) -> Iterator[None]:
+        """Divide the time left among settings; yield after each round, and end once less than ``least_s`` is left."""
         for index, setting in enumerate(order):
             left_s = until_s - time.perf_counter()
-            if left_s < least_s or not self._can_visit(setting, batch_s, left_s, is_again=True):
+            if left_s < least_s or not self._can_measure(setting, batch_s, left_s, is_again=True):
                 break
-            self._visit(setting, min(_MAX_VISIT_S, left_s / (len(order) - index)))
+            self._measure(setting, min(_MAX_ROUND_S, left_s / (len(order) - index)))
             yield
 
     def points(self, num_workers: int | None = None) -> tuple[WorkerPoint, ...]:
         """Return the curve at the loader's own prefetch factor, or all prefetch factors at one number of workers."""
         chosen = [
-            (setting, visits)
-            for setting, visits in sorted(self._visits.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0))
-            if visits.alone.n_batches
+            (setting, rounds)
+            for setting, rounds in sorted(self._rounds.items(), key=lambda pair: (pair[0][0], pair[0][1] or 0))
+            if rounds.alone.n_batches
             and (setting == self._setting(setting.num_workers) if num_workers is None else setting[0] == num_workers)
         ]
-        return tuple(self._point(setting, visits) for setting, visits in chosen)
+        return tuple(self._point(setting, rounds) for setting, rounds in chosen)
 
     def _setting(self, num_workers: int) -> Setting:
         return Setting(num_workers, (self._pipeline.prefetch_factor or 2) if num_workers else None)
 
-    def _is_knee(self, visited: list[Setting]) -> bool:
-        known = [self._visits[setting] for setting in visited if self._visits[setting].alone.n_batches]
-        if len(visited) < 2 or not known:
+    def _is_knee(self, measured: list[Setting]) -> bool:
+        known = [self._rounds[setting] for setting in measured if self._rounds[setting].alone.n_batches]
+        if len(measured) < 2 or not known:
             return False
         before_s = min((each.alone.mean_s for each in known[:-1]), default=math.inf)
         last = known[-1].loaded
         is_hidden = self._load is not None and last.n_batches > 0 and last.mean_s < self._load.seconds / KNEE
         return is_hidden or known[-1].alone.mean_s > KNEE * before_s
 
-    def _can_visit(self, setting: Setting, batch_s: float, left_s: float, is_again: bool = False) -> bool:
-        seen = self._visits.get(setting)
+    def _can_measure(self, setting: Setting, batch_s: float, left_s: float, is_again: bool = False) -> bool:
+        seen = self._rounds.get(setting)
         n_ahead = setting.num_workers * (setting.prefetch_factor or 1)
         needs_s = self._first_batch_s(setting, batch_s) + 0.05
         needs_s += seen.alone.mean_s if seen and seen.alone.n_batches else batch_s
@@ -185,19 +185,19 @@ class CurveMeasurement:
         return True
 
     def _first_batch_s(self, setting: Setting, batch_s: float) -> float:
-        """Return the expected seconds to the first batch, from this setting's last visit or else other settings'."""
-        seen = self._visits.get(setting)
+        """Return the expected seconds to the first batch, from this setting's last round or else other settings'."""
+        seen = self._rounds.get(setting)
         if seen is not None and seen.first_batch_s:
             return seen.first_batch_s[-1]
         starts = [
-            (visits.first_batch_s[-1] - batch_s) / other.num_workers
-            for other, visits in self._visits.items()
-            if other.num_workers and visits.first_batch_s
+            (rounds.first_batch_s[-1] - batch_s) / other.num_workers
+            for other, rounds in self._rounds.items()
+            if other.num_workers and rounds.first_batch_s
         ]
         return batch_s + max(0.0, max(starts, default=self._start_s)) * setting.num_workers
 
-    def _visit(self, setting: Setting, budget_s: float) -> None:
-        visits = self._visits.setdefault(setting, _Visits())
+    def _measure(self, setting: Setting, budget_s: float) -> None:
+        rounds = self._rounds.setdefault(setting, _Rounds())
         n_workers = setting.num_workers
         begin_s = time.perf_counter()
         batches = iter(self._pipeline.loader(n_workers, setting.prefetch_factor))
@@ -206,7 +206,7 @@ class CurveMeasurement:
             if not _take_batch(batches):
                 raise Refused("the loader yields nothing")
             first_s = time.perf_counter() - begin_s
-            visits.first_batch_s.append(first_s)
+            rounds.first_batch_s.append(first_s)
             end_s = max(begin_s + budget_s, begin_s + first_s + 0.25 * budget_s)
             # Discard the batches made while the workers started: taking them shows no waiting.
             for n_taken in range(n_workers * (setting.prefetch_factor or 0)):
@@ -218,11 +218,11 @@ class CurveMeasurement:
             left_s = end_s - time.perf_counter()
             cpu_s = time.process_time()
             times_s = _times_taken(batches, n_workers, end_s - (_LOADED_SHARE * left_s if load is not None else 0.0))
-            visits.cpu_s += time.process_time() - cpu_s
-            visits.alone.add(times_s, n_workers)
+            rounds.cpu_s += time.process_time() - cpu_s
+            rounds.alone.add(times_s, n_workers)
             if load is not None:
                 self._fill_queue(batches, n_workers * (setting.prefetch_factor or 0), load, end_s)
-                visits.loaded.add(_times_taken(batches, n_workers, end_s, load), n_workers)
+                rounds.loaded.add(_times_taken(batches, n_workers, end_s, load), n_workers)
         finally:
             del batches
 
@@ -234,25 +234,25 @@ class CurveMeasurement:
                 break
             load.step()
 
-    def _point(self, setting: Setting, visits: _Visits) -> WorkerPoint:
-        low, high = visits.alone.interval()
+    def _point(self, setting: Setting, rounds: _Rounds) -> WorkerPoint:
+        low, high = rounds.alone.interval()
         step_s = step_low_s = step_high_s = None
         load = self._load
-        if load is not None and setting.num_workers == 0 and visits.alone.is_certain:
-            step_s = visits.alone.mean_s + load.seconds
+        if load is not None and setting.num_workers == 0 and rounds.alone.is_certain:
+            step_s = rounds.alone.mean_s + load.seconds
             step_low_s, step_high_s = low + load.seconds - load.spread_s, high + load.seconds + load.spread_s
-        elif visits.loaded.is_certain:
-            step_s = visits.loaded.mean_s
-            step_low_s, step_high_s = visits.loaded.interval()
+        elif rounds.loaded.is_certain:
+            step_s = rounds.loaded.mean_s
+            step_low_s, step_high_s = rounds.loaded.interval()
         return WorkerPoint(
             num_workers=setting.num_workers,
             prefetch_factor=setting.prefetch_factor,
-            batch_s=visits.alone.mean_s,
+            batch_s=rounds.alone.mean_s,
             low_s=low,
             high_s=high,
-            first_batch_s=min(visits.first_batch_s),
-            n_batches=visits.alone.n_batches,
-            take_s=visits.cpu_s / visits.alone.n_batches if setting.num_workers else None,
+            first_batch_s=min(rounds.first_batch_s),
+            n_batches=rounds.alone.n_batches,
+            take_s=rounds.cpu_s / rounds.alone.n_batches if setting.num_workers else None,
             step_s=step_s,
             step_low_s=step_low_s,
             step_high_s=step_high_s,

@@ -48,7 +48,7 @@ _SHARING = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _SHARING_MODULES = ("multiprocessing", "subprocess", "socket", "ctypes")
 
 
-def refuses_held(loader: Any) -> str | None:
+def why_state_is_shared(loader: Any) -> str | None:
     """Return why a copy of a loader would share state with the training; None if it would not.
 
     A lock stays locked if the probe ends while it holds it; data sent through a connection, or written to a file or
@@ -59,7 +59,7 @@ def refuses_held(loader: Any) -> str | None:
     part, called = _PARTS[0], None
     try:
         for part, value in _walk([(name, plain.stored(loader, name)) for name in _PARTS]):
-            if (reason := _refuses(value, shared)) is not None:
+            if (reason := _why_shared(value, shared)) is not None:
                 return f"the {part} holds {reason}, which it may share with the training"
             if called is None and (reason := search.refuses(value)) is not None:
                 called = f"the {part} calls {reason}, which may share something with the training"
@@ -188,7 +188,7 @@ def _first_of_each_type(items: Any) -> Iterator[Any]:
             yield item
 
 
-def _refuses(value: Any, shared: list[range]) -> str | None:
+def _why_shared(value: Any, shared: list[range]) -> str | None:
     """Return the name of a value whose copy shares state with the original; None for other values."""
     kind = type(value)
     address = _address_of(value)

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from lightning_perf.probes.code_lines import USER, owner_of
-from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, Place
+from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, UserLine
 from lightning_perf.records.loader_probe import HotFunction
 
 _MAX_TRACED_EVENTS = 200_000
@@ -47,7 +47,7 @@ class LineTimer:
         finally:
             sys.settrace(None)
 
-    def redistribute(self, sampled: dict[Place, Line]) -> None:
+    def redistribute(self, sampled: dict[UserLine, Line]) -> None:
         """Divide samples without a call among the timed lines, so that each line's share approaches its timed share.
 
         ``sampled`` are the function's lines; lines that were timed but not sampled are added. Samples with a call stay

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from lightning_perf.probes.code_lines import OTHER, USER, owner_of
-from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, Place
+from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, UserLine
 from lightning_perf.records import HostLine
 from lightning_perf.records.loader_probe import HotFunction, HotLine
 
@@ -156,13 +156,13 @@ class BatchLines:
             for place, line in sorted(lines.items(), key=lambda item: -item[1].ns)[:_MAX_LINES]
         )
 
-    def _lines(self) -> tuple[dict[tuple[str, int], dict[Place, Line]], float]:
+    def _lines(self) -> tuple[dict[tuple[str, int], dict[UserLine, Line]], float]:
         """Return the innermost lines by the file and first line of their function, and the seconds of all stacks."""
         samples, total_s = self._samples()
-        found: defaultdict[tuple[str, int], dict[Place, Line]] = defaultdict(dict)
+        found: defaultdict[tuple[str, int], dict[UserLine, Line]] = defaultdict(dict)
         for sample in samples:
             function, number = sample.frames[-1]
-            place = Place(function.file, number, _without_class(function))
+            place = UserLine(function.file, number, _without_class(function))
             line = Line(place, _without_class(sample.frames[0].function))
             line = found[function.file, function.line].setdefault(place, line)
             line.add(sample.seconds, 1, _called_name(sample))

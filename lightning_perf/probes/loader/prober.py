@@ -17,7 +17,7 @@ from lightning_perf.probes.machine import read_machine
 from lightning_perf.records import LoaderProbe
 
 from .child import Child, Ended
-from .copying import refuses_batches, refuses_copy
+from .copying import why_no_batches, why_not_copied
 from .stages import Extent, Plan, Report, probe
 
 _decode = msgspec.json.Decoder(Report).decode  # built once: building it in two threads at once crashes
@@ -75,7 +75,7 @@ class LoaderProber:
             missing={"pin": "pinning needs the device, which a forked process cannot use"},
         )
         self._result = None
-        reason = refuses_copy(outer) or (refuses_batches(loader) if self._extent == "batches" else None)
+        reason = why_not_copied(outer) or (why_no_batches(loader) if self._extent == "batches" else None)
         if reason is None:
             try:
                 # Short: multiprocessing puts sockets into it, whose paths may have about a hundred characters.

@@ -11,7 +11,7 @@ from lightning_perf.probes.machine import local_world_size
 from lightning_perf.probes.telemetry import TelemetryProbe
 from lightning_perf.records import Fetch, LoaderProbe, Session, StageTimes
 
-from .copying import refuses_automatic
+from .copying import why_not_automatic
 from .prober import BATCHES_LIMIT_S, LoaderProber
 
 _SUSPICIOUS_WAIT_SHARE = 0.02  # of the time; below this no recommendation for the loader is worth a probe
@@ -162,7 +162,7 @@ class LoaderWatch(Probe):
         if short_s is None:
             prober = LoaderProber(local_world_size=ranks, load=load)
         else:
-            self._reason = refuses_automatic(loader) or ""
+            self._reason = why_not_automatic(loader) or ""
             if self._reason:
                 return
             prober = LoaderProber(min(short_s, SHORT_MOST_S), local_world_size=ranks, load=load, extent="short")

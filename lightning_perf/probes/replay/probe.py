@@ -19,7 +19,7 @@ from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopw
 from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
 from .rewrites import specs_in
-from .state import CudaMemory, ReplayMemory, refusal, unchanged
+from .state import CudaMemory, ReplayMemory, unchanged, why_not
 from .tables import table_items
 from .threads import local_threads, own_threads
 from .treatments import Treated, TreatmentFails, apply_treatment
@@ -82,7 +82,7 @@ class ReplayProbe(Probe):
         self._log = log
         self._budget_s = min(MOST_S, max(LEAST_S, SHARE * trained_s))
         pending = [one for one in hypotheses if self._is_unanswered(one.treatment)]
-        reason = self._refusal() if pending else ""
+        reason = self._why_not() if pending else ""
         if reason:
             self.missing["replay"] = reason
             return False
@@ -134,14 +134,14 @@ class ReplayProbe(Probe):
         is_answered = known is not None and (known.speedup is not None or known.is_negligible)
         return known is None or (not is_answered and left_s > max(LEAST_S, 3 * known.took_s))
 
-    def _refusal(self) -> str:
+    def _why_not(self) -> str:
         if not self._trainer.is_global_zero:
             return "rank 0 replays"
         if self._watch is None:
             return f"{self._device.type} has no timed events"
         if are_hooks_in_place():
             return "the script's own hooks on saved tensors would see those of replayed operators"
-        return refusal(self._device)
+        return why_not(self._device)
 
     def _replayed(self, hypothesis: Hypothesis, limit_s: float) -> Replayed:
         begin = self._now_ns()

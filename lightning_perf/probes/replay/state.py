@@ -49,7 +49,7 @@ class CudaMemory(ReplayMemory):
             yield
 
 
-def refusal(device: torch.device) -> str:
+def why_not(device: torch.device) -> str:
     """Return why the training would be affected by replaying operators now; empty if it would not."""
     if current_mode() is not None:
         return "a dispatch mode of the training's own would see the replayed operators"

@@ -45,7 +45,7 @@ from torch.utils.data import (
 )
 
 from lightning_perf.probes.loader import copying, held, native_code
-from lightning_perf.probes.loader.copying import refuses_automatic
+from lightning_perf.probes.loader.copying import why_not_automatic
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
@@ -95,7 +95,7 @@ def _landlock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(dataset: Any, **arguments: Any) -> str:
-    return refuses_automatic(DataLoader(dataset, batch_size=2, **arguments)) or ""
+    return why_not_automatic(DataLoader(dataset, batch_size=2, **arguments)) or ""
 
 
 Pair = namedtuple("Pair", "first second")
@@ -355,7 +355,7 @@ def collate_locked(samples: list[Any], lock: Any = threading.Lock()) -> Any:  # 
     ],
 )
 def test_loader_is_refused_when_a_part_of_it_is_shared(loader: Callable[[], DataLoader], reason: str) -> None:
-    assert reason in (refuses_automatic(loader()) or "")
+    assert reason in (why_not_automatic(loader()) or "")
 
 
 @pytest.mark.parametrize(

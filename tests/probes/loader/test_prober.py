@@ -436,7 +436,7 @@ def test_probe_is_refused_with_a_reason_when_a_loader_cannot_be_copied(loader: A
 @pytest.mark.usefixtures("short_stages")
 def test_probe_leaves_nothing_when_it_is_closed_while_workers_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "candidates", lambda *_: [2])
-    monkeypatch.setattr(curve, "_MAX_VISIT_S", 20.0)
+    monkeypatch.setattr(curve, "_MAX_ROUND_S", 20.0)
     gc.collect()  # what earlier tests left open
     before = traces_left()
     prober = LoaderProber(30.0)
