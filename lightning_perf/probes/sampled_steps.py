@@ -24,6 +24,7 @@ from .code_lines import CodeLines, SourceLine
 from .compiler import is_any_compiled
 from .fake_pass import try_profile
 from .flops import ArithmeticCounter
+from .gradients import unowned_parameters
 from .known_results import ResultTracker
 from .loss_targets import TargetCounter
 from .machine import device_name
@@ -243,8 +244,10 @@ class SampledSteps(Probe):
             is_changed = any(is_overridden(one, hook) for one in owners if one is not None for hook in _BATCH_HOOKS)
             results = ResultTracker(self._module, batch, is_cpu, is_changed)
             tensors = tensors_in(batch, left=search_limit())
-            trained = (one for optimizer in self._trainer.optimizers for one in parameters_of(unwrap(optimizer)))
-            log = CallLog(self._n_samples or 0, tensors, trained)
+            optimizers = self._trainer.optimizers
+            trained = (one for optimizer in optimizers for one in parameters_of(unwrap(optimizer)))
+            unowned = (one for _, one in unowned_parameters(self._module, optimizers))
+            log = CallLog(self._n_samples or 0, tensors, trained, unowned)
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
         if kind == "modules":
             return ModuleTimes(self._module, self._depth, self._now_ns, self._make_event)

@@ -178,3 +178,35 @@ def test_output_layer_is_replayed_without_the_targets_that_the_loss_ignores(make
     assert targets.site.startswith("test_replay.py:")
     assert session.replay is not None, session.missing
     assert [result.treatment for result in session.replay.results] == ["targets=0.25"]
+
+
+class FixedTexture(Net):
+    """Compares what it makes in a fixed layer, whose parameters get gradients that no optimizer uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texture = nn.Linear(256, 256)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        made = self.body(batch[0])
+        return (self.texture(made) - self.texture(made.detach())).abs().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.body.parameters(), lr=0.01)
+
+
+def test_both_uses_of_a_layer_are_replayed_without_gradients_that_no_optimizer_uses(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_module, "LEAST_S", 5.0)
+    changed: list[str] = []
+    treat = probe_module.apply_treatment
+
+    def recorded(*arguments: Any) -> Any:
+        treated = treat(*arguments)
+        changed.extend(work.calls[0].name for work in treated.works)
+        return treated
+
+    monkeypatch.setattr(probe_module, "apply_treatment", recorded)
+    fitted(make_trainer, PerfDoctor(schedule=None, reports=(), ceilings=False, select=("PD323",)), FixedTexture)
+    assert changed == ["aten::addmm", "aten::addmm", "aten::sub"]

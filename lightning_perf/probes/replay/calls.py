@@ -54,6 +54,7 @@ class TensorSpec(NamedTuple):
         denormal: Its share of denormal numbers, rounded down to a power of 4 or 0, so that equal layers are one call.
         content: Number of the write, or of the parameter or input, and the offset in its storage: two tensors of the
             first of equal calls are the same if this and their shape are. It does not distinguish calls.
+        is_dropped: Whether its gradient reaches only parameters that no optimizer has.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +64,7 @@ class TensorSpec(NamedTuple):
     source: int
     denormal: float = 0.0
     content: tuple[int, int] = (0, 0)
+    is_dropped: bool = False
 
     @property
     def extent(self) -> int:
@@ -91,7 +93,6 @@ class Call:
         gradient_denormal: Share of denormal numbers in its results' gradients, rounded as in ``TensorSpec``.
         writers: Indices of the calls that wrote its tensors; equal calls may have different ones.
         writers_of_first: Those of the first tensor.
-        gradient_writers: Those of its tensors that need gradients.
         weights: Storages of its first parameter, to find out whether calls share it.
         content: Number of the write of its first result, as in ``TensorSpec.content``.
         leaves: Storages of all tensors that need a gradient and were not computed in the step.
@@ -103,9 +104,9 @@ class Call:
     """
 
     __slots__ = (
-        "args", "backward_ns", "content", "func", "gradient_denormal", "gradient_writers", "has_backward", "index",
-        "kwargs", "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse",
-        "weights", "writers", "writers_of_first", "zeros",
+        "args", "backward_ns", "content", "func", "gradient_denormal", "has_backward", "index", "kwargs", "leaves", "n",
+        "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights", "writers",
+        "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -118,7 +119,6 @@ class Call:
         self.has_backward = False
         self.writers: set[int] = set()
         self.writers_of_first: set[int] = set()
-        self.gradient_writers: set[int] = set()
         self.weights: set[int] = set()
         self.leaves: set[int] = set()
         self.site = ""
@@ -168,22 +168,28 @@ class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
-    optimizers update. ``padded_length`` is that of the batch's sequences of floats, 0 if unknown. ``reads`` is how much
-    of sorted tensors is read, ``rows`` which rows of layers' results, ``results`` who reads products of matrices.
-    ``irregular`` holds calls, by index, whose ``n_copies`` is a mean because copies are anywhere in the batch, and the
-    user's line that looks them up; ``renormed`` the number of rows whose norms an embedding on a CPU limits. ``kept``
-    holds what was found in the log, by the name of what finds it.
+    optimizers update, ``unowned`` those that no optimizer has. ``padded_length`` is that of the batch's sequences of
+    floats, 0 if unknown. ``reads`` is how much of sorted tensors is read, ``rows`` which rows of layers' results,
+    ``results`` who reads products of matrices. ``irregular`` holds calls, by index, whose ``n_copies`` is a mean
+    because copies are anywhere in the batch, and the user's line that looks them up; ``renormed`` the number of rows
+    whose norms an embedding on a CPU limits. ``kept`` holds what was found in the log, by the name of what finds it.
     """
 
     def __init__(
-        self, n_samples: int = 0, batch: Iterable[torch.Tensor] = (), parameters: Iterable[torch.Tensor] = ()
+        self,
+        n_samples: int = 0,
+        batch: Iterable[torch.Tensor] = (),
+        parameters: Iterable[torch.Tensor] = (),
+        unowned: Iterable[torch.Tensor] = (),
     ) -> None:
         self.n_samples = n_samples
         tensors = [tensor for tensor in batch if is_plain_tensor(tensor)]
         self._batch = set(map(storage_address, tensors))
         self.padded_length = padded_length(tensors)
         self._last_node = 0
-        self.parameters = {storage_address(one) for one in parameters if is_plain_tensor(one)}
+        self.parameters = _addresses(parameters)
+        self._unowned = _addresses(unowned)
+        self._dropped: set[int] = set()  # storages of results that only unowned parameters get gradients from
         self.calls: list[Call] = []
         self.reads = Reads()
         self.results = Results()
@@ -271,10 +277,6 @@ class CallLog:
         writers = self._writers_of(inputs)
         call.writers.update(writers)
         call.writers_of_first.update(writers[:1])
-        if has_grad:
-            call.gradient_writers.update(
-                writer for value, writer in zip(inputs, writers, strict=True) if value.requires_grad
-            )
         if has_grad and has_node and any(v.requires_grad for v in inputs):
             self._by_node[number - 1] = call, {storage_address(value) for value in inputs}
         leaves = [
@@ -287,9 +289,12 @@ class CallLog:
         is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
         self._n_contents += 1
         call.content = call.content or self._n_contents
-        for tensor in tensors:
-            self._writers[storage_address(tensor)] = call.index
-            self._contents[storage_address(tensor)] = self._n_contents
+        with_gradient = [one for one in call.specs if one.needs_grad]
+        is_dropped = bool(with_gradient) and all(one.is_dropped for one in with_gradient)
+        for address in map(storage_address, tensors):
+            self._writers[address] = call.index
+            self._contents[address] = self._n_contents
+            (self._dropped.add if is_dropped else self._dropped.discard)(address)
         if is_of_copies:
             self._of_copies.add(call.index)
         if call.name in MATRIX_PRODUCTS:
@@ -335,7 +340,10 @@ class CallLog:
             source = self._writers.get(address, -1)
             denormal = _level(denormals.get(id(value), 0.0))
             content = self._contents.get(address, -address), value.storage_offset()
-            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content)
+            is_dropped = needs_grad and (address in self._unowned or address in self._dropped)
+            return TensorSpec(
+                tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content, is_dropped
+            )
         if type(value) in (list, tuple):
             return tuple(self._spec(each, has_grad, denormals) for each in value)
         return value if type(value) in _PLAIN else OPAQUE
@@ -355,6 +363,10 @@ def flat(value: Any) -> list[Any]:
     if type(value) in (list, tuple):
         return [leaf for each in value for leaf in flat(each)]
     return [value]
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {storage_address(one) for one in tensors if is_plain_tensor(one)}
 
 
 def _level(share: float) -> float:

@@ -9,8 +9,6 @@ import torch
 
 from lightning_perf.interrupts import error_text
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.gradients import unowned_parameters
-from lightning_perf.probes.plain import storage_address
 from lightning_perf.probes.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
@@ -167,7 +165,7 @@ class ReplayProbe(Probe):
             if self._log is None:
                 raise ValueError("no step's operators were recorded")
             make = self._tensor_maker(self._log, until_ns)
-            treated = apply_treatment(treatment, self._log, self._device, make, self._unowned)
+            treated = apply_treatment(treatment, self._log, self._device, make)
             if not items and self._is_timed:  # the optimizer's operators are not timed in the step
                 found = msgspec.structs.replace(found, concerned_s=treated.concerned_s)
                 total_s = self._log.total_ns / 1e9
@@ -219,11 +217,6 @@ class ReplayProbe(Probe):
             return found
         high = max(found.speedup.high, treated.n_hindered * one.speedup.high)
         return found._replace(speedup=msgspec.structs.replace(found.speedup, high=high))
-
-    def _unowned(self) -> set[int]:
-        """Return the addresses of the parameters that no optimizer has."""
-        parameters = unowned_parameters(self._context.pl_module, self._trainer.optimizers)
-        return {storage_address(one) for _, one in parameters}
 
     def _left_s(self, until_ns: int) -> float:
         return (until_ns - self._now_ns()) / 1e9

@@ -1,6 +1,6 @@
 """Apply treatments to replayed operators."""
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -65,12 +65,10 @@ def apply_treatment(
     log: CallLog,
     device: torch.device,
     make: Callable[[TensorSpec], Any],
-    unowned: Callable[[], Set[int]] = frozenset,
 ) -> Treated:
     """Return what a treatment, as in ``Hypothesis``, does to the calls of a step.
 
-    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen. ``unowned``
-    returns the addresses of the parameters that no optimizer has.
+    ``make`` makes a tensor from its spec, for operators whose result under autocast must be seen.
 
     Raises:
         TreatmentFails: An operator of the step fails with it.
@@ -117,7 +115,7 @@ def apply_treatment(
         "without-zeros": lambda: without_zeros(log),
         "without-repeats": lambda: without_repeats(log),
         "cheaper": lambda: cheaper(log),
-        "without-dropped": lambda: without_dropped(log, unowned()),
+        "without-dropped": lambda: without_dropped(log),
     }
     if name not in rewrite:
         raise ValueError(f"{treatment} cannot be replayed")

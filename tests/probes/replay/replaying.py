@@ -18,8 +18,8 @@ from lightning_perf.records import Hypothesis
 CPU = torch.device("cpu")
 
 
-def logged(model, batch, scale=1.0):
-    log = CallLog(len(batch))
+def logged(model, batch, scale=1.0, unowned=()):
+    log = CallLog(len(batch), unowned=unowned)
     with ArithmeticCounter(model, now_ns=now_ns, times_operators=True, log=log) as counter:
         counter.direction = "forward"
         loss = model(batch).square().mean() * scale

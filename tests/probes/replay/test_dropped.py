@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.plain import storage_address
 from lightning_perf.probes.replay.dropped import without_dropped
 
 from .replaying import asked, logged, probe_of
@@ -22,13 +21,13 @@ def layers(*widths):
 
 def treated_of(model, *dropped, step=None):
     """Return the operators that the treatment changes: name, and how many tensors have a gradient before and after."""
-    addresses = {storage_address(parameter) for one in dropped for parameter in one.parameters()}
+    unowned = [parameter for one in dropped for parameter in one.parameters()]
     return [
         (
             work.calls[0].name,
             *(sum(spec.needs_grad for spec in bound[1] if hasattr(spec, "needs_grad")) for bound in both),
         )
-        for work in without_dropped(logged(step or model, batch), addresses)
+        for work in without_dropped(logged(step or model, batch, unowned=unowned))
         for both in zip(work.as_is, work.treated, strict=True)
     ]
 
@@ -54,17 +53,36 @@ def test_trained_layers_are_left_alone(widths):
     assert treated_of(layers(*widths)) == []
 
 
-def test_equal_layers_of_which_one_is_trained_count_as_trained():
+def test_equal_layers_are_told_apart_when_only_one_is_trained():
     model = layers(24, 24, 24)
-    assert treated_of(model, model[0]) == [("aten::addmm", 2, 0)]  # tanh is one call, used by the trained layer, too
+    before_the_trained = [("aten::addmm", 2, 0), ("aten::tanh", 1, 0)]
+    assert treated_of(model, model[0]) == [*before_the_trained, ("aten::addmm", 3, 2)]
     model = layers(24, 24, 24, 24)
-    assert treated_of(model, model[0], model[1]) == [("aten::addmm", 2, 0)]
+    assert treated_of(model, model[0], model[1]) == [*before_the_trained, ("aten::addmm", 3, 0), ("aten::addmm", 3, 2)]
 
 
-def test_a_layer_of_which_a_part_is_trained_counts_as_trained():
+def test_only_the_weight_is_dropped_when_the_bias_is_trained():
     model = layers(24, 20, 16)
     weight = nn.ParameterList([model[0][0].weight])
-    assert treated_of(model, weight) == []
+    assert treated_of(model, weight) == [("aten::addmm", 2, 1)]
+
+
+def test_a_layer_that_a_second_input_goes_through_needs_no_gradient_there():
+    texture = layers(24, 24, 24)
+    generator = nn.Linear(24, 24)
+
+    class Compared(nn.Module):
+        def forward(self, x):
+            return texture(generator(x)) - texture(x)
+
+    assert treated_of(texture, texture, step=Compared()) == [
+        ("aten::addmm", 3, 1),  # of what is generated
+        ("aten::addmm", 3, 1),
+        ("aten::addmm", 2, 0),  # of what it is compared with
+        ("aten::tanh", 1, 0),
+        ("aten::addmm", 3, 0),
+        ("aten::sub", 2, 1),
+    ]
 
 
 def test_one_of_two_branches_is_dropped():
@@ -109,12 +127,12 @@ def test_a_weight_that_the_step_wrote_to_is_needed():
     assert treated_of(model, model[1], step=Clamped()) == [("aten::addmm", 3, 1)]
 
 
-def test_only_parameters_without_an_optimizer_are_dropped():
+@pytest.mark.parametrize("has_dropped", [True, False])
+def test_operators_are_replayed_when_their_gradients_are_dropped(has_dropped):
     model = layers(24, 96, 96, 16)
-    log = logged(model, batch)
-    for optimizer, has_dropped in ((torch.optim.SGD(model[2].parameters()), True), (None, False)):
-        probe = probe_of(model, optimizer)
-        probe.answer(asked("without-dropped"), log, 300.0)
-        (replayed,) = probe.record().results
-        assert (replayed.n_operators > 0) == has_dropped
-        assert not has_dropped or replayed.speedup is not None or replayed.is_negligible
+    unowned = [*model[0].parameters(), *model[1].parameters()] if has_dropped else []
+    probe = probe_of(model)
+    probe.answer(asked("without-dropped"), logged(model, batch, unowned=unowned), 300.0)
+    (replayed,) = probe.record().results
+    assert (replayed.n_operators > 0) == has_dropped
+    assert not has_dropped or replayed.speedup is not None or replayed.is_negligible
