@@ -256,7 +256,7 @@ def show(end: Ended, shows_evidence: bool) -> None:
         )
         text = f"{end.session.verdict.text if end.session.verdict else ''} [{step}]"
     else:
-        text = end.error
+        text = end.error or (end.result.missing.get("block_means_s", "") if end.result is not None else "")
     print(f"{order.case.name} {what} in {end.wall_s:.1f} s: {text}", file=sys.stderr, flush=True)
     if shows_evidence and end.session is not None:
         for finding in end.session.findings:

@@ -52,7 +52,7 @@ def with_line(finding: Finding, session: Session) -> Finding:
             if line.low_s <= (1 + SPREAD) * claimed_s and (line.line.entry in hooks or not _is_of_a_hook(line))
         ]
     if finding.code == "PD601":  # the operators of validation are what the fix saves
-        lines = outer_lines_of(session, "validation") or lines
+        lines = [_within(session, line) for line in outer_lines_of(session, "validation")[:1]] or lines
     if finding.code == "PD111":
         lines = [line for line in lines if not line.line.entry.startswith(("on_", "validation_step"))]
     line = next((line for line in lines if line.seconds > 0), None)
@@ -62,6 +62,16 @@ def with_line(finding: Finding, session: Session) -> Finding:
         return finding
     sentence = f"{line.subject} spends {percent(line.seconds / steady.span_s)} of the time{line.doing}"
     return _with_sentence(finding, sentence, evidence_of(line, steady))
+
+
+def _within(session: Session, outer: LineTime) -> LineTime:
+    """Return the line that takes most of a hook's line, in the function that it calls; the hook's if that is forward.
+
+    The lines of a model's forward pass take time wherever it is called: what matters is where it is called.
+    """
+    at = f"{outer.line.file}:{outer.line.line}"
+    lines = whole_lines_of(session, (outer.phase,), lambda line: line.called_at == at and line.function != "forward")
+    return next((line for line in lines if line.seconds > outer.seconds / 2), outer)
 
 
 def _is_of_a_hook(time: LineTime) -> bool:
