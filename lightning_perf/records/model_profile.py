@@ -222,6 +222,7 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
             ``is_regular``; empty if unknown.
         is_regular: Whether all occur equally often and equally far apart; if not, an embedding looks up equal rows of
             indices.
+        are_joined: Whether rows are concatenated from copies, so that ``n_copies`` times fewer elements suffice.
     """
 
     n_copies: int
@@ -230,6 +231,7 @@ class RepeatedRows(Record, frozen=True, kw_only=True):
     total_s: float = 0.0
     site: str = ""
     is_regular: bool = True
+    are_joined: bool = False
 
 
 CheaperKind: TypeAlias = Literal[

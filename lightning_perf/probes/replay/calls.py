@@ -98,15 +98,16 @@ class Call:
         leaves: Storages of all tensors that need a gradient and were not computed in the step.
         zeros: Where one of its matrices is mostly zeros on the CPU; None otherwise.
         n_copies: How often each item occurs in what it computes item by item, on the CPU.
+        is_users: Whether the user's code calls it, if it multiplies concatenated rows; else False.
         sparse: Layout of its first sparse argument; None without one.
         site: The user's line that called it first, e.g. ``"model.py:31"``, if it broadcasts its tensors, has zeros,
             repeats rows, or is one of those that may be replaced; else empty.
     """
 
     __slots__ = (
-        "args", "backward_ns", "content", "func", "gradient_denormal", "has_backward", "index", "kwargs", "leaves", "n",
-        "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights", "writers",
-        "writers_of_first", "zeros",
+        "args", "backward_ns", "content", "func", "gradient_denormal", "has_backward", "index", "is_users", "kwargs",
+        "leaves", "n", "n_copies", "n_out", "ns", "out_dtypes", "out_shape", "out_stride", "site", "sparse", "weights",
+        "writers", "writers_of_first", "zeros",
     )  # fmt: skip
 
     def __init__(self, index: int, func: Any, args: Any, kwargs: Any, outs: Sequence[torch.Tensor]) -> None:
@@ -124,6 +125,7 @@ class Call:
         self.site = ""
         self.zeros: Zeros | None = None
         self.n_copies = 1
+        self.is_users = False
         self.sparse: torch.layout | None = None
 
     @property
@@ -261,6 +263,8 @@ class CallLog:
             self._known[key] = call
             call.sparse = next((value.layout for value in inputs if value.layout is not torch.strided), None)
             call.zeros, call.n_copies = self._zeros_in(call.name, args), self._n_copies(call, args)
+            if call.name in LAYERS and self._writer_name(given[LAYERS[call.name]]) == "aten::cat":
+                call.is_users = is_users_call()
             if call.name == RENORM and args[1].device.type == "cpu":
                 self.renormed[call.index] = len(args[1].unique())
             is_broadcast = call.n_out > max((spec.extent for spec in call.specs), default=call.n_out)
@@ -304,6 +308,9 @@ class CallLog:
 
     def _writers_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         return [self._writers.get(storage_address(value), -1) for value in tensors]
+
+    def _writer_name(self, value: Any) -> str:
+        return self.calls[value.source].name if isinstance(value, TensorSpec) and value.source >= 0 else ""
 
     def _zeros_in(self, name: str, args: Any) -> Zeros | None:
         """Return the matrix of mostly zeros; None if making it sparse would take time in each step."""

@@ -11,6 +11,7 @@ from lightning_perf.records import RepeatedRows
 
 from .calls import REPEATABLE, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
+from .joined_rows import apart, n_joined
 
 
 def repeated_rows(log: CallLog) -> RepeatedRows | None:
@@ -20,12 +21,13 @@ def repeated_rows(log: CallLog) -> RepeatedRows | None:
         return None
     call = max(found, key=lambda each: each.seconds)
     return RepeatedRows(
-        n_copies=call.n_copies,
+        n_copies=max(call.n_copies, n_joined(log, call)),
         shape=call.out_shape,
         n_operators=sum(each.n for each in found),
         total_s=sum(each.seconds for each in found),
         site=log.irregular.get(call.index, call.site),
         is_regular=call.index not in log.irregular,
+        are_joined=call.n_copies == 1,
     )
 
 
@@ -45,17 +47,22 @@ def in_both(found: RepeatedRows, again: RepeatedRows | None) -> RepeatedRows | N
 
 def without_repeats(log: CallLog) -> list[Work]:
     """Return the operators of ``repeated_rows``, and the same ones on each row once, with copies of their results."""
-    bounds = ((call, function_of(call)) for call in _costliest(log))
-    return [Work((call,), (bound,), (_once(call, bound),)) for call, bound in bounds if bound is not None]
+    works = (apart(log, call) if call.n_copies == 1 else _with_rows_once(call) for call in _costliest(log))
+    return [work for work in works if work is not None]
 
 
 def _costliest(log: CallLog) -> list[Call]:
-    """Return the operators with the number of copies that takes the most time."""
+    """Return the operators with the number of copies that takes the most time, or those whose rows are concatenated."""
     by_copies: dict[int, list[Call]] = {}
     for call in log.calls:
-        if call.n_copies > 1:
+        if call.n_copies > 1 or n_joined(log, call) > 1:
             by_copies.setdefault(call.n_copies, []).append(call)
     return max(by_copies.values(), key=lambda calls: sum(call.seconds for call in calls), default=[])
+
+
+def _with_rows_once(call: Call) -> Work | None:
+    bound = function_of(call)
+    return Work((call,), (bound,), (_once(call, bound),)) if bound is not None else None
 
 
 def _once(call: Call, bound: Bound) -> Bound:

@@ -1,0 +1,102 @@
+"""Replay products of rows that are concatenated from copies, with the product of each part on its own rows, once."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from .calls import Call, CallLog, TensorSpec
+from .functions import Bound, Work, function_of
+from .read_rows import LAYERS
+
+_PICKING = ("aten::index", "aten::index_select")
+
+
+class _Part(NamedTuple):
+    """Some columns of the rows, with each row once; ``is_picked`` if an index, not broadcasting, makes the copies."""
+
+    once: TensorSpec
+    is_picked: bool
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.once.shape)
+
+
+def n_joined(log: CallLog, call: Call) -> int:
+    """Return how many times fewer elements a product would have to multiply, rounded down; 1 for other operators."""
+    parts = _parts(log, call)
+    rows = call.args[LAYERS[call.name]] if parts else None
+    return math.prod(rows.shape) // max(1, sum(part.n_elements for part in parts)) if rows is not None else 1
+
+
+def apart(log: CallLog, call: Call) -> Work | None:
+    """Return a product with the concatenation before it, and the sum of the products of its parts instead."""
+    place, parts, bound = LAYERS[call.name], _parts(log, call), function_of(call)
+    cat = log.calls[call.args[place].source]
+    joined = function_of(cat)
+    if bound is None or joined is None or not parts:
+        return None
+    bias = (call.args[0],) if place else ()
+    rows, weight = call.args[place : place + 2]
+    add_up = partial(_add_up, tuple(part.once.shape[-1] for part in parts), _Picks(parts, rows.shape[0]), len(bias))
+    treated: Bound = add_up, (*bias, weight, *(part.once for part in parts)), {}
+    return Work((call, cat), (joined, bound), (treated,))
+
+
+def _parts(log: CallLog, call: Call) -> list[_Part]:
+    """Return the parts of a product's rows; none unless made from half as many elements."""
+    if call.name not in LAYERS or not call.is_users or call.kwargs:
+        return []
+    cats = [log.calls[index] for index in call.writers if index >= 0 and log.calls[index].name == "aten::cat"]
+    found = [_parts_of_cat(log, cat) for cat in cats]
+    n_most = math.prod(call.args[LAYERS[call.name]].shape) // 2
+    return found[0] if all(parts and sum(part.n_elements for part in parts) <= n_most for parts in found) else []
+
+
+def _parts_of_cat(log: CallLog, cat: Call) -> list[_Part]:
+    tensors, dim = cat.args[0], cat.named["dim"]
+    n_dims = len(cat.out_shape)
+    if dim not in (-1, n_dims - 1) or not all(isinstance(spec, TensorSpec) for spec in tensors):
+        return []
+    return [_part(log, spec) for spec in tensors]
+
+
+def _part(log: CallLog, spec: TensorSpec) -> _Part:
+    writer = log.calls[spec.source] if spec.source >= 0 else None
+    if writer is not None and writer.name == "aten::clone" and isinstance(writer.args[0], TensorSpec):
+        spec = writer.args[0] if writer.args[0].shape == spec.shape else spec
+    source = writer.args[0] if writer is not None and writer.name in _PICKING else None
+    if (
+        isinstance(source, TensorSpec)
+        and len(source.shape) == len(spec.shape) == 2
+        and source.shape[1] == spec.shape[1]
+    ):
+        return _Part(source if source.shape[0] < spec.shape[0] else spec, source.shape[0] < spec.shape[0])
+    once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
+    return _Part(spec.dense((*once[:-1], spec.shape[-1]))._replace(needs_grad=spec.needs_grad), False)
+
+
+class _Picks:
+    """Which row of each part the rows of a product are copies of; made at the first use, on the device of the part."""
+
+    def __init__(self, parts: list[_Part], n_rows: int) -> None:
+        self._parts, self._n_rows = parts, n_rows
+        self._indices: dict[int, torch.Tensor] = {}
+
+    def pick(self, i: int, product: torch.Tensor) -> torch.Tensor:
+        """Return the rows of a part's product, as often as they occur."""
+        if not self._parts[i].is_picked:
+            return product
+        if i not in self._indices:
+            self._indices[i] = torch.arange(self._n_rows, device=product.device) % len(product)
+        return product.index_select(0, self._indices[i])
+
+
+def _add_up(widths: tuple[int, ...], picks: _Picks, n_biases: int, *tensors: torch.Tensor) -> torch.Tensor:
+    bias, (weight, *parts) = tensors[:n_biases], tensors[n_biases:]
+    products = [
+        picks.pick(i, part @ block) for i, (part, block) in enumerate(zip(parts, weight.split(widths), strict=True))
+    ]
+    return sum((*products[1:], *bias), start=products[0])
