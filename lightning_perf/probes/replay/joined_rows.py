@@ -1,13 +1,15 @@
 """Replay products of rows that are concatenated from copies, with the product of each part on its own rows, once."""
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of
+from .functions import Work, function_of
 from .read_rows import LAYERS
 
 _PICKING = ("aten::index", "aten::index_select")
@@ -32,17 +34,15 @@ def n_joined(log: CallLog, call: Call) -> int:
 
 
 def apart(log: CallLog, call: Call) -> Work | None:
-    """Return a product with the concatenation before it, and the sum of the products of its parts instead."""
-    place, parts, bound = LAYERS[call.name], _parts(log, call), function_of(call)
-    cat = log.calls[call.args[place].source]
-    joined = function_of(cat)
-    if bound is None or joined is None or not parts:
+    """Return a product with the copies and the concatenation before it, and the sum of the parts' products instead."""
+    place, parts = LAYERS[call.name], _parts(log, call)
+    if function_of(call) is None or not parts:
         return None
-    bias = (call.args[0],) if place else ()
     rows, weight = call.args[place : place + 2]
-    add_up = partial(_add_up, tuple(part.once.shape[-1] for part in parts), _Picks(parts, rows.shape[0]), len(bias))
-    treated: Bound = add_up, (*bias, weight, *(part.once for part in parts)), {}
-    return Work((call, cat), (joined, bound), (treated,))
+    operands = *((call.args[0],) if place else ()), weight, *(part.once for part in parts)
+    picks = _Picks(parts, rows.shape[0])
+    as_is, treated = (partial(each, picks, bool(place)) for each in (_multiply_joined, _add_products))
+    return Work((call, log.calls[rows.source]), ((as_is, operands, {}),), ((treated, operands, {}),))
 
 
 def _parts(log: CallLog, call: Call) -> list[_Part]:
@@ -85,18 +85,28 @@ class _Picks:
         self._parts, self._n_rows = parts, n_rows
         self._indices: dict[int, torch.Tensor] = {}
 
-    def pick(self, i: int, product: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a part's product, as often as they occur."""
+    def copied(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Return a tensor for each part, with each row as often as it occurs; copies by broadcasting are not made."""
+        return [self._copied(i, tensor) for i, tensor in enumerate(tensors)]
+
+    def _copied(self, i: int, tensor: torch.Tensor) -> torch.Tensor:
         if not self._parts[i].is_picked:
-            return product
+            return tensor
         if i not in self._indices:
-            self._indices[i] = torch.arange(self._n_rows, device=product.device) % len(product)
-        return product.index_select(0, self._indices[i])
+            self._indices[i] = torch.arange(self._n_rows, device=tensor.device) % len(tensor)
+        return tensor.index_select(0, self._indices[i])
 
 
-def _add_up(widths: tuple[int, ...], picks: _Picks, n_biases: int, *tensors: torch.Tensor) -> torch.Tensor:
-    bias, (weight, *parts) = tensors[:n_biases], tensors[n_biases:]
-    products = [
-        picks.pick(i, part @ block) for i, (part, block) in enumerate(zip(parts, weight.split(widths), strict=True))
-    ]
-    return sum((*products[1:], *bias), start=products[0])
+def _multiply_joined(picks: _Picks, has_bias: bool, *tensors: torch.Tensor) -> torch.Tensor:
+    bias, (weight, *parts) = tensors[0] if has_bias else None, tensors[has_bias:]
+    copies = picks.copied(parts)
+    sizes = np.broadcast_shapes(*(each.shape[:-1] for each in copies))
+    rows = torch.cat([each.expand(*sizes, -1) for each in copies], dim=-1)
+    return torch.nn.functional.linear(rows, weight.t(), bias)
+
+
+def _add_products(picks: _Picks, has_bias: bool, *tensors: torch.Tensor) -> torch.Tensor:
+    weight, *parts = tensors[has_bias:]
+    blocks = torch.split(weight, [part.shape[-1] for part in parts])
+    products = picks.copied(part @ block for part, block in zip(parts, blocks, strict=True))
+    return sum((*products[1:], *tensors[:has_bias]), start=products[0])
