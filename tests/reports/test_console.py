@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import threading
@@ -228,6 +229,22 @@ def in_notebook(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr("builtins.get_ipython", lambda: shell, raising=False)
     assert Console().is_jupyter
     return shown
+
+
+def test_emit_raises_and_leaves_standard_output_when_a_terminal_is_gone(capfd: pytest.CaptureFixture[str]) -> None:
+    class Gone(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        emit("the report", stream=Gone())
+    os.write(1, b"still there")
+    assert capfd.readouterr().out == "still there"
 
 
 @pytest.mark.parametrize("has_rich_bar", [False, True])

@@ -38,12 +38,18 @@ def emit(content: Content, *, display: "Live | Progress | None" = None, stream: 
         display.console.print(_renderable(content, display.console), crop=False)
         return
     out = stream if stream is not None else sys.stdout
-    own = Console(file=out)
+    own = _Console(file=out)
     if own.is_terminal:
         with _tqdm_aside(out):
             own.print(_renderable(content, own), crop=False)
     else:
         out.write("\n" * _has_open_line(out) + to_text(content, own.width, own.encoding))
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error: rich would redirect standard output and end the process, and with it the training."""
+        raise
 
 
 def to_text(content: Content, width: int = 80, encoding: str = "utf-8") -> str:
