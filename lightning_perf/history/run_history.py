@@ -17,7 +17,7 @@ from lightning_perf.stats.next_run import LAST_RUNS, MIN_RUNS, alpha_of
 from .entry import reduced
 from .slower import Slower, detectable_factor, explained_factor, like_runs, machine_factor, slower_times
 from .store import History
-from .suspects import changes, suspects
+from .suspects import changes, differences, settings_of, suspects
 
 MIN_STEPS = 200
 """Steady steps before a run is compared; then again whenever their number has doubled."""
@@ -43,6 +43,7 @@ class RunHistory:
     def __init__(self, file: Path | None) -> None:
         self._history = None if file is None else History(file)
         self._runs: list[Session] | None = None
+        self._past: tuple[EarlierRun, ...] = ()
         self._next_step, self._n_comparisons = MIN_STEPS, 0
         self._news = ""
         self._detectable: float | None = None
@@ -77,9 +78,12 @@ class RunHistory:
         """Return the earlier runs and this one; None without any, or before the first steady steps."""
         if typical_step_s(session) is None:
             return None
-        runs = earlier_runs([*self._earlier(session), reduced(session)])
-        if len(runs) < 2:
+        past = self._earlier(session)
+        if not past:
             return None
+        if not self._past:  # asked at each epoch's end, and most of its time is for these
+            self._past = earlier_runs(past)
+        runs = (*self._past, *earlier_runs([past[-1], reduced(session)])[1:])
         return EarlierRuns(runs=runs, news=self._news, detectable=self._detectable, machine_factor=self._machine_factor)
 
     def save(self, session: Session) -> None:
@@ -89,7 +93,8 @@ class RunHistory:
 
     def _earlier(self, session: Session) -> list[Session]:
         if self._runs is None:
-            self._runs = self._use_history(lambda history: history.same_training(session, MAX_RUNS)) or []
+            found = self._use_history(lambda history: history.same_training(session, MAX_RUNS)) or []
+            self._runs = [one for one in found if typical_step_s(one) is not None]
         return self._runs
 
     def _use_history(self, use: Callable[[History], T]) -> T | None:
@@ -159,11 +164,12 @@ def _longer_phase(comparison: Comparison, slower: Slower) -> str:
 def earlier_runs(sessions: list[Session]) -> tuple[EarlierRun, ...]:
     """Return runs of one training, oldest first, each with what changed since the one before it."""
     found: list[EarlierRun] = []
-    before: Session | None = None
+    before: dict[str, str] | None = None
     for session in sessions:
         step_s, steady = typical_step_s(session), session.steady
         if step_s is None or steady is None:
             continue
+        settings = settings_of(session)
         found.append(
             EarlierRun(
                 id=session.run.id,
@@ -171,8 +177,8 @@ def earlier_runs(sessions: list[Session]) -> tuple[EarlierRun, ...]:
                 n_steps=steady.n_steps,
                 step_s=step_s,
                 phase_s={name: phase.total_s / steady.n_steps for name, phase in steady.phases.items()},
-                changes=() if before is None else changes(before, session),
+                changes=() if before is None else differences(before, settings),
             )
         )
-        before = session
+        before = settings
     return tuple(found)

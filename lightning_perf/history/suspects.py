@@ -129,7 +129,11 @@ def settings_of(session: Session) -> dict[str, str]:
 
 def changes(before: Session, after: Session) -> tuple[Difference, ...]:
     """Return what differs between two runs."""
-    base, new = settings_of(before), settings_of(after)
+    return differences(settings_of(before), settings_of(after))
+
+
+def differences(base: Mapping[str, str], new: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Return what differs between the ``settings_of`` two runs."""
     paths = [path for path in {**base, **new} if base.get(path, "None") != new.get(path, "None")]
     return tuple(
         Difference(name=_name(path), base=base.get(path), new=new.get(path)) for path in sorted(paths, key=_rank)
