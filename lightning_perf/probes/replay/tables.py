@@ -1,9 +1,11 @@
 """Gradients and updates of embedding tables: of all rows, or only of those that a batch looks up."""
 
 import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional as F
 
 from lightning_perf.probes.operators import EMBEDDING_BAG
 
@@ -26,17 +28,22 @@ _KEPT = ("lr", "betas", "eps", "lr_decay")
 
 
 class Table(NamedTuple):
-    """Embedding tables of one shape, and the rows that one of them looks up in a step."""
+    """Embedding tables of one shape, and the rows that one of them looks up in a step.
+
+    ``n_bags`` is the number of bags that an ``EmbeddingBag`` reduces them to, 0 for an ``Embedding``.
+    """
 
     shape: tuple[int, int]
     n_tables: int
     n_lookups: int
+    n_bags: int = 0
 
 
 def tables_in(log: CallLog) -> list[Table]:
     """Return the trained embedding tables of a step."""
     weights: dict[tuple[int, int], set[int]] = {}
-    n_lookups: dict[tuple[int, int], int] = {}
+    n_lookups: Counter[tuple[int, int]] = Counter()
+    n_bags: Counter[tuple[int, int]] = Counter()
     for call in log.calls:
         is_bag = call.name == EMBEDDING_BAG and not call.named["sparse"] and call.named["mode"] != _MODE_MAX
         if not (is_bag or call.name == "aten::embedding"):
@@ -46,14 +53,20 @@ def tables_in(log: CallLog) -> list[Table]:
         weight, indices = call.args[:2]
         if weight.needs_grad and weight.source < 0 and len(weight.shape) == 2:
             weights.setdefault(weight.shape, set()).update(call.weights)
-            n_lookups[weight.shape] = n_lookups.get(weight.shape, 0) + call.n * math.prod(indices.shape)
-    return [Table(shape, len(found), n_lookups[shape] // len(found)) for shape, found in weights.items() if found]
+            n_lookups[weight.shape] += call.n * math.prod(indices.shape)
+            n_bags[weight.shape] += call.n * call.out_shape[0] if is_bag else 0
+    return [
+        Table(shape, len(found), n_lookups[shape] // len(found), n_bags[shape] // len(found))
+        for shape, found in weights.items()
+        if found
+    ]
 
 
 class TableItem:
     """The gradient of a table for one batch and its update, dense as it is and sparse with the treatment.
 
-    The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups.
+    The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups:
+    where a part of the rows is copied, the dense side gets as small a part of the lookups.
 
     Raises:
         ValueError: The optimizer has no sparse variant, does not update this table, or too many rows are looked up.
@@ -76,10 +89,16 @@ class TableItem:
         first = group["params"][0]
         generator = torch.Generator(device=first.device).manual_seed(0)
         make = {"generator": generator, "device": first.device}
-        self._shape = n_rows, width
-        self._indices = torch.randint(n_rows, (table.n_lookups,), **make)
-        self._incoming = torch.rand(table.n_lookups, width, dtype=first.dtype, **make)
-        self._table = torch.rand(self._shape, dtype=first.dtype, **make).requires_grad_()
+        self._table = torch.rand(n_rows, width, dtype=first.dtype, **make).requires_grad_()
+        indices = torch.randint(n_rows, (table.n_lookups,), **make)
+        n_dense = max(1, table.n_lookups * n_rows // table.shape[0])
+        with torch.enable_grad():
+            self._rows = {
+                False: _look_up(table, self._table, indices[:n_dense], is_sparse=False),
+                True: _look_up(table, self._table, indices, is_sparse=True),
+            }
+        incoming = torch.rand(self._rows[True].shape, dtype=first.dtype, **make)
+        self._incoming = {side: incoming[: len(rows)] for side, rows in self._rows.items()}
         sparse = {name: value for name, value in group.items() if name in _KEPT}
         if kind is torch.optim.SparseAdam:
             sparse.pop("lr_decay", None)
@@ -91,18 +110,22 @@ class TableItem:
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Make the gradient and step once; return the marks around both."""
         begin = watch.mark()
-        if is_treated:
-            self._table.grad = torch.sparse_coo_tensor(
-                self._indices[None], self._incoming, self._shape, check_invariants=False
-            )
-        else:
-            self._table.grad = torch.ops.aten.embedding_dense_backward(
-                self._incoming, self._indices, self._shape[0], -1, False
-            )
+        (self._table.grad,) = torch.autograd.grad(
+            self._rows[is_treated], self._table, self._incoming[is_treated], retain_graph=True
+        )
         step_once(self._sides[is_treated])
         end = watch.mark()
         self._table.grad = None
         return [(begin, end)]
+
+
+def _look_up(table: Table, weight: torch.Tensor, indices: torch.Tensor, is_sparse: bool) -> torch.Tensor:
+    """Return the rows that are looked up, or their sums over bags of one size."""
+    if not table.n_bags:
+        return F.embedding(indices, weight, sparse=is_sparse)
+    size = max(1, table.n_lookups // table.n_bags)
+    offsets = torch.arange(0, len(indices), size, device=indices.device)
+    return F.embedding_bag(indices, weight, offsets, mode="sum", sparse=is_sparse)
 
 
 def _number(value: Any) -> Any:

@@ -57,7 +57,10 @@ def check(session: Session) -> Finding | None:
     least_s = 0.0
     is_seen = is_cpu_run(session)  # on a device, the host may be what takes the time
     if is_seen and result is not None and result.before_s and speedup is not None and speedup.low > 1.0:
-        least_s = min(sum(tables.claims.values()), steady.n_steps * result.before_s) * (1 - 1 / speedup.low)
+        claimed_s = sum(tables.claims.values())
+        least_s = min(claimed_s, steady.n_steps * result.before_s) * (1 - 1 / speedup.low)
+        if result.after_s:
+            least_s = min(least_s, max(0.0, claimed_s - steady.n_steps * result.after_s))
     names = [one.class_name for one in session.settings.model.optimizers] if session.settings.model is not None else []
     is_ready = bool(names) and all(name in _TAKES_SPARSE for name in names)
     change = (

@@ -38,7 +38,7 @@ def test_tables_are_found_with_their_lookups():
 
 @pytest.mark.parametrize(
     ("options", "found"),
-    [({"mode": "sum"}, [Table((ROWS, WIDTH), 1, N)]), ({"mode": "max"}, []), ({"mode": "mean", "sparse": True}, [])],
+    [({"mode": "sum"}, [Table((ROWS, WIDTH), 1, N, 4)]), ({"mode": "max"}, []), ({"mode": "mean", "sparse": True}, [])],
 )
 def test_tables_of_bags_are_found_if_their_dense_gradients_could_be_sparse(options, found):
     table = nn.EmbeddingBag(ROWS, WIDTH, **options)
@@ -65,13 +65,15 @@ def test_sparse_updates_are_compared_with_dense_ones(kind):
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("n_bags", [0, 4])
 @pytest.mark.parametrize("kind", [torch.optim.Adagrad, torch.optim.SGD])
-def test_both_sides_update_the_rows_alike(kind):
+def test_both_sides_update_the_rows_alike(kind, n_bags):
     model = Recommender(100)
-    item = TableItem(Table((100, WIDTH), 1, N), kind(model.parameters(), lr=0.1))
+    item = TableItem(Table((100, WIDTH), 1, N, n_bags), kind(model.parameters(), lr=0.1))
     results = []
     start = item._table.detach().clone()
     for is_treated in (False, True):
+        assert len(item._rows[is_treated]) == (n_bags or N)
         with torch.no_grad():
             item._table.copy_(start)
         item.run(is_treated, HostWatch(now_ns))
@@ -95,4 +97,5 @@ def test_what_cannot_be_replayed_is_refused(optimizer, reason):
 def test_a_part_of_a_large_table_stands_for_all_of_its_rows():
     item = TableItem(Table((ROWS, WIDTH), 2, N), torch.optim.SGD(Recommender().parameters(), lr=0.1), 10_000 * WIDTH)
     assert item._table.shape == (10_000, WIDTH)
+    assert (len(item._rows[False]), len(item._rows[True])) == (N * 10_000 // ROWS, N)
     assert (item.weight, item.treated_weight) == (10.0, 2.0)
