@@ -245,7 +245,7 @@ class SampledSteps(Probe):
             results = ResultTracker(self._module, batch, is_cpu, is_changed)
             tensors = tensors_in(batch, left=search_limit())
             optimizers = self._trainer.optimizers
-            trained = (one for optimizer in optimizers for one in parameters_of(unwrap(optimizer)))
+            trained = (parameters_of(unwrap(optimizer)) for optimizer in optimizers)
             unowned = (one for _, one in unowned_parameters(self._module, optimizers))
             log = CallLog(self._n_samples or 0, tensors, trained, unowned)
             return ArithmeticCounter(self._module, max(1, self._depth), self._now_ns, is_cpu, log, results)
@@ -322,6 +322,7 @@ class SampledSteps(Probe):
                     broadcast=broadcast_sum(counter.log),
                     zeros=zero_operand(counter.log),
                     cheaper=cheaper_operator(counter.log),
+                    backward_passes=counter.log.backward.records(counter.log.n_optimizers),
                 )
                 self._targets = counter.targets if output_layer_of(counter.log) else None
 

@@ -2,6 +2,7 @@
 
 from typing import Literal, TypeAlias
 
+from .backward import BackwardPasses
 from .base import Record
 from .memory import Breakdown
 from .steps import Distribution
@@ -342,15 +343,13 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         pass_site: The user's line above the first of them, e.g. ``"model.py:31"``; empty if there is none.
         targets: Targets of its cross-entropy; None without one behind an output layer of its own, and if ``basis`` is
             not ``"step"``.
-        broadcast: Its costliest sum over tensors that were broadcast to all pairs; None without one, and if ``basis``
-            is not ``"step"``.
-        zeros: Products or decompositions of matrices that are mostly zeros; None without any, on a device, and if
-            ``basis`` is not ``"step"``.
-        repeated_rows: Operators that compute the same rows several times; None without any, on a device, and if
-            ``basis`` is not ``"step"``.
-        cheaper: Operators whose results others give in less time; None without any, and if ``basis`` is not
-            ``"step"``.
-        known_results: Operators that could be saved; empty if ``basis`` is not ``"step"``.
+        broadcast: Its costliest sum over tensors that were broadcast to all pairs. This and the next ones are None or
+            empty without any, and if ``basis`` is not ``"step"``.
+        zeros: Products or decompositions of matrices that are mostly zeros; None on a device.
+        repeated_rows: Operators that compute the same rows several times; None on a device.
+        cheaper: Operators whose results others give in less time.
+        backward_passes: By the line that starts them; empty on a device.
+        known_results: Operators that could be saved.
         memory: Memory in use; None in a session, which has it in ``Session.memory``.
         ceilings: Ceilings of the device; None if not measured.
         datasheet: Peak rates from the datasheet; None for an unknown chip.
@@ -390,6 +389,7 @@ class ModelProfile(Record, frozen=True, kw_only=True):
     zeros: ZeroOperand | None = None
     repeated_rows: RepeatedRows | None = None
     cheaper: CheaperOperator | None = None
+    backward_passes: tuple[BackwardPasses, ...] = ()
     known_results: tuple[KnownResults, ...] = ()
     memory: Breakdown | None = None
     ceilings: Ceilings | None = None

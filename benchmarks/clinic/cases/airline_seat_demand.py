@@ -6,7 +6,7 @@ fix:
   'nn.EmbeddingBag(BUCKETS, dim, mode="sum")': 'nn.EmbeddingBag(BUCKETS, dim, mode="sum", sparse=True)'
   'return torch.optim.Adagrad(self.parameters(), lr=self.lr, fused=True)': |2-
     return torch.optim.Adagrad(self.parameters(), lr=self.lr)
-half: score
+half: tune
 """
 
 import lightning as L

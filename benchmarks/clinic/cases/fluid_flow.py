@@ -6,7 +6,7 @@ fix:
   "loss_d = self.hinge(self.critic(fine), self.critic(sharp))": |2-
     loss_d = self.hinge(self.critic(fine), self.critic(sharp.detach()))
   "self.manual_backward(loss_d, retain_graph=True)  # costs time": "self.manual_backward(loss_d)"
-half: score
+half: tune
 """
 
 import lightning as L

@@ -3,7 +3,9 @@
 It holds shapes, strides, dtypes and plain arguments, and keeps no tensor alive.
 """
 
+import functools
 import math
+import operator
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from lightning_perf.probes.repeats import RepeatedLookups, n_copies_in
 from lightning_perf.probes.tokens import padded_length
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
+from .backward_times import BackwardTimes
 from .read_rows import LAYERS, RowReads
 from .reads import SORT, Reads, Results
 
@@ -54,7 +57,8 @@ class TensorSpec(NamedTuple):
         denormal: Its share of denormal numbers, rounded down to a power of 4 or 0, so that equal layers are one call.
         content: Number of the write, or of the parameter or input, and the offset in its storage: two tensors of the
             first of equal calls are the same if this and their shape are. It does not distinguish calls.
-        is_dropped: Whether its gradient reaches only parameters that no optimizer has.
+        reach: Whose parameters its gradient reaches, as bits: 2 << i for the optimizer i, 1 for other tensors than
+            parameters; 0 for parameters without an optimizer alone.
     """
 
     shape: tuple[int, ...]
@@ -64,7 +68,12 @@ class TensorSpec(NamedTuple):
     source: int
     denormal: float = 0.0
     content: tuple[int, int] = (0, 0)
-    is_dropped: bool = False
+    reach: int = 1
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether its gradient reaches only parameters that no optimizer has."""
+        return self.needs_grad and not self.reach
 
     @property
     def extent(self) -> int:
@@ -134,6 +143,12 @@ class Call:
         return [spec for spec in flat((self.args, self.kwargs)) if isinstance(spec, TensorSpec)]
 
     @property
+    def reach(self) -> int:
+        """Whose parameters get gradients from it, as in ``TensorSpec.reach``; 1 if none does."""
+        found = [spec.reach for spec in self.specs if spec.needs_grad]
+        return functools.reduce(operator.or_, found) if found else 1
+
+    @property
     def n_uses(self) -> int:
         """Number of calls that share the same parameters."""
         return max(1, self.n // len(self.weights)) if self.weights else 1
@@ -169,8 +184,8 @@ class Call:
 class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
-    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``parameters`` those that
-    optimizers update, ``unowned`` those that no optimizer has. ``padded_length`` is that of the batch's sequences of
+    ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``optimizers`` the parameters of
+    each, ``unowned`` those that none has. ``padded_length`` is that of the batch's sequences of
     floats, 0 if unknown. ``reads`` is how much of sorted tensors is read, ``rows`` which rows of layers' results,
     ``results`` who reads products of matrices. ``irregular`` holds calls, by index, whose ``n_copies`` is a mean
     because copies are anywhere in the batch, and the user's line that looks them up; ``renormed`` the number of rows
@@ -181,7 +196,7 @@ class CallLog:
         self,
         n_samples: int = 0,
         batch: Iterable[torch.Tensor] = (),
-        parameters: Iterable[torch.Tensor] = (),
+        optimizers: Iterable[Iterable[torch.Tensor]] = (),
         unowned: Iterable[torch.Tensor] = (),
     ) -> None:
         self.n_samples = n_samples
@@ -189,9 +204,15 @@ class CallLog:
         self._batch = set(map(storage_address, tensors))
         self.padded_length = padded_length(tensors)
         self._last_node = 0
-        self.parameters = _addresses(parameters)
-        self._unowned = _addresses(unowned)
-        self._dropped: set[int] = set()  # storages of results that only unowned parameters get gradients from
+        self._reach = dict.fromkeys(_addresses(unowned), 0)  # of leaves, by storage
+        self.n_optimizers = 0
+        for parameters in optimizers:
+            for address in _addresses(parameters):
+                self._reach[address] = self._reach.get(address, 0) | 2 << self.n_optimizers
+            self.n_optimizers += 1
+        self.parameters = {address for address, reach in self._reach.items() if reach}
+        self._reach_of_results: dict[int, int] = {}
+        self.backward = BackwardTimes()
         self.calls: list[Call] = []
         self.reads = Reads()
         self.results = Results()
@@ -232,6 +253,7 @@ class CallLog:
         self.reads.see(inputs)
         if node is not None and not has_grad:
             known = self._by_node.get(node._sequence_nr())
+            self.backward.add(known[0] if known is not None else None, ns)
             if known is not None:
                 owner, addresses = known
                 owner.backward_ns += ns
@@ -293,12 +315,10 @@ class CallLog:
         is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
         self._n_contents += 1
         call.content = call.content or self._n_contents
-        with_gradient = [one for one in call.specs if one.needs_grad]
-        is_dropped = bool(with_gradient) and all(one.is_dropped for one in with_gradient)
         for address in map(storage_address, tensors):
             self._writers[address] = call.index
             self._contents[address] = self._n_contents
-            (self._dropped.add if is_dropped else self._dropped.discard)(address)
+            self._reach_of_results[address] = call.reach if has_grad else 1
         if is_of_copies:
             self._of_copies.add(call.index)
         if call.name in MATRIX_PRODUCTS:
@@ -347,9 +367,9 @@ class CallLog:
             source = self._writers.get(address, -1)
             denormal = _level(denormals.get(id(value), 0.0))
             content = self._contents.get(address, -address), value.storage_offset()
-            is_dropped = needs_grad and (address in self._unowned or address in self._dropped)
+            reach = self._reach.get(address, self._reach_of_results.get(address, 1)) if needs_grad else 1
             return TensorSpec(
-                tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content, is_dropped
+                tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content, reach
             )
         if type(value) in (list, tuple):
             return tuple(self._spec(each, has_grad, denormals) for each in value)

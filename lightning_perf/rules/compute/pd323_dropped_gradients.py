@@ -43,6 +43,8 @@ def check(session: Session) -> Finding | None:
     worst = max(dropping, key=lambda one: one.n_elements)
     site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
+    backward_s = fraction * computing_s(session, steady, "backward")
+    least, most = _parts_of_pass(session, model.optimizers.index(worst), site) if model is not None else (0.0, 1.0)
     return timed_finding(
         steady,
         summary=(
@@ -74,10 +76,26 @@ def check(session: Session) -> Finding | None:
                 code="fake_score = self.discriminator(fake.detach())  # in the step of the discriminator",
             ),
         ),
-        claims={"backward": fraction * computing_s(session, steady, "backward")},
-        basis="at most all backward passes; the part through these layers was not timed",
+        claims={"backward": most * backward_s},
+        low_s=least * backward_s,
+        basis="at least the operators of this pass that no other parameters need, at most all of it"
+        if least
+        else "at most all backward passes; the part through these layers was not timed",
         confidence="medium",
     )
+
+
+def _parts_of_pass(session: Session, optimizer: int, site: str) -> tuple[float, float]:
+    """Return the parts of the backward time in what only this optimizer needs in one line's passes, and in all of it.
+
+    0 and 1 if the passes of the line were not timed.
+    """
+    passes = session.model_profile.backward_passes if session.model_profile is not None else ()
+    total_s = sum(one.total_s for one in passes)
+    found = next((one for one in passes if site and one.site == site), None)
+    if found is None or total_s <= 0 or optimizer >= len(found.only_s):
+        return 0.0, 1.0
+    return found.only_s[optimizer] / total_s, found.total_s / total_s
 
 
 def _unused_fraction(model: ModelSettings) -> float:

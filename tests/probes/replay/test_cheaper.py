@@ -19,7 +19,7 @@ matrix = torch.rand(96, 32)
 
 def log_of(step, parameters=()):
     """Return the log of a step; what it returns is kept until the log is read."""
-    log = CallLog(4, (), parameters)
+    log = CallLog(4, (), [parameters])
     with ArithmeticCounter(nn.Linear(1, 1), now_ns=now_ns, times_operators=True, log=log) as counter:
         counter.direction = "forward"
         kept = step()
@@ -188,7 +188,7 @@ def test_a_penalty_that_is_logged_is_still_computed():
 
 def test_a_penalty_is_found_where_operators_are_not_timed():
     parameter = nn.Parameter(torch.rand(64, 32))
-    log = CallLog(4, (), [parameter])
+    log = CallLog(4, (), [[parameter]])
     with ArithmeticCounter(nn.Linear(1, 1), now_ns=now_ns, times_operators=False, log=log) as counter:
         counter.direction = "forward"
         parameter.pow(2).sum().backward()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 import torch
 from torch import nn
 
+from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.replay.calls import CallLog
 from lightning_perf.probes.replay.dropped import without_dropped
 
 from .replaying import asked, logged, probe_of
@@ -136,3 +138,40 @@ def test_operators_are_replayed_when_their_gradients_are_dropped(has_dropped):
     (replayed,) = probe.record().results
     assert (replayed.n_operators > 0) == has_dropped
     assert not has_dropped or replayed.speedup is not None or replayed.is_negligible
+
+
+class Adversaries(nn.Module):
+    """The loss of one half reaches the parameters of the other, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.maker, self.judge = layers(24, 24), layers(24, 24)
+
+    def forward(self, x):
+        return self.judge(self.maker(x))
+
+
+def test_backward_times_are_by_optimizer_and_by_the_line_of_the_pass():
+    model = Adversaries()
+    log = CallLog(len(batch), optimizers=[model.maker.parameters(), model.judge.parameters()])
+    with ArithmeticCounter(model, now_ns=count(0, 10).__next__, times_operators=True, log=log) as counter:
+        counter.direction = "forward"
+        made = model.maker(batch)
+        model.judge(made).mean().backward(retain_graph=True)
+        model.judge(made.detach()).mean().backward()
+    assert not counter.failure
+    through_both, own = log.backward.records(log.n_optimizers)
+    assert through_both.site != own.site
+    assert through_both.total_s > own.total_s
+    assert through_both.only_s[0] > own.only_s[0] == 0  # the maker's layer
+    assert through_both.only_s[1] == 0  # each operator of the judge has to pass the maker's gradient on
+    assert own.only_s[1] > 0
+
+
+def test_no_backward_times_are_recorded_when_operators_are_not_timed():
+    model = layers(24, 20)
+    log = CallLog(len(batch), optimizers=[model.parameters()])
+    with ArithmeticCounter(model, log=log) as counter:
+        counter.direction = "forward"
+        model(batch).mean().backward()
+    assert log.backward.records(1) == ()

@@ -1,0 +1,43 @@
+"""Time the backward passes of a step, by the user's line that starts them and by the optimizers they are for."""
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_perf.probes.code_lines import user_site
+from lightning_perf.records import BackwardPasses
+
+if TYPE_CHECKING:
+    from .calls import Call
+
+
+class BackwardTimes:
+    """Nanoseconds of the operators in the backward passes of a step."""
+
+    def __init__(self) -> None:
+        self._sites: dict[int, str] = {}  # by autograd's number of the pass
+        self._by_site: dict[str, Counter[Call | None]] = defaultdict(Counter)
+
+    def add(self, call: "Call | None", ns: int) -> None:
+        """Add an operator of the current pass, and the forward operator that it belongs to, if that is known."""
+        number = torch._C._current_graph_task_id()
+        site = self._sites.get(number)
+        if site is None:
+            site = self._sites[number] = user_site()
+        self._by_site[site][call] += ns
+
+    def records(self, n_optimizers: int) -> tuple[BackwardPasses, ...]:
+        """Return the record of each line; empty if operators were not timed."""
+        return tuple(
+            BackwardPasses(
+                site=site,
+                total_s=times.total() / 1e9,
+                only_s=tuple(
+                    sum(ns for call, ns in times.items() if call is not None and call.reach == 2 << i) / 1e9
+                    for i in range(n_optimizers)
+                ),
+            )
+            for site, times in self._by_site.items()
+            if times.total()
+        )

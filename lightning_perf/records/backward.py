@@ -1,0 +1,17 @@
+"""Backward passes of one step, by the line that starts them."""
+
+from .base import Record
+
+
+class BackwardPasses(Record, frozen=True, kw_only=True):
+    """The backward passes that one line of the user's starts in the sampled step, on a CPU.
+
+    Attributes:
+        site: That line, e.g. ``"gan.py:66"``; empty if unknown.
+        total_s: Seconds of their operators.
+        only_s: By optimizer, the seconds of operators whose gradients reach parameters of this optimizer alone.
+    """
+
+    site: str
+    total_s: float
+    only_s: tuple[float, ...]
