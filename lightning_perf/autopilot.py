@@ -293,8 +293,8 @@ class Autopilot:
         if not usual_s or not self._waiting or self._lost_s() >= self._budget_s():
             return wait
         text, code, unit = min(self._waiting, key=lambda each: each[2] == "epoch")  # epochs take longest
-        refusal = self._why_not(text, unit)
-        if (unit == "epoch") != is_epoch_start and not refusal:
+        why_not = self._why_not(text, unit)
+        if (unit == "epoch") != is_epoch_start and not why_not:
             return wait._replace(next_sync=self._n_steps + 1) if is_epoch_start else wait
         self._waiting.remove((text, code, unit))
         accumulated = max(1, int(self._trainer.accumulate_grad_batches))
@@ -314,8 +314,8 @@ class Autopilot:
         )
         keeps_workers = unit == "epoch" and self._keeps_workers(text)
         self._try = TreatmentTry(one, self._rng, usual_s, discarded, accumulated, keeps_workers)
-        if refusal:
-            return self._close("refused", refusal)
+        if why_not:
+            return self._close("refused", why_not)
         order = self._block(self._try)
         self._on_decision(None)
         return order

@@ -111,7 +111,7 @@ class CachedDataset(Dataset[Any]):
                 )
                 is_judged = len(self._items) >= min(n_items, SAMPLED_ITEMS)
                 if (self._whole_size if is_judged else self._n_bytes) > self._limit:
-                    return self._size_refusal()
+                    return self._why_not_in_memory()
         except Exception as error:  # noqa: BLE001 - the training goes on without it
             return error_text(error)
         return ""
@@ -121,7 +121,7 @@ class CachedDataset(Dataset[Any]):
         """Bytes of all items, if the others are as large as those in the cache."""
         return float(self._n_bytes / max(1, len(self._items)) * len(self))
 
-    def _size_refusal(self) -> str:
+    def _why_not_in_memory(self) -> str:
         return (
             f"{len(self):,} items take about {_mib(self._whole_size)} in each of the {self._n_processes} processes "
             f"that load; each may use {_mib(self._limit)}, together {MEMORY_SHARE:.0%} of the free memory"
@@ -146,7 +146,7 @@ def size_of_all(cached: CachedDataset) -> float:
         TreatmentError: They are more than this process may use.
     """
     if cached._whole_size > cached._limit:
-        raise TreatmentError(f"dataset-cache cannot be applied: {cached._size_refusal()}")
+        raise TreatmentError(f"dataset-cache cannot be applied: {cached._why_not_in_memory()}")
     return cached._whole_size
 
 

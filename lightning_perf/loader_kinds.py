@@ -65,7 +65,7 @@ def why_unlike_dataloader(loader: Any) -> str:
     return ""
 
 
-def why_unchanged(loader: Any) -> str:
+def why_not_changed(loader: Any) -> str:
     """Return why a treatment cannot change the arguments of a loader; empty if it can. Runs no code of the user's."""
     reason = why_unlike_dataloader(loader)
     if reason:

@@ -81,7 +81,7 @@ class RunHistory:
         past = self._earlier(session)
         if not past:
             return None
-        if not self._past:  # asked at each epoch's end, and most of its time is for these
+        if not self._past:  # reading their settings takes longer than all else here, and is needed once
             self._past = earlier_runs(past)
         runs = (*self._past, *earlier_runs([past[-1], reduced(session)])[1:])
         return EarlierRuns(runs=runs, news=self._news, detectable=self._detectable, machine_factor=self._machine_factor)

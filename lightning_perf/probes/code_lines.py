@@ -368,7 +368,7 @@ class CodeLines:
             is_own = i == 0 and is_direct
             if hits is None:
                 hits = call.hits[at] = Hits(frame.f_lineno or 0, operator if is_own else "", now, phase)
-            # The innermost function revisits a place when it calls an operator there; an outer one when
+            # The innermost function hits an instruction when it calls an operator there; an outer one when
             # it makes a new call from there. Many operators below one call of torch are not a loop.
             if is_own or (i > 0 and hits.child is not child):
                 hits.n += 1

@@ -206,7 +206,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         return int(self._own_ns + self.lines.n_operators * self._entry_ns)
 
     def loop_s(self, hits: Hits) -> float:
-        """Return seconds between the first and the last visit of a place, without tracing cost."""
+        """Return seconds between the first and the last hit of an instruction, without tracing cost."""
         first, last = hits.first, hits.last
         tracing_ns = last.own_ns - first.own_ns + (last.n_operators - first.n_operators) * self._entry_ns
         return max(0.0, (last.ns - first.ns - tracing_ns) / 1e9)

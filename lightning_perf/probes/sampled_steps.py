@@ -322,7 +322,7 @@ class SampledSteps(Probe):
                     broadcast=broadcast_sum(counter.log),
                     zeros=zero_operand(counter.log),
                     cheaper=cheaper_operator(counter.log),
-                    backward_passes=counter.log.backward.records(counter.log.n_optimizers),
+                    backward_passes=counter.log.backward.records(counter.log.reach.n_optimizers),
                 )
                 self._targets = counter.targets if output_layer_of(counter.log) else None
 

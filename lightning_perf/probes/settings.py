@@ -268,7 +268,7 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
     }
     outer, loader = loader, loader_kinds.inner_loader(loader)
     if not plain.is_a(loader, DataLoader):
-        known["refusal"] = loader_kinds.why_unchanged(loader)
+        known["refusal"] = loader_kinds.why_not_changed(loader)
         if known["call"] == loader_kinds.DALI:
             known |= loader_kinds.dali_settings(loader)
         missing[path] = f"{kind.__qualname__} is not a torch DataLoader: its settings are unknown"
@@ -289,7 +289,7 @@ def _read_loader(loader: Any, stage: str, index: int, trainer: Any, missing: dic
         "collate": lambda: _name_of(_get(loader, "collate_fn")),
         "multiprocessing_context": lambda: _start_method(loader),
         "is_in_memory_tensors": lambda: plain.is_a(_get(loader, "dataset"), TensorDataset),
-        "refusal": lambda: loader_kinds.why_unchanged(outer),
+        "refusal": lambda: loader_kinds.why_not_changed(outer),
         "n_shards": lambda: loader_kinds.n_shards(_get(loader, "dataset")),
     }
     return LoaderSettings(**known, **_read_fields(missing, path, readers))

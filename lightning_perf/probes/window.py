@@ -171,9 +171,9 @@ class WindowProbe(Probe):
         reason = self._reason_to_open()
         if reason is None or self._is_closed:
             return
-        obstacle = self._why_not()
-        if obstacle is not None:
-            self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {obstacle}", 0.0))
+        why_not = self._why_not()
+        if why_not is not None:
+            self.windows.append(_window(self._step, 0, "failed", f"{reason}; not opened: {why_not}", 0.0))
             self._next_check = self._planned_at = NEVER
             return
         self._median_at_window_ns.restart(self._loop.main.recent_median_ns())

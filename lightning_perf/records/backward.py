@@ -8,10 +8,12 @@ class BackwardPasses(Record, frozen=True, kw_only=True):
 
     Attributes:
         site: That line, e.g. ``"gan.py:66"``; empty if unknown.
+        n: Number of these passes.
         total_s: Seconds of their operators.
         only_s: By optimizer, the seconds of operators whose gradients reach parameters of this optimizer alone.
     """
 
     site: str
+    n: int
     total_s: float
     only_s: tuple[float, ...]

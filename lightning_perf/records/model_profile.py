@@ -343,8 +343,8 @@ class ModelProfile(Record, frozen=True, kw_only=True):
         pass_site: The user's line above the first of them, e.g. ``"model.py:31"``; empty if there is none.
         targets: Targets of its cross-entropy; None without one behind an output layer of its own, and if ``basis`` is
             not ``"step"``.
-        broadcast: Its costliest sum over tensors that were broadcast to all pairs. This and the next ones are None or
-            empty without any, and if ``basis`` is not ``"step"``.
+        broadcast: Its costliest sum over tensors that were broadcast to all pairs. Like the five fields below it, None
+            or empty where no such operator ran, and if ``basis`` is not ``"step"``.
         zeros: Products or decompositions of matrices that are mostly zeros; None on a device.
         repeated_rows: Operators that compute the same rows several times; None on a device.
         cheaper: Operators whose results others give in less time.

@@ -57,7 +57,7 @@ class LoaderSettings(Record, frozen=True, kw_only=True):
     n_threads: int | None = None
     n_equal_workers: int | None = None
 
-    def why_unchanged(self) -> str:
+    def why_not_changed(self) -> str:
         """Return why treatments cannot change its arguments; empty if they can."""
         if self.refusal is not None:
             return self.refusal

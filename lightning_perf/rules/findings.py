@@ -85,8 +85,8 @@ def loader_fix(loader: LoaderSettings, summary: str, treatment: str, code: str =
     return fix(
         summary,
         "one line",
-        treatment="" if loader.why_unchanged() else treatment,
-        loader_args={} if loader.why_unchanged() else arguments,
+        treatment="" if loader.why_not_changed() else treatment,
+        loader_args={} if loader.why_not_changed() else arguments,
         code=f"{loader.call}(..., {shown})",
     )
 

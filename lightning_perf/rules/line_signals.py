@@ -1,5 +1,7 @@
 """Lines of the user's code as evidence of findings, and the time of findings about operators without them."""
 
+import os
+
 import msgspec
 
 from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
@@ -69,7 +71,7 @@ def _within(session: Session, outer: LineTime) -> LineTime:
 
     The lines of a model's forward pass take time wherever it is called: what matters is where it is called.
     """
-    at = f"{outer.line.file}:{outer.line.line}"
+    at = f"{os.path.basename(outer.line.file)}:{outer.line.line}"
     lines = whole_lines_of(session, (outer.phase,), lambda line: line.called_at == at and line.function != "forward")
     return next((line for line in lines if line.seconds > outer.seconds / 2), outer)
 

@@ -60,7 +60,7 @@ def items_in_memory(session: Session) -> Prescription | None:
     """
     loader, trainer, probe = loaders_of(session)[0], session.settings.trainer, session.loader_probe
     is_loaded_again = trainer.max_epochs != 1 and trainer.reload_dataloaders_every_n_epochs != 1
-    if session.run.stage != "fit" or not is_loaded_again or loader.is_in_memory_tensors or loader.why_unchanged():
+    if session.run.stage != "fit" or not is_loaded_again or loader.is_in_memory_tensors or loader.why_not_changed():
         return None
     if probe is not None and (probe.may_keep is False or _is_copying_slow(probe)):
         return None

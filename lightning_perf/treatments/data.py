@@ -24,7 +24,7 @@ class LoaderTreatment(Treatment):
         if not loaders:
             return "the training loader was not seen"
         for loader in loaders:
-            if reason := loader.why_unchanged():
+            if reason := loader.why_not_changed():
                 return reason
         return self.applies_to_loader(loaders[0], session)
 

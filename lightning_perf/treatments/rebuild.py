@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning_perf.dataset_contents import device_in, generator_in
 from lightning_perf.errors import TreatmentError
-from lightning_perf.loader_kinds import call_of, inner_loader, is_iterable, keeps_state, n_shards, why_unchanged
+from lightning_perf.loader_kinds import call_of, inner_loader, is_iterable, keeps_state, n_shards, why_not_changed
 
 
 def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
@@ -24,7 +24,7 @@ def rebuilt(loader: Any, arguments: dict[str, Any]) -> Any:
             would yield everything, or has fewer shards than workers; its dataset holds tensors on a device; a batch
             sampler of the user decides the batch size; or arguments need workers that it does not have.
     """
-    reason = why_unchanged(loader)
+    reason = why_not_changed(loader)
     if reason:
         raise TreatmentError(reason)
     inner = inner_loader(loader)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf.errors import TreatmentError
-from lightning_perf.loader_kinds import call_of, dali_settings, inner_loader, keeps_state, n_shards, why_unchanged
+from lightning_perf.loader_kinds import call_of, dali_settings, inner_loader, keeps_state, n_shards, why_not_changed
 from lightning_perf.probes.loader import LoaderProber, stages
 from lightning_perf.probes.loader.copying import why_not_copied
 from lightning_perf.treatments.rebuild import rebuilt, require_stateless
@@ -125,7 +125,7 @@ def test_loader_gets_workers_and_yields_each_sample_once(
     make: Callable[[Path], Any], call: str, shards: int | None, tmp_path: Path
 ) -> None:
     loader = make(tmp_path)
-    assert (call_of(loader), why_unchanged(loader), n_shards(inner_loader(loader).dataset)) == (call, "", shards)
+    assert (call_of(loader), why_not_changed(loader), n_shards(inner_loader(loader).dataset)) == (call, "", shards)
 
     new = rebuilt(loader, {"num_workers": 2})
     seen = torch.cat(batches(new))[:, 0]

@@ -170,9 +170,9 @@ class NativeCodeSearch:
         """Return the unknown code that a value is or calls; None if all of it is known, or checked elsewhere."""
         kind = type(value)
         if plain.is_a(value, types.ModuleType):
-            return self._refuses_module(_name_of(value))
+            return self._why_module_is_unsafe(_name_of(value))
         if kind in (types.BuiltinFunctionType, types.FunctionType):
-            return self._refuses_module(str(value.__module__)) if value.__module__ is not None else None
+            return self._why_module_is_unsafe(str(value.__module__)) if value.__module__ is not None else None
         if plain.is_a(value, type):
             return next(filter(None, map(self._refuses_class, bases_of(value))), None)
         return None
@@ -182,9 +182,9 @@ class NativeCodeSearch:
         module = module_of(kind)
         if module.partition(".")[0] in sys.stdlib_module_names and module not in _SHARING_STANDARD:
             return None  # the audit hook sees what makes an instance, or the instance shares nothing
-        return self._refuses_module(module)
+        return self._why_module_is_unsafe(module)
 
-    def _refuses_module(self, name: str) -> str | None:
+    def _why_module_is_unsafe(self, name: str) -> str | None:
         top = name.partition(".")[0]
         if is_known_module(name) or _is_user_module(name):
             return None
@@ -206,7 +206,7 @@ class NativeCodeSearch:
             if str(own.get("__file__")).endswith(_EXTENSIONS):
                 self._packages[top] = f"code in C of {name}"
                 break
-            reason = next(filter(None, map(self._refuses_module, _modules_named(own))), None)
+            reason = next(filter(None, map(self._why_module_is_unsafe, _modules_named(own))), None)
             if reason is not None:
                 self._packages[top] = f"{reason} through {top}" if " through " not in reason else reason
                 break

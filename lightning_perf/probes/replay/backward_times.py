@@ -32,6 +32,7 @@ class BackwardTimes:
         return tuple(
             BackwardPasses(
                 site=site,
+                n=sum(each == site for each in self._sites.values()),
                 total_s=times.total() / 1e9,
                 only_s=tuple(
                     sum(ns for call, ns in times.items() if call is not None and call.reach == 2 << i) / 1e9

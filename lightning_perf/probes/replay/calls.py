@@ -19,6 +19,7 @@ from lightning_perf.probes.tokens import padded_length
 from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
 
 from .backward_times import BackwardTimes
+from .reach import OTHERS, GradientReach
 from .read_rows import LAYERS, RowReads
 from .reads import SORT, Reads, Results
 
@@ -45,6 +46,9 @@ _SITED = {
 }  # fmt: skip
 """Operators whose line is looked up, since another operator may do the same faster."""
 
+COPYING = ("aten::cat", "aten::clone", "aten::index", "aten::index_select")
+"""Operators whose results are told apart by what they copy."""
+
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -57,8 +61,7 @@ class TensorSpec(NamedTuple):
         denormal: Its share of denormal numbers, rounded down to a power of 4 or 0, so that equal layers are one call.
         content: Number of the write, or of the parameter or input, and the offset in its storage: two tensors of the
             first of equal calls are the same if this and their shape are. It does not distinguish calls.
-        reach: Whose parameters its gradient reaches, as bits: 2 << i for the optimizer i, 1 for other tensors than
-            parameters; 0 for parameters without an optimizer alone.
+        reach: What its gradient reaches, as in ``GradientReach``.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +71,7 @@ class TensorSpec(NamedTuple):
     source: int
     denormal: float = 0.0
     content: tuple[int, int] = (0, 0)
-    reach: int = 1
+    reach: int = OTHERS
 
     @property
     def is_dropped(self) -> bool:
@@ -144,9 +147,9 @@ class Call:
 
     @property
     def reach(self) -> int:
-        """Whose parameters get gradients from it, as in ``TensorSpec.reach``; 1 if none does."""
+        """What gradients reach from it, as in ``GradientReach``."""
         found = [spec.reach for spec in self.specs if spec.needs_grad]
-        return functools.reduce(operator.or_, found) if found else 1
+        return functools.reduce(operator.or_, found) if found else OTHERS
 
     @property
     def n_uses(self) -> int:
@@ -185,11 +188,11 @@ class CallLog:
     """Log of the calls of one step, filled by a dispatch mode.
 
     ``n_samples`` of its batch is 0 if unknown; ``batch`` are the tensors that it gets, ``optimizers`` the parameters of
-    each, ``unowned`` those that none has. ``padded_length`` is that of the batch's sequences of
-    floats, 0 if unknown. ``reads`` is how much of sorted tensors is read, ``rows`` which rows of layers' results,
-    ``results`` who reads products of matrices. ``irregular`` holds calls, by index, whose ``n_copies`` is a mean
-    because copies are anywhere in the batch, and the user's line that looks them up; ``renormed`` the number of rows
-    whose norms an embedding on a CPU limits. ``kept`` holds what was found in the log, by the name of what finds it.
+    each, ``unowned`` those that none has. ``padded_length`` is that of the batch's sequences of floats, 0 if unknown.
+    ``reads`` is how much of sorted tensors is read, ``rows`` which rows of layers' results, ``results`` who reads
+    products of matrices. ``irregular`` holds calls, by index, whose ``n_copies`` is a mean because copies are anywhere
+    in the batch, and the user's line that looks them up; ``renormed`` the number of rows whose norms an embedding on a
+    CPU limits. ``kept`` holds what was found in the log, by the name of what finds it.
     """
 
     def __init__(
@@ -204,14 +207,7 @@ class CallLog:
         self._batch = set(map(storage_address, tensors))
         self.padded_length = padded_length(tensors)
         self._last_node = 0
-        self._reach = dict.fromkeys(_addresses(unowned), 0)  # of leaves, by storage
-        self.n_optimizers = 0
-        for parameters in optimizers:
-            for address in _addresses(parameters):
-                self._reach[address] = self._reach.get(address, 0) | 2 << self.n_optimizers
-            self.n_optimizers += 1
-        self.parameters = {address for address, reach in self._reach.items() if reach}
-        self._reach_of_results: dict[int, int] = {}
+        self.reach = GradientReach(optimizers, unowned)
         self.backward = BackwardTimes()
         self.calls: list[Call] = []
         self.reads = Reads()
@@ -251,9 +247,10 @@ class CallLog:
         has_grad = torch.is_grad_enabled()
         inputs = [] if is_view else [value for value in flat((args, kwargs)) if is_plain_tensor(value)]
         self.reads.see(inputs)
-        if node is not None and not has_grad:
-            known = self._by_node.get(node._sequence_nr())
+        if node is not None:  # with gradients, it is computed again, or is part of a graph of higher order
+            known = self._by_node.get(node._sequence_nr()) if not has_grad else None
             self.backward.add(known[0] if known is not None else None, ns)
+        if node is not None and not has_grad:
             if known is not None:
                 owner, addresses = known
                 owner.backward_ns += ns
@@ -318,7 +315,7 @@ class CallLog:
         for address in map(storage_address, tensors):
             self._writers[address] = call.index
             self._contents[address] = self._n_contents
-            self._reach_of_results[address] = call.reach if has_grad else 1
+            self.reach.note(address, call.reach if has_grad else OTHERS)
         if is_of_copies:
             self._of_copies.add(call.index)
         if call.name in MATRIX_PRODUCTS:
@@ -367,7 +364,7 @@ class CallLog:
             source = self._writers.get(address, -1)
             denormal = _level(denormals.get(id(value), 0.0))
             content = self._contents.get(address, -address), value.storage_offset()
-            reach = self._reach.get(address, self._reach_of_results.get(address, 1)) if needs_grad else 1
+            reach = self.reach.of(value, address) if needs_grad else OTHERS
             return TensorSpec(
                 tuple(value.shape), value.stride(), value.dtype, needs_grad, source, denormal, content, reach
             )
@@ -376,9 +373,10 @@ class CallLog:
         return value if type(value) in _PLAIN else OPAQUE
 
     def _key(self, value: Any) -> Any:
-        """Replace a tensor's source index by the operator that wrote it, so that equal layers are one call."""
+        """Replace a tensor's source by the operator that wrote it, so that equal layers are one call; keep copies."""
         if isinstance(value, TensorSpec):
-            writer = self.calls[value.source].func if value.source >= 0 else None
+            source = self.calls[value.source] if value.source >= 0 else None
+            writer = source.index if source is not None and source.name in COPYING else source and source.func
             return (*value._replace(source=-1, content=(0, 0)), writer)
         return tuple(map(self._key, value)) if isinstance(value, tuple) else value
 
@@ -390,10 +388,6 @@ def flat(value: Any) -> list[Any]:
     if type(value) in (list, tuple):
         return [leaf for each in value for leaf in flat(each)]
     return [value]
-
-
-def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {storage_address(one) for one in tensors if is_plain_tensor(one)}
 
 
 def _level(share: float) -> float:

@@ -255,7 +255,7 @@ def _penalties(log: CallLog) -> Iterator[_Found]:
     for call in log.calls:
         if len(call.specs) != 1 or math.prod(call.specs[0].shape) < 2 or not call.has_backward:
             continue  # not in the loss
-        if not call.leaves or not call.leaves <= log.parameters:
+        if not call.leaves or not call.leaves <= log.reach.updated:
             continue
         after = readers.get(call.index, [])
         if call.name == "aten::linalg_vector_norm" and call.named["ord"] == 2 and not call.out_shape:

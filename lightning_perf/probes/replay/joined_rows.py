@@ -49,18 +49,14 @@ def _parts(log: CallLog, call: Call) -> list[_Part]:
     """Return the parts of a product's rows; none unless made from half as many elements."""
     if call.name not in LAYERS or not call.is_users or call.kwargs:
         return []
-    cats = [log.calls[index] for index in call.writers if index >= 0 and log.calls[index].name == "aten::cat"]
-    found = [_parts_of_cat(log, cat) for cat in cats]
-    n_most = math.prod(call.args[LAYERS[call.name]].shape) // 2
-    return found[0] if all(parts and sum(part.n_elements for part in parts) <= n_most for parts in found) else []
-
-
-def _parts_of_cat(log: CallLog, cat: Call) -> list[_Part]:
-    tensors, dim = cat.args[0], cat.named["dim"]
-    n_dims = len(cat.out_shape)
-    if dim not in (-1, n_dims - 1) or not all(isinstance(spec, TensorSpec) for spec in tensors):
+    rows = call.args[LAYERS[call.name]]
+    cat = log.calls[rows.source]
+    tensors, dim, n_elements = cat.named["tensors"], cat.named["dim"], math.prod(rows.shape)
+    is_whole = (n_elements, rows.shape[-1]) == (math.prod(cat.out_shape), cat.out_shape[-1])
+    if not is_whole or rows.stride != rows.dense(rows.shape).stride or dim not in (-1, len(cat.out_shape) - 1):
         return []
-    return [_part(log, spec) for spec in tensors]
+    parts = [_part(log, spec) for spec in tensors if isinstance(spec, TensorSpec)]
+    return parts if len(parts) == len(tensors) and sum(part.n_elements for part in parts) <= n_elements // 2 else []
 
 
 def _part(log: CallLog, spec: TensorSpec) -> _Part:

@@ -21,7 +21,7 @@ def repeated_rows(log: CallLog) -> RepeatedRows | None:
         return None
     call = max(found, key=lambda each: each.seconds)
     return RepeatedRows(
-        n_copies=max(call.n_copies, n_joined(log, call)),
+        n_copies=call.n_copies if call.n_copies > 1 else n_joined(log, call),
         shape=call.out_shape,
         n_operators=sum(each.n for each in found),
         total_s=sum(each.seconds for each in found),
@@ -33,9 +33,10 @@ def repeated_rows(log: CallLog) -> RepeatedRows | None:
 
 def in_both(found: RepeatedRows, again: RepeatedRows | None) -> RepeatedRows | None:
     """Return what two steps of a training have in common, with the smaller numbers; None if nothing."""
-    if again is None or (again.site, again.is_regular) != (found.site, found.is_regular):
+    kinds = [(one.site, one.is_regular, one.are_joined) for one in (found, again) if one is not None]
+    if again is None or kinds[0] != kinds[1]:
         return None
-    if found.is_regular and again.n_copies != found.n_copies:
+    if found.is_regular and not found.are_joined and again.n_copies != found.n_copies:
         return None
     return msgspec.structs.replace(
         found,

@@ -16,7 +16,7 @@ from .optimizer import rebuilt, step_once
 MAX_ELEMENTS = 2**20
 """Elements of a copy: of a larger table, so many rows are updated. Fewer would all stay in caches."""
 
-_MOST_LOOKED_UP = 2**22  # elements
+_MOST_LOOKED_UP = 2**21  # elements
 
 _TAKE_SPARSE = {"Adagrad": torch.optim.Adagrad, "SGD": torch.optim.SGD, "SparseAdam": torch.optim.SparseAdam,
                 "Adam": torch.optim.SparseAdam, "AdamW": torch.optim.SparseAdam}  # fmt: skip
@@ -44,6 +44,7 @@ def tables_in(log: CallLog) -> list[Table]:
     weights: dict[tuple[int, int], set[int]] = {}
     n_lookups: Counter[tuple[int, int]] = Counter()
     n_bags: Counter[tuple[int, int]] = Counter()
+    of_rows: set[tuple[int, int]] = set()  # shapes that some embedding looks up row by row
     for call in log.calls:
         is_bag = call.name == EMBEDDING_BAG and not call.named["sparse"] and call.named["mode"] != _MODE_MAX
         if not (is_bag or call.name == "aten::embedding"):
@@ -54,9 +55,12 @@ def tables_in(log: CallLog) -> list[Table]:
         if weight.needs_grad and weight.source < 0 and len(weight.shape) == 2:
             weights.setdefault(weight.shape, set()).update(call.weights)
             n_lookups[weight.shape] += call.n * math.prod(indices.shape)
-            n_bags[weight.shape] += call.n * call.out_shape[0] if is_bag else 0
+            if is_bag:
+                n_bags[weight.shape] += call.n * call.out_shape[0]
+            else:
+                of_rows.add(weight.shape)
     return [
-        Table(shape, len(found), n_lookups[shape] // len(found), n_bags[shape] // len(found))
+        Table(shape, len(found), n_lookups[shape] // len(found), n_bags[shape] // len(found) * (shape not in of_rows))
         for shape, found in weights.items()
         if found
     ]
@@ -66,7 +70,8 @@ class TableItem:
     """The gradient of a table for one batch and its update, dense as it is and sparse with the treatment.
 
     The user's optimizer is only read. A dense update takes time in proportion to the rows, a sparse one to the lookups:
-    where a part of the rows is copied, the dense side gets as small a part of the lookups.
+    where a part of the rows is copied, the dense side gets as small a part of the lookups, and the sparse one counts
+    more, since fewer of its lookups are of different rows.
 
     Raises:
         ValueError: The optimizer has no sparse variant, does not update this table, or too many rows are looked up.
@@ -83,8 +88,10 @@ class TableItem:
             raise ValueError("momentum keeps all rows changing")
         if table.n_lookups * table.shape[1] > _MOST_LOOKED_UP:
             raise ValueError(f"{table.n_lookups:,} rows of a table that are looked up are too many to copy")
-        n_rows, width = min(table.shape[0], max(1, n_elements // table.shape[1])), table.shape[1]
-        self.treated_weight = float(table.n_tables)
+        width = table.shape[1]
+        n_rows = min(table.shape[0], max(1, n_elements // width, 2 * table.n_lookups))
+        distinct = [n * -math.expm1(-table.n_lookups / n) for n in (table.shape[0], n_rows)]  # expected rows
+        self.treated_weight = table.n_tables * distinct[0] / distinct[1]
         self.weight = table.n_tables * table.shape[0] / n_rows
         first = group["params"][0]
         generator = torch.Generator(device=first.device).manual_seed(0)

@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
     site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
     backward_s = fraction * computing_s(session, steady, "backward")
-    least, most = _parts_of_pass(session, model.optimizers.index(worst), site) if model is not None else (0.0, 1.0)
+    least = _part_of_pass(session, model.optimizers.index(worst), site) if model is not None else 0.0
     return timed_finding(
         steady,
         summary=(
@@ -76,26 +76,26 @@ def check(session: Session) -> Finding | None:
                 code="fake_score = self.discriminator(fake.detach())  # in the step of the discriminator",
             ),
         ),
-        claims={"backward": most * backward_s},
+        claims={"backward": backward_s},
         low_s=least * backward_s,
-        basis="at least the operators of this pass that no other parameters need, at most all of it"
+        basis="at least the operators of this pass that no other parameters need, at most all backward passes"
         if least
         else "at most all backward passes; the part through these layers was not timed",
         confidence="medium",
     )
 
 
-def _parts_of_pass(session: Session, optimizer: int, site: str) -> tuple[float, float]:
-    """Return the parts of the backward time in what only this optimizer needs in one line's passes, and in all of it.
+def _part_of_pass(session: Session, optimizer: int, site: str) -> float:
+    """Return the part of the backward time in what only this optimizer needs, in the pass that one line starts.
 
-    0 and 1 if the passes of the line were not timed.
+    0 if that is not known: the line starts several passes, of which one may be needed; or the step has no other pass
+    for this optimizer, and so is unlike other steps.
     """
     passes = session.model_profile.backward_passes if session.model_profile is not None else ()
+    found = next((one for one in passes if site and one.site == site and one.n == 1), None)
+    others = [one for one in passes if one is not found and any(one.only_s[optimizer : optimizer + 1])]
     total_s = sum(one.total_s for one in passes)
-    found = next((one for one in passes if site and one.site == site), None)
-    if found is None or total_s <= 0 or optimizer >= len(found.only_s):
-        return 0.0, 1.0
-    return found.only_s[optimizer] / total_s, found.total_s / total_s
+    return found.only_s[optimizer] / total_s if found is not None and others and total_s > 0 else 0.0
 
 
 def _unused_fraction(model: ModelSettings) -> float:

@@ -127,7 +127,7 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         summary += f" (the slowest of {n_loaders})"
     if plan.chosen is not None:
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
-    refusal = loader.why_unchanged()
+    refusal = loader.why_not_changed()
     if refusal and loader.is_iterable:
         summary += "; the IterableDataset must shard itself by torch.utils.data.get_worker_info()"
     elif refusal and n_loaders == 1:

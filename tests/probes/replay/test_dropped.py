@@ -7,6 +7,7 @@ from itertools import count, pairwise
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_perf.probes.flops import ArithmeticCounter
 from lightning_perf.probes.replay.calls import CallLog
@@ -118,6 +119,16 @@ def test_gradients_of_inputs_are_needed():
     assert treated_of(model, model, step=Attacked()) == 2 * [("aten::addmm", 3, 1)]
 
 
+def test_gradients_of_detached_results_are_needed():
+    model = layers(24, 20)
+
+    class Attacked(nn.Module):
+        def forward(self, x):
+            return model(x).detach().requires_grad_().exp()
+
+    assert "aten::exp" not in [name for name, *_ in treated_of(model, model, step=Attacked())]
+
+
 def test_a_weight_that_the_step_wrote_to_is_needed():
     model = layers(24, 20, 16)
 
@@ -160,7 +171,8 @@ def test_backward_times_are_by_optimizer_and_by_the_line_of_the_pass():
         model.judge(made).mean().backward(retain_graph=True)
         model.judge(made.detach()).mean().backward()
     assert not counter.failure
-    through_both, own = log.backward.records(log.n_optimizers)
+    through_both, own = log.backward.records(log.reach.n_optimizers)
+    assert (through_both.n, own.n) == (1, 1)
     assert through_both.site != own.site
     assert through_both.total_s > own.total_s
     assert through_both.only_s[0] > own.only_s[0] == 0  # the maker's layer
@@ -175,3 +187,19 @@ def test_no_backward_times_are_recorded_when_operators_are_not_timed():
         counter.direction = "forward"
         model(batch).mean().backward()
     assert log.backward.records(1) == ()
+
+
+def test_passes_of_one_line_are_counted_and_recomputed_operators_timed():
+    model = layers(24, 24, 24)
+
+    def lost(x):
+        for _ in range(2):
+            checkpoint(model, x, use_reentrant=False).mean().backward()
+
+    log = CallLog(len(batch), optimizers=[model.parameters()])
+    with ArithmeticCounter(model, now_ns=count(0, 10).__next__, times_operators=True, log=log) as counter:
+        counter.direction = "forward"
+        lost(batch)
+    (found,) = log.backward.records(1)
+    assert found.n == 2
+    assert found.total_s > sum(call.backward_ns for call in log.calls) / 1e9

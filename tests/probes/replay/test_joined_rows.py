@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_perf.probes.replay.repeated_rows import repeated_rows, without_repeats
+from lightning_perf.probes.replay.repeated_rows import in_both, repeated_rows, without_repeats
 
 from .replaying import asked, logged, probe_of
 
@@ -43,12 +43,13 @@ class Edges(Pairs):
 
 
 class EdgesWithLengths(Edges):
-    def __init__(self):
+    def __init__(self, n=1600):
         super().__init__()
+        self.n = n
         self.layer = nn.Linear(2 * WIDTH + 1, 8)
 
     def joined(self, x):
-        return torch.cat([x[edges[0]], x[edges[1]], torch.rand(edges.shape[1], 1)], -1)
+        return torch.cat([x[edges[0, : self.n]], x[edges[1, : self.n]], torch.rand(self.n, 1)], -1)
 
 
 CASES = [
@@ -98,12 +99,54 @@ class PlainAsWell(Pairs):
     def forward(self, x):
         joined = self.joined(x)
         others = torch.cat([torch.rand(4, N, N, WIDTH), torch.rand(4, N, N, WIDTH)], -1)
-        return self.layer(joined.detach()) + self.layer(others)
+        return self.layer(joined) + self.layer(others)
 
 
-@pytest.mark.parametrize(("model", "x"), [(Plain(), chains), (PlainAsWell(), chains)])
-def test_nothing_is_reported_when_rows_are_not_made_of_copies(model, x):
-    assert repeated_rows(logged(model, x)) is None
+class PermutedAsWell(CopiedPairs):
+    def forward(self, x):
+        others = [torch.rand(4, WIDTH, N, N).permute(0, 2, 3, 1).contiguous() for _ in range(2)]
+        return self.layer(self.joined(x)) + self.layer(torch.cat(others, -1))
+
+
+class Flattened(Pairs):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2 * WIDTH * N, 8)
+
+    def joined(self, x):
+        return super().joined(x).flatten(2)
+
+
+class Transposed(Pairs):
+    def forward(self, x):
+        return self.joined(x).flatten(0, 2).t() @ torch.rand(4 * N * N, 8) + self.layer.bias
+
+
+@pytest.mark.parametrize("model", [Plain(), Flattened(), Transposed()])
+def test_nothing_is_reported_when_rows_are_not_made_of_copies(model):
+    assert repeated_rows(logged(model, chains)) is None
+
+
+@pytest.mark.parametrize("model", [PlainAsWell(), PermutedAsWell()])
+def test_equal_products_of_other_rows_are_told_apart(model):
+    assert repeated_rows(logged(model, chains)).n_operators == 1
+
+
+def test_parts_of_the_weight_are_no_parts_of_the_rows():
+    class Split(Pairs):
+        def forward(self, x):
+            left, right = self.layer.weight.split(WIDTH, 1)
+            return nn.functional.linear(self.joined(x), torch.cat([left * 2, right], 1))
+
+    found = repeated_rows(logged(Split(), chains))
+    assert (found.n_copies, found.n_operators) == (N, 1)
+
+
+def test_joined_rows_are_confirmed_in_a_step_with_other_numbers_of_them():
+    first, second = (repeated_rows(logged(EdgesWithLengths(n), nodes)) for n in (1600, 1200))
+    assert first.n_copies > second.n_copies
+    assert in_both(first, second).n_copies == second.n_copies
+    assert in_both(first, repeated_rows(logged(nn.Linear(WIDTH, 8), nodes.repeat_interleave(8, dim=0)))) is None
 
 
 def test_products_of_a_library_are_left_out(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -98,4 +100,26 @@ def test_a_part_of_a_large_table_stands_for_all_of_its_rows():
     item = TableItem(Table((ROWS, WIDTH), 2, N), torch.optim.SGD(Recommender().parameters(), lr=0.1), 10_000 * WIDTH)
     assert item._table.shape == (10_000, WIDTH)
     assert (len(item._rows[False]), len(item._rows[True])) == (N * 10_000 // ROWS, N)
-    assert (item.weight, item.treated_weight) == (10.0, 2.0)
+    assert item.weight == 10.0
+    assert item.treated_weight == pytest.approx(2.0, rel=0.01)
+
+
+def test_sparse_updates_count_more_when_a_part_of_the_table_has_fewer_rows_to_look_up():
+    item = TableItem(
+        Table((ROWS, WIDTH), 1, 20_000), torch.optim.SGD(Recommender().parameters(), lr=0.1), 10_000 * WIDTH
+    )
+    assert item._table.shape == (40_000, WIDTH)  # twice as many rows as lookups
+    assert item.treated_weight == pytest.approx(50_000 * (1 - math.exp(-0.4)) / (40_000 * (1 - math.exp(-0.5))))
+
+
+def test_lookups_are_of_rows_when_an_embedding_has_the_shape_of_a_bag():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows, self.bag = nn.Embedding(ROWS, WIDTH), nn.EmbeddingBag(ROWS, WIDTH, mode="sum")
+
+        def forward(self, x):
+            return self.rows(x).sum(1) + self.bag(x)
+
+    (table,) = tables_in(logged(Mixed(), torch.arange(N).reshape(4, -1)))
+    assert table.n_bags == 0
