@@ -47,7 +47,7 @@ _SITED = {
 """Operators whose line is looked up, since another operator may do the same faster."""
 
 COPYING = ("aten::cat", "aten::clone", "aten::index", "aten::index_select")
-"""Operators whose results are told apart by what they copy."""
+"""Operators whose results are distinguished by what they copy."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
