@@ -46,17 +46,17 @@ def apart(log: CallLog, call: Call) -> Work | None:
 
 
 def _parts(log: CallLog, call: Call) -> list[_Part]:
-    """Return the parts of a product's rows; none unless made from half as many elements."""
+    """Return the parts of a product's rows; none unless `torch.cat` has just made them, for the user."""
     if call.name not in LAYERS or not call.is_users or call.kwargs:
         return []
     rows = call.args[LAYERS[call.name]]
     cat = log.calls[rows.source]
-    tensors, dim, n_elements = cat.named["tensors"], cat.named["dim"], math.prod(rows.shape)
-    is_whole = (n_elements, rows.shape[-1]) == (math.prod(cat.out_shape), cat.out_shape[-1])
+    tensors, dim = cat.named["tensors"], cat.named["dim"]
+    is_whole = (math.prod(rows.shape), rows.shape[-1]) == (math.prod(cat.out_shape), cat.out_shape[-1])
     if not is_whole or rows.stride != rows.dense(rows.shape).stride or dim not in (-1, len(cat.out_shape) - 1):
         return []
     parts = [_part(log, spec) for spec in tensors if isinstance(spec, TensorSpec)]
-    return parts if len(parts) == len(tensors) and sum(part.n_elements for part in parts) <= n_elements // 2 else []
+    return parts if len(parts) == len(tensors) else []
 
 
 def _part(log: CallLog, spec: TensorSpec) -> _Part:
