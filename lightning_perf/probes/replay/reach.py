@@ -18,11 +18,11 @@ class GradientReach:
     """
 
     def __init__(self, optimizers: Iterable[Iterable[torch.Tensor]], unowned: Iterable[torch.Tensor]) -> None:
-        self._of_parameters = dict.fromkeys(addresses(unowned), 0)  # by storage
+        self._of_parameters = dict.fromkeys(_addresses(unowned), 0)  # by storage
         self._of_results: dict[int, int] = {}
         self.n_optimizers = 0
         for parameters in optimizers:
-            for address in addresses(parameters):
+            for address in _addresses(parameters):
                 self._of_parameters[address] = self._of_parameters.get(address, 0) | 2 << self.n_optimizers
             self.n_optimizers += 1
         self.updated = {address for address, reach in self._of_parameters.items() if reach}
@@ -38,6 +38,6 @@ class GradientReach:
         self._of_results[address] = reach
 
 
-def addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Return the storages of tensors."""
     return {storage_address(one) for one in tensors if is_plain_tensor(one)}

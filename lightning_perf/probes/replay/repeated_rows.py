@@ -1,6 +1,7 @@
 """Replay operators that compute each row several times, with each row once."""
 
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from lightning_perf.records import RepeatedRows
 from .calls import REPEATABLE, Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of, map_specs
 from .joined_rows import apart, n_joined
+
+_KIND = attrgetter("site", "is_regular", "are_joined")
 
 
 def repeated_rows(log: CallLog) -> RepeatedRows | None:
@@ -33,8 +36,7 @@ def repeated_rows(log: CallLog) -> RepeatedRows | None:
 
 def in_both(found: RepeatedRows, again: RepeatedRows | None) -> RepeatedRows | None:
     """Return what two steps of a training have in common, with the smaller numbers; None if nothing."""
-    kinds = [(one.site, one.is_regular, one.are_joined) for one in (found, again) if one is not None]
-    if again is None or kinds[0] != kinds[1]:
+    if again is None or _KIND(again) != _KIND(found):
         return None
     if found.is_regular and not found.are_joined and again.n_copies != found.n_copies:
         return None

@@ -50,7 +50,11 @@ def check(session: Session) -> Diagnosis | None:
     return Diagnosis(
         symptom,
         (
-            fact("copies of each row", found.n_copies, "count"),
+            fact(
+                "elements ÷ elements before they are copied" if found.are_joined else "copies of each row",
+                found.n_copies,
+                "count",
+            ),
             fact("such operators in a step", found.n_operators, "count"),
             fact("their time in a step", found.total_s, "s"),
         ),
