@@ -29,8 +29,9 @@ class _Part(NamedTuple):
 def n_joined(log: CallLog, call: Call) -> int:
     """Return how many times fewer elements a product would have to multiply, rounded down; 1 for other operators."""
     parts = _parts(log, call)
-    rows = call.args[LAYERS[call.name]] if parts else None
-    return math.prod(rows.shape) // max(1, sum(part.n_elements for part in parts)) if rows is not None else 1
+    if not parts:
+        return 1
+    return math.prod(call.args[LAYERS[call.name]].shape) // max(1, sum(part.n_elements for part in parts))
 
 
 def apart(log: CallLog, call: Call) -> Work | None:
@@ -64,12 +65,9 @@ def _part(log: CallLog, spec: TensorSpec) -> _Part:
     if writer is not None and writer.name == "aten::clone" and isinstance(writer.args[0], TensorSpec):
         spec = writer.args[0] if writer.args[0].shape == spec.shape else spec
     source = writer.args[0] if writer is not None and writer.name in _PICKING else None
-    if (
-        isinstance(source, TensorSpec)
-        and len(source.shape) == len(spec.shape) == 2
-        and source.shape[1] == spec.shape[1]
-    ):
-        return _Part(source if source.shape[0] < spec.shape[0] else spec, source.shape[0] < spec.shape[0])
+    if isinstance(source, TensorSpec) and len(source.shape) == 2 and source.shape[1:] == spec.shape[1:]:
+        is_picked = source.shape[0] < spec.shape[0]
+        return _Part(source if is_picked else spec, is_picked)
     once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True))
     return _Part(spec.dense((*once[:-1], spec.shape[-1]))._replace(needs_grad=spec.needs_grad), False)
 
