@@ -31,7 +31,8 @@ def n_joined(log: CallLog, call: Call) -> int:
     parts = _parts(log, call)
     if not parts:
         return 1
-    return math.prod(call.args[LAYERS[call.name]].shape) // max(1, sum(part.n_elements for part in parts))
+    rows: TensorSpec = call.args[LAYERS[call.name]]
+    return math.prod(rows.shape) // max(1, sum(part.n_elements for part in parts))
 
 
 def apart(log: CallLog, call: Call) -> Work | None:
