@@ -23,6 +23,8 @@ from . import autopilot_trainings
 from .autopilot_trainings import Model, Numbers, Plant, decisions, doctor, train
 from .conftest import Make, assert_nothing_left
 
+pytestmark = pytest.mark.usefixtures("frozen_objects")
+
 plant = autopilot_trainings.plant  # a fixture
 
 

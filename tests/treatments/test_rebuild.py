@@ -37,6 +37,8 @@ from lightning_perf.treatments.specs import parse_all
 
 from .trainings import Items, Net, Treat, loader, train
 
+pytestmark = pytest.mark.usefixtures("frozen_objects")
+
 
 class Backwards(Sampler):
     """A user's own sampler."""
