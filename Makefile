@@ -63,7 +63,7 @@ TORTURE := tests/trainer/test_faults.py tests/trainer/test_endings.py tests/trai
   tests/trainer/test_ranks.py tests/trainer/test_rank_causes.py tests/trainer/test_company.py \
   tests/trainer/test_probe_data.py tests/trainer/test_apply.py tests/trainer/test_unchanged.py \
   tests/trials/test_process_supervisor.py tests/trials/test_foreground.py tests/trials/test_trial_mode.py \
-  tests/trials/test_trial.py tests/trials/test_outputs.py tests/probes/loader tests/probes/test_oom.py \
+  tests/trials/test_trial.py tests/trials/test_outputs.py tests/probes/loader tests/probes/memory/test_oom.py \
   tests/probes/ranks tests/traces/test_fuzz.py tests/traces/test_hostile_traces.py tests/traces/test_read.py \
   tests/rules/test_any_session.py tests/rules/test_any_trace.py tests/records tests/reports/test_hostile_sessions.py \
   tests/reports/test_html.py tests/reports/test_console.py tests/reports/test_figures.py tests/tensorboard_plugin \
@@ -82,7 +82,7 @@ test-oldest:
 	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' \
 	  'lightning==2.4.0' 'pytorch-lightning==2.4.0' 'rich<14.1'
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal -q \
-	  tests/trainer tests/treatments tests/trials tests/probes/test_loop.py tests/probes/test_settings.py
+	  tests/trainer tests/treatments tests/trials tests/probes/timeline/test_loop.py tests/probes/settings/test_settings.py
 
 # Build the wheel, check its contents, and run it in an empty environment.
 wheel-check: $(STAMP)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_perf.errors import ConfigError
-from lightning_perf.probes.energy import Rates, carbon_intensity
-from lightning_perf.probes.profiler_recording import WindowOptions
+from lightning_perf.probes.profiler.recording import WindowOptions
+from lightning_perf.probes.telemetry.energy import Rates, carbon_intensity
 from lightning_perf.records.remote import AnyPath, RemotePath, any_path
 from lightning_perf.reports.formats import RUN_FORMATS
 from lightning_perf.treatments.specs import all_treatments, parse_all

@@ -15,8 +15,8 @@ from lightning_perf import records, seams
 from lightning_perf.autopilot_blocks import PRECHECK_STEPS, BlockTimes, TreatmentTry, Unit
 from lightning_perf.errors import TreatmentError
 from lightning_perf.live import LiveTreatments, Switch
-from lightning_perf.probes.gpu import peak_share
 from lightning_perf.probes.probe_set import ProbeSet
+from lightning_perf.probes.telemetry.gpu import peak_share
 from lightning_perf.records import SAFETIES, AutopilotTry, Safety, Session, TryStatus
 from lightning_perf.reports.sections.autopilot import decision_line
 from lightning_perf.safe_loaders import RandomWatch, require_safe_workers

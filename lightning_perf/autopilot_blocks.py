@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.probes.step_aggregator import time_with_boundaries_s, usual_steps_s
+from lightning_perf.probes.timeline.step_aggregator import time_with_boundaries_s, usual_steps_s
 from lightning_perf.records import AutopilotTry
 from lightning_perf.stats.sequential import BlockTrial
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from lightning_perf.doctor import PerfDoctor
-from lightning_perf.probes.machine import read_machine
+from lightning_perf.probes.settings.machine import read_machine
 from lightning_perf.records import Session
 
 _BATCH_SIZE = 32

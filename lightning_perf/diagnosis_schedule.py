@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from lightning_perf.probes.base import Probe
-from lightning_perf.probes.loop import LoopTimer
+from lightning_perf.probes.timeline.loop import LoopTimer
 from lightning_perf.stats.changepoint import LevelWatch
 
 FIRST_STEADY_STEPS, FIRST_S = 200, 10.0

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_perf import arguments, seams
 from lightning_perf.options import DoctorOptions, checked_options
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.probes.window import WindowProbe
+from lightning_perf.probes.profiler.window import WindowProbe
 from lightning_perf.records import Session
 from lightning_perf.records.remote import AnyPath
 from lightning_perf.results import Results

@@ -11,9 +11,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from torch import nn
 
 from lightning_perf.errors import ConfigError
-from lightning_perf.probes.breakdown import ModelMemory
+from lightning_perf.probes.memory.breakdown import ModelMemory
+from lightning_perf.probes.model.saved_tensors import SavedTensors
 from lightning_perf.probes.plain import batch_size
-from lightning_perf.probes.saved_tensors import SavedTensors
 from lightning_perf.records import Breakdown, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport
 from lightning_perf.reports.sections.model import model_document

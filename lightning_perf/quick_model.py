@@ -14,14 +14,14 @@ from torch import nn
 
 from lightning_perf.arguments import checked_flag, checked_whole
 from lightning_perf.errors import ConfigError
-from lightning_perf.probes import ceilings as ceilings_probe
-from lightning_perf.probes.breakdown import ModelMemory
-from lightning_perf.probes.flops import ArithmeticCounter
-from lightning_perf.probes.machine import device_name, read_device
-from lightning_perf.probes.module_times import ModuleTime, ModuleTimes, mean_times, with_times
+from lightning_perf.probes.memory.breakdown import ModelMemory
+from lightning_perf.probes.model import ceilings as ceilings_probe
+from lightning_perf.probes.model.flops import ArithmeticCounter
+from lightning_perf.probes.model.module_times import ModuleTime, ModuleTimes, mean_times, with_times
+from lightning_perf.probes.model.saved_tensors import SavedTensors
 from lightning_perf.probes.plain import batch_size, tensors_in
-from lightning_perf.probes.saved_tensors import SavedTensors
-from lightning_perf.probes.tracing import StepTracer, eager
+from lightning_perf.probes.sampled_steps.tracing import StepTracer, eager
+from lightning_perf.probes.settings.machine import device_name, read_device
 from lightning_perf.quick import RecordView, batch_error, call, preserved_state
 from lightning_perf.records import Breakdown, Ceilings, DatasheetPeak, Distribution, ModelProfile
 from lightning_perf.reports.render.console import DocumentReport

@@ -18,13 +18,13 @@ from lightning_perf.interrupts import is_from_signal
 from lightning_perf.live import LiveTreatments
 from lightning_perf.probes.base import RunContext
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.loop import LoopTimer
-from lightning_perf.probes.machine import local_world_size, read_machine
 from lightning_perf.probes.probe_set import ProbeSet, Status
 from lightning_perf.probes.ranks import RankProbe
 from lightning_perf.probes.replay import ReplayProbe
-from lightning_perf.probes.sampled_steps import SampledSteps
-from lightning_perf.probes.steps import open_loop
+from lightning_perf.probes.sampled_steps.probe import SampledSteps
+from lightning_perf.probes.settings.machine import local_world_size, read_machine
+from lightning_perf.probes.timeline.loop import LoopTimer
+from lightning_perf.probes.timeline.steps import open_loop
 from lightning_perf.progress import BarFigures
 from lightning_perf.records import Machine, Session, TraceRecord, Window
 from lightning_perf.rules.engine import diagnose, hypotheses, preflight

@@ -23,8 +23,8 @@ from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer, missing_without_trainer, shown_loader
 from lightning_perf.probes.hang import HangWatch
 from lightning_perf.probes.host_lines import LineSampler
-from lightning_perf.probes.loop import LoopTimer, ValidationSpan
-from lightning_perf.probes.user_phases import UserPhases
+from lightning_perf.probes.timeline.loop import LoopTimer, ValidationSpan
+from lightning_perf.probes.timeline.user_phases import UserPhases
 from lightning_perf.records import TrainerSettings
 
 FETCH, VALIDATION_FETCH = "[_TrainingEpochLoop].train_dataloader_next", "[_EvaluationLoop].val_next"

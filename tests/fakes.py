@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_perf.probes.phase_memory import Allocator, AllocatorReading
+from lightning_perf.probes.memory.phase_memory import Allocator, AllocatorReading
 
 
 class FakeClock:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lightning_perf import ConfigError, measure_ceilings, quick_profile
-from lightning_perf.probes import ceilings
+from lightning_perf.probes.model import ceilings
 from lightning_perf.records import Ceilings, ModelProfile
 
 

@@ -18,7 +18,7 @@ from score import Outcome, Score, Share, score
 from sessions import HandMade
 from traceml import CATEGORIES, Said
 
-from lightning_perf.probes.machine import read_machine
+from lightning_perf.probes.settings.machine import read_machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOLDER = REPOSITORY / "docs" / "benchmarks"

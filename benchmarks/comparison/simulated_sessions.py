@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
-from lightning_perf.probes.step_aggregator import (
+from lightning_perf.probes.timeline.spans import N_PHASES, PHASE_INDEX
+from lightning_perf.probes.timeline.step_aggregator import (
     FIRST_STEP,
     KIND,
     NOT_A_STEP,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.spans import FetchSpan, NullSpan, Span, Timeline
-from lightning_perf.probes.stage import RECORDS_BEFORE_AGGREGATION, StageTimer
+from lightning_perf.probes.timeline.spans import FetchSpan, NullSpan, Span, Timeline
+from lightning_perf.probes.timeline.stage import RECORDS_BEFORE_AGGREGATION, StageTimer
 
 _REPEATS = 20_000
 _ROUNDS = 7

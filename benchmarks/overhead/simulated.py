@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import psutil
 
-from lightning_perf.probes.spans import FetchSpan, Span, Timeline
-from lightning_perf.probes.stage import StageTimer
+from lightning_perf.probes.timeline.spans import FetchSpan, Span, Timeline
+from lightning_perf.probes.timeline.stage import StageTimer
 
 SETTLED_STEPS = 10_000
 """Steps after which every table, ring buffer and histogram has about its final size."""

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.machine import read_machine
+from lightning_perf.probes.settings.machine import read_machine
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "sampled-steps.md"
 PLAIN, WARMUP = "plain", 4  # untimed plain steps at the beginning
@@ -158,7 +158,7 @@ def rows_of(name: str, fits: list[Fit], n_steps: int) -> list[str]:
 
 def page(first: dict[str, float], results: dict[str, list[Fit]], arguments: argparse.Namespace) -> str:
     """The page of the documentation."""
-    from lightning_perf.probes.sampled_steps import COUNTED_STEP, MAX_SHARE, ROUNDS
+    from lightning_perf.probes.sampled_steps.probe import COUNTED_STEP, MAX_SHARE, ROUNDS
 
     n_fits = len(next(iter(results.values())))
     lines = [

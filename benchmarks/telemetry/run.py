@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lightning_perf.probes.telemetry import DEFAULT_HZ, FIRST_S, TelemetryProbe
+from lightning_perf.probes.telemetry.probe import DEFAULT_HZ, FIRST_S, TelemetryProbe
 
 LIMIT = 0.005
 

@@ -24,10 +24,10 @@ from .clock import NEVER
 if TYPE_CHECKING:
     from lightning_perf.options import DoctorOptions
 
-    from .energy import Rates
-    from .loop import LoopTimer
     from .probe_set import ProbeSet
-    from .profiler_recording import WindowOptions
+    from .profiler.recording import WindowOptions
+    from .telemetry.energy import Rates
+    from .timeline.loop import LoopTimer
 
 STAGES = ("fit", "validate", "test", "predict")
 
@@ -193,11 +193,12 @@ class Probe:
 
 @functools.cache
 def all_probes() -> tuple[type[Probe], ...]:
-    """Return the probes of the modules and packages in this folder, each after those that it needs.
+    """Return the probes of the modules in this folder, each after those that it needs.
 
     The ranks' probe is not included: it makes its collective calls even if opening the others fails.
     """
-    names = sorted(f"{probes.__name__}.{module.name}" for module in pkgutil.iter_modules(probes.__path__))
+    modules = pkgutil.walk_packages(probes.__path__, f"{probes.__name__}.")
+    names = sorted(module.name for module in modules if not module.ispkg)
     values = (value for name in names for value in vars(importlib.import_module(name)).values())
     found = (value for value in values if isinstance(value, type) and issubclass(value, Probe) and value is not Probe)
     kinds = {kind.name: kind for kind in found if kind.name != "ranks"}

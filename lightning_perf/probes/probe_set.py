@@ -16,9 +16,9 @@ from lightning_perf.records import Overhead, ProbeFailure, Run, Session
 
 from .base import Probe, RunContext, all_probes
 from .clock import NEVER
-from .loop import LoopTimer
-from .spans import span_cost_ns
-from .telemetry import with_cost
+from .telemetry.probe import with_cost
+from .timeline.loop import LoopTimer
+from .timeline.spans import span_cost_ns
 
 Status = Literal["running", "finished", "interrupted", "failed"]
 AnyProbe = TypeVar("AnyProbe", bound=Probe)

@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_map
 
 from lightning_perf import seams
 from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
-from lightning_perf.probes.machine import local_world_size, read_machine
 from lightning_perf.probes.probe_set import new_run
-from lightning_perf.probes.settings import read_settings
+from lightning_perf.probes.settings.machine import local_world_size, read_machine
+from lightning_perf.probes.settings.probe import read_settings
 from lightning_perf.records import LoaderProbe, Session
 
 ITERATING_SHARE = 0.4

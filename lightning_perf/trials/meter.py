@@ -15,10 +15,10 @@ import torch
 
 from lightning_perf import seams
 from lightning_perf.interrupts import raise_if_from_signal
-from lightning_perf.probes.ceilings import synchronize
-from lightning_perf.probes.compiler import dynamo
-from lightning_perf.probes.host_memory import peak_rss_bytes
+from lightning_perf.probes.memory.host_memory import peak_rss_bytes
+from lightning_perf.probes.model.ceilings import synchronize
 from lightning_perf.probes.plain import size_reader
+from lightning_perf.probes.settings.compiler import dynamo
 from lightning_perf.stats.blocks import BLOCK_S, BLOCK_STEPS, steady_blocks
 from lightning_perf.trials.job import Job, Result
 

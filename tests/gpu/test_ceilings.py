@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from lightning_perf import quick_profile
-from lightning_perf.probes import ceilings
+from lightning_perf.probes.model import ceilings
 from lightning_perf.stats.datasheets import datasheet_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

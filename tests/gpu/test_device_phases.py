@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightning_perf.probes.clock import FIRST_SAMPLED_STEP, device_clock
-from lightning_perf.probes.device_phases import DevicePhases
-from tests.probes.test_device_phases import Loop
+from lightning_perf.probes.timeline.device_phases import DevicePhases
+from tests.probes.timeline.test_device_phases import Loop
 
 from .record_traces import train
 from .trainings import TRAININGS

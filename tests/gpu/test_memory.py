@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.phase_memory import allocator_of
+from lightning_perf.probes.memory.phase_memory import allocator_of
 from lightning_perf.records import SESSION_FILE, DeviceMemory, Machine, Memory, Run, Session, load
 from lightning_perf.rules.engine import diagnose
 

@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from lightning_perf.probes.gpu import open_gpu
+from lightning_perf.probes.telemetry.gpu import open_gpu
 
 pytestmark = [
     pytest.mark.gpu,

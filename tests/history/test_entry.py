@@ -11,7 +11,7 @@ from msgspec import inspect
 from reports.sessions import SESSIONS
 
 from lightning_perf.history.entry import MAX_BLOCKS, coarsened, key_of, reduced
-from lightning_perf.probes.provenance import digest_of
+from lightning_perf.probes.settings.provenance import digest_of
 from lightning_perf.records import Session, from_json
 from lightning_perf.stats.comparison import compare_sessions
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lightning_perf.probes.clock import DeviceClock, device_clock
-from lightning_perf.probes.device_times import DeviceAggregator
-from lightning_perf.probes.spans import Timeline
-from lightning_perf.probes.stage import StageTimer
+from lightning_perf.probes.timeline.device_times import DeviceAggregator
+from lightning_perf.probes.timeline.spans import Timeline
+from lightning_perf.probes.timeline.stage import StageTimer
 from tests.fakes import FakeClock, FakeDevice
 
 

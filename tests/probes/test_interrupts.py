@@ -20,9 +20,9 @@ from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompo
 from lightning_perf import interrupts
 from lightning_perf.interrupts import Latch, raise_if_from_signal, suppress
 from lightning_perf.probes import plain
-from lightning_perf.probes.host import HostReader
-from lightning_perf.probes.pauses import GarbagePauses
 from lightning_perf.probes.replay.threads import Worker
+from lightning_perf.probes.telemetry.host import HostReader
+from lightning_perf.probes.telemetry.pauses import GarbagePauses
 from lightning_perf.seams import Undos, complete
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs POSIX signals")

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_perf.probes.base import STAGES, Probe, RunContext, all_probes
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.probes.energy import Rates
 from lightning_perf.probes.probe_set import ProbeSet
+from lightning_perf.probes.telemetry.energy import Rates
 from lightning_perf.records import Machine, Replay, Session
 
 

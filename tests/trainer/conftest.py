@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.pauses import GarbagePauses
+from lightning_perf.probes.telemetry.pauses import GarbagePauses
 from lightning_perf.seams.timed import _Timed
 
 Make = Callable[..., Trainer]

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes import ceilings, fake_pass, sampled_steps
-from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.model import ceilings, fake_pass
+from lightning_perf.probes.model.flops import ArithmeticCounter
+from lightning_perf.probes.sampled_steps import probe as sampled_steps
 from lightning_perf.records import Ceilings, Session
 
 from .conftest import Make

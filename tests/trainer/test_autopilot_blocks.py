@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from lightning_perf import autopilot
 from lightning_perf.autopilot_blocks import TreatmentTry
-from lightning_perf.probes.spans import PHASE_INDEX
-from lightning_perf.probes.step_aggregator import KIND, LEFT_OUT_STEP, RECORD_WIDTH, USUAL_STEP
+from lightning_perf.probes.timeline.spans import PHASE_INDEX
+from lightning_perf.probes.timeline.step_aggregator import KIND, LEFT_OUT_STEP, RECORD_WIDTH, USUAL_STEP
 from lightning_perf.records import AutopilotTry, Collections, Generation, Prescription
 from lightning_perf.stats import sequential
 from tests.forkserver import Forkserver

@@ -17,8 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import compiler, loss_scaler, sampled_steps
-from lightning_perf.probes.model import is_compiled
+from lightning_perf.probes.model.summary import is_compiled
+from lightning_perf.probes.sampled_steps import probe as sampled_steps
+from lightning_perf.probes.settings import compiler, loss_scaler
 from lightning_perf.records import CompilerWatch, Session
 
 from .conftest import Make

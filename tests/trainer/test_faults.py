@@ -16,22 +16,16 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, run
-from lightning_perf.probes import (
-    gradients,
-    loader,
-    loop,
-    memory,
-    pauses,
-    probe_set,
-    saved_tensors,
-    settings,
-    spans,
-    stage,
-    steps,
-    telemetry,
-    window,
-)
+from lightning_perf.probes import loader, probe_set
 from lightning_perf.probes.clock import DeviceClock
+from lightning_perf.probes.memory import probe as memory
+from lightning_perf.probes.model import saved_tensors
+from lightning_perf.probes.profiler import window
+from lightning_perf.probes.sampled_steps import gradients
+from lightning_perf.probes.settings import probe as settings
+from lightning_perf.probes.telemetry import pauses
+from lightning_perf.probes.telemetry import probe as telemetry
+from lightning_perf.probes.timeline import loop, spans, stage, steps
 from lightning_perf.records import Session, load
 from lightning_perf.reports import console, tensorboard
 from lightning_perf.rules import engine

@@ -13,13 +13,17 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 
 from lightning_perf import PerfDoctor, diagnosis_schedule, run
-from lightning_perf.probes import action_spans, plain, sampled_steps
-from lightning_perf.probes.profiler_recording import Recording
+from lightning_perf.probes import plain
+from lightning_perf.probes.profiler.recording import Recording
+from lightning_perf.probes.sampled_steps import probe as sampled_steps
+from lightning_perf.probes.timeline import action_spans
 from tests.fuzzing import FUZZ, IS_TORTURE
 
 from .conftest import Make
 from .interrupts import Interrupted, Line, LineTrace, Preempted, interrupt, preempt, process_state, training_state
 from .models import Manual, Tiny, loader
+
+pytestmark = pytest.mark.usefixtures("frozen_objects")
 
 N_SAMPLED = 12 * FUZZ if IS_TORTURE else 6
 """Lines tried per test: a fixed sample in ``make test``, more in ``make torture``."""
@@ -114,7 +118,7 @@ def test_everything_is_restored_when_the_end_of_the_last_hook_is_interrupted(mak
     counted = LineTrace()
     _train(make_trainer, FailsLate(), counted)
     source, first = inspect.getsourcelines(action_spans._LastHookSpan.__exit__)
-    lines = [("probes/action_spans.py", first + place) for place in range(2, len(source))]  # behind `try`
+    lines = [("probes/timeline/action_spans.py", first + place) for place in range(2, len(source))]  # behind `try`
     seen = [line for line in lines if line in counted.seen]
     assert len(seen) >= 2
     for line in seen:

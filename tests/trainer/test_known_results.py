@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import known_result_calls, known_results
-from lightning_perf.probes.known_results import ResultTracker
+from lightning_perf.probes.sampled_steps import known_result_calls, known_results
+from lightning_perf.probes.sampled_steps.known_results import ResultTracker
 
 from .conftest import Make
 

@@ -18,9 +18,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, load
-from lightning_perf.probes import growth, memory
-from lightning_perf.probes import memory as memory_probe
-from lightning_perf.probes.host_memory import c_heap
+from lightning_perf.probes.memory import growth
+from lightning_perf.probes.memory import probe as memory
+from lightning_perf.probes.memory import probe as memory_probe
+from lightning_perf.probes.memory.host_memory import c_heap
 from lightning_perf.records import SESSION_FILE
 from lightning_perf.reports.brief import MAX_LINES
 from tests.fakes import FakeAllocator

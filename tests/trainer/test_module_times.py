@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import sampled_steps
+from lightning_perf.probes.sampled_steps import probe as sampled_steps
 from lightning_perf.records import ModuleProfile, Session
 
 from .conftest import Make

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.data import DataLoader
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes import ceilings, sampled_steps
+from lightning_perf.probes.model import ceilings
+from lightning_perf.probes.sampled_steps import probe as sampled_steps
 from lightning_perf.records import Session, SyncCall
 
 from .conftest import Make, assert_nothing_left

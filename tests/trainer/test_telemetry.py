@@ -202,7 +202,7 @@ def test_probe_is_switched_off_and_training_goes_on_when_sampling_fails(
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("planted")
 
-    monkeypatch.setattr("lightning_perf.probes.telemetry.open_gpu", fails)
+    monkeypatch.setattr("lightning_perf.probes.telemetry.probe.open_gpu", fails)
     doctor = PerfDoctor(reports=[])
     make_trainer(doctor).fit(Tiny(), loader())
     assert doctor.session.run.status == "finished"

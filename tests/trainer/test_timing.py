@@ -16,12 +16,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-import lightning_perf.probes.steps
+import lightning_perf.probes.timeline.steps
 import lightning_perf.run
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.loader import LoaderWatch
-from lightning_perf.probes.spans import N_PHASES, PHASE_INDEX
-from lightning_perf.probes.step_aggregator import KIND, USUAL_STEP
+from lightning_perf.probes.timeline.spans import N_PHASES, PHASE_INDEX
+from lightning_perf.probes.timeline.step_aggregator import KIND, USUAL_STEP
 from tests.fakes import FakeClock
 
 from .conftest import Make, assert_adds_up
@@ -168,7 +168,7 @@ NAMED_AS = {"callback": "SleepyCallback", "logger": "SleepyLogger", "module_hook
 def clock(monkeypatch: pytest.MonkeyPatch) -> SteadyClock:
     """The clock of probes and sleeps; a loader's own probe, which takes real time, is left out."""
     made = SteadyClock()
-    for module in (lightning_perf.probes.steps, lightning_perf.run):
+    for module in (lightning_perf.probes.timeline.steps, lightning_perf.run):
         monkeypatch.setattr(module, "now_ns", made)
     monkeypatch.setattr(Sleeps, "now_ns", made)
     monkeypatch.setattr(Sleeps, "sleep", made.advance)

@@ -20,12 +20,12 @@ from lightning.pytorch import seed_everything
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
-import lightning_perf.probes.steps
+import lightning_perf.probes.timeline.steps
 import lightning_perf.run
 import lightning_perf.user_loop
 from lightning_perf import ConfigError, DoctorOptions, PerfDoctor
 from lightning_perf.loop_trainer import LoopTrainer
-from lightning_perf.probes.pauses import GarbagePauses
+from lightning_perf.probes.telemetry.pauses import GarbagePauses
 from lightning_perf.rules.engine import diagnose
 from lightning_perf.seams.timed import _Timed
 from tests.rules.session_builder import build_session
@@ -108,7 +108,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (lightning_perf.probes.steps, lightning_perf.run):
+    for module in (lightning_perf.probes.timeline.steps, lightning_perf.run):
         monkeypatch.setattr(module, "now_ns", made)
     return made
 

@@ -16,9 +16,9 @@ from multiprocessing import process
 from typing import Any
 
 from lightning_perf.interrupts import suppress
-from lightning_perf.probes.code_lines import USER, owner_of
 from lightning_perf.probes.host_lines.calls import shown_file
-from lightning_perf.probes.processes import read_bytes
+from lightning_perf.probes.sampled_steps.code_lines import USER, owner_of
+from lightning_perf.probes.telemetry.processes import read_bytes
 from lightning_perf.records import WorkerState
 
 _SIGNAL = signal.SIGRTMAX - 5 if sys.platform.startswith("linux") else 0

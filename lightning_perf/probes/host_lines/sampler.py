@@ -21,9 +21,9 @@ from typing import Any
 
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.loop import LoopTimer
-from lightning_perf.probes.spans import OWN
-from lightning_perf.probes.step_aggregator import SLOW_FACTOR
+from lightning_perf.probes.timeline.loop import LoopTimer
+from lightning_perf.probes.timeline.spans import OWN
+from lightning_perf.probes.timeline.step_aggregator import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, Session, StageTimes
 
 from .profile import PhaseSamples, ProfileBuilder
@@ -64,7 +64,7 @@ class LineSampler(Probe):
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        from lightning_perf.probes.pauses import GarbagePauses  # which needs this package
+        from lightning_perf.probes.telemetry.pauses import GarbagePauses  # which needs this package
 
         pauses = run.probes.find(GarbagePauses)
         self._loop = run.loop

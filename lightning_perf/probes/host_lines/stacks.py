@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from lightning_perf.probes.atomic_reads import call_atomically
-from lightning_perf.probes.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, USER, owner_of
+from lightning_perf.probes.sampled_steps.code_lines import COMPILED, LIGHTNING, OTHER, TORCH, USER, owner_of
 
 from .calls import line_of
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from lightning_perf.probes.code_lines import USER, owner_of
 from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, UserLine
+from lightning_perf.probes.sampled_steps.code_lines import USER, owner_of
 from lightning_perf.records.loader_probe import HotFunction
 
 _MAX_TRACED_EVENTS = 200_000

@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from lightning_perf.probes.code_lines import OTHER, USER, owner_of
 from lightning_perf.probes.host_lines.profile import COMPREHENSIONS, Line, UserLine
+from lightning_perf.probes.sampled_steps.code_lines import OTHER, USER, owner_of
 from lightning_perf.records import HostLine
 from lightning_perf.records.loader_probe import HotFunction, HotLine
 

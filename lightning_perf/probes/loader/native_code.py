@@ -10,7 +10,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any
 
 from lightning_perf.probes import plain
-from lightning_perf.probes.code_lines import USER, owner_of
+from lightning_perf.probes.sampled_steps.code_lines import USER, owner_of
 
 _KNOWN_PACKAGES = frozenset(
     (

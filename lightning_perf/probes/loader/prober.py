@@ -13,7 +13,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from lightning_perf.loader_kinds import inner_loader
-from lightning_perf.probes.machine import read_machine
+from lightning_perf.probes.settings.machine import read_machine
 from lightning_perf.records import LoaderProbe
 
 from .child import Child, Ended

@@ -7,8 +7,8 @@ import msgspec
 
 from lightning_perf.probes import plain
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.machine import local_world_size
-from lightning_perf.probes.telemetry import TelemetryProbe
+from lightning_perf.probes.settings.machine import local_world_size
+from lightning_perf.probes.telemetry.probe import TelemetryProbe
 from lightning_perf.records import Fetch, LoaderProbe, Session, StageTimes
 
 from .copying import why_not_automatic

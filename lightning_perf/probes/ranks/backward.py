@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.probes.clock import FIRST_SAMPLED_STEP, SAMPLES_KEPT, DeviceEvent, next_sampled_step
-from lightning_perf.probes.spans import PHASE_INDEX, Timeline
+from lightning_perf.probes.timeline.spans import PHASE_INDEX, Timeline
 from lightning_perf.seams import remove_hook
 
 

@@ -10,8 +10,8 @@ import torch
 from lightning_perf import seams
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.probes.host_memory import peak_rss_bytes
-from lightning_perf.probes.loop import BROADCASTING, REDUCING, LoopTimer
+from lightning_perf.probes.memory.host_memory import peak_rss_bytes
+from lightning_perf.probes.timeline.loop import BROADCASTING, REDUCING, LoopTimer
 from lightning_perf.records import (
     MAX_FOUND,
     Epoch,

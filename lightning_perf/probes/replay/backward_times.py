@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_perf.probes.code_lines import user_site
+from lightning_perf.probes.sampled_steps.code_lines import user_site
 from lightning_perf.records import BackwardPasses
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_perf.probes.code_lines import is_users_call, user_site
+from lightning_perf.probes.model.tokens import padded_length
 from lightning_perf.probes.plain import is_plain_tensor, storage_address
-from lightning_perf.probes.repeats import RepeatedLookups, n_copies_in
-from lightning_perf.probes.tokens import padded_length
-from lightning_perf.probes.zeros import PRODUCTS, Zeros, zeros_in
+from lightning_perf.probes.sampled_steps.code_lines import is_users_call, user_site
+from lightning_perf.probes.sampled_steps.repeats import RepeatedLookups, n_copies_in
+from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros, zeros_in
 
 from .backward_times import BackwardTimes
 from .reach import OTHERS, GradientReach

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from scipy.fft import next_fast_len
 
-from lightning_perf.probes.known_result_functions import LIKE
+from lightning_perf.probes.sampled_steps.known_result_functions import LIKE
 from lightning_perf.records import CheaperKind, CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec

@@ -9,7 +9,7 @@ import torch
 
 from lightning_perf.interrupts import error_text
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.saved_tensors import are_hooks_in_place
+from lightning_perf.probes.model.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
 from .calls import CallLog, TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import torch
 
-from lightning_perf.probes.zeros import PRODUCTS
+from lightning_perf.probes.sampled_steps.zeros import PRODUCTS
 from lightning_perf.records import RepeatedRows
 
 from .calls import REPEATABLE, Call, CallLog, TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lightning_perf.cgroups import free_bytes
-from lightning_perf.probes.tracing import current_mode
+from lightning_perf.probes.sampled_steps.tracing import current_mode
 
 MEMORY_PART = 0.25
 """Share of free memory that replays may use."""

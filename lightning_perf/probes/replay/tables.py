@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from lightning_perf.probes.operators import EMBEDDING_BAG
+from lightning_perf.probes.model.operators import EMBEDDING_BAG
 
 from .calls import CallLog, TensorSpec
 from .compare import Item, Stopwatch

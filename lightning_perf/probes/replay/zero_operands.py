@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from lightning_perf.probes.zeros import PRODUCTS, Zeros
+from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros
 from lightning_perf.records import ZeroKind, ZeroOperand
 
 from .calls import Call, CallLog, TensorSpec

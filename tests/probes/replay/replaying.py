@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.replay import CallLog, ReplayProbe
 from lightning_perf.records import Hypothesis
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_perf.probes.clock import now_ns
-from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.replay import CallLog
 from lightning_perf.probes.replay.cheaper import cheaper, cheaper_operator
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lightning_perf.probes.flops import ArithmeticCounter
+from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.replay.calls import CallLog
 from lightning_perf.probes.replay.dropped import without_dropped
 

@@ -1,0 +1,1 @@
+"""Measure memory: by phase, by content, its growth, and when it runs out."""

@@ -1,0 +1,1 @@
+"""Read and count a model: parameters, operations, memory traffic, module times."""

@@ -1,0 +1,1 @@
+"""Open windows of the profiler, record and export them."""

@@ -1,0 +1,1 @@
+"""Read what was set: Trainer, loaders, torch, machine, script."""

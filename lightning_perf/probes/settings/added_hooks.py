@@ -1,0 +1,105 @@
+"""Count the hooks of modules: a hook that is added in every step makes each step longer than the one before."""
+
+import os
+from collections.abc import Mapping
+from types import CodeType, MethodType
+from typing import Any, NamedTuple
+
+import msgspec
+from torch import nn
+
+from lightning_perf.probes import plain
+from lightning_perf.probes.base import Probe, RunContext
+from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.model import module_walk
+from lightning_perf.records import AddedHooks, Session
+
+_COUNTS_AT = (12, 32, 132, 1032)
+"""Steps before which hooks are counted: none of them is sampled with hooks of PerfDoctor's own."""
+
+_LEAST_PER_STEP, _LEAST_ADDED = 0.5, 10
+"""Hooks added to one module, at least, per step and in all: a callback may add some before each epoch."""
+
+_SLOW_NS = 10**6
+"""A count that takes longer leaves its step out of the statistics: going through thousands of modules takes tens of
+milliseconds."""
+
+_KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+class _Count(NamedTuple):
+    step: int
+    n_by_place: dict[tuple[str, str], int]
+    """Hooks by module and kind."""
+
+
+class AddedHooksProbe(Probe):
+    """Counts the hooks of all modules before a few steps, and at the end of a fit."""
+
+    name = "added_hooks"
+    stages = ("fit",)
+    after = ("settings", "gradients", "hyperparameters")
+
+    def __init__(self, run: RunContext) -> None:
+        self._module, self._loop, self._now_ns = run.pl_module, run.loop, run.now_ns
+        self._first: _Count | None = None
+        self._found: AddedHooks | None = None
+        self._left = list(_COUNTS_AT)
+
+    @property
+    def next_step(self) -> int:
+        return self._left[0] if self._left else NEVER
+
+    def step_begins(self, batch: Any) -> None:
+        while self._left and self._left[0] <= self._loop.main.n_steps:
+            self._left.pop(0)
+        begin = self._now_ns()
+        self._count()
+        if self._now_ns() - begin > _SLOW_NS:
+            self._loop.main.leave_out()
+
+    def before_report(self, is_last: bool) -> None:
+        if is_last:
+            self._count()
+
+    def _count(self) -> None:
+        count = _Count(self._loop.main.n_steps, _n_hooks(self._module))
+        if self._first is None:
+            self._first = count
+        elif count.step > self._first.step:
+            self._found = _added(self._module, self._first, count)
+
+    def part(self, session: Session) -> Mapping[str, Any]:
+        settings, replace = session.settings, msgspec.structs.replace
+        if self._found is None or settings.model is None:
+            return {}
+        return {"settings": replace(settings, model=replace(settings.model, added_hooks=self._found))}
+
+
+def _hooks(module: nn.Module, kind: str) -> list[Any]:
+    return [hook for _, hook in plain.items_of(plain.attributes(module).get(kind)) or ()]
+
+
+def _n_hooks(root: nn.Module) -> dict[tuple[str, str], int]:
+    places = ((path, kind, module) for path, module in module_walk.named_modules(root) for kind in _KINDS)
+    return {(path, kind): n for path, kind, module in places if (n := len(_hooks(module, kind)))}
+
+
+def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
+    """Return the hooks of the module that got most of them; None if none got more in most steps."""
+    added = {place: n - first.n_by_place.get(place, 0) for place, n in last.n_by_place.items()}
+    place = max(added, key=added.__getitem__, default=("", ""))
+    n_added = added.get(place, 0)
+    if n_added < max(_LEAST_ADDED, _LEAST_PER_STEP * (last.step - first.step)):
+        return None
+    path, kind = place
+    hook = next(_hooks(module, kind)[-1] for name, module in module_walk.named_modules(root) if name == path)
+    code = plain.stored(hook.__func__ if type(hook) is MethodType else hook, "__code__")
+    is_known = type(code) is CodeType
+    return AddedHooks(
+        n_hooks=last.n_by_place[place],
+        per_step=n_added / (last.step - first.step),
+        module=path,
+        function=code.co_name if is_known else "",
+        site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if is_known else "",
+    )

@@ -1,0 +1,1 @@
+"""Sample the device and the host in a background thread; measure energy and pauses."""

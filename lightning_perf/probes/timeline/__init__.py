@@ -1,0 +1,1 @@
+"""Time the loop: its phases, steps, stages and epochs."""

@@ -1,0 +1,634 @@
+"""The sampler of the training thread's stack, on frames and clocks that the test makes."""
+
+from __future__ import annotations
+
+import abc
+import dis
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_perf.probes import atomic_reads
+from lightning_perf.probes.host_lines import LineSampler, calls, sampler, stacks
+from lightning_perf.probes.host_lines.calls import OwnCode, _module_of
+from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilder
+from lightning_perf.probes.host_lines.stacks import Stack, StackReader, frames_of
+from lightning_perf.probes.telemetry.pauses import GarbagePauses
+
+LIGHTNING_FILE = os.path.abspath(__import__("lightning").pytorch.__file__)
+
+
+def as_lightning(function: Any) -> Any:
+    """The function, as if it was defined in Lightning."""
+    code = function.__code__.replace(co_filename=LIGHTNING_FILE)
+    return type(function)(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+
+
+def run_by_lightning(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+run_by_lightning = as_lightning(run_by_lightning)
+
+
+def current() -> FrameType:
+    return sys._getframe(1)
+
+
+def helper() -> FrameType:
+    return current()
+
+
+def training_step() -> FrameType:
+    return helper()
+
+
+def stack_of(frame: FrameType, reader: StackReader | None = None) -> Stack | None:
+    return (reader or StackReader()).read(frames_of(1, lambda: {1: frame}))
+
+
+def lines(frame: FrameType) -> list[str]:
+    stack = stack_of(frame)
+    assert stack is not None
+    return [code.co_name for code, _, _ in stack.lines]
+
+
+def test_reader_keeps_the_users_frames_below_lightning_when_a_script_calls_it():
+    assert lines(run_by_lightning(training_step)) == ["training_step", "helper"]
+
+
+def test_lines_are_those_of_the_frames():
+    def called():
+        first = [current()]
+        return first[0]
+
+    frame = run_by_lightning(called)
+    stack = stack_of(frame)
+    assert stack is not None
+    assert [line for _, _, line in stack.lines] == [frame.f_lineno] == [called.__code__.co_firstlineno + 2]
+
+
+def test_line_is_the_functions_when_code_has_no_lines():
+    code = training_step.__code__.replace(co_linetable=b"")
+    assert calls.line_of(code, 2) == code.co_firstlineno
+
+
+def test_reader_forgets_code_when_there_is_too_much_of_it(monkeypatch):
+    monkeypatch.setattr(stacks, "_MAX_CODES", 3)
+    frame, reader = run_by_lightning(training_step), StackReader()
+    assert stack_of(frame, reader) == stack_of(frame, reader) == stack_of(frame)
+    assert len(reader._known) <= 3
+
+
+def test_line_is_the_condition_when_the_jump_at_the_end_of_a_loop_has_none():
+    def smallest(rows):
+        best = None
+        for row in rows:
+            for value in row:
+                if best is None or value < best:
+                    best = value
+        return best
+
+    code = smallest.__code__
+    first = code.co_firstlineno
+    without_line = [begin for begin, _, line in code.co_lines() if line is None]
+    assert {calls.line_of(code, offset) - first for offset in without_line} <= {3, 4}
+    assert calls.line_of(code, len(code.co_code) - 2) == first + 6
+
+
+def test_reader_answers_none_when_lightning_is_not_on_the_stack():
+    assert stack_of(training_step()) is None
+
+
+def test_reader_names_the_library_function_when_a_line_calls_one():
+    seen: list[Any] = []
+    reader = StackReader()
+
+    class Watching(json.JSONDecoder):
+        def decode(self, *_: Any) -> None:
+            # as if json's own code ran: what this test's frame would add is left out
+            seen.append(stack_of(sys._getframe(1), reader))
+
+    def parse() -> Any:
+        return json.loads("{}", cls=Watching)
+
+    run_by_lightning(parse)
+    (stack,) = seen
+    assert [code.co_name for code, _, _ in stack.lines] == ["parse"]
+    assert (stack.leaf, calls.library_call(stack.below, reader.modules[stack.below])) == ("other", "json.loads")
+
+
+def test_library_line_is_an_operator_when_it_calls_one_of_torch(tmp_path):
+    (tmp_path / "library.py").write_text("import torch\n\ndef activate(x):\n    return torch.relu(x)\n")
+    code = compile((tmp_path / "library.py").read_text(), str(tmp_path / "library.py"), "exec")
+    names = {"__name__": "library"}
+    exec(code, names)
+    activate = names["activate"].__code__
+    calls_relu = next(i.offset for i in dis.get_instructions(activate) if "CALL" in i.opname and i.opname != "PRECALL")
+    mine = training_step.__code__
+    stack = stacks.Stack(((mine, -1, 10),), activate, "other", (activate, calls_relu, 4))
+    reader = StackReader()
+    reader.globals_of[activate] = names
+    phase = PhaseSamples()
+    phase.add(stack, 1e6, 0.0, 0.0, 1)
+    profile = ProfileBuilder(reader).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert profile is not None
+    assert profile.phases["forward"].operator_fraction == 1.0
+
+
+@pytest.mark.parametrize("imports", ["import torch", "import json"])
+def test_reader_keeps_the_librarys_frame_when_it_may_call_operators(imports, monkeypatch):
+    names = {"__name__": "library", "current": current}
+    exec(compile(f"{imports}\ndef run():\n    return current()\n", json.__file__, "exec"), names)
+    monkeypatch.setitem(globals(), "helper", names["run"])
+    frame = run_by_lightning(training_step)
+    stack = StackReader().read(list(frames_of(1, lambda: {1: frame})))
+    assert stack is not None
+    assert (stack.leaf, stack.inner is not None) == ("other", imports == "import torch")
+
+
+@pytest.mark.parametrize("file", ["<string>", ""])
+def test_reader_reads_generated_code_as_its_modules_when_it_has_no_file(file):
+    source = "def made():\n    return current()\n"
+    theirs = {"current": current, "__file__": LIGHTNING_FILE, "__name__": "lightning.pytorch"}
+    exec(compile(source, file, "exec"), theirs)
+    assert lines(run_by_lightning(theirs["made"])) == []
+
+
+def test_method_that_a_library_compiled_is_charged_to_the_line_that_calls_it(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    proxy: dict[str, Any] = {"current": current}
+    exec("def get():\n    return current()\n", proxy)  # as multiprocessing's for the methods of a manager's list
+    monkeypatch.setitem(globals(), "helper", proxy["get"])
+    assert lines(run_by_lightning(training_step)) == ["training_step"]
+
+
+def first() -> None:
+    sum(range(20))
+
+
+def second() -> None:
+    sum(range(20))
+
+
+def alternate(stop: threading.Event) -> None:
+    while not stop.is_set():
+        first()
+        second()
+
+
+def test_nothing_is_collected_while_frames_are_read_when_that_is_not_safe(monkeypatch):
+    monkeypatch.setattr(atomic_reads, "_COLLECTS_IN_CALLS", True)
+    enabled: list[bool] = []
+
+    def current_frames() -> dict[int, FrameType]:
+        enabled.append(gc.isenabled())
+        if len(enabled) == 2:
+            raise RuntimeError("planted")
+        return {1: sys._getframe()}
+
+    assert frames_of(1, current_frames)[0][0].co_name == "current_frames"
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError):
+        frames_of(1, current_frames)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        frames_of(1, current_frames)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert enabled == [False, False, False]
+
+
+def test_stack_is_of_one_moment_when_its_thread_runs_on():
+    stop = threading.Event()
+    thread = threading.Thread(target=run_by_lightning, args=(alternate, stop))
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = StackReader()
+    seen: set[tuple[str, int]] = set()
+    try:
+        thread.start()
+        n, until = 0, time.monotonic() + 60  # until both were seen, however rarely this thread runs
+        while (n := n + 1) < 3000 or (len(seen) < 2 and time.monotonic() < until):
+            stack = reader.read(frames_of(thread.ident or 0, sys._current_frames))
+            if stack is not None and len(stack.lines) == 2:
+                (_, _, line), (called, _, _) = stack.lines
+                seen.add((called.co_name, line - alternate.__code__.co_firstlineno))
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(usual_s)
+    assert seen == {("first", 2), ("second", 3)}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions have no columns before Python 3.11")
+@pytest.mark.parametrize(
+    ("source", "names", "call", "is_operator"),
+    [
+        ("module.probe()", {"module": json}, "module.probe", False),
+        ("module.probe()", {"module": torch}, "module.probe", True),
+        ("module.tensor()", {"module": torch}, "module.tensor", None),  # of a tensor, or of Python's lists
+        ("table.probe()", {"table": torch.zeros(1)}, "table.probe", True),
+        ("pattern.probe()", {"pattern": SimpleNamespace()}, "pattern.probe", False),
+        ("self.items.probe()", {}, "items.probe", False),  # tensors have no such method
+        ("self.items.split()", {}, "items.split", None),  # tensors and strings have it
+    ],
+)
+def test_own_code_names_the_call_when_a_line_makes_one(source, names, call, is_operator, tmp_path, monkeypatch):
+    seen: list[OwnCode] = []
+
+    def probe() -> None:
+        frame = sys._getframe(1)
+        seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
+
+    for module in names.values():
+        monkeypatch.setattr(module, call.rpartition(".")[2], probe, raising=False)
+    file = tmp_path / "planted.py"
+    file.write_text(f"def planted(self):\n    x = 1; {source}\n")
+    space = dict(names)
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    space["planted"](SimpleNamespace(items=SimpleNamespace(probe=probe, split=probe)))
+    assert (seen[0].call, seen[0].is_operator) == (call, is_operator)
+
+
+def test_timing_decides_whether_a_number_is_a_tensors_when_it_is_converted(tmp_path):
+    class Text:
+        def __float__(self) -> float:
+            frame = sys._getframe(1)
+            seen.append(OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals))
+            return 0.0
+
+    seen: list[OwnCode] = []
+    file = tmp_path / "planted.py"
+    file.write_text("def planted(row):\n    return [float(text) for text in row]\n")
+    space: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    space["planted"]([Text()])
+    assert (seen[0].call, seen[0].is_operator) == ("float", None)
+
+
+def test_own_code_runs_nothing_of_a_global_object_when_that_computes_its_class(tmp_path):
+    class Proxy:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise RuntimeError("the proxy refers to nothing")
+
+        def __call__(self) -> OwnCode:
+            frame = sys._getframe(1)
+            return OwnCode(frame.f_code, frame.f_lasti, frame.f_lineno, frame.f_globals)
+
+    file = tmp_path / "planted.py"
+    file.write_text("def planted():\n    return proxy()\n")
+    space: dict[str, Any] = {"proxy": Proxy()}
+    exec(compile(file.read_text(), str(file), "exec"), space)
+    own = space["planted"]()
+    assert (own.call, own.is_operator) == ("proxy", False)
+
+
+@pytest.mark.parametrize(("text", "name"), [("a.b(c(d))", "a.b"), ("sorted(x)", "sorted"), ("x[0].sort()", ".sort")])
+def test_outermost_call_is_named_when_calls_are_nested(text, name):
+    call = next(node for node in calls._nodes(text) if type(node).__name__ == "Call")
+    assert calls._dotted(call.func) == name
+
+
+def test_statement_that_opens_a_block_is_parsed_when_it_is_one_line():
+    assert any(type(node).__name__ == "Call" for node in calls._nodes("if ready(x):"))
+
+
+def test_file_is_relative_when_it_is_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert calls.shown_file(str(tmp_path / "model.py")) == "model.py"
+    assert calls.shown_file(json.__file__) == "json/__init__.py"
+
+
+# -- adding up --------------------------------------------------------------------------------------------------------
+
+
+def samples(*stacks_of: tuple[tuple[tuple[Any, int], ...], float, int]) -> PhaseSamples:
+    """Samples of stacks, each as ((function, line), …), milliseconds in all, how many."""
+    phase = PhaseSamples()
+    for path, ms, n in stacks_of:
+        stack = stacks.Stack(tuple((f.__code__, -1, line) for f, line in path), None, "user")
+        for _ in range(n):
+            phase.add(stack, ms * 1e6 / n, 0.0, 0.0, 1)
+    return phase
+
+
+def found(phase: PhaseSamples) -> list[tuple[str, int, float]]:
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert profile is not None
+    return [(line.function, line.line, round(line.share, 3)) for line in profile.phases["forward"].lines]
+
+
+def test_line_of_the_function_called_is_named_when_it_holds_the_time():
+    phase = samples((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11),), 10, 5))
+    assert found(phase) == [("helper", 5, 0.9), ("training_step", 11, 0.1)]
+
+
+def test_lines_of_the_hook_itself_are_kept_beside_those_of_functions():
+    phase = samples((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11),), 10, 5))
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    outer = profile.phases["forward"].outer_lines
+    assert [(line.line, line.call, round(line.share, 3)) for line in outer] == [(10, "helper", 0.9), (11, "", 0.1)]
+
+
+def test_lines_of_the_hook_with_little_time_are_left_out():
+    phase = samples((((training_step, 10),), 995, 50), (((training_step, 11),), 5, 5))
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert [line.line for line in profile.phases["forward"].outer_lines] == [10]
+
+
+def test_mean_step_of_a_line_is_weighted_by_time():
+    phase = PhaseSamples()
+    for line, ms, step in ((10, 1, 0), (10, 3, 100), (11, 4, 10)):
+        phase.add(stacks.Stack(((training_step.__code__, -1, line),), None, "user"), ms * 1e6, 0.0, 0.0, step)
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 100), 0.0, None)
+    found = profile.phases["forward"]
+    assert {line.line: line.mean_step for line in found.lines} == {10: 75.0, 11: 10.0}
+    assert {line.line: line.n_steps for line in found.lines} == {10: 2, 11: 1}
+    assert (found.mean_step, found.n_steps) == (42.5, 3)
+
+
+def test_line_is_known_with_the_one_that_calls_its_function_unless_several_do():
+    def called_at(*paths):
+        profile = ProfileBuilder(StackReader()).build({"forward": samples(*paths)}, {}, (0, 9), 0.0, None)
+        return [line.called_at for line in profile.phases["forward"].lines]
+
+    site = os.path.basename(__file__)
+    assert called_at((((training_step, 10), (helper, 5)), 90, 45)) == [f"{site}:10"]
+    assert called_at((((training_step, 10), (helper, 5)), 90, 45), (((training_step, 11), (helper, 5)), 80, 40)) == [""]
+    assert called_at((((training_step, 10),), 90, 45)) == [""]
+
+
+def test_calling_line_is_named_when_the_function_called_has_many_cheap_lines():
+    paths = [(((training_step, 10), (helper, line)), 10, 5) for line in range(20, 30)]
+    assert found(samples(*paths)) == [("training_step", 10, 1.0)]
+
+
+def test_lines_share_no_time_when_their_shares_are_added():
+    paths = [(((training_step, 10), (helper, line)), ms, 5) for line, ms in ((1, 60), (2, 30), (3, 10))]
+    assert sum(share for *_, share in found(samples(*paths))) == pytest.approx(1.0)
+
+
+def test_effective_samples_are_few_when_one_call_holds_most_of_the_time():
+    phase = samples((((helper, 1),), 900, 1), (((training_step, 1),), 100, 50))
+    profile = ProfileBuilder(StackReader()).build({"forward": phase}, {}, (0, 9), 0.0, None)
+    assert profile is not None
+    assert profile.phases["forward"].n_samples == 51
+    assert profile.phases["forward"].n_effective < 2
+
+
+def test_memory_is_bounded_when_every_stack_is_another(monkeypatch):
+    monkeypatch.setattr("lightning_perf.probes.host_lines.profile.MAX_STACKS", 8)
+    phase = samples(*((((training_step, 1), (helper, line)), 1, 1) for line in range(1000)))
+    assert len(phase.stacks) <= 9
+    assert phase.n == 1000
+
+
+# -- the thread -------------------------------------------------------------------------------------------------------
+
+
+class Loop:
+    """What the sampler reads of a run."""
+
+    def __init__(self) -> None:
+        current = SimpleNamespace(phase=2)
+        self.main = SimpleNamespace(n_steps=10, is_left_out=False, recent_median_ns=lambda: 1e9)
+        self.validation = SimpleNamespace(phase_ns=[0])
+        self.is_profiling = False
+        self.timeline = SimpleNamespace(
+            phase_listener=None, is_frozen=False, current=current, phase_ns=[1], last_ns=0, phase=lambda: "forward"
+        )
+
+
+def run_of() -> Any:
+    return SimpleNamespace(loop=Loop(), probes=SimpleNamespace(find=lambda kind: None))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ns = 0
+        self.late_ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def sleep(self, seconds: float) -> None:
+        self.ns += int(seconds * 1e9) + self.late_ns
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def line_sampler(clock: Clock) -> LineSampler:
+    frame = run_by_lightning(training_step)
+    ident = threading.get_ident()
+    return LineSampler(run_of(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
+
+
+def test_late_sample_covers_the_delay_when_a_call_held_the_gil(line_sampler, clock):
+    clock.late_ns = 200_000_000
+    line_sampler.burst()
+    profile = line_sampler.profile(None)
+    assert profile.n_samples == 1
+    assert profile.sampled_s == pytest.approx(0.2 + sampler.PAUSE_S, rel=0.01)
+    assert profile.phases["forward"].lines[0].function == "helper"
+
+
+def test_slow_step_is_separate_when_it_lasts_three_times_the_median(line_sampler, clock):
+    line_sampler.burst()
+    assert line_sampler.profile(None).slow_steps == {}
+    line_sampler._loop.timeline.phase_ns = [3_000_000_000]
+    line_sampler.burst()
+    profile = line_sampler.profile(None)
+    assert profile.slow_steps["forward"].lines[0].function == "helper"
+    assert profile.slow_steps["forward"].n_samples < profile.n_samples
+
+
+def test_step_is_not_sampled_when_something_of_ours_slows_it(line_sampler):
+    line_sampler._loop.main.is_left_out = True
+    line_sampler.burst()
+    assert line_sampler.profile(None) is None
+
+
+def test_sampling_rests_longer_when_it_costs_more_than_its_share(line_sampler, clock):
+    line_sampler.burst()
+    line_sampler.cost_ns = 1_000_000_000
+    assert line_sampler._rest_s() >= 0.5 * (1 / sampler.MAX_SHARE - clock.ns / 1e9)
+
+
+def test_sampling_ends_when_the_stack_shows_that_the_run_is_over(clock):
+    ident, frame = threading.get_ident(), training_step()
+    own = LineSampler(run_of(), now_ns=clock, frames=lambda: {ident: frame}, sleep=clock.sleep)
+    own.burst()
+    assert not own._background.stopping.is_set()
+    own.burst()
+    assert own._background.stopping.is_set()
+
+
+def test_sampling_ends_when_the_training_thread_is_gone(clock):
+    own = LineSampler(run_of(), now_ns=clock, frames=dict, sleep=clock.sleep)
+    own.burst()
+    assert own._background.stopping.is_set()
+
+
+def test_thread_ends_when_the_sampler_is_garbage_collected():
+    own = LineSampler(run_of())
+    own.start()
+    thread = own._background.thread
+    assert thread is not None
+    del own
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_switch_interval_is_as_before_when_sleeping_raises():
+    usual = sys.getswitchinterval()
+
+    def fails(_: float) -> None:
+        assert sys.getswitchinterval() == pytest.approx(sampler.SWITCH_S)
+        raise OSError
+
+    with pytest.raises(OSError):
+        sampler._wait(fails, 1.0)
+    assert sys.getswitchinterval() == usual
+
+
+def test_switch_interval_stays_when_someone_else_set_it_meanwhile():
+    usual = sys.getswitchinterval()
+    try:
+        sampler._wait(lambda _: sys.setswitchinterval(0.02), 1.0)
+        assert sys.getswitchinterval() == pytest.approx(0.02)
+    finally:
+        sys.setswitchinterval(usual)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_switch_interval_is_the_usual_one_when_a_process_is_forked_during_a_burst():
+    sampler._register_fork()
+    answers: list[int] = []
+
+    def forks(_: float) -> None:
+        child = os.fork()
+        if child == 0:
+            os._exit(round(sys.getswitchinterval() * 1e3))
+        answers.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    usual = sys.getswitchinterval()
+    sampler._wait(forks, 1.0)
+    assert answers == [round(usual * 1e3)]
+
+
+def test_reason_is_reported_when_the_interpreter_has_no_gil(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    own = LineSampler(run_of())
+    own.start()
+    assert own._background.thread is None
+    assert "global lock" in own.missing["host_profile"]
+
+
+# -- the collector ----------------------------------------------------------------------------------------------------
+
+
+def collects() -> None:
+    gc.collect()
+
+
+def test_garbage_collection_counts_for_the_line_that_calls_it():
+    pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "forward")
+    pauses.start()
+    try:
+        collects()
+    finally:
+        pauses.close()
+    record = pauses.record()
+    asked = [one for one in record.asked if one.function == "collects"]
+    assert [(one.n, one.phase, one.line) for one in asked] == [(1, "forward", collects.__code__.co_firstlineno + 1)]
+    assert pauses.automatic_ns <= pauses.total_ns - round(asked[0].total_s * 1e9) + 1000
+
+
+def test_automatic_collection_counts_when_its_end_is_not_counted_yet(clock):
+    clock.ns = 1
+    pauses = GarbagePauses(clock)
+    pauses._on_collection("start", {"generation": 2})
+    clock.ns += 300_000_000
+    assert pauses.automatic_so_far_ns() == 0.3e9
+    pauses._on_collection("stop", {"generation": 2})
+    clock.ns += 100_000_000
+    assert pauses.automatic_so_far_ns() == pauses.automatic_ns == 0.3e9
+
+
+def test_collection_is_automatic_when_it_is_not_called():
+    pauses = GarbagePauses(time.perf_counter_ns, phase=lambda: "backward")
+    pauses.start()
+    try:
+        keep = [[i] for i in range(5000)]
+    finally:
+        pauses.close()
+    record = pauses.record()
+    assert keep
+    assert record.asked == ()
+    assert set(record.automatic_by_phase_s) == {"backward"}
+
+
+def test_pauses_count_objects_once_when_collections_do_not_go_on(monkeypatch):
+    counted = []
+    pauses = GarbagePauses(time.perf_counter_ns, counted_s=lambda: 1.0)
+    pauses._generations[2] = [1, 10**9, 10**9]
+    pauses.total_ns = 10**9
+    monkeypatch.setattr(gc, "get_objects", lambda: counted.append(1) or [1, 2])
+    assert [pauses.record().n_objects for _ in range(3)] == [2, 2, 2]
+    assert len(counted) == 1
+    pauses.total_ns = 3 * 10**9
+    pauses.record()
+    assert len(counted) == 2
+
+
+def test_thread_is_joined_when_an_interrupt_ended_the_first_attempt(monkeypatch):
+    own = LineSampler(run_of())
+    own.start()
+    thread = own._background.thread
+    assert thread is not None
+
+    joined: list[int] = []
+    join = thread.join
+
+    def interrupted_once(timeout_s: float) -> None:
+        joined.append(1)
+        if len(joined) == 1:
+            raise KeyboardInterrupt
+        join(timeout_s)
+
+    monkeypatch.setattr(thread, "join", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        own.close()
+    own.close()
+    assert len(joined) == 2
+    assert not thread.is_alive()
+
+
+def test_module_is_named_without_running_code_of_the_user() -> None:
+    class Computes(type):
+        @property
+        def __module__(cls) -> str:
+            raise RuntimeError("computed")
+
+    made = Computes("made", (), {"__module__": "train", "__call__": lambda self: None})
+    targets = (torch, torch.nn.functional.relu, abc.ABC, torch.nn.ReLU(), len, 3, made, made())
+    modules = ("torch", "torch.nn.functional", "abc", "torch.nn.modules.activation", "builtins", "", "train", "train")
+    assert tuple(map(_module_of, targets)) == modules

@@ -1,0 +1,118 @@
+"""Workers that yield the same samples are found by the first batch of each."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from lightning_perf import PerfDoctor
+from lightning_perf.probes.clock import NEVER
+from lightning_perf.probes.loader.equal_workers import EqualWorkersProbe
+from lightning_perf.records import LoaderSettings, Settings
+
+
+class Rows(IterableDataset):
+    def __init__(self, is_sharded: bool) -> None:
+        self.is_sharded = is_sharded
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker and self.is_sharded else (0, 1)
+        return iter(torch.arange(64.0).view(16, 4)[first::step])
+
+
+class Sum(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+@pytest.mark.parametrize(("is_sharded", "n_equal"), [(False, 2), (True, 1)])
+def test_workers_are_compared_in_a_training(tmp_path, is_sharded, n_equal):
+    doctor = PerfDoctor(out_dir=tmp_path)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[doctor], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Sum(), DataLoader(Rows(is_sharded), batch_size=2, num_workers=2))
+    assert doctor.session.settings.loaders[0].n_equal_workers == n_equal
+
+
+def probe_with(*batches, n_workers=3, is_iterable=True, n_loaders=1):
+    loader = LoaderSettings(
+        stage="train", index=0, class_name="DataLoader", is_plain=True, is_iterable=is_iterable, num_workers=n_workers
+    )
+    run = SimpleNamespace(settings=Settings(loaders=(loader,) * n_loaders))
+    probe = EqualWorkersProbe(run)
+    probe.loops_ready(run)
+    for batch in batches:
+        if probe.next_step == NEVER:
+            break
+        probe.step_begins(batch)
+    return probe, probe.part(SimpleNamespace(settings=run.settings))
+
+
+def n_equal_of(*batches, **options):
+    _, part = probe_with(*batches, **options)
+    return part["settings"].loaders[0].n_equal_workers if part else None
+
+
+a, b = torch.arange(8.0), torch.arange(8.0) + 1
+
+
+@pytest.mark.parametrize(
+    ("batches", "n_equal"),
+    [
+        ((a, a.clone(), a.clone()), 3),
+        (((a, b), (a, a), (a, b)), 2),
+        ((a, b, b), 1),
+        ((a, a, (a, a)), 2),
+        ((torch.ones(4), torch.ones(4), torch.ones(4)), None),  # may be chance
+        (({"n": 1}, {"n": 1}, {"n": 1}), None),
+        ((a, a), None),  # the run ended early
+    ],
+)
+def test_equal_batches_are_counted(batches, n_equal):
+    assert n_equal_of(*batches) == n_equal
+
+
+def test_batches_are_kept_as_they_were():
+    batch = a.clone()
+    probe, _ = probe_with(batch)
+    batch.zero_()
+    assert torch.equal(probe._firsts[0][0], a)
+
+
+def test_batches_of_two_epochs_are_not_compared():
+    probe, _ = probe_with(a, b)
+    probe.epoch_ends()
+    assert probe.next_step == NEVER
+    assert probe.part(SimpleNamespace(settings=Settings())) == {}
+
+
+def test_batches_that_begin_alike_are_told_apart():
+    prompt = torch.arange(4000.0)
+    others = [torch.cat((prompt, torch.full((1000,), float(k)))) for k in range(3)]
+    assert n_equal_of(*others) == 1
+
+
+def test_images_in_another_layout_are_compared():
+    images = torch.rand(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    assert n_equal_of(images, images.clone(), images.clone()) == 3
+    assert n_equal_of(images, images.flip(0), images.flip(0)) == 1
+
+
+@pytest.mark.parametrize("options", [{"n_workers": 1}, {"n_workers": None}, {"is_iterable": False}, {"n_loaders": 2}])
+def test_nothing_is_kept_of_other_loaders(options):
+    probe, part = probe_with(a, a, a, **options)
+    assert (probe.next_step, probe._firsts, part) == (NEVER, [], {})

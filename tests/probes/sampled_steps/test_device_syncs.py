@@ -1,0 +1,85 @@
+"""Synchronizing calls reported by a device, with a fake device."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_perf.probes.sampled_steps.probe import DeviceWarnings, sync_debug_of
+
+HERE = Path(__file__).name
+MESSAGE = "called a synchronizing CUDA operation (Triggered internally at ...)"
+
+
+class FakeDebug:
+    """Warns when it is switched on, as torch does."""
+
+    def __init__(self, mode: int = 0) -> None:
+        self.mode = mode
+        self.modes: list[int] = []
+
+    def get_sync_debug_mode(self) -> int:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: int) -> None:
+        self.mode = mode
+        self.modes.append(mode)
+        if mode:
+            warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=1)
+
+
+def test_line_is_counted_when_it_synchronizes_repeatedly():
+    debug, line = FakeDebug(), 0
+    traced = DeviceWarnings(debug)
+    with warnings.catch_warnings(record=True) as others:
+        warnings.simplefilter("always")
+        traced.open()
+        for _ in range(3):
+            line = sys._getframe().f_lineno + 1
+            warnings.warn(MESSAGE, stacklevel=1)
+        warnings.warn("the user's own", stacklevel=1)
+        traced.close()
+    assert [str(each.message) for each in others] == ["the user's own"]
+    ((place, n),) = traced.n_by_place.items()
+    assert (Path(place.file).name, place.line, place.owner, n) == (HERE, line, "user", 3)
+    assert debug.modes == [1, 0]
+
+
+def test_filters_are_put_back_when_the_step_is_over():
+    before, shows = list(warnings.filters), warnings.showwarning
+    traced = DeviceWarnings(FakeDebug())
+    traced.open()
+    traced.close()
+    traced.close()
+    assert list(warnings.filters) == before
+    assert warnings.showwarning is shows
+
+
+@pytest.mark.parametrize("mode", [1, 2])
+def test_mode_is_left_alone_when_the_user_has_set_it(mode):
+    debug = FakeDebug(mode)
+    traced = DeviceWarnings(debug)
+    traced.open()
+    traced.close()
+    assert (debug.mode, debug.modes) == (mode, [])
+    assert "left as it is" in traced.failure
+
+
+def test_filters_are_put_back_when_the_device_refuses():
+    class Refuses(FakeDebug):
+        def set_sync_debug_mode(self, mode: int) -> None:
+            if mode:
+                raise RuntimeError("no such mode")
+
+    before = list(warnings.filters)
+    with pytest.raises(RuntimeError):
+        DeviceWarnings(Refuses()).open()
+    assert list(warnings.filters) == before
+
+
+def test_there_is_no_mode_when_the_device_is_a_cpu():
+    assert sync_debug_of(torch.device("cpu")) is None
