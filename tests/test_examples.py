@@ -133,17 +133,12 @@ def test_compiling_is_timed_apart_from_the_steps():
         assert slowest_s < after.compiler.compile_s  # no step that compiles is among them
 
 
-def test_ladder_takes_the_first_recommendation():
-    rungs = run_main("06_full_comparison", MAX_RUNGS=1)
-
-    assert rungs[0][0] == "unchanged"
-    assert re.match(r"PD\d+: ", rungs[1][0])
-
-
 @pytest.mark.clinic
 def test_ladder_reaches_twice_the_speed():
     rungs = run_main("06_full_comparison")
 
+    assert rungs[0][0] == "unchanged"
+    assert re.match(r"PD\d+: ", rungs[1][0])
     assert len(rungs) >= 3
     assert rungs[0][1] / rungs[-1][1] >= 2
 

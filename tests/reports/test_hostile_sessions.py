@@ -20,8 +20,8 @@ from tests.fuzzing import FUZZ
 from tests.hostile import assert_harmless, filled, mutated, plain_figures, refusal_of, session_forms
 
 TESTS = Path(__file__).parents[1]
-N_CHUNKS = 20
-N_SESSIONS = 2_000 * FUZZ if FUZZ > 1 else 400
+N_CHUNKS = 10
+N_SESSIONS = 2_000 * FUZZ if FUZZ > 1 else 200
 """Of all chunks together: 20,000 in ``make torture``."""
 
 __all__ = ["plain_figures"]

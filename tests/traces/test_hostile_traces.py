@@ -27,7 +27,7 @@ from .shared import FOLDER
 
 FIXTURES = Path(__file__).parent / "fixtures"
 N_CHUNKS = 10
-N_TRACES = 500 * FUZZ if IS_TORTURE else 200
+N_TRACES = 500 * FUZZ if IS_TORTURE else 100
 """Of all chunks together: 5,000 in ``make torture``."""
 
 _MOST_BYTES = 400_000
