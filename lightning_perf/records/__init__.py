@@ -14,6 +14,7 @@ from .history import *
 from .hooks import *
 from .host_calls import *
 from .host_profile import *
+from .known_results import *
 from .loader_probe import *
 from .machine import *
 from .memory import *

@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 from .backward import BackwardPasses
 from .base import Record
+from .known_results import KnownResults
 from .memory import Breakdown
 from .steps import Distribution
 
@@ -271,44 +272,6 @@ class CheaperOperator(Record, frozen=True, kw_only=True):
     function: str = ""
     total_s: float = 0.0
     site: str = ""
-
-
-KnownKind: TypeAlias = Literal["unused", "constant", "twice", "frozen", "recomputed", "backward", "checks"]
-
-
-class KnownResults(Record, frozen=True, kw_only=True):
-    """Operators of a step that could be saved.
-
-    Attributes:
-        kind: ``"unused"``: nothing uses their results, though autograd recorded them; ``"constant"``: they depend only
-            on numbers and on tensors of the model that do not change, so each step computes the same; ``"twice"``: the
-            step computed the same before; ``"frozen"``: they depend on the batch, too, but on no parameter that is
-            trained, so each epoch computes the same of an item that does not change; ``"recomputed"``: activation
-            checkpointing calls them again in backward; ``"backward"``: several backward passes go through them and add
-            to the same gradients, where one from the sum of the losses would do; ``"checks"``: distributions of torch
-            check their arguments with them.
-        forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
-        backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
-        n_passes: Backward passes through them; if ``"twice"``, those that compute the same. 0 for other kinds.
-        total_s: Seconds of both in the step; 0 if operators were not timed.
-        kept_bytes: Bytes of their results for one batch: if ``"frozen"``, of those that others use; if
-            ``"recomputed"``, of all; else 0.
-        is_per_item: Whether, if ``"frozen"``, they depend on each item by itself, as the dataset returns it, and their
-            results are no larger than the batch.
-        site: The user's line with most of them, e.g. ``"model.py:31"``; empty if unknown.
-        first_site: The line that computed the same before; empty unless ``"twice"``, and if it is the same line.
-    """
-
-    kind: KnownKind
-    n_operators: int
-    forward_part: float
-    backward_part: float = 0.0
-    n_passes: int = 0
-    total_s: float = 0.0
-    kept_bytes: int = 0
-    is_per_item: bool = False
-    site: str = ""
-    first_site: str = ""
 
 
 class ModelProfile(Record, frozen=True, kw_only=True):

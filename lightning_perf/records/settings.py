@@ -189,7 +189,7 @@ class ModelSettings(Record, frozen=True, kw_only=True):
         unused_gradients_in: Path of the submodule, without trained parameters, that holds most of them.
         n_unused_elements_in: Number of elements of those in it.
         hyperparameters: None if they hold less than a mebibyte of data, or before the end of fit.
-        added_hooks: None if no module gets a hook in most steps, or before the second count.
+        added_hooks: None if no module gets a hook in most steps or epochs, or before the second count.
     """
 
     class_name: str

@@ -9,6 +9,7 @@ import msgspec
 from lightning_perf.records import KnownKind, KnownResults
 
 from .code_lines import site_text
+from .zero_gradients import ZeroGradients
 
 TRAINED, BATCH, RANDOM, UNKNOWN = 1, 2, 4, 8
 N_ORIGINS = 4
@@ -104,6 +105,7 @@ class StepCalls:
         self.batch_bytes = 0
         self.are_items_changed = False
         """Whether the batch may hold other items than the dataset returns, or random numbers were drawn in Python."""
+        self.zeros = ZeroGradients()
         self.recomputed_bytes = 0
         self._recomputed: list[Call] = []
         self._has_backward = False
@@ -122,6 +124,7 @@ class StepCalls:
     def find_used(self) -> None:
         """Mark all operators whose results are used, by going back from those that are."""
         self._has_backward = any(call.passes for call in self.calls)
+        self.zeros.node_ends()
         self._find_checks()
         todo = [call for call in self.calls if call.is_used or call.passes]
         for call in todo:
@@ -150,7 +153,7 @@ class StepCalls:
             lines[call.lines] += call.weight
         n, kept_bytes, site = len(self._recomputed), self.recomputed_bytes, site_text(self._callers_of(_most(lines)))
         found.append(self._record("recomputed", n, 0, weight, kept_bytes=kept_bytes, site=site))
-        found.append(self._repeated_passes())
+        found += [self._repeated_passes(), self._zero_gradients()]
         return tuple(one for one in found if one.n_operators)
 
     def _callers_of(self, line: Lines) -> Lines:
@@ -272,6 +275,13 @@ class StepCalls:
         for one, weight in weights.items():
             lines[one.lines] += weight
         return self._record("backward", n, 0, saved, n_passes=len(weights), site=site_text(_most(lines)))
+
+    def _zero_gradients(self) -> KnownResults:
+        """Return the record of backward passes that compute zeros; a derivative that is computed so may be needed."""
+        zeros = self.zeros
+        forward = sum(call.weight for call in zeros.owners if call.derivative is None)
+        site = site_text(zeros.source.lines) if zeros.source is not None else ""
+        return self._record("zeros", len(zeros.owners), forward, zeros.weight, site=site)
 
     def _site(self, calls: Iterable[Call]) -> str:
         """Return the outermost line that does hardly anything else, or the innermost with most of their time."""

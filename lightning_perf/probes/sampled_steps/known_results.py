@@ -20,11 +20,12 @@ from lightning_perf.interrupts import error_text
 from lightning_perf.probes import plain
 from lightning_perf.probes.clock import now_ns
 from lightning_perf.probes.model import module_walk
-from lightning_perf.probes.plain import is_plain_tensor, search_limit, tensors_in
+from lightning_perf.probes.plain import search_limit, tensors_in
 from lightning_perf.probes.replay.calls import flat
 from lightning_perf.records import KnownResults
 
 from .code_lines import LinesAbove, instruction, lines_above, recomputing_line, user_lines
+from .dense_tensors import dense_tensors, is_dense, storage_number
 from .fixed_tensors import FixedTensors
 from .known_result_calls import BATCH, N_ORIGINS, RANDOM, TRAINED, UNKNOWN, Call, Lines, Pass, StepCalls, least
 from .known_result_functions import (
@@ -154,7 +155,7 @@ class ResultTracker:
             elif (number := self._fixed.add(tensor)) is not None:
                 self._set_fixed(tensor, number)
         for tensor in tensors_in(batch, left=search_limit()):
-            if _is_followed(tensor):
+            if is_dense(tensor):
                 self._set(tensor, BATCH)
                 self._step.batch_bytes += n_bytes(tensor)
 
@@ -170,7 +171,10 @@ class ResultTracker:
         # A pass that is differentiated in turn counts as forward; functions of the user's may recompute on purpose.
         is_forward = node is None or (has_grad and line is None and not isinstance(node, torch._C._FunctionBase))
         if node is not None and not (is_here and is_forward):
-            self._add_backward(node, weight, 0 if is_view else sum(map(n_bytes, _tensors(out))), line)
+            owner = self._add_backward(node, weight, 0 if is_view else sum(map(n_bytes, dense_tensors(out))), line)
+            if line is None and not is_view and self._step.is_timed:
+                number = torch._C._current_graph_task_id(), node._sequence_nr()
+                self._step.zeros.add(func, (args, kwargs), out, weight, number, owner)
         elif is_here:
             if node is not None and (owner := self._by_node.get(node._sequence_nr())) is not None:
                 owner.is_used = True
@@ -181,12 +185,12 @@ class ResultTracker:
             self._last_node = number
             if self._last_pass is not None:
                 self._pass_ended(self._last_pass)
-            inputs = _tensors((args, kwargs))
-            if not self._gradients.isdisjoint(map(_address, inputs)):
+            inputs = dense_tensors((args, kwargs))
+            if not self._gradients.isdisjoint(map(storage_number, inputs)):
                 self._n_gradient_uses += 1  # e.g. a gradient is saved, cleared or projected between two passes
                 self._gradients.clear()
             if is_view:
-                self._add_view(func, inputs, _tensors(out))
+                self._add_view(func, inputs, dense_tensors(out))
             else:
                 self._add(func, args, kwargs, out, weight, inputs, node_number)
 
@@ -194,9 +198,9 @@ class ResultTracker:
         # Whatever the user does then, e.g. a metric of NumPy; autograd detaches the results that it saves.
         if str(func._schema.name) == _DETACH and instruction() != self._instruction:
             self._use(inputs)
-        known = {_address(tensor) for tensor in inputs}
+        known = {storage_number(tensor) for tensor in inputs}
         for tensor in outs:
-            if _address(tensor) not in known:  # allocated, with any content
+            if storage_number(tensor) not in known:  # allocated, with any content
                 self._set(tensor, UNKNOWN)
 
     def _add(
@@ -209,17 +213,17 @@ class ResultTracker:
         inputs: Sequence[torch.Tensor],
         node_number: int | None,
     ) -> None:
-        outs, function = _tensors(out), self._function(func)
+        outs, function = dense_tensors(out), self._function(func)
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         trains = function.trains(args)
-        statistics = _tensors([given.pop(place) for place in RUNNING]) if trains else []
-        written = _tensors([given[one] for pair in function.written for one in pair if one in given])
+        statistics = dense_tensors([given.pop(place) for place in RUNNING]) if trains else []
+        written = dense_tensors([given[one] for pair in function.written for one in pair if one in given])
         if function.name in OVERWRITING and written and is_whole(written[0]):
             given.pop(0)
         if function.name in LIKE:
             given[0] = str((outs[0].shape, outs[0].dtype)) if outs else None  # reads no content
             self._use(inputs if inputs[0].numel() == 1 else ())  # a backward pass begins so
-        read = _tensors(list(given.values()))
+        read = dense_tensors(list(given.values()))
         is_random = function.is_random(args)
         # Batch normalization mixes the items of a batch, so that an item has other results in each epoch.
         origin = self._origin(given, read) | (RANDOM if is_random or trains else 0)
@@ -271,12 +275,15 @@ class ResultTracker:
         self._step.add(found)
         return found.weight
 
-    def _add_backward(self, node: Any, weight: int, result_bytes: int, line: Lines | None) -> None:
-        """Add an operator of a backward pass, or one that activation checkpointing calls again in this line."""
+    def _add_backward(self, node: Any, weight: int, result_bytes: int, line: Lines | None) -> Call | None:
+        """Add an operator of a backward pass, or one that activation checkpointing calls again in this line.
+
+        Return the forward operator that it belongs to; None if unknown.
+        """
         self._step.backward_weight += weight
         if line is not None:
             self._step.add_recomputed(weight, result_bytes, line)
-            return
+            return None
         number = torch._C._current_graph_task_id()
         one = self._passes.get(number)
         if one is None:
@@ -289,6 +296,7 @@ class ResultTracker:
             self._variables.append(weakref.ref(variable))
         if (owner := self._by_node.get(node._sequence_nr())) is not None:
             owner.passes[one] = owner.passes.get(one, 0) + weight
+        return owner
 
     def _pass_begins(self) -> None:
         """Count a pause if gradients of the last pass were cleared."""
@@ -305,8 +313,8 @@ class ResultTracker:
         self._last_pass = None
         for reference in self._variables:
             gradient = tensor.grad if (tensor := reference()) is not None else None
-            if gradient is not None and _is_followed(gradient):
-                self._gradients.add(_address(gradient))
+            if gradient is not None and is_dense(gradient):
+                self._gradients.add(storage_number(gradient))
 
     def _end(self) -> None:
         self._step.are_items_changed |= python_random_states() != self._states
@@ -330,7 +338,7 @@ class ResultTracker:
     def _keep(self, read: Iterable[torch.Tensor]) -> None:
         """Count the bytes of inputs that depend on the batch only, but are computed."""
         for tensor in read:
-            content = self._contents.get(_address(tensor))
+            content = self._contents.get(storage_number(tensor))
             if content is not None and content.call is not None and content.origin & _VARYING == BATCH:
                 self._step.frozen_bytes[content.number] = tensor.untyped_storage().nbytes()
 
@@ -357,7 +365,7 @@ class ResultTracker:
         return origin
 
     def _key(self, value: Any) -> Any:
-        if _is_followed(value):
+        if is_dense(value):
             content = self._content(value)
             if content.call is None and content.origin == UNKNOWN:
                 return self._unique()  # code that is no operator may write to it
@@ -370,32 +378,19 @@ class ResultTracker:
         return hash((id(self), next(self._count)))
 
     def _content(self, tensor: torch.Tensor) -> _Content:
-        found = self._contents.get(_address(tensor))
+        found = self._contents.get(storage_number(tensor))
         return found if found is not None else self._set(tensor, UNKNOWN)
 
     def _set(self, tensor: torch.Tensor, origin: int, number: int | None = None, call: Call | None = None) -> _Content:
         """Note what a tensor's storage holds now; ``number`` is None for a content that is equal to no other."""
         storage = _weak_reference(tensor.untyped_storage())
         content = _Content(storage, self._unique() if number is None else number, origin, call)
-        self._contents[_address(tensor)] = content
+        self._contents[storage_number(tensor)] = content
         return content
 
 
 def _tensors_of(module: nn.Module) -> Iterable[torch.Tensor]:
     """Return parameters, buffers and plain tensors that modules have as attributes."""
-    yield from _tensors([*module_walk.parameters(module), *module_walk.buffers(module)])
+    yield from dense_tensors([*module_walk.parameters(module), *module_walk.buffers(module)])
     for each in module_walk.modules(module):
-        yield from (value for value in plain.attributes(each).values() if _is_followed(value))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flat(value) if _is_followed(leaf)]
-
-
-def _is_followed(value: Any) -> bool:
-    """Return whether a value is a tensor with a storage."""
-    return is_plain_tensor(value) and value.layout is torch.strided and not value.is_nested
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+        yield from (value for value in plain.attributes(each).values() if is_dense(value))

@@ -1,4 +1,4 @@
-"""Count the hooks of modules: a hook that is added in every step makes each step longer than the one before."""
+"""Count the hooks of modules: a hook that is added again in each step or epoch makes steps longer and longer."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,11 @@ _COUNTS_AT = (12, 32, 132, 1032)
 """Steps before which hooks are counted: none of them is sampled with hooks of PerfDoctor's own."""
 
 _LEAST_PER_STEP, _LEAST_ADDED = 0.5, 10
-"""Hooks added to one module, at least, per step and in all: a callback may add some before each epoch."""
+"""Hooks added to one module, at least, per step and in all."""
+
+_LEAST_PER_EPOCH, _LEAST_EQUAL = 0.5, 3
+"""Hooks added to one module, at least, per epoch, and those of them that run the same code: a callback may add others
+before each epoch and remove them."""
 
 _SLOW_NS = 10**6
 """A count that takes longer leaves its step out of the statistics: going through thousands of modules takes tens of
@@ -29,6 +33,7 @@ _KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 class _Count(NamedTuple):
     step: int
+    epoch: int
     n_by_place: dict[tuple[str, str], int]
     """Hooks by module and kind."""
 
@@ -63,7 +68,7 @@ class AddedHooksProbe(Probe):
             self._count()
 
     def _count(self) -> None:
-        count = _Count(self._loop.main.n_steps, _n_hooks(self._module))
+        count = _Count(self._loop.main.n_steps, self._loop.main.epoch, _n_hooks(self._module))
         if self._first is None:
             self._first = count
         elif count.step > self._first.step:
@@ -86,20 +91,31 @@ def _n_hooks(root: nn.Module) -> dict[tuple[str, str], int]:
 
 
 def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
-    """Return the hooks of the module that got most of them; None if none got more in most steps."""
+    """Return the hooks of the module that got most of them; None if none got more in most steps or epochs."""
     added = {place: n - first.n_by_place.get(place, 0) for place, n in last.n_by_place.items()}
     place = max(added, key=added.__getitem__, default=("", ""))
     n_added = added.get(place, 0)
-    if n_added < max(_LEAST_ADDED, _LEAST_PER_STEP * (last.step - first.step)):
+    if n_added <= 0:
         return None
     path, kind = place
-    hook = next(_hooks(module, kind)[-1] for name, module in module_walk.named_modules(root) if name == path)
-    code = plain.stored(hook.__func__ if type(hook) is MethodType else hook, "__code__")
-    is_known = type(code) is CodeType
+    hooks = next(_hooks(module, kind) for name, module in module_walk.named_modules(root) if name == path)
+    code = _code_of(hooks[-1])
+    is_per_epoch = n_added < max(_LEAST_ADDED, _LEAST_PER_STEP * (last.step - first.step))
+    if is_per_epoch:
+        n_equal = sum(_code_of(hook) is code for hook in hooks) if code is not None else 0
+        n_epochs = last.epoch - first.epoch
+        if n_equal < _LEAST_EQUAL or n_epochs < 2 or n_added < max(2, _LEAST_PER_EPOCH * n_epochs):
+            return None
     return AddedHooks(
         n_hooks=last.n_by_place[place],
         per_step=n_added / (last.step - first.step),
+        is_per_epoch=is_per_epoch,
         module=path,
-        function=code.co_name if is_known else "",
-        site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if is_known else "",
+        function=code.co_name if code is not None else "",
+        site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code is not None else "",
     )
+
+
+def _code_of(hook: Any) -> CodeType | None:
+    code = plain.stored(hook.__func__ if type(hook) is MethodType else hook, "__code__")
+    return code if type(code) is CodeType else None

@@ -1,4 +1,4 @@
-"""PD611: each step adds a hook to a module, so that each step takes longer than the one before."""
+"""PD611: each step or epoch adds a hook to a module, so that steps take longer and longer."""
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
@@ -28,16 +28,19 @@ def check(session: Session) -> Finding | None:
         return None
     name = added.module or model.class_name
     hook = f": {place(added.function, added.site)}" if added.function else ""
-    rate = number_of(round(added.per_step), "hook") if added.per_step >= 1 else f"{added.per_step:.1g} hooks"
+    unit, rate = "step", added.per_step
+    if added.is_per_epoch:
+        unit, rate = "epoch", rate * session.run.n_steps / max(1, session.run.n_epochs)
+    hooks = number_of(round(rate), "hook") if round(rate, 1) >= 1 else f"{rate:.1g} hooks"
     return timed_finding(
         steady,
         summary=(
-            f"Training adds {rate} per step to {name}{hook}. All {added.n_hooks:,} of them run, "
-            "and each step takes longer than the one before."
+            f"Training adds {hooks} per {unit} to {name}{hook}. All {added.n_hooks:,} of them run in the end, "
+            f"and each {unit} takes longer than the one before."
         ),
         evidence=(
             fact("hooks of the module", added.n_hooks, "count"),
-            fact("hooks added per step", added.per_step, "count"),
+            fact(f"hooks added per {unit}", rate, "count"),
             fact("growth of forward and backward, at least", low_s / steady.span_s, "fraction"),
         ),
         prescriptions=fix(

@@ -58,11 +58,11 @@ class Nosy:
 def test_kind_that_grows_is_named_and_no_code_of_the_hook_runs(hook, name):
     model = torch.nn.Linear(1, 1)
     model.register_forward_hook(Hooked.keep)
-    first = added_hooks._Count(0, added_hooks._n_hooks(model))
+    first = added_hooks._Count(0, 0, added_hooks._n_hooks(model))
     for _ in range(40):
         model.register_forward_pre_hook(hook)
     asked = list(vars(hook).get("asked", ()))
-    found = added_hooks._added(model, first, added_hooks._Count(20, added_hooks._n_hooks(model)))
+    found = added_hooks._added(model, first, added_hooks._Count(20, 0, added_hooks._n_hooks(model)))
     assert (found.n_hooks, found.per_step, found.function) == (40, 2.0, name)
     assert list(vars(hook).get("asked", ())) == asked
 
@@ -87,7 +87,7 @@ def test_hooks_of_each_step_are_found_in_a_training(tmp_path, every):
 @pytest.mark.parametrize("count_ms", [0, 2])
 def test_hooks_that_stay_as_many_or_come_rarely_are_not_reported(count_ms):
     left_out, clock = [], itertools.count(step=count_ms * 10**6)
-    main = SimpleNamespace(n_steps=0, leave_out=lambda: left_out.append(main.n_steps))
+    main = SimpleNamespace(n_steps=0, epoch=0, leave_out=lambda: left_out.append(main.n_steps))
     model = torch.nn.Linear(1, 1)
     probe = AddedHooksProbe(
         SimpleNamespace(pl_module=model, loop=SimpleNamespace(main=main), now_ns=lambda: next(clock))
@@ -102,3 +102,30 @@ def test_hooks_that_stay_as_many_or_come_rarely_are_not_reported(count_ms):
         assert bool(probe.part(session)) == (step == 132)  # 60 in 120 steps are many, 64 in 1,020 are few, and 9 are
     assert probe.next_step > 10**9
     assert left_out == ([12, 32, 132, 1032] if count_ms else [])
+
+
+class HookedPerEpoch(Hooked):
+    def on_train_epoch_start(self):
+        for _ in range(self.every):
+            self.layers[1].register_forward_hook(self.keep)
+
+
+@pytest.mark.parametrize(
+    ("per_epoch", "n_epochs", "is_found"), [(1, 4, True), (2, 3, True), (0, 4, False), (1, 2, False)]
+)
+def test_hooks_of_each_epoch_are_found_in_a_training(tmp_path, per_epoch, n_epochs, is_found):
+    doctor = PerfDoctor(out_dir=tmp_path)
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=n_epochs, callbacks=[doctor], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    model = HookedPerEpoch(per_epoch)
+    model.training_step = lambda batch, batch_idx: model.layers(batch).sum()
+    trainer.fit(model, DataLoader(torch.ones(40, 4), batch_size=2))
+    assert doctor.session.probes_off == ()
+    found = doctor.session.settings.model.added_hooks
+    if not is_found:
+        assert found is None
+        return
+    assert (found.n_hooks, found.module, found.function) == (per_epoch * n_epochs, "layers.1", "keep")
+    assert found.is_per_epoch
