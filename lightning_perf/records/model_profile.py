@@ -155,6 +155,7 @@ class LossTargets(Record, frozen=True, kw_only=True):
         n_classes: Classes, e.g. the size of a vocabulary.
         ignore_index: That target.
         site: The user's line that calls the loss, e.g. ``"model.py:31"``; empty if unknown.
+        layer_site: The line that calls the output layer; empty if unknown.
     """
 
     n_targets: int
@@ -162,6 +163,7 @@ class LossTargets(Record, frozen=True, kw_only=True):
     n_classes: int
     ignore_index: int = 0
     site: str = ""
+    layer_site: str = ""
 
 
 PairKind: TypeAlias = Literal["products", "distances", "similarities", "comparisons"]

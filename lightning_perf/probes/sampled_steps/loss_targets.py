@@ -22,7 +22,7 @@ class TargetCounter:
         self._shape: tuple[int, ...] = (0,)
         self._n_targets = self._ignore_index = 0
         self._n_ignored: list[torch.Tensor] = []
-        self._site = ""
+        self._site = self._layer_site = ""
 
     def add(self, name: str, args: Sequence[Any]) -> None:
         """Count the targets of an operator, if it is a loss over classes and no larger one was seen."""
@@ -39,6 +39,11 @@ class TargetCounter:
             self._n_targets += targets.numel()
             self._n_ignored.append(torch.count_nonzero(targets == args[_IGNORE_INDEX]))
 
+    def behind(self, sites: Sequence[str]) -> "TargetCounter | None":
+        """Return the counter, if the loss is behind an output layer; the first operator of that has the last site."""
+        self._layer_site = sites[-1] if sites else ""
+        return self if sites else None
+
     def read(self) -> LossTargets | None:
         """Return what was counted, which may wait for the device; None without a loss over classes."""
         if not self._n_ignored:
@@ -49,4 +54,5 @@ class TargetCounter:
             n_classes=self._shape[min(1, len(self._shape) - 1)],
             ignore_index=self._ignore_index,
             site=self._site,
+            layer_site=self._layer_site,
         )

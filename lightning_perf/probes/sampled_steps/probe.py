@@ -324,7 +324,7 @@ class SampledSteps(Probe):
                     cheaper=cheaper_operator(counter.log),
                     backward_passes=counter.log.backward.records(counter.log.reach.n_optimizers),
                 )
-                self._targets = counter.targets if output_layer_of(counter.log) else None
+                self._targets = counter.targets.behind([call.site for call in output_layer_of(counter.log)])
 
     def before_report(self, is_last: bool) -> None:
         """Count the watched step from its shapes, and read the targets of the counted one."""

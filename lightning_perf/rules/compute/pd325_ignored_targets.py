@@ -1,7 +1,7 @@
 """PD325: the output layer computes positions that the loss ignores."""
 
 from lightning_perf.records import Session
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fact, fix, optional_fact
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
 from lightning_perf.rules.signals import steady_of
@@ -25,6 +25,7 @@ def check(session: Session) -> Diagnosis | None:
             fact("ignored ÷ all targets of a step", share, "fraction", IGNORED_TARGETS_MIN_SHARE),
             fact("targets of a step", targets.n_targets, "count"),
             fact("classes", targets.n_classes, "count"),
+            optional_fact("line of the output layer", targets.layer_site or None),
         ),
         fix(
             "apply the output layer only to positions whose target is not ignored",

@@ -76,6 +76,15 @@ def test_ignored_targets_are_counted(loss):
     assert found.site.startswith("test_loss_targets.py:")
 
 
+@pytest.mark.parametrize("sites", [["", "model.py:30"], ["model.py:30"]])
+def test_line_of_the_output_layer_is_that_of_its_product(sites):
+    assert counted(Words(flat_loss)).targets.behind(sites).read().layer_site == "model.py:30"
+
+
+def test_targets_do_not_count_when_no_output_layer_is_before_the_loss():
+    assert counted(Words(flat_loss)).targets.behind([]) is None
+
+
 def test_nothing_is_counted_without_a_loss_over_classes():
     assert counted(Words(squares)).targets.read() is None
 
