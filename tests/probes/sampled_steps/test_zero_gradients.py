@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
+from lightning_perf.probes.sampled_steps.zero_gradients import ZeroGradients
 from tests.probes.sampled_steps.test_known_results import WIDTH, N, Net, follow
 
 
@@ -85,3 +87,55 @@ def test_parameters_get_the_gradients_that_they_get_without_the_watch():
     plain = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
     assert len(watched) == len(plain) > 2
     assert all(torch.equal(one, other) for one, other in zip(watched, plain, strict=True))
+
+
+ZEROS, OTHERS = torch.zeros(100), torch.ones(100)
+LAST = torch.zeros(100).index_fill(0, torch.tensor([99]), 1.0)
+
+
+def watched(*operators):
+    """Watch operators, given as name, arguments, result, node and owner; return what was found."""
+    found = ZeroGradients()
+    for name, given, out, node, owner in operators:
+        found.add(SimpleNamespace(_schema=SimpleNamespace(name=name)), given, out, 10, node, owner)
+    found.node_ends()
+    return found
+
+
+@pytest.mark.parametrize(
+    "results", [(ZEROS, OTHERS), LAST, LAST.view(2, 50).t(), torch.zeros(0), (), torch.zeros(3, dtype=torch.long)]
+)
+def test_node_with_another_result_does_not_count(results):
+    assert watched(("aten::mm", (OTHERS,), results, (0, 1), "owner")).weight == 0
+
+
+def test_what_a_node_reads_again_is_no_result():
+    inner, zeros = torch.ones(8), torch.zeros(8)
+    node = (0, 1), "owner"
+    found = watched(("aten::mul", (OTHERS,), inner, *node), ("aten::mul", (inner,), zeros, *node))
+    assert (found.weight, found.owners, found.source) == (20, {"owner"}, "owner")
+
+
+def test_sum_with_the_gradients_of_another_use_is_no_result():
+    own, total = torch.zeros(8), torch.ones(8)
+    node = (0, 1), "owner"
+    found = watched(("aten::mm", (OTHERS,), own, *node), ("aten::add", (own, OTHERS), total, *node))
+    assert found.weight == 20
+    found = watched(("aten::mm", (OTHERS,), own, *node), ("aten::sub", (own, OTHERS), total, *node))
+    assert found.weight == 0
+
+
+def test_source_gets_other_gradients_than_zeros():
+    zeros, behind = torch.zeros(8), torch.zeros(8)
+    first = "aten::mul", (OTHERS,), zeros, (0, 3)
+    second = "aten::mm", (zeros, OTHERS), behind, (0, 2), "second"
+    assert watched((*first, "first"), second).source == "first"
+    assert watched((*first, None), second).source is None  # which operator it is was not seen
+    overwritten = "aten::copy_", (OTHERS,), zeros.fill_(1.0), (0, 3), None
+    assert watched(overwritten, second).source == "second"
+
+
+def test_storages_of_an_earlier_pass_are_forgotten():
+    zeros, behind = torch.zeros(8), torch.zeros(8)
+    first = "aten::mul", (OTHERS,), zeros, (0, 3), None
+    assert watched(first, ("aten::mm", (zeros,), behind, (1, 2), "second")).source == "second"
