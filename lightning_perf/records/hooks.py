@@ -9,7 +9,7 @@ class AddedHooks(Record, frozen=True, kw_only=True):
     Attributes:
         n_hooks: Hooks of the module to which most were added, when they were last counted.
         per_step: Hooks added to it per step.
-        is_per_epoch: Whether they are added before each epoch, rather than in most steps.
+        per_epoch: Hooks added to it per epoch; None if they are added in most steps.
         module: Its path, e.g. ``"encoder.layers.0"``; empty for the LightningModule itself.
         function: Name of the hook added last; empty if unknown.
         site: Its first line, e.g. ``"model.py:31"``; empty if unknown.
@@ -17,7 +17,7 @@ class AddedHooks(Record, frozen=True, kw_only=True):
 
     n_hooks: int
     per_step: float
-    is_per_epoch: bool = False
+    per_epoch: float | None = None
     module: str = ""
     function: str = ""
     site: str = ""

@@ -17,7 +17,8 @@ class KnownResults(Record, frozen=True, kw_only=True):
             trained, so each epoch computes the same of an item that does not change; ``"recomputed"``: activation
             checkpointing calls them again in backward; ``"backward"``: several backward passes go through them and add
             to the same gradients, where one from the sum of the losses would do; ``"checks"``: distributions of torch
-            check their arguments with them; ``"zeros"``: all gradients that they compute in backward are zeros.
+            check their arguments with them; ``"zeros"``: in backward they compute zeros only, since the derivative of a
+            function such as ``sign`` is zero.
         forward_part: Their part of the time of the step's operators in forward; on a device, of their FLOPs.
         backward_part: The same of their backward pass; if ``"backward"``, of all passes but one.
         n_passes: Backward passes through them; if ``"twice"``, those that compute the same. 0 for other kinds.
@@ -26,8 +27,8 @@ class KnownResults(Record, frozen=True, kw_only=True):
             ``"recomputed"``, of all; else 0.
         is_per_item: Whether, if ``"frozen"``, they depend on each item by itself, as the dataset returns it, and their
             results are no larger than the batch.
-        site: The user's line with most of them, e.g. ``"model.py:31"``, or, if ``"zeros"``, the line that no gradient
-            gets through; empty if unknown.
+        site: The user's line with most of them, e.g. ``"model.py:31"``, or, if ``"zeros"``, the line of that
+            function; empty if unknown.
         first_site: The line that computed the same before; empty unless ``"twice"``, and if it is the same line.
     """
 

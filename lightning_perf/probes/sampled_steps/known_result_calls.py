@@ -277,11 +277,10 @@ class StepCalls:
         return self._record("backward", n, 0, saved, n_passes=len(weights), site=site_text(_most(lines)))
 
     def _zero_gradients(self) -> KnownResults:
-        """Return the record of backward passes that compute zeros; a derivative that is computed so may be needed."""
-        zeros = self.zeros
-        forward = sum(call.weight for call in zeros.owners if call.derivative is None)
-        site = site_text(zeros.source.lines) if zeros.source is not None else ""
-        return self._record("zeros", len(zeros.owners), forward, zeros.weight, site=site)
+        """Return the record of backward passes that compute zeros, with the function that costs most."""
+        weights = self.zeros.weights
+        site = site_text(weights.most_common(1)[0][0].lines) if weights else ""
+        return self._record("zeros", len(self.zeros.owners), 0, weights.total(), site=site)
 
     def _site(self, calls: Iterable[Call]) -> str:
         """Return the outermost line that does hardly anything else, or the innermost with most of their time."""

@@ -101,15 +101,15 @@ def _added(root: nn.Module, first: _Count, last: _Count) -> AddedHooks | None:
     hooks = next(_hooks(module, kind) for name, module in module_walk.named_modules(root) if name == path)
     code = _code_of(hooks[-1])
     is_per_epoch = n_added < max(_LEAST_ADDED, _LEAST_PER_STEP * (last.step - first.step))
+    n_epochs = last.epoch - first.epoch
     if is_per_epoch:
         n_equal = sum(_code_of(hook) is code for hook in hooks) if code is not None else 0
-        n_epochs = last.epoch - first.epoch
         if n_equal < _LEAST_EQUAL or n_epochs < 2 or n_added < max(2, _LEAST_PER_EPOCH * n_epochs):
             return None
     return AddedHooks(
         n_hooks=last.n_by_place[place],
         per_step=n_added / (last.step - first.step),
-        is_per_epoch=is_per_epoch,
+        per_epoch=n_added / n_epochs if is_per_epoch else None,
         module=path,
         function=code.co_name if code is not None else "",
         site=f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code is not None else "",

@@ -1,9 +1,10 @@
-"""PD339: a backward pass computes gradients that are zeros."""
+"""PD339: a backward pass computes zeros, since it goes through a function whose derivative is zero."""
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.wording import number_of
 
 
 @rule("PD339", "zero-gradients")
@@ -12,32 +13,23 @@ def check(session: Session) -> Finding | None:
     if repeated is None:
         return None
     found = repeated.found
-    of = f" of {found.site}" if found.site else ""
+    n = number_of(found.n_operators, "operator")
     return saving_finding(
         repeated,
         summary=(
-            f"The backward pass{of} computes zeros: no gradient gets through, but {found.n_operators} operators "
-            "behind it are passed all the same."
+            f"No gradient gets through {found.site or 'a function of the model'}, whose derivative is zero, as that of "
+            f"sign() and round() is; backward goes on from there, and computes zeros for {n}."
         ),
         evidence=(
-            fact("operators whose gradients are all zeros, in two steps", found.n_operators, "count"),
+            fact("operators whose gradients are zeros", found.n_operators, "count"),
             fact("their part of backward's operators", found.backward_part, "fraction"),
         ),
-        prescriptions=(
-            fix(
-                "detach() what goes in there if its derivative is zero, as that of sign() or round()",
-                "one line",
-                "numerics",
-                code="direction = gradient.detach().sign()",
-            ),
-            fix(
-                "leave a term out of the loss while its weight is 0",
-                "minutes",
-                "numerics",
-                code="if self.weight > 0:\n    loss = loss + self.weight * self.auxiliary_loss(x)",
-            ),
+        prescriptions=fix(
+            "detach() what goes into that function",
+            "one line",
+            "numerics",
+            code="direction = gradient.detach().sign()",
         ),
-        basis="operators of one step, timed, whose gradients are all zeros",
-        least_s=min(repeated.least_s, repeated.claims["backward"]),
+        basis="operators of one step, timed, whose gradients are zeros",
         confidence="medium",
     )

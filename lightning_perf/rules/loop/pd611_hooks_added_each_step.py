@@ -29,8 +29,8 @@ def check(session: Session) -> Finding | None:
     name = added.module or model.class_name
     hook = f": {place(added.function, added.site)}" if added.function else ""
     unit, rate = "step", added.per_step
-    if added.is_per_epoch:
-        unit, rate = "epoch", rate * session.run.n_steps / max(1, session.run.n_epochs)
+    if added.per_epoch is not None:
+        unit, rate = "epoch", added.per_epoch
     hooks = number_of(round(rate), "hook") if round(rate, 1) >= 1 else f"{rate:.1g} hooks"
     return timed_finding(
         steady,
@@ -44,7 +44,7 @@ def check(session: Session) -> Finding | None:
             fact("growth of forward and backward, at least", low_s / steady.span_s, "fraction"),
         ),
         prescriptions=fix(
-            f"register {added.function or 'the hook'} once, in setup or __init__, or remove it after the step",
+            f"register {added.function or 'the hook'} once, in setup or __init__, or remove it after the {unit}",
             "minutes",
             code="handle = module.register_forward_hook(hook)\n...\nhandle.remove()",
         ),

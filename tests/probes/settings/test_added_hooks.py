@@ -128,4 +128,4 @@ def test_hooks_of_each_epoch_are_found_in_a_training(tmp_path, per_epoch, n_epoc
         assert found is None
         return
     assert (found.n_hooks, found.module, found.function) == (per_epoch * n_epochs, "layers.1", "keep")
-    assert found.is_per_epoch
+    assert found.per_epoch == per_epoch
