@@ -74,7 +74,6 @@ class ZeroGradients:
         if self._owner is not None and self._source is not None and self._results and all(self._results.values()):
             self.weights[self._source] += self._weight
             self.owners.add(self._owner)
-        self._owner = self._source = None
 
 
 def _is_zero(tensor: torch.Tensor) -> bool:

@@ -54,6 +54,15 @@ def deep(net, x, depth):
     return x.round().sum() + net.norm(x.detach()).square().sum()
 
 
+def two_functions(net, x):
+    cheap = net.trained.bias.round().square().sum()
+    return cheap + net.trained(net.trained(x).tanh()).floor().square().sum() + net.trained.weight.ceil().sum()  # zeros
+
+
+def test_line_is_that_of_the_function_that_costs_most():
+    assert follow(two_functions)["zeros"].site == line_of(two_functions, "# zeros")
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -67,6 +67,20 @@ def test_kind_that_grows_is_named_and_no_code_of_the_hook_runs(hook, name):
     assert list(vars(hook).get("asked", ())) == asked
 
 
+@pytest.mark.parametrize(
+    ("n_equal", "n_epochs", "per_epoch"), [(3, 3, 2 / 3), (3, 6, None), (2, 2, None), (0, 3, None)]
+)
+def test_hooks_of_epochs_must_run_the_same_code_in_most_epochs(n_equal, n_epochs, per_epoch):
+    model = torch.nn.Linear(1, 1)
+    model.register_forward_hook(Hooked.keep)
+    first = added_hooks._Count(0, 0, added_hooks._n_hooks(model))
+    others = [lambda *_: None, lambda *_: 1, lambda *_: 2]
+    for hook in [Hooked.keep] * (n_equal - 1) or others:
+        model.register_forward_hook(hook)
+    found = added_hooks._added(model, first, added_hooks._Count(100, n_epochs, added_hooks._n_hooks(model)))
+    assert (found.per_epoch if found is not None else None) == per_epoch
+
+
 @pytest.mark.parametrize("every", [1, 1000])
 def test_hooks_of_each_step_are_found_in_a_training(tmp_path, every):
     doctor = PerfDoctor(out_dir=tmp_path)
