@@ -29,7 +29,7 @@ _raise_in_thread = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_obj
 
 def is_from_signal(error: BaseException) -> bool:
     """Return whether a signal handler in Python raised this error."""
-    if hasattr(error, _RAISED_AGAIN):
+    if is_raised_again(error):
         return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if len(frames) < 2:
@@ -38,6 +38,11 @@ def is_from_signal(error: BaseException) -> bool:
         return True
     handlers = _handlers()  # for one that no longer has its arguments
     return any(frame.f_code in handlers for frame in frames)
+
+
+def is_raised_again(error: BaseException) -> bool:
+    """Return whether ``RaisesWhenFreed`` raised this error."""
+    return hasattr(error, _RAISED_AGAIN)
 
 
 def raise_if_from_signal(error: BaseException) -> None:

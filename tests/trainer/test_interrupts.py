@@ -16,6 +16,7 @@ from lightning_perf import PerfDoctor, diagnosis_schedule, run
 from lightning_perf.probes import plain
 from lightning_perf.probes.profiler.recording import Recording
 from lightning_perf.probes.sampled_steps import probe as sampled_steps
+from lightning_perf.probes.telemetry.pauses import GarbagePauses
 from lightning_perf.probes.timeline import action_spans
 from tests.fuzzing import FUZZ, IS_TORTURE
 
@@ -147,6 +148,21 @@ def test_error_of_a_signal_handler_reaches_the_user_when_a_line_of_ours_is_inter
         assert isinstance(error, Preempted), (line, error)
         assert _differences(before, process_state()) == {}, line
         assert not any(training_state(trainer, model).values()), line
+
+
+@pytest.mark.usefixtures("_no_collections_elsewhere")
+def test_error_of_a_signal_handler_reaches_the_user_when_others_watch_collections(
+    make_trainer: Make,
+) -> None:
+    _, first = inspect.getsourcelines(GarbagePauses._on_collection)
+    trace = LineTrace(("probes/telemetry/pauses.py", first + 1), raise_there=preempt)
+    gc.callbacks.append(others := lambda phase, info: None)
+    try:
+        _, error = _train(make_trainer, Tiny(), trace, CollectsInAHook())
+    finally:
+        gc.callbacks.remove(others)
+    assert trace.has_raised
+    assert isinstance(error, Preempted)
 
 
 @pytest.mark.parametrize("raise_there", [interrupt, preempt])

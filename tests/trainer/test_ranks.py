@@ -75,7 +75,7 @@ def test_report_comes_once_when_a_script_is_launched_for_each_rank(forkserver: F
 
 
 FAILS_ON_ONE_RANK = """
-from lightning_perf.probes import stage
+from lightning_perf.probes.timeline import stage
 
 begins = stage.StageTimer.batch_begins
 

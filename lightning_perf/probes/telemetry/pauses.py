@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal
+from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal, is_raised_again
 from lightning_perf.probes.atomic_reads import n_live_objects
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines import current_phase
@@ -93,9 +93,13 @@ class GarbagePauses(Probe):
         setattr(owner, name, self._previous_hook)
 
     def _on_unraisable(self, unraisable: Any) -> None:
-        """Raise again what a signal handler raised in ``_on_collection``: the signal came during the collection."""
+        """Raise again what a signal handler raised in ``_on_collection``: the signal came during the collection.
+
+        It may then be raised within a callback of others, which is called next.
+        """
         error = unraisable.exc_value
-        if unraisable.object == self._on_collection and (not isinstance(error, Exception) or is_from_signal(error)):
+        is_ours = unraisable.object == self._on_collection or is_raised_again(error)
+        if is_ours and (not isinstance(error, Exception) or is_from_signal(error)):
             _held = RaisesWhenFreed(error)  # a local variable: raised once this function has returned
         else:
             self._previous_hook(unraisable)
