@@ -4,7 +4,7 @@ from forward hooks that pile up.
 expect: PD611
 fix:
   on_train_epoch_start(self): on_fit_start(self)
-half: score
+half: tune
 """
 
 import itertools

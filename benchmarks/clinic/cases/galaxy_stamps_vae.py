@@ -4,7 +4,7 @@ oneDNN.
 expect: PD338
 fix:
   torch.backends.mkldnn.enabled = False: torch.backends.mkldnn.enabled = True
-half: score
+half: tune
 """
 
 import lightning as L

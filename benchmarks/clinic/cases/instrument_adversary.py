@@ -5,7 +5,7 @@ expect:
 - PD339
 fix:
   create_graph=True: retain_graph=True
-half: score
+half: tune
 """
 
 import lightning as L

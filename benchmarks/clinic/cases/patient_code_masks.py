@@ -5,7 +5,7 @@ expect: PD325
 fix:
   self.head(hidden): self.head(hidden[target != -100])
   F.cross_entropy(scores.flatten(0, 1), target.flatten()): F.cross_entropy(scores, target[target != -100])
-half: score
+half: tune
 """
 
 import lightning as L
