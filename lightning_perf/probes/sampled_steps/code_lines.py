@@ -7,7 +7,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ USER, LIGHTNING, OTHER, TORCH, COMPILED = "user", "lightning", "other", "torch",
 MIN_REPEATS = 10
 """Hits of one instruction within one call of a function that make it a loop."""
 
-_HERE = str(Path(__file__).absolute().parents[2])
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _DEMO = os.path.join(_HERE, "demo.py")  # part of this package, but counts as user code
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _CHECKPOINT = os.path.join(_TORCH, "utils", "checkpoint.py")

@@ -174,7 +174,7 @@ class ResultTracker:
             owner = self._add_backward(node, weight, 0 if is_view else sum(map(n_bytes, dense_tensors(out))), line)
             if line is None and not is_view and self._step.is_timed:
                 number = torch._C._current_graph_task_id(), node._sequence_nr()
-                self._step.zeros.add(func, (args, kwargs), out, weight, number, node.name(), owner)
+                self._step.zeros.add(func, (args, kwargs), out, weight, number, type(node).__name__, owner)
         elif is_here:
             if node is not None and (owner := self._by_node.get(node._sequence_nr())) is not None:
                 owner.is_used = True

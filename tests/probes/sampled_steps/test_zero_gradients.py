@@ -83,6 +83,23 @@ def test_other_passes_are_not(step):
     assert "zeros" not in found
 
 
+class Named(torch.autograd.Function):
+    """A function of the user's that keeps a name in its node."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.name = "sign"
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_functions_of_the_users_may_keep_anything_in_their_nodes():
+    assert "zeros" not in follow(lambda net, x: Named.apply(net.trained(x)).square().sum())
+
+
 def test_gradients_are_not_read_where_operators_are_not_timed():
     assert "zeros" not in follow(signed, is_timed=False)
 
