@@ -22,10 +22,13 @@ def check(session: Session) -> Diagnosis | None:
         raise Skip("torch's number of threads is not known")
     n_workers = max((each.num_workers or 0 for each in session.settings.loaders if each.stage == "train"), default=0)
     cores = cores_per_rank(session)
-    if session.machine.n_physical_cores is not None:
-        # Hyper-threads share the arithmetic units of a physical core; torch's default also counts physical cores.
-        cores = min(cores, session.machine.n_physical_cores / session.machine.local_world_size)
     n_wanted = math.floor(cores) - n_workers
+    is_certain = True
+    if session.machine.n_physical_cores is not None:
+        # Hyper-threads share the arithmetic units of a physical core: only a replay tells whether they gain anything.
+        n_physical = math.floor(min(cores, session.machine.n_physical_cores / session.machine.local_world_size))
+        is_certain = n_threads < n_physical - n_workers
+        n_wanted = n_physical - n_workers if is_certain else n_wanted
     compute = {name: computing_s(session, steady, name) for name in COMPUTE_PHASES}
     compute_s = sum(compute.values())
     each_s = compute_s / steady.n_steps
@@ -33,7 +36,8 @@ def check(session: Session) -> Diagnosis | None:
         return None
     omp = session.settings.torch.omp_num_threads
     return Diagnosis(
-        f"{percent(compute_s / steady.span_s)} of training time is compute on {n_threads} of {n_wanted} cores"
+        f"{percent(compute_s / steady.span_s)} of training time is compute on {n_threads} of {n_wanted} "
+        + ("cores" if is_certain else "hyper-threads")
         + (f" (OMP_NUM_THREADS={omp})" if omp else ""),
         (
             fact("torch threads", n_threads, "count", n_wanted),
@@ -53,4 +57,5 @@ def check(session: Session) -> Diagnosis | None:
         f"{n_wanted} threads run its operators",
         replayed_as=f"threads={n_wanted}",
         phases=COMPUTE_PHASES,
+        unmeasured="low" if is_certain else None,
     )
