@@ -25,7 +25,7 @@ def check(session: Session) -> Diagnosis | None:
     n_wanted = math.floor(cores) - n_workers
     is_certain = True
     if session.machine.n_physical_cores is not None:
-        # Hyper-threads share the arithmetic units of a physical core: only a replay tells whether they gain anything.
+        # Hyper-threads share the arithmetic units of a physical core: only a replay shows whether they gain.
         n_physical = math.floor(min(cores, session.machine.n_physical_cores / session.machine.local_world_size))
         is_certain = n_threads < n_physical - n_workers
         n_wanted = n_physical - n_workers if is_certain else n_wanted
