@@ -69,8 +69,6 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
         self.is_entering = False
         """Whether the profiler's own ``profile`` runs now, which calls its ``start`` and ``stop``."""
         self.own_start, self.own_stop = profiler.start, profiler.stop
-        self.span_cache: dict[str, AbstractContextManager[Any]] = {}
-        """Spans without the profiler, by action."""
         self.is_released = False
 
     def start(self, action_name: str) -> Any:
@@ -93,15 +91,8 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
 
     def span_of(self, action_name: str) -> AbstractContextManager[Any]:
         """Return the span of an action, without the profiler."""
-        span = self.span_cache.get(action_name)
-        if span is None:
-            span = self.span_cache[action_name] = self.span_for(action_name)
-        return span
-
-    def clear(self) -> None:
-        """Forget all spans, so that ``span_for`` is called again."""
-        super().clear()
-        self.span_cache.clear()
+        context = self[action_name]
+        return context.span if isinstance(context, _ProfileAndSpan) else context
 
     def release(self) -> None:
         """Only call the profiler itself from now on, in case somebody kept a replaced method."""
@@ -111,7 +102,7 @@ class _Spans(dict[str, "AbstractContextManager[Any]"]):
     def __missing__(self, action_name: str) -> AbstractContextManager[Any]:
         if self.is_released:
             return self.profile(action_name)  # type: ignore[no-any-return]
-        span = self.span_of(action_name)
+        span = self.span_for(action_name)
         context = span if self.is_silent else _ProfileAndSpan(self, span, action_name)
         self[action_name] = context
         return context
