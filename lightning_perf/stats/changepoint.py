@@ -19,15 +19,11 @@ LEVEL = 0.01
 
 
 class ChangePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The first point of a new level, the medians before it and from it on.
-
-    ``p_value`` is the probability that a series without a change splits as clearly (Pettitt's approximation).
-    """
+    """The first point of a new level, the medians before it and from it on."""
 
     index: int
     before: float
     after: float
-    p_value: float
 
 
 class LevelWatch:
@@ -76,4 +72,4 @@ def find_change(values: Sequence[float]) -> ChangePoint | None:
     sigma = MAD_TO_SIGMA * min(float(np.median(np.abs(each))) for each in (residuals, slanted))
     if p_value > LEVEL or abs(after - before) <= MIN_MADS * sigma:
         return None
-    return ChangePoint(index=index, before=before, after=after, p_value=p_value)
+    return ChangePoint(index=index, before=before, after=after)
