@@ -21,10 +21,9 @@ _ALLOCATING: Final = ("aten::empty", "aten::new_empty", "aten::resize_")
 
 
 class OperatorTimes:
-    """Nanoseconds of each operator of the trace.
+    """Nanoseconds of each operator; arrays are by row of the trace.
 
     Attributes:
-        rows: Operators, in time order.
         host_self: On the host, without called operators.
         device_self: Of work that it launched directly.
         device_total: Of work that it or called operators launched.
@@ -34,27 +33,19 @@ class OperatorTimes:
     def __init__(self, timeline: Timeline) -> None:
         trace = timeline.trace
         n = len(trace)
-        device_self = np.zeros(n, dtype=np.int64)
-        known = timeline.operator_of_work >= 0
-        np.add.at(device_self, timeline.operator_of_work[known], trace.durations[timeline.launches.device_rows][known])
+        self.device_self: Times = np.zeros(n, dtype=np.int64)
+        self.device_total: Times = np.zeros(n, dtype=np.int64)
+        self.is_outermost = np.ones(n, dtype=np.bool_)
+        launchers = timeline.operator_of_work
+        known = launchers >= 0
+        np.add.at(self.device_self, launchers[known], trace.durations[timeline.launches.device_rows][known])
         children = np.zeros(n, dtype=np.int64)
-        device_total = np.zeros(n, dtype=np.int64)
-        outermost = np.ones(n, dtype=np.bool_)
         for host in timeline.threads.values():
             called = host.tree.parents >= 0
             np.add.at(children, host.rows[host.tree.parents[called]], trace.durations[host.rows[called]])
-            device_total[host.rows] = host.tree.subtree_sum(device_self[host.rows])
-            outermost[host.rows] = _outermost(trace.name_ids[host.rows], host.tree.parents)
-        self.rows: Rows = trace.rows(OPERATOR)
-        self.host_self: Times = np.maximum(trace.durations - children, 0)[self.rows]
-        self.device_self: Times = device_self[self.rows]
-        self.device_total: Times = device_total[self.rows]
-        self.is_outermost = outermost[self.rows]
-        self._total_by_row = device_total
-
-    def device_total_of(self, rows: Rows) -> Times:
-        """Return ``device_total`` of the operators in these rows."""
-        return self._total_by_row[rows]
+            self.device_total[host.rows] = host.tree.subtree_sum(self.device_self[host.rows])
+            self.is_outermost[host.rows] = _outermost(trace.name_ids[host.rows], host.tree.parents)
+        self.host_self: Times = np.maximum(trace.durations - children, 0)
 
 
 def _outermost(names: npt.NDArray[Any], parents: Rows) -> npt.NDArray[np.bool_]:
@@ -74,21 +65,20 @@ def _outermost(names: npt.NDArray[Any], parents: Rows) -> npt.NDArray[np.bool_]:
 def describe_operators(timeline: Timeline, times: OperatorTimes) -> tuple[OperatorTime, ...]:
     """Return the operators of the analyzed span by name, those with most host or device time of their own first."""
     trace = timeline.trace
-    inside = timeline.steps.host_step_of(trace.starts[times.rows]) >= 0
-    rows = times.rows[inside]
+    rows = timeline.steps.on_host(trace, trace.rows(OPERATOR))
     if not len(rows):
         return ()
     ids, position = np.unique(trace.name_ids[rows], return_inverse=True)
-    outermost = times.is_outermost[inside]
+    outermost = times.is_outermost[rows]
 
     def by_name(values: Times) -> npt.NDArray[np.float64]:
         return np.bincount(position, weights=values, minlength=len(ids)) / SECOND
 
     calls = np.bincount(position, minlength=len(ids))
     host_total = by_name(np.where(outermost, trace.durations[rows], 0))
-    host_self = by_name(times.host_self[inside])
-    device_self = by_name(times.device_self[inside])
-    device_total = by_name(np.where(outermost, times.device_total[inside], 0))
+    host_self = by_name(times.host_self[rows])
+    device_self = by_name(times.device_self[rows])
+    device_total = by_name(np.where(outermost, times.device_total[rows], 0))
     largest = np.argsort(-(host_self + device_self), kind="stable")[:N_OPERATORS]
     return tuple(
         OperatorTime(
@@ -149,7 +139,7 @@ def describe_code(timeline: Timeline, times: OperatorTimes, stacks: Stacks) -> t
             CodeSite(
                 site=place, function=function, n_operators=len(rows),
                 host_s=int(trace.durations[own].sum()) / SECOND,
-                device_s=int(times.device_total_of(own).sum()) / SECOND,
+                device_s=int(times.device_total[own].sum()) / SECOND,
                 top_operator=trace.names[name_id], top_n=top_n,
                 max_repeats=max(repeats[place, function].values(), default=1) if (place, function) in repeats else 1,
             )

@@ -62,7 +62,7 @@ def describe_matrix_shapes(timeline: Timeline, times: OperatorTimes) -> tuple[Ma
     if not has_shapes(timeline):
         return ()
     rows = _named(timeline, *_PRODUCTS, _CONVOLUTION)
-    device = times.device_total_of(rows)
+    device = times.device_total[rows]
     found: dict[tuple[str, str, str, tuple[int, int, int] | None], list[int]] = {}
     for i, row in enumerate(rows.tolist()):
         details = trace.details.get(row)
@@ -150,7 +150,7 @@ def _bias_seconds(timeline: Timeline, times: OperatorTimes, convolutions: Rows) 
     additions = additions[trace.intervals(convolutions).contains(trace.starts[additions])]
     if not len(additions):
         return None
-    spent = times.device_total_of(additions) if timeline.has_device_work else trace.durations[additions]
+    spent = times.device_total[additions] if timeline.has_device_work else trace.durations[additions]
     return int(spent.sum()) / SECOND
 
 
@@ -189,7 +189,8 @@ def _attention(
     timeline: Timeline, times: OperatorTimes, stacks: Stacks, softmaxes: Rows, moments: Intervals
 ) -> MaterialisedAttention:
     trace = timeline.trace
-    inside = moments.contains(trace.starts[times.rows])
+    operators = trace.rows(OPERATOR)
+    inside = operators[moments.contains(trace.starts[operators])]
     device = int(times.device_self[inside].sum())
     whole = (timeline.device if timeline.has_device_work else timeline.operators) & timeline.steps.intervals
     spent = device if timeline.has_device_work else moments.total_ns
