@@ -32,7 +32,7 @@ def live_events(kineto_events: Iterable[Any]) -> Iterator[Event]:
         kind = KINDS.get(category, UNKNOWN_DEVICE)
         name, thread, start_us = _name(event), event.device_resource_id(), event.start_ns() / 1000
         if name == MEMORY_NAME:
-            allocation = {"Bytes": _n_bytes(event), "Device Type": int(not _is_on_host(event))}
+            allocation = {"Bytes": int(event.nbytes()), "Device Type": int(not _is_on_host(event))}
             yield Event("i", category, name, 0, thread, start_us, args=_as_json(allocation))
             continue
         device = 0
@@ -44,14 +44,10 @@ def live_events(kineto_events: Iterable[Any]) -> Iterator[Event]:
             args |= {"device": device, "stream": thread}
             thread = 0
         if kind == MEMCPY:
-            args["bytes"] = _n_bytes(event)
+            args["bytes"] = int(event.nbytes())
         if kind in (OPERATOR, ANNOTATION) and has_details(name):
             args |= {"Input Dims": event.shapes(), "Input type": event.dtypes()}
         yield Event("X", category, name, device, thread, start_us, event.duration_ns() / 1000, _as_json(args))
-
-
-def _n_bytes(event: Any) -> int:
-    return int(event.nbytes()) if hasattr(event, "nbytes") else -1
 
 
 def _as_json(args: dict[str, Any]) -> msgspec.Raw:
