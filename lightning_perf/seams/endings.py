@@ -11,25 +11,23 @@ from lightning_perf import interrupts
 from .undo import Undos
 
 
-def tap_end_of_run(end: Callable[[], None], undos: Undos) -> bool:
+def tap_end_of_run(end: Callable[[], None], undos: Undos) -> None:
     """Call ``end`` once the Trainer's entry point (``fit``, ``validate``, …) returns or raises, or Python ends.
 
     Lightning calls no hook of a callback that was removed from ``trainer.callbacks`` meanwhile, or that comes after one
     whose ``on_exception`` raised. The frame of the entry point has the only reference to a bound method of the Trainer:
     when that is freed, the run is over. An exception that is kept by someone keeps its frames too.
 
-    Return whether the entry point was found among this function's callers. ``end`` is called in whichever thread frees
-    the frame, and must not raise.
+    ``end`` is called in whichever thread frees the frame, and must not raise. Does nothing if the entry point is not
+    among the callers.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_call_and_handle_interrupt":
         frame = frame.f_back
     entry: Any = None if frame is None else frame.f_locals.get("trainer_fn")
-    if entry is None:
-        return False
-    # ``detach`` releases ``end`` and everything it references.
-    undos.note(weakref.finalize(entry, end).detach)
-    return True
+    if entry is not None:
+        # ``detach`` releases ``end`` and everything it references.
+        undos.note(weakref.finalize(entry, end).detach)
 
 
 def is_preempted(trainer: Any, error: BaseException | None = None) -> bool:
