@@ -1,5 +1,6 @@
 """Read a trace file, plain or gzip, as batches of events, in constant memory."""
 
+import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,6 @@ FREE_BYTES = 256 << 20
 MAX_RATIO = 200
 """Largest text ÷ compressed size beyond ``FREE_BYTES``. Real traces reach 20 to 60; deflate allows 1,030."""
 
-_READ_BYTES = 256 << 10
 _GZIP = b"\x1f\x8b"
 _NOT_A_TRACE = {b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstandard data", b"\x80\x04": "a pickle"}
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -128,41 +128,21 @@ def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def _decompressed(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[bytes]:
-    n_read = n_text = 0
-    pieces: list[bytes] = []
-    n_pieces = 0
-    unzip = zlib.decompressobj(wbits=31)
-    pending = b""
-    while True:
-        if not pending:
-            pending = file.read(_READ_BYTES)
-            n_read += len(pending)
-            if not pending:
-                break
-        if unzip.eof:  # several gzip members in one file are one text, and zeros behind them are padding
-            pending = pending.lstrip(b"\x00")
-            if not pending:
-                continue
-            unzip = zlib.decompressobj(wbits=31)
-        try:
-            text = unzip.decompress(pending, CHUNK_BYTES)
-        except zlib.error as error:
-            raise TraceError(
-                f"{path} starts like gzip but cannot be decompressed ({error}). Expected a whole gzip file; copy it "
-                "again."
-            ) from error
-        pending = unzip.unused_data if unzip.eof else unzip.unconsumed_tail
-        n_text += len(text)
-        _check_size(path, n_text, n_read, max_bytes)
-        pieces.append(text)
-        n_pieces += len(text)
-        if n_pieces >= CHUNK_BYTES:
-            yield b"".join(pieces)
-            pieces, n_pieces = [], 0
-    pieces.append(unzip.flush())
-    if not unzip.eof:
-        raise TraceError(f"{path} is a gzip file cut in the middle, after {n_text:,} bytes of text; copy it again.")
-    yield b"".join(pieces)
+    n_text = 0
+    packed = gzip.GzipFile(fileobj=file)
+    try:
+        while text := packed.read1(CHUNK_BYTES):  # ``read`` would lose the text before a cut
+            n_text += len(text)
+            _check_size(path, n_text, file.tell(), max_bytes)
+            yield text
+    except EOFError as error:
+        raise TraceError(
+            f"{path} is a gzip file cut in the middle, after {n_text:,} bytes of text; copy it again."
+        ) from error
+    except (zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(
+            f"{path} starts like gzip but cannot be decompressed ({error}). Expected a whole gzip file; copy it again."
+        ) from error
 
 
 def _check_size(path: Path, n_text: int, n_read: int, max_bytes: int | None) -> None:
