@@ -298,9 +298,9 @@ class RunReports:
 
     def _report(self, format_: str, session: Session) -> tuple[str, bytes]:
         """Return the report in a format, with the name of its file."""
-        name = self._session_path(session).stem.replace("session", "report") + formats.suffix(format_)
-        place = console_report.short_path(self._place(session))
-        return name, formats.draw(format_, session, show_all=False, source=place).encode()
+        chosen = formats.FORMATS[format_]
+        name = self._session_path(session).stem.replace("session", "report") + chosen.suffix
+        return name, chosen.draw(session, False, console_report.short_path(self._place(session))).encode()
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file into the run's folder; raise ``OSError`` if that would fill the disk."""

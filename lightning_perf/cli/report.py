@@ -60,7 +60,7 @@ def report(
             return
         text = to_text(drawn)
     else:
-        text = formats.draw(format_, loaded, show_all, str(place))
+        text = formats.FORMATS[format_].draw(loaded, show_all, str(place))
     if out is None and format_ == "html":
         write_page(text)
     else:

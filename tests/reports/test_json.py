@@ -11,7 +11,7 @@ from reports.sessions import hostile, starved
 
 
 def drawn(session: Session) -> str:
-    return formats.draw("json", session, show_all=False, source="")
+    return formats.FORMATS["json"].draw(session, False, "")
 
 
 def test_json_holds_the_whole_session() -> None:

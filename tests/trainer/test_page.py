@@ -9,7 +9,7 @@ import pytest
 from lightning_perf import PerfDoctor, load
 from lightning_perf.errors import ConfigError
 from lightning_perf.reports.console import short_path
-from lightning_perf.reports.formats import html
+from lightning_perf.reports.render import html
 from lightning_perf.reports.render.html import to_page
 from lightning_perf.reports.render.markdown import to_markdown
 
