@@ -6,11 +6,13 @@ Needs neither torch nor lightning; plotly is imported with the first figure.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
+
 from lightning_perf.records import Session
 
 from . import findings, model, ranks, steps, trace
 from .palette import Theme, template
-from .parts import Figure, plain
+from .parts import Figure
 from .tables import bars_of
 
 __all__ = ["FIGURES", "SHOWN_AS_TABLES", "NamedFigure", "Theme", "figure_json", "template", "why_absent"]
@@ -76,5 +78,5 @@ def why_absent(name: str, session: Session) -> str:
 
 def figure_json(figure: Figure) -> dict[str, Any]:
     """Return the figure as JSON types: ``{"data": […], "layout": {…}}``; numbers that are not finite become None."""
-    document: dict[str, Any] = plain(figure.to_plotly_json())
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(figure.to_plotly_json()))
     return document

@@ -93,20 +93,5 @@ def stacked(
     return figure(data, theme, height=320, has_legend=True, **axes, **layout)
 
 
-def plain(value: Any) -> Any:
-    """Return the value as JSON types; numbers that are not finite become None."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if hasattr(value, "tolist"):  # numpy's arrays and numbers
-        return plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return str(value)
-
-
 def _largest(values: Iterable[float | None]) -> float:
     return max((abs(value) for value in values if value is not None and math.isfinite(value)), default=0.0)
