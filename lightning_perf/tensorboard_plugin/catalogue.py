@@ -25,9 +25,6 @@ _STEM = SESSION_FILE.removesuffix(".json")
 _MAX_FOLDERS = 20_000
 """Folders searched; the page shows a note if there are more."""
 
-Stamp = tuple[int, int]
-"""Modification time in nanoseconds, and size; files with equal stamps count as unchanged."""
-
 
 class Head(msgspec.Struct, frozen=True):
     """The fields of a session that the list of runs needs."""
@@ -133,7 +130,7 @@ class Catalogue:
         self._search: threading.Thread | None = None
         self._next_search_s = 0.0
         self._entries: dict[str, Entry] = {}
-        self._heads: dict[tuple[str, Stamp], tuple[Head | None, str]] = {}
+        self._heads: dict[tuple[str, str], tuple[Head | None, str]] = {}  # by path and stamp
         self.is_complete = False
         self.is_cut = False
 
@@ -164,7 +161,7 @@ class Catalogue:
                         self._entries, published_s = dict(found), time.monotonic()
             self._entries = found
             known = {(entry.path, entry.stamp) for entry in found.values()}
-            self._heads = {key: head for key, head in self._heads.items() if (key[0], _stamp_text(key[1])) in known}
+            self._heads = {key: head for key, head in self._heads.items() if key in known}
         finally:
             now = time.monotonic()
             with self._lock:
@@ -196,17 +193,17 @@ class Catalogue:
             session_traces |= {os.path.basename(w.file) for w in (head.windows if head else ()) if w.file}
             yield Entry(
                 id=f"{label}/{as_text(file)}", label=_label(label, file, head), kind="session", path=path,
-                stamp=_stamp_text(stamp), head=head, error=error,
+                stamp=stamp, head=head, error=error,
             )  # fmt: skip
         traces = sorted(file for file in files if file.endswith(TRACE_ENDINGS) and file not in session_traces)
         if traces:
             stamp = _stamp_of([os.path.join(folder, file) for file in traces])
             yield Entry(
                 id=f"{label}/traces", label=f"{label} (traces)", kind="traces", path=folder,
-                stamp=f"{_stamp_text(stamp)}-{len(traces)}", files=tuple(traces),
+                stamp=f"{stamp}-{len(traces)}", files=tuple(traces),
             )  # fmt: skip
 
-    def _head(self, path: str, stamp: Stamp) -> tuple[Head | None, str]:
+    def _head(self, path: str, stamp: str) -> tuple[Head | None, str]:
         key = (path, stamp)
         if key not in self._heads:
             try:
@@ -252,7 +249,8 @@ def _label(label: str, file: str, head: Head | None) -> str:
     return f"{label} ({rest[:40]})"
 
 
-def _stamp_of(paths: list[str]) -> Stamp:
+def _stamp_of(paths: list[str]) -> str:
+    """Return the latest modification time in nanoseconds, and the size; files with equal stamps count as unchanged."""
     newest = size = 0
     for path in paths:
         try:
@@ -260,8 +258,4 @@ def _stamp_of(paths: list[str]) -> Stamp:
         except OSError:
             continue
         newest, size = max(newest, stat.st_mtime_ns), size + stat.st_size
-    return newest, size
-
-
-def _stamp_text(stamp: Stamp) -> str:
-    return f"{stamp[0]:x}-{stamp[1]:x}"
+    return f"{newest:x}-{size:x}"
