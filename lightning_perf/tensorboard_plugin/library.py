@@ -1,5 +1,6 @@
 """Sessions and traces, read when they are requested and cached until they change; traces in a background thread."""
 
+import functools
 import os
 import queue
 import threading
@@ -152,8 +153,7 @@ class Library:
     def __init__(self, read_summary: Callable[[Entry], Session]) -> None:
         self.traces = Traces()
         self._read_summary = read_summary
-        self._lock = threading.Lock()
-        self._sessions: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._session = functools.lru_cache(_SESSIONS_KEPT)(self._read_session)  # an entry changes with its files
 
     def show(self, entry: Entry, chosen: int | None, trial: Entry | None = None) -> Shown:
         """Return the data of an entry's view.
@@ -200,20 +200,8 @@ class Library:
         except IndexError:
             return None
 
-    def _session(self, entry: Entry) -> Session:
-        key = (entry.id, entry.stamp)
-        with self._lock:
-            if key in self._sessions:
-                self._sessions.move_to_end(key)
-                return self._sessions[key]
-        session = self._read_summary(entry) if entry.kind == "summary" else load_run(Path(entry.path))
-        with self._lock:
-            for old in [each for each in self._sessions if each[0] == entry.id]:
-                del self._sessions[old]
-            self._sessions[key] = session
-            while len(self._sessions) > _SESSIONS_KEPT:
-                self._sessions.popitem(last=False)
-        return session
+    def _read_session(self, entry: Entry) -> Session:
+        return self._read_summary(entry) if entry.kind == "summary" else load_run(Path(entry.path))
 
     def _of_traces(self, entry: Entry, chosen: int | None) -> Shown:
         index = _chosen(chosen, len(entry.files))
