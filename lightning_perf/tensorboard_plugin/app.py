@@ -64,7 +64,6 @@ class App:
         self._catalogue = Catalogue(roots_of(context.logdir, getattr(flags, "logdir_spec", None) if flags else None))
         self._library = Library(self._read_summary)
         self._experiment: tuple[Any, str] = (None, "")
-        self._is_warm = False
         _warn_about_torch_tb_profiler()
         self._routes: dict[str, Callable[[Request], Response]] = {
             "runs": self._runs,
@@ -115,7 +114,7 @@ class App:
         if name not in STATIC:
             raise Refused(404, f"the page has no file {name[:80]!r}")
         if name == "index.js":
-            self._warm_up()
+            _warm_up()
         content = (resources.files(__package__) / "static" / name).read_bytes()
         return _respond(request, content, STATIC[name])
 
@@ -263,15 +262,13 @@ class App:
         except IndexError as error:
             raise Refused(404, f"{entry.id[:80]!r} has no trace {index}") from error
 
-    def _warm_up(self) -> None:
-        """Import modules for drawing in the background while the page loads."""
-        if self._is_warm:
-            return
-        self._is_warm = True
-        names = ("lightning_perf.tensorboard_plugin.views", "lightning_perf.reports.figures", "plotly.graph_objects")
-        threading.Thread(
-            target=lambda: [importlib.import_module(name) for name in names], name="perfdoctor-warm-up", daemon=True
-        ).start()
+
+def _warm_up() -> None:
+    """Import modules for drawing in the background while the page loads."""
+    names = ("lightning_perf.tensorboard_plugin.views", "lightning_perf.reports.figures", "plotly.graph_objects")
+    threading.Thread(
+        target=lambda: [importlib.import_module(name) for name in names], name="perfdoctor-warm-up", daemon=True
+    ).start()
 
 
 def _warn_about_torch_tb_profiler() -> None:
