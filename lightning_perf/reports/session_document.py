@@ -39,7 +39,10 @@ def session_document(session: Session, show_all: bool = False, place: str | None
 
 
 def _sections(session: Session, show_all: bool) -> Iterator[Section]:
-    title = "Time per phase" if session.steady is None else phases.steady_title(session, session.steady)
+    title, steady = "Time per phase", session.steady
+    if steady is not None:
+        steps = count(steady.n_steps, f"steady {verdict.step_word(session)}")
+        title += f": {steps} in {seconds(steady.span_s)}"
     yield section("time", title, phases.steady_parts(session), is_short=True)
     yield section("fixes", "Fixes, best first", [fixes.fixes_table(session)], is_short=True)
     yield section("findings", "Findings", findings.finding_parts(session), is_short=True)
@@ -47,9 +50,10 @@ def _sections(session: Session, show_all: bool) -> Iterator[Section]:
     yield section("earlier", "Earlier runs", earlier.earlier_parts(session))
     yield section("autopilot", "Autopilot", autopilot.autopilot_parts(session))
     yield section("trials", "Trials", _trial_parts(session))
-    if session.validation is not None:
-        title = phases.validation_title(session.validation)
-        yield section("validation", title, phases.stage_parts(session.validation, "batch", "validation-phases"))
+    validation = session.validation
+    if validation is not None:
+        title = f"Validation: {count(validation.n_steps, 'batch')} in {seconds(validation.span_s)}"
+        yield section("validation", title, phases.stage_parts(validation, "batch", "validation-phases"))
     title = ranks.rank_title(session.ranks) if session.ranks is not None else "Ranks"
     yield section("ranks", title, ranks.rank_parts(session.ranks))
     title = loader.loader_title(session.loader_probe) if session.loader_probe is not None else "DataLoader"

@@ -41,17 +41,7 @@ def next_steps(session: Session, place: str) -> Section:
 
 def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:
     """Yield facts on the measurement; with ``show_all`` also the outcome of each rule and what is missing."""
-    yield pairs(about_facts(session, show_all))
-    if show_all:
-        names = {rule.code: f"{rule.code} {rule.name}" for rule in all_rules()} if session.outcomes else {}
-        rules = [(names.get(one.code, line(one.code, 16)), one.status, line(one.reason)) for one in session.outcomes]
-        yield table(("rule", "result", "reason"), rules, title="Rules", key="rules", is_folded=True)
-        yield table(("what", "reason"), missing_rows(session), title="Not measured", key="missing", is_folded=True)
-
-
-def about_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
-    """Return facts by label; what is shown in full elsewhere (`show_all`) is left out."""
-    return [
+    yield pairs([
         *machine_facts(session),
         ("Memory", peaks_fact(session)),
         ("Overhead", overhead_fact(session)),
@@ -59,7 +49,12 @@ def about_facts(session: Session, show_all: bool) -> list[tuple[str, str]]:
         ("Applied", applied_fact(session)),
         ("Missing", "" if show_all else missing_fact(session)),
         ("Failed", probes_fact(session)),
-    ]
+    ])  # fmt: skip
+    if show_all:
+        names = {rule.code: f"{rule.code} {rule.name}" for rule in all_rules()} if session.outcomes else {}
+        rules = [(names.get(one.code, line(one.code, 16)), one.status, line(one.reason)) for one in session.outcomes]
+        yield table(("rule", "result", "reason"), rules, title="Rules", key="rules", is_folded=True)
+        yield table(("what", "reason"), missing_rows(session), title="Not measured", key="missing", is_folded=True)
 
 
 def overhead_fact(session: Session) -> str:

@@ -43,7 +43,9 @@ def comparison_document(comparison: Comparison) -> Document:
         tuple(compared_facts(comparison)),
         (
             section("notes", "Notes", [listing((*comparison.cautions, *no_interval(comparison)))], is_short=True),
-            section("times", "Time", _times(comparison), is_short=True),
+            section("times", "Time",
+                    [table(("", "base", "new", "change", "95 % CI", "verdict"), time_rows(comparison), about=_BASIS,
+                           key="times", bars="new", bars_min_width=PAGE)], is_short=True),
             section("findings", "Findings that appeared (+), disappeared (−) or changed", _findings(comparison),
                     is_short=True),
             section("figures", "Memory and throughput",
@@ -56,11 +58,6 @@ def comparison_document(comparison: Comparison) -> Document:
                                                key="trial-changes")]),
         ),
     )  # fmt: skip
-
-
-def _times(comparison: Comparison) -> Iterator[AnyPart]:
-    heads: Heads = ("", "base", "new", "change", "95 % CI", "verdict")
-    yield table(heads, time_rows(comparison), about=_BASIS, key="times", bars="new", bars_min_width=PAGE)
 
 
 def _findings(comparison: Comparison) -> Iterator[AnyPart]:

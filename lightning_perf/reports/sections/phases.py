@@ -6,7 +6,7 @@ from typing import NamedTuple
 from lightning_perf.records import PHASES, Session, StageTimes
 from lightning_perf.reports.cells import PAGE, TAB, Column, Heads, Rows, Value, number, seconds, share
 from lightning_perf.reports.document import AnyPart, Figure, Table, facts, note, table
-from lightning_perf.reports.wording import count, phase_name, seconds_column
+from lightning_perf.reports.wording import phase_name, seconds_column
 from lightning_perf.reports.wording import seconds as seconds_text
 from lightning_perf.reports.wording import share as share_text
 
@@ -96,16 +96,6 @@ def device_fact(stage: StageTimes) -> str:
         f"device: {seconds_text(stage.device.step_s.p50)} per step (p50), idle while waiting for data "
         f"{share_text(stage.device.starved_share)} of the time"
     )
-
-
-def steady_title(session: Session, steady: StageTimes) -> str:
-    """Return the heading of the breakdown of the steady state."""
-    return f"Time per phase: {count(steady.n_steps, f'steady {step_word(session)}')} in {seconds_text(steady.span_s)}"
-
-
-def validation_title(validation: StageTimes) -> str:
-    """Return the heading of the breakdown of validation inside fit."""
-    return f"Validation: {count(validation.n_steps, 'batch')} in {seconds_text(validation.span_s)}"
 
 
 def steady_parts(session: Session) -> Iterator[AnyPart]:

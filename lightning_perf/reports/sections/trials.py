@@ -38,7 +38,7 @@ def trial_document(trial: Trial) -> Document:
 
 def trial_parts(trial: Trial) -> Iterator[AnyPart]:
     """Yield the result, the ladder, each treatment alone, what was left out, and what to copy."""
-    yield heading(trial_title(trial))
+    yield heading(f"Trial of {line(' '.join(trial.command), 120)}" if trial.command else "Trial")
     yield note(headline(trial), "strong")
     if trial.lightning_cost is not None and len(_treatments(trial)) > 0:
         yield note(line(trial.lightning_cost.text, _SENTENCE))
@@ -85,11 +85,6 @@ def alone_rows(trial: Trial) -> list[tuple[Cell, ...]]:
         _cells(line(arm.id, _NAME), arm)
         for arm in sorted(arms, key=lambda arm: -(arm.speedup.value if arm.speedup else 0))
     ]
-
-
-def trial_title(trial: Trial) -> str:
-    """Return the command that was tried."""
-    return f"Trial of {line(' '.join(trial.command), 120)}" if trial.command else "Trial"
 
 
 def headline(trial: Trial) -> str:
