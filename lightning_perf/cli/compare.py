@@ -9,6 +9,7 @@ import typer
 from lightning_perf.errors import ConfigError, SessionError
 from lightning_perf.records import SESSION_FILE, Comparison, load_run
 from lightning_perf.records.remote import any_path, exists, is_dir
+from lightning_perf.reports.sections.comparison import comparison_document, gate_line
 from lightning_perf.stats.comparison import Source, compare_sessions
 
 from .output import FORMATS, FOUND, check_choice, show, write_error
@@ -48,8 +49,6 @@ def compare(
     check_choice("--format", form, FORMATS)
     if fail_on_regression is not None and not (math.isfinite(fail_on_regression) and fail_on_regression >= 0):
         raise ConfigError(f"--fail-on-regression {fail_on_regression}: expected a percentage of at least 0, e.g. 5")
-    from lightning_perf.reports.sections.comparison import comparison_document
-
     comparison = compare_sessions(*_sides(base, new, baseline))
     show(comparison_document(comparison), comparison, form, out, force)
     if fail_on_regression is not None:
@@ -69,8 +68,6 @@ def _sides(base: str, new: str | None, baseline: str) -> tuple[list[Source], lis
 
 
 def _gate(comparison: Comparison, percent: float) -> None:
-    from lightning_perf.reports.sections.comparison import gate_line
-
     step = comparison.time("step")
     regressions = comparison.regressions(percent / 100)
     if regressions:
