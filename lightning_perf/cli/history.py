@@ -18,7 +18,7 @@ from lightning_perf.history.suspects import Suspect, suspects
 from lightning_perf.records import Comparison, Session, load_run
 from lightning_perf.records.remote import RemotePath, any_path
 from lightning_perf.reports.cells import Column, Rows, Value, number, seconds
-from lightning_perf.reports.document import Document, code, facts, section, table
+from lightning_perf.reports.document import Code, Document, facts, section, table
 from lightning_perf.reports.sections.comparison import change, comparison_document
 from lightning_perf.reports.wording import count
 from lightning_perf.stats.comparison import Source, compare_sessions
@@ -146,7 +146,7 @@ def _show_comparison(base: list[Session], new: list[Session], form: str) -> None
     rows: Rows = [(str(one), Value(f"{one.score:.2f}", one.score), one.treatment) for one in found]
     named = section("suspects", "What changed, the likeliest cause first",
                     [table(("change", "score", "treatment"), rows, key="suspects"),
-                     code([command] if command else [], label="try the earlier values", language="shell")],
+                     Code((command,) if command else (), label="try the earlier values", language="shell")],
                     is_short=True)  # fmt: skip
     document = comparison_document(comparison)
     first, *others = document.sections

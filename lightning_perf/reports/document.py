@@ -55,7 +55,7 @@ class Listing(Part, frozen=True):
 
 
 class Code(Part, frozen=True):
-    """Lines to copy."""
+    """Lines to copy, which `wording.block` has cleaned."""
 
     lines: tuple[str, ...]
     label: str = ""
@@ -262,11 +262,6 @@ def listing(items: Iterable[str]) -> Listing:
 def pairs(rows: Iterable[tuple[str, str]]) -> Pairs:
     """Return the pairs whose second text is not empty."""
     return Pairs(tuple((wording.line(label, 80), wording.line(text, 1_000)) for label, text in rows if text))
-
-
-def code(lines: Sequence[str], label: str = "", language: str = "python") -> Code:
-    """Return lines to copy, which the caller has cleaned with `wording.block`."""
-    return Code(tuple(lines), label, language)
 
 
 def table(

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 
 from lightning_perf.records import Session
-from lightning_perf.reports.document import AnyPart, Section, code, pairs, section, table
+from lightning_perf.reports.document import AnyPart, Code, Section, pairs, section, table
 from lightning_perf.reports.wording import line, seconds, share
 from lightning_perf.rules.engine import all_rules
 
@@ -27,7 +27,7 @@ _OPTIONAL_FIGURES = ("memory.growth.heap",)
 def next_steps(session: Session, place: str) -> Section:
     """Return the commands to go on with; `place` is the path of the session."""
     quoted = shlex.quote(line(place, 1_000))
-    commands = [
+    commands = (
         *(["lightning-perf trial -- python train.py   # measures the fixes on your script"]
           if any(fix.treatment for each in session.findings for fix in each.prescriptions) else []),
         *([f"lightning-perf explain {line(session.verdict.code, 16)}"] if session.verdict.code else []),
@@ -35,8 +35,8 @@ def next_steps(session: Session, place: str) -> Section:
         f"lightning-perf report {quoted} --all   # which rules were skipped, and why",
         f"lightning-perf report {quoted} --format html --out report.html",
         f"tensorboard --logdir {quoted}   # the PERFDOCTOR tab",
-    ]  # fmt: skip
-    return section("next", "Next steps", [code(commands, language="shell")])
+    )  # fmt: skip
+    return section("next", "Next steps", [Code(commands, language="shell")])
 
 
 def about_parts(session: Session, show_all: bool) -> Iterator[AnyPart]:

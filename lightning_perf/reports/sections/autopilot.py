@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from lightning_perf.records import AutopilotTry, Interval, Session
 from lightning_perf.reports.cells import Column, Rows
-from lightning_perf.reports.document import AnyPart, code, facts, table
+from lightning_perf.reports.document import AnyPart, Code, facts, table
 from lightning_perf.reports.wording import block, count, line, seconds
 
 RESULTS = {"kept": "kept", "undone": "undid", "refused": "left out", "trying": "undecided"}
@@ -32,7 +32,7 @@ def autopilot_parts(session: Session) -> Iterator[AnyPart]:
     heads = ("treatment", "result", "speedup", "95 % CI", "blocks", Column("steps", 100), "finding", "why")
     yield table(heads, rows, key="autopilot")
     if found.code:
-        yield code(block(found.code), "to start the next run with the kept treatments")
+        yield Code(tuple(block(found.code)), "to start the next run with the kept treatments")
 
 
 def decision_line(one: AutopilotTry) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from lightning_perf.records import Arm, ArmRun, Interval, LossVerdict, Rung, Trial
 from lightning_perf.reports.cells import Cell, Column, Heads, Rows, Value
 from lightning_perf.reports.cells import size as size_cell
-from lightning_perf.reports.document import AnyPart, Document, code, facts, heading, note, section, table
+from lightning_perf.reports.document import AnyPart, Code, Document, facts, heading, note, section, table
 from lightning_perf.reports.wording import block, count, gain, interval_text, line, seconds, share, times
 
 _WIDE = 92
@@ -60,7 +60,7 @@ def trial_parts(trial: Trial) -> Iterator[AnyPart]:
     yield facts(compile_facts(trial), "Compile time")
     yield table(("left out", "reason"), left_out(trial), key="left-out")
     for label, language, lines in pasted(trial):
-        yield code(lines, label, language)
+        yield Code(tuple(lines), label, language)
 
 
 def ladder_rows(trial: Trial) -> list[tuple[Cell, ...]]:
