@@ -160,14 +160,13 @@ def _cause(comparison: Comparison, shown: TimeChange) -> str:
     if shown.base_s is None or shown.new_s is None:
         return ""
     total = shown.new_s - shown.base_s
-    phases = [one for one in comparison.times if one.name not in ("step", "wall")]
-    phases = [one for one in phases if one.base_s is not None and one.new_s is not None]
-    changes = [((one.new_s or 0.0) - (one.base_s or 0.0), one.name) for one in phases]
-    same_way = [(change, name) for change, name in changes if change * total > 0]
-    if not same_way:
-        return ""
-    change, name = max(same_way, key=lambda item: abs(item[0]))
-    if abs(change) <= 0.5 * abs(total):
+    changes = [
+        (one.new_s - one.base_s, one.name)
+        for one in comparison.times
+        if one.name not in ("step", "wall") and one.base_s is not None and one.new_s is not None
+    ]
+    change, name = max(changes, key=lambda item: item[0] * total, default=(0.0, ""))
+    if change * total <= 0 or abs(change) <= 0.5 * abs(total):
         return ""
     return f"; mostly {phase_name(name)} ({'+' if change > 0 else '−'}{seconds(abs(change))})"
 
