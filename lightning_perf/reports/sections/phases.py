@@ -26,28 +26,23 @@ class PhaseRow(NamedTuple):
         name: Name for reports.
         phase: Name in the records; empty for folded phases.
         share: Fraction of the span.
-        p50_s: Median seconds per step; None outside steps.
     """
 
     name: str
     phase: str
     total_s: float
     share: float
-    p50_s: float | None
 
 
 def stage_rows(stage: StageTimes, folded_below: float = FOLDED_BELOW_SHARE) -> list[PhaseRow]:
     """Return the phases of a stage, largest first."""
     totals = {name: phase.total_s for name, phase in stage.phases.items()}
-    p50s = {name: phase.p50_s for name, phase in stage.phases.items()}
-    on_device = stage.device.phases if stage.device is not None else {}
-    return phase_rows(totals, stage.span_s, p50s, folded_below, on_device)
+    return phase_rows(totals, stage.span_s, folded_below, stage.device.phases if stage.device is not None else ())
 
 
 def phase_rows(
     totals: Mapping[str, float],
     span_s: float,
-    p50s: Mapping[str, float | None] = {},
     folded_below: float = FOLDED_BELOW_SHARE,
     kept: Collection[str] = (),
 ) -> list[PhaseRow]:
@@ -56,7 +51,6 @@ def phase_rows(
     Args:
         totals: Seconds by phase.
         span_s: Wall seconds that they describe. The remainder becomes a separate row.
-        p50s: Median seconds per step by phase.
         folded_below: Share of the span below which phases are folded.
         kept: Phases that are never folded.
     """
@@ -68,13 +62,13 @@ def phase_rows(
     small = [(name, total) for name, total in small if total > 0]
     if len(small) == 1:
         shown += small
-    rows = [PhaseRow(phase_name(name), name, total, total / span_s, p50s.get(name)) for name, total in shown]
+    rows = [PhaseRow(phase_name(name), name, total, total / span_s) for name, total in shown]
     if len(small) > 1:
         total = sum(total for _, total in small)
-        rows.append(PhaseRow(f"{len(small)} smaller", "", total, total / span_s, None))
+        rows.append(PhaseRow(f"{len(small)} smaller", "", total, total / span_s))
     rest = span_s - sum(totals.values())
     if rest / span_s >= FOLDED_BELOW_SHARE:
-        rows.append(PhaseRow("unaccounted", "", rest, rest / span_s, None))
+        rows.append(PhaseRow("unaccounted", "", rest, rest / span_s))
     return rows
 
 
@@ -121,24 +115,20 @@ def stage_parts(stage: StageTimes, word: str, key: str) -> Iterator[AnyPart]:
     """Yield speed and breakdown of one stage."""
     yield facts(rate_facts(stage, word), "Speed")
     yield facts([device_fact(stage)], "Device")
-    p95_s = {name: phase.p95_s for name, phase in stage.phases.items()}
-    yield breakdown(stage_rows(stage), word, key, p95_s, stage.device.phases if stage.device is not None else {})
+    yield breakdown(stage_rows(stage), stage, word, key)
 
 
-def breakdown(
-    rows: list[PhaseRow],
-    word: str = "step",
-    key: str = "",
-    p95_s: Mapping[str, float | None] = {},
-    device_s: Mapping[str, float] = {},
-) -> Table:
-    """Return phases as a table with bars; ``device_s``, by the device's clock, is a column if there is any."""
+def breakdown(rows: list[PhaseRow], stage: StageTimes | None = None, word: str = "step", key: str = "") -> Table:
+    """Return phases as a table with bars, with the times per step of their stage; the device's if there are any."""
+    phases = [stage.phases.get(row.phase) if stage is not None else None for row in rows]
+    p50s = [phase.p50_s if phase is not None else None for phase in phases]
+    p95s = [phase.p95_s if phase is not None else None for phase in phases]
+    device_s = stage.device.phases if stage is not None and stage.device is not None else {}
     cells: Rows = [
-        (row.name, Value(share_text(row.share, decimals=1), row.share), Value(total, row.total_s),
-         Value(p50, row.p50_s), *((seconds(device_s.get(row.phase)),) if device_s else ()),
-         seconds(p95_s.get(row.phase)))
-        for row, total, p50 in zip(rows, seconds_column([row.total_s for row in rows]),
-                                   seconds_column([row.p50_s for row in rows]), strict=True)
+        (row.name, Value(share_text(row.share, decimals=1), row.share), Value(total, row.total_s), Value(p50, p50_s),
+         *((seconds(device_s.get(row.phase)),) if device_s else ()), seconds(p95_s))
+        for row, total, p50, p50_s, p95_s in zip(rows, seconds_column([row.total_s for row in rows]),
+                                                 seconds_column(p50s), p50s, p95s, strict=True)
     ]  # fmt: skip
     heads: Heads = ("phase", "share", Column("total", _SIX_COLUMNS_MIN_WIDTH if device_s else 0), f"p50 per {word}",
                     *(("p50 on device",) if device_s else ()), Column(f"p95 per {word}", PAGE))  # fmt: skip
