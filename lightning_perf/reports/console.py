@@ -10,12 +10,10 @@ from .brief import brief_report
 from .brief_epochs import brief_epoch, brief_news, brief_preflight
 from .document import Document, Facts, facts, section
 from .render.terminal import emit, to_text
-from .sections.comparison import comparison_document
 from .sections.epoch import epoch_document, preflight_document
 from .sections.memory import memory_title
 from .sections.model import model_parts, model_title
 from .sections.post_mortem import post_mortem_document
-from .sections.trace import trace_documents
 from .sections.trials import trial_document
 from .session_document import session_document
 
@@ -24,7 +22,6 @@ __all__ = [
     "brief_news",
     "brief_preflight",
     "brief_report",
-    "comparison_document",
     "emit",
     "epoch_document",
     "model_summary",
@@ -33,7 +30,6 @@ __all__ = [
     "session_document",
     "short_path",
     "to_text",
-    "trace_documents",
     "trial_document",
 ]
 

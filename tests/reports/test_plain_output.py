@@ -31,9 +31,10 @@ from lightning_perf.records import (
 from lightning_perf.reports import wording
 from lightning_perf.reports.brief import brief_report
 from lightning_perf.reports.brief_epochs import brief_epoch
-from lightning_perf.reports.console import comparison_document, emit, session_document, to_text, trial_document
+from lightning_perf.reports.console import emit, session_document, to_text, trial_document
 from lightning_perf.reports.fixes import fix_groups, fix_text
 from lightning_perf.reports.sections.about import missing_rows, overhead_fact
+from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.sections.memory import growth_text, headroom_fact
 from lightning_perf.rules.engine import all_rules, diagnose
 from lightning_perf.rules.verdict import expectation

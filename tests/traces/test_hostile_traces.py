@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from lightning_perf.errors import TraceError
-from lightning_perf.reports.console import to_text, trace_documents
+from lightning_perf.reports.console import to_text
 from lightning_perf.reports.figures import figure_json
+from lightning_perf.reports.sections.trace import trace_documents
 from lightning_perf.tensorboard_plugin.timeline import draw, lanes_of
 from lightning_perf.traces import analyze, analyze_many, read
 from tests.fuzzing import FUZZ, IS_TORTURE
