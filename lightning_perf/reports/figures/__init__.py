@@ -78,5 +78,6 @@ def why_absent(name: str, session: Session) -> str:
 
 def figure_json(figure: Figure) -> dict[str, Any]:
     """Return the figure as JSON types: ``{"data": […], "layout": {…}}``; numbers that are not finite become None."""
-    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(figure.to_plotly_json()))
+    encoded = msgspec.json.encode(figure.to_plotly_json(), enc_hook=lambda value: value.tolist())  # numpy's
+    document: dict[str, Any] = msgspec.json.decode(encoded)
     return document
