@@ -39,11 +39,11 @@ def judge(runs: Sequence[ArmRun], predicted: Mapping[str, Gain] = {}, safety: Ma
     """Judge every arm against the baseline runs of the same rounds.
 
     Args:
-        runs: In the order made; interrupted ones are ignored.
+        runs: In the order made.
         predicted: Expected speedups by treatment as given, e.g. ``"loader-workers=4"``, for arms of one treatment.
         safety: Safeties by treatment as given; ``exact`` by default. An arm is as safe as its least safe treatment.
     """
-    done = [run for run in runs if run.status != "interrupted" and run.stage != SEARCH]
+    done = [run for run in runs if run.stage != SEARCH]
     band, aa = measured_pair(done)
     ids = list(dict.fromkeys(run.arm for run in done))
     arms = tuple(_arm(id_, done, band, predicted, safety) for id_ in ids)
@@ -55,10 +55,9 @@ def compare_arms(runs: Sequence[ArmRun], base: Sequence[str], new: str, band: fl
 
     Several arms in ``base`` count as one: the two baselines, or the rung below.
     """
-    done = [run for run in runs if run.status != "interrupted"]
-    usable_base, usable_new = _same_rounds(done, base, new)
+    usable_base, usable_new = _same_rounds(runs, base, new)
     if len(usable_base) < MIN_RUNS:  # too many failed: use runs of other rounds too
-        usable_base = [run for run in done if run.arm in base and run.status == "ok" and run.block_means_s]
+        usable_base = [run for run in runs if run.arm in base and run.status == "ok" and run.block_means_s]
     units = _units(usable_base, usable_new, new)
     if units is None:
         return ArmComparison(

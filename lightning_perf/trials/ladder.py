@@ -8,6 +8,7 @@ speedup alone are tried last, if the kept rungs may have moved the bottleneck. R
 that drift of the machine affects all arms of a stage alike.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,24 +24,21 @@ from .rounds import Plan, PlannedRun, Round, compared_alone, open_round
 def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
     """Return the remaining runs of the current round, in order; empty if the trial is done.
 
-    ``runs`` are those made so far, in order. Interrupted ones are repeated, failed ones are not.
+    ``runs`` are those made so far, in order. Failed ones are not repeated.
     """
     progress = _progress(plan, runs)
     if progress.round is None:
         return ()
-    first = max((run.position + 1 for run in runs), default=0)
-    repeats: dict[str, int] = {}
-    for run in runs:
-        repeats[run.arm] = max(repeats.get(run.arm, 0), run.repeat + 1)
+    repeats = Counter(run.arm for run in runs)
     return tuple(
         PlannedRun(
             arm=arm,
             treatments=treatments_of(arm),
-            repeat=repeats.get(arm, 0),
+            repeat=repeats[arm],
             stage=progress.round.stage,
             position=position,
         )
-        for position, arm in enumerate(progress.round.left, start=first)
+        for position, arm in enumerate(progress.round.left, start=len(runs))
     )
 
 
@@ -77,25 +75,24 @@ def _progress(plan: Plan, runs: Sequence[ArmRun]) -> _Progress:
 
     Each decision only depends on complete rounds of its own stage, so that later runs cannot change it.
     """
-    done = [run for run in runs if run.status != "interrupted"]
     rungs: list[Rung] = []
-    pair = [run for run in done if run.arm in (BASELINE, AGAIN)]
+    pair = [run for run in runs if run.arm in (BASELINE, AGAIN)]
     if pair and all(run.status == "failed" for run in pair):
         return _Progress(rungs, None, 0)
     if plan.candidates is None or (plan.finds_batch and not plan.candidates and len(pair) < 2):
-        return _Progress(rungs, open_round(done, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), compared_alone), 0)
+        return _Progress(rungs, open_round(runs, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), compared_alone), 0)
     arms = list(dict.fromkeys(candidate.treatment for candidate in plan.candidates))
-    found = open_round(done, 0, [BASELINE, AGAIN], arms, plan, compared_alone)
+    found = open_round(runs, 0, [BASELINE, AGAIN], arms, plan, compared_alone)
     if found is not None:
-        if any(run.arm in arms for run in done):
+        if any(run.arm in arms for run in runs):
             # The rungs of an interrupted trial: as if it ended here.
-            rungs = _search(msgspec.structs.replace(plan, has_ladder=False, finds_batch=False), done).rungs
+            rungs = _search(msgspec.structs.replace(plan, has_ladder=False, finds_batch=False), runs).rungs
         allowed = sum(one.safety in plan.allow and not one.is_measurement for one in plan.candidates)
         return _Progress(rungs, found, max(0, allowed - 1) if plan.has_ladder else 0)
-    return _search(plan, done)
+    return _search(plan, runs)
 
 
-def _search(plan: Plan, done: list[ArmRun]) -> _Progress:
+def _search(plan: Plan, done: Sequence[ArmRun]) -> _Progress:
     judgement = judge(done, *expectations(plan))
     alone = judge([run for run in done if run.stage == 0], *expectations(plan))
     search = LadderSearch(plan, done, judgement, alone)

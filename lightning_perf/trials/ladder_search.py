@@ -17,7 +17,7 @@ RETRY_SPEEDUP = 1.1
 class LadderSearch:
     """A ladder that is built rung by rung."""
 
-    def __init__(self, plan: Plan, done: list[ArmRun], judgement: Judgement, alone: Judgement) -> None:
+    def __init__(self, plan: Plan, done: Sequence[ArmRun], judgement: Judgement, alone: Judgement) -> None:
         self._plan = plan
         self._done = done
         self._judgement = judgement

@@ -86,7 +86,7 @@ class Round(NamedTuple):
 
 
 def open_round(
-    done: list[ArmRun],
+    done: Sequence[ArmRun],
     stage: int,
     references: list[str],
     arms: list[str],

@@ -109,12 +109,6 @@ def test_machine_is_too_noisy_when_the_a_a_pair_differs() -> None:
     assert "the same training differs from itself, so this machine is too noisy" in arm.reason
 
 
-def test_interrupted_runs_are_left_out() -> None:
-    runs = stage({**STEADY, "a": [0.05] * 3})
-    cut = run("a", 9.0, 3, 9, status="interrupted")
-    assert judge([*runs, cut]) == judge(runs)
-
-
 def test_one_repeat_has_no_interval_and_names_the_number_needed() -> None:
     arm = judge(stage({"baseline": [0.1], "baseline-again": [0.1], "a": [0.05]})).arm("a")
     assert arm is not None

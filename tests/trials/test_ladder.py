@@ -65,15 +65,6 @@ def test_ladder_of_a_trial_that_ends_early_keeps_the_best_measured_so_far() -> N
     assert [(rung.added, rung.is_kept) for rung in rungs] == [("", True), ("b", True), ("a", False), ("c", False)]
 
 
-def test_interrupted_run_is_repeated_under_a_new_name() -> None:
-    lab = Lab({"a": 1.4})
-    first, second, *_ = next_runs(lab.plan, [])
-    lab.runs = [lab.make(first), msgspec.structs.replace(lab.make(second), status="interrupted")]
-    again = next_runs(lab.plan, lab.runs)
-    assert [planned.arm for planned in again] == ["baseline-again", "a"]
-    assert (again[0].repeat, again[0].position) == (1, 2)
-
-
 def test_ladder_adds_improvements_in_order_of_their_speedup() -> None:
     lab = Lab({"small": 1.2, "large": 2.0, "middle": 1.5}).finish()
     rungs = ladder(lab.plan, lab.runs)
