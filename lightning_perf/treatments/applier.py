@@ -141,11 +141,6 @@ class Applier:
             raise errors[0]
 
 
-def environment(specs: Sequence[TreatmentSpec]) -> dict[str, str]:
-    """Return the variables of all treatments, which must be set before the process starts."""
-    return {name: value for spec in specs for name, value in spec.treatment.environment(_value(spec)).items()}
-
-
 def loader_args(specs: Sequence[TreatmentSpec]) -> dict[str, Any]:
     """Return the ``DataLoader`` arguments of all treatments."""
     return {name: value for spec in specs for name, value in spec.treatment.loader_args(_value(spec)).items()}

@@ -7,10 +7,8 @@ import msgspec
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Session
-from lightning_perf.treatments.applier import environment
 from lightning_perf.treatments.specs import TreatmentSpec, check_together, parse, parse_all, with_default
 from lightning_perf.trials import fastest_batch
-from lightning_perf.trials.judge import treatments_of
 from lightning_perf.trials.rounds import Candidate
 
 
@@ -98,12 +96,8 @@ def choose(session: Session, tries: Sequence[str], semantics: bool) -> Choice:
 
 def environment_of(treatments: Sequence[str]) -> dict[str, str]:
     """Return the variables that treatments need before the process starts."""
-    return environment([parse(one) for one in treatments])
-
-
-def specs_of(arm: str) -> tuple[TreatmentSpec, ...]:
-    """Return the treatments of an arm."""
-    return tuple(map(parse, treatments_of(arm)))
+    specs = [with_default(parse(one), None) for one in treatments]
+    return {name: value for spec in specs for name, value in spec.treatment.environment(spec.value).items()}
 
 
 def _recommended(session: Session) -> Iterator[tuple[str, Finding | None]]:

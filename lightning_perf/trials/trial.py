@@ -16,11 +16,12 @@ from lightning_perf.records import SAFETIES, SESSION_FILE, ArmRun, Session, Tria
 from lightning_perf.records.base import Record
 from lightning_perf.records.files import read_regular, write_whole
 from lightning_perf.treatments.prescription import prescription
+from lightning_perf.treatments.specs import parse
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, Job, Result, warn
-from lightning_perf.trials.judge import judge
+from lightning_perf.trials.judge import judge, treatments_of
 from lightning_perf.trials.ladder import best, expectations, ladder, next_runs, runs_left
 from lightning_perf.trials.lightning_cost import features_of, lightning_cost
-from lightning_perf.trials.plan import choose, environment_of, specs_of
+from lightning_perf.trials.plan import choose, environment_of
 from lightning_perf.trials.rounds import Plan, PlannedRun
 from lightning_perf.trials.runner import CommandError, Ended, check_command, explain, run_supervised
 from lightning_perf.trials.sizes import Sizes, choose_sizes
@@ -254,7 +255,7 @@ def _updated(state: State, folder: Path, **changes: Any) -> State:
     changes["lightning_cost"] = lightning_cost(judged.arms, state.features)
     changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": chosen}
     if changes.get("status", "running") != "running":
-        changes |= prescription(specs_of(chosen))._asdict()
+        changes |= prescription([parse(one) for one in treatments_of(chosen)])._asdict()
     state = msgspec.structs.replace(state, trial=msgspec.structs.replace(state.trial, **changes))
     _write(state, folder)
     return state

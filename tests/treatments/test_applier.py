@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from torch.utils.data import BatchSampler, DataLoader
 
 from lightning_perf.errors import ConfigError, TreatmentError
-from lightning_perf.treatments.applier import Applier, environment
+from lightning_perf.treatments.applier import Applier
 from lightning_perf.treatments.specs import all_treatments, find, parse, parse_all
 from tests.forkserver import Forkserver
 
@@ -238,14 +238,6 @@ def test_a_treatment_that_cannot_be_applied_keeps_no_other_from_it() -> None:
     assert module.log is not own
     applier.undo()
     assert module.log is own
-
-
-def test_environment_has_variables_needed_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
-    assert environment(parse_all("threads=3,expandable-segments,compile")) == {
-        "OMP_NUM_THREADS": "3",
-        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True",
-    }
 
 
 def test_applier_refuses_when_treatments_exclude_one_another() -> None:

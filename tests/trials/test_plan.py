@@ -8,7 +8,7 @@ import pytest
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Finding, Gain, Prescription, Session
-from lightning_perf.trials.plan import checked_specs, choose, environment_of, specs_of
+from lightning_perf.trials.plan import checked_specs, choose, environment_of
 from tests.rules.session_builder import build_session
 
 
@@ -79,8 +79,10 @@ def test_treatment_arguments_are_checked_as_typed() -> None:
         checked_specs("loader-worker=4", are_combined=False)
 
 
-def test_arm_gives_its_treatments_and_their_environment() -> None:
-    assert [spec.text for spec in specs_of("loader-workers=4+precision-bf16")] == ["loader-workers=4", "precision-bf16"]
-    assert specs_of("baseline") == ()
-    assert "expandable_segments" in str(environment_of(("expandable-segments",)))
+def test_environment_has_variables_needed_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64,expandable_segments:False")
+    assert environment_of(("threads=3", "expandable-segments", "compile")) == {
+        "OMP_NUM_THREADS": "3",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True",
+    }
     assert environment_of(("loader-workers=4",)) == {}
