@@ -26,8 +26,9 @@ class DdpTreatment(Treatment):
         is_set = getattr(session.settings.trainer, self.argument) is self.setting
         return _why_not("DDP", session) or (f"{self.argument} is {self.setting} already" if is_set else None)
 
-    def strategy_args(self, value: Any) -> dict[str, Any]:
-        return {self.argument: self.setting}
+    def trainer_objects(self, value: Any) -> dict[str, Any]:
+        strategy = "lightning.pytorch.strategies.DDPStrategy"
+        return {"strategy": {"class_path": strategy, "init_args": {self.argument: self.setting}}}
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:
         if not seams.change_ddp_arguments(trainer.strategy, {self.argument: self.setting}, undos):

@@ -8,11 +8,10 @@ import yaml
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Prescription, Session
+from lightning_perf.records.selection import merged
 
 from .data import train_loaders
 from .specs import TreatmentSpec, find, with_default
-
-_DDP = "lightning.pytorch.strategies.DDPStrategy"
 
 
 class Written(NamedTuple):
@@ -40,20 +39,18 @@ def prescription(
     """
     flags: dict[str, Any] = {}
     objects: dict[str, Any] = {}
-    strategy: dict[str, Any] = {}
     loader: dict[str, Any] = {}
     environment: dict[str, str] = {}
     statements: list[str] = []
     for spec in (with_default(spec, session) for spec in specs):
         treatment, value = spec.treatment, spec.value
         flags.update(treatment.trainer_flags(value, session))
-        objects.update(treatment.trainer_objects(value))
-        strategy.update(treatment.strategy_args(value))
+        for name, one in treatment.trainer_objects(value).items():
+            objects[name] = merged(objects.get(name, one), one)
         loader.update(treatment.loader_args(value, session))
         environment.update(treatment.environment(value))
         statements += filter(None, [treatment.statements(value)])
     loader = {name: value for name, value in loader.items() if name not in without}
-    objects.update(_strategy_object(strategy))
     trainer = {**flags, **objects}
     lines: list[str] = []
     if environment:
@@ -75,11 +72,7 @@ def objects_of(fix: Prescription) -> dict[str, Any]:
         value = treatment.default if fix.value is None else treatment.parse_value(str(fix.value))
     except ConfigError:  # advice without a treatment, or one of a newer version
         return {}
-    return {**treatment.trainer_objects(value), **_strategy_object(treatment.strategy_args(value))}
-
-
-def _strategy_object(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"strategy": {"class_path": _DDP, "init_args": arguments}} if arguments else {}
+    return treatment.trainer_objects(value)
 
 
 def objects_in(value: Any) -> list[dict[str, Any]]:

@@ -115,10 +115,6 @@ class Treatment:
         """
         return {}
 
-    def strategy_args(self, value: Any) -> dict[str, Any]:
-        """Return keyword arguments for ``DDPStrategy``."""
-        return {}
-
     def loader_args(self, value: Any, session: Session | None = None) -> dict[str, Any]:
         """Return keyword arguments for the training ``DataLoader``."""
         return {self.loader_argument: value if self.setting is None else self.setting} if self.loader_argument else {}
