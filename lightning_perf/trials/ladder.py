@@ -18,7 +18,7 @@ from lightning_perf.records import ArmRun, Gain, Rung, Safety
 
 from .judge import AGAIN, BASELINE, judge, treatments_of
 from .ladder_search import LadderSearch
-from .rounds import Plan, PlannedRun, Round, compared_alone, open_round
+from .rounds import Plan, PlannedRun, Round, open_round
 
 
 def next_runs(plan: Plan, runs: Sequence[ArmRun]) -> tuple[PlannedRun, ...]:
@@ -79,10 +79,11 @@ def _progress(plan: Plan, runs: Sequence[ArmRun]) -> _Progress:
     pair = [run for run in runs if run.arm in (BASELINE, AGAIN)]
     if pair and all(run.status == "failed" for run in pair):
         return _Progress(rungs, None, 0)
+    both = [BASELINE, AGAIN]
     if plan.candidates is None or (plan.finds_batch and not plan.candidates and len(pair) < 2):
-        return _Progress(rungs, open_round(runs, 0, [], [BASELINE, AGAIN], Plan(repeats=1, extra=0), compared_alone), 0)
+        return _Progress(rungs, open_round(runs, 0, [], both, Plan(repeats=1, extra=0), both), 0)
     arms = list(dict.fromkeys(candidate.treatment for candidate in plan.candidates))
-    found = open_round(runs, 0, [BASELINE, AGAIN], arms, plan, compared_alone)
+    found = open_round(runs, 0, both, arms, plan, both)
     if found is not None:
         if any(run.arm in arms for run in runs):
             # The rungs of an interrupted trial: as if it ended here.

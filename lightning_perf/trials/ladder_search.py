@@ -78,12 +78,8 @@ class LadderSearch:
         below = arm_id([c.treatment for c in self.kept])
         id_ = arm_id([*(c.treatment for c in self.kept), candidate.treatment])
         band = self._judgement.noise_band
-
-        def compared(runs: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
-            return compare_arms(runs, [below], arm, band), band
-
         references = list(dict.fromkeys([BASELINE, below]))
-        found = open_round(self._done, self._stage, references, [id_], self._plan, compared, [below])
+        found = open_round(self._done, self._stage, references, [id_], self._plan, [below], band)
         if found is not None:
             return found
         own = [run for run in self._done if run.stage == self._stage]

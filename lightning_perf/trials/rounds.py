@@ -1,12 +1,12 @@
 """The plan of a trial and its rounds of interleaved runs: which round is open, and which arms are in it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from lightning_perf.records import ArmRun, Gain, Record, Safety
 from lightning_perf.stats.verdicts import ArmComparison
 
-from .judge import AGAIN, BASELINE, compare_arms, failure_of, measured_pair, rounds_of
+from .judge import BASELINE, compare_arms, failure_of, measured_pair, rounds_of
 
 MIN_ROUNDS = 2
 """Rounds before an arm may count as settled: one in each direction."""
@@ -91,36 +91,41 @@ def open_round(
     references: list[str],
     arms: list[str],
     plan: Plan,
-    compared: Callable[[Sequence[ArmRun], str], tuple[ArmComparison, float]],
-    against: Sequence[str] = (),
+    base: Sequence[str],
+    band: float | None = None,
 ) -> Round | None:
     """Return the first incomplete round of a stage; None if all arms are settled or ran often enough.
 
-    ``compared`` returns the comparison of an arm and the noise band, by the runs of the stage so far. Arms are compared
-    with ``against``; if it is empty, with all references.
+    Arms are compared with those in ``base``, by the runs of the stage so far. ``band`` is the noise band; None for the
+    one that these runs show.
     """
     rounds = rounds_of(done)
     ran = {(run.arm, *at) for run, at in zip(done, rounds, strict=True)}
     active = list(arms)
     for number in range(plan.repeats + plan.extra):
+        if not active:
+            return None
         members = [*references, *active][:: 1 if number % 2 == 0 else -1]
         left = [arm for arm in members if (arm, stage, number) not in ran]
-        if active and left:
+        if left:
             return Round(stage, number, members, left)
         so_far = [run for run, (s, r) in zip(done, rounds, strict=True) if s == stage and r <= number]
+        noise = measured_pair(so_far)[0] if band is None else band
         active = [
             arm
             for arm in active
             if not failure_of(arm, so_far)
-            and _is_open(*compared(so_far, arm), number + 1, _n_measured(so_far, against or references, arm), plan)
+            and _is_open(
+                compare_arms(so_far, base, arm, noise), noise, number + 1, _n_measured(so_far, base, arm), plan
+            )
         ]
     return None
 
 
-def _n_measured(runs: Sequence[ArmRun], references: Sequence[str], arm: str) -> int:
-    """Return the number of measured runs of the arm or reference with the fewest."""
+def _n_measured(runs: Sequence[ArmRun], base: Sequence[str], arm: str) -> int:
+    """Return the number of measured runs of the arm with the fewest, of ``arm`` and ``base``."""
     measured = [run.arm for run in runs if run.status == "ok" and run.block_means_s]
-    return min(measured.count(one) for one in (arm, *references))
+    return min(measured.count(one) for one in (arm, *base))
 
 
 def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: int, plan: Plan) -> bool:
@@ -137,9 +142,3 @@ def _is_open(comparison: ArmComparison, band: float, n_rounds: int, n_measured: 
         return True  # repeat a run that was never steady
     needed = comparison.repeats_needed
     return needed is not None and needed <= plan.repeats + plan.extra - n_rounds
-
-
-def compared_alone(runs: Sequence[ArmRun], arm: str) -> tuple[ArmComparison, float]:
-    """Return the comparison of an arm with both halves of the A/A pair, and the noise band that these show."""
-    band, _ = measured_pair(runs)
-    return compare_arms(runs, [BASELINE, AGAIN], arm, band), band
