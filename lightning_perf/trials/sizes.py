@@ -34,7 +34,6 @@ class Sizes(Record, frozen=True, kw_only=True):
         block_steps: Optimizer steps of a block.
         basis: See ``Trial``.
         expected_s: Duration of a baseline run, its start included.
-        time_limit_s: Duration beyond which a run is killed.
         memory_limit_bytes: Resident memory of all processes of a run, beyond which it is killed.
     """
 
@@ -42,7 +41,6 @@ class Sizes(Record, frozen=True, kw_only=True):
     block_steps: int
     basis: Literal["steps", "wall"]
     expected_s: float
-    time_limit_s: float = 0.0
     memory_limit_bytes: int = 0
 
 

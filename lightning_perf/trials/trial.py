@@ -138,17 +138,13 @@ def _diagnose(options: Options, folder: Path, execute: Callable[..., Ended]) -> 
     _discard_outputs(job)
     choice = choose(session, options.tries, options.semantics)
     sizes = choose_sizes(result, ended.wall_s, options.steps, bool(choice.on_loop))
+    sizes = msgspec.structs.replace(sizes, memory_limit_bytes=memory)
     not_tried = dict(choice.not_tried)
     candidates = choice.candidates
     if choice.on_loop and sizes.basis == "steps":
         reason = "it shows over whole epochs, of which too few fit into a run; give more steps with --steps"
         not_tried |= {one.treatment: reason for one in candidates if one.treatment in choice.on_loop}
         candidates = tuple(one for one in candidates if one.treatment not in choice.on_loop)
-    sizes = msgspec.structs.replace(
-        sizes,
-        memory_limit_bytes=memory,
-        time_limit_s=options.time_limit_s or _SLACK_S + _SLACK_TIMES * sizes.expected_s,
-    )
     trial = Trial(
         id=uuid.uuid4().hex[:12],
         command=options.command,
@@ -213,9 +209,9 @@ def _run_arm(planned: PlannedRun, state: State, folder: Path, execute: Callable[
         block_steps=sizes.block_steps,
         seed=state.trial.seed,
     )
-    ended = execute(
-        state.options.command, job, sizes.time_limit_s, sizes.memory_limit_bytes, environment_of(planned.treatments)
-    )
+    limit_s = state.options.time_limit_s or _SLACK_S + _SLACK_TIMES * sizes.expected_s
+    variables = environment_of(planned.treatments)
+    ended = execute(state.options.command, job, limit_s, sizes.memory_limit_bytes, variables)
     _discard_outputs(job)
     return as_run(planned, ended, f"runs/{name}/log.txt", sizes.basis)
 
