@@ -29,21 +29,23 @@ def _blank(hooks: type, namespace: str) -> Any:
     return cls.__new__(cls)
 
 
-def add_callback(trainer: Any, callback: Any, is_first: bool = False) -> None:
-    """Add a callback first, or last before those that save checkpoints, which Lightning keeps at the end."""
-    callbacks = trainer.callbacks
-    ends = [index for index, one in enumerate(callbacks) if seams.is_checkpoint_callback(one)]
-    callbacks.insert(0 if is_first else min(ends, default=len(callbacks)), callback)
+def add_hooks(trainer: Any, namespace: str, hooks: type, *arguments: Any) -> Any:
+    """Create a callback with these hooks, add it before all others, and return it."""
+    callback = callback_class(hooks, namespace)(*arguments)
+    trainer.callbacks.insert(0, callback)
+    return callback
 
 
 def add_doctor(trainer: Any, namespace: str, arguments: dict[str, Any]) -> Any:
-    """Return the Trainer's own PerfDoctor, or add one."""
-    existing = next((one for one in trainer.callbacks if isinstance(one, DoctorHooks)), None)
+    """Return the Trainer's own PerfDoctor, or add one before callbacks that save checkpoints, which stay at the end."""
+    callbacks = trainer.callbacks
+    existing = next((one for one in callbacks if isinstance(one, DoctorHooks)), None)
     if existing is not None:
         return existing
     module = "lightning_perf.pytorch_lightning" if namespace == "pytorch_lightning" else "lightning_perf.doctor"
     doctor = importlib.import_module(module).PerfDoctor(**arguments)
-    add_callback(trainer, doctor)
+    ends = [index for index, one in enumerate(callbacks) if seams.is_checkpoint_callback(one)]
+    callbacks.insert(min(ends, default=len(callbacks)), doctor)
     return doctor
 
 
@@ -57,19 +59,8 @@ def make_applier(specs: Sequence[str], refused: Callable[[TreatmentError], None]
     return Applier(parse_all(specs), refused)
 
 
-def add_treater(
-    trainer: Any,
-    namespace: str,
-    applier: Any,
-    fail: Callable[[BaseException], None],
-    applied: Callable[[Any], None] | None = None,
-) -> None:
-    """Add the callback that applies treatments, before callbacks that read the settings."""
-    add_callback(trainer, callback_class(TreaterHooks, namespace)(applier, fail, applied), is_first=True)
-
-
 class TreaterHooks:
-    """Applies treatments and undoes them.
+    """Applies treatments, before callbacks that read the settings, and undoes them.
 
     ``fail`` is called with the error of a treatment that cannot be applied, ``applied`` with the Trainer once all are.
     """

@@ -13,7 +13,7 @@ import msgspec
 from lightning_perf.errors import TreatmentError
 from lightning_perf.hooks import DoctorHooks
 from lightning_perf.records import Session
-from lightning_perf.trials.inject_callbacks import add_callback, add_doctor, add_treater, callback_class, make_applier
+from lightning_perf.trials.inject_callbacks import TreaterHooks, add_doctor, add_hooks, make_applier
 from lightning_perf.trials.inside import Over, describe, fail, leave, seed_all
 from lightning_perf.trials.job import DOCTOR_FOLDER, OUTPUTS, RESULT_FILE, Job, Result, warn
 from lightning_perf.trials.meter import MeterHooks
@@ -43,7 +43,7 @@ class RunMode:
                 place = f"to {doctor.out_dir}" if doctor.out_dir is not None else "beside the logs"
                 warn(f"--out is not used: the script has a PerfDoctor of its own, which writes {place}")
         if self.applier is not None:
-            add_treater(trainer, namespace, self.applier, self.cannot_treat, self._confirm)
+            add_hooks(trainer, namespace, TreaterHooks, self.applier, self.cannot_treat, self._confirm)
 
     def fit(self, trainer: Any, fit: Callable[[], Any]) -> Any:
         return fit()
@@ -79,11 +79,10 @@ class TrialMode:
         return self.applier.change_trainer_arguments(changed) if self.applier is not None else changed
 
     def built(self, trainer: Any, namespace: str) -> None:
-        meter = callback_class(MeterHooks, namespace)(self.job, self.finish)
-        meter.outputs = self.outputs
         if self.applier is not None:
-            add_treater(trainer, namespace, self.applier, self.cannot_treat)
-        add_callback(trainer, meter, is_first=True)  # before callbacks that could save
+            add_hooks(trainer, namespace, TreaterHooks, self.applier, self.cannot_treat)
+        meter = add_hooks(trainer, namespace, MeterHooks, self.job, self.finish)  # before callbacks that could save
+        meter.outputs = self.outputs
         if self.job.with_doctor:
             doctor = add_doctor(trainer, namespace, self.job.doctor)
             doctor.out_dir = Path(self.job.folder) / DOCTOR_FOLDER
@@ -144,7 +143,7 @@ class CeilingMode(_LoaderMode):
         from lightning_perf.trials.data_hooks import OneBatchHooks
 
         super().built(trainer, namespace)
-        add_callback(trainer, callback_class(OneBatchHooks, namespace)(), is_first=True)
+        add_hooks(trainer, namespace, OneBatchHooks)
 
 
 class DataMode(_LoaderMode):
@@ -162,8 +161,7 @@ class DataMode(_LoaderMode):
         from lightning_perf.trials.data_hooks import DataProbeHooks
 
         options = self.job.options
-        hooks = callback_class(DataProbeHooks, namespace)(options["limit_s"], self.probed, options.get("compute_s"))
-        add_callback(trainer, hooks, is_first=True)
+        add_hooks(trainer, namespace, DataProbeHooks, options["limit_s"], self.probed, options.get("compute_s"))
 
     def probed(self, session: Session | None) -> None:
         """Write the session of the probe; called on every rank, with the session on rank 0 only."""
