@@ -111,7 +111,8 @@ def run_trial(
                 progress.ran(made, state.trial)
     except KeyboardInterrupt:
         status = "interrupted"
-    state = _updated(state, folder, status=status)
+    chosen = [parse(one) for one in treatments_of(best(ladder(state.plan, state.trial.runs)))]
+    state = _updated(state, folder, status=status, **prescription(chosen, session)._asdict())
     msgspec.structs.replace(session, trials=(state.trial,)).save(folder / SESSION_FILE)
     return state.trial
 
@@ -247,11 +248,8 @@ def _updated(state: State, folder: Path, **changes: Any) -> State:
     runs: tuple[ArmRun, ...] = changes.get("runs", state.trial.runs)
     judged = judge(runs, *expectations(state.plan))
     rungs = ladder(state.plan, runs)
-    chosen = best(rungs)
     changes["lightning_cost"] = lightning_cost(judged.arms, state.features)
-    changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": chosen}
-    if changes.get("status", "running") != "running":
-        changes |= prescription([parse(one) for one in treatments_of(chosen)])._asdict()
+    changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": best(rungs)}
     state = msgspec.structs.replace(state, trial=msgspec.structs.replace(state.trial, **changes))
     _write(state, folder)
     return state

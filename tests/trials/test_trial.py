@@ -20,7 +20,7 @@ from lightning_perf.trials.trial import Options, run_trial
 from tests.rules.session_builder import build_session
 
 COMMAND = ("python", "train.py")
-STEP_S = {"loader-workers=4": 0.5, "log-every-n=7": 1.0, "log-every-n=8": 1.3, "compile=default": 0.5}
+STEP_S = {"loader-workers=4": 0.5, "log-every-n=7": 1.0, "log-every-n=8": 1.3, "compile=default": 0.5, "batch-size=x2": 0.5}
 JITTER = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0)
 
 
@@ -33,6 +33,7 @@ class Machine:
         self.stops_at: int | None = None
         self.failing: dict[str, str] = {}
         self.pilot: dict[str, Any] = {}
+        self.session: dict[str, Any] = {}
 
     def __call__(
         self,
@@ -52,7 +53,7 @@ class Machine:
         checkpoint.touch()
         is_pilot = job.with_doctor
         if is_pilot:
-            build_session().save(Path(job.folder) / DOCTOR_FOLDER)
+            build_session(self.session).save(Path(job.folder) / DOCTOR_FOLDER)
         reason = next((self.failing[spec] for spec in job.specs if spec in self.failing), "")
         if reason:
             return ended(None, code=1, log=reason)
@@ -128,6 +129,14 @@ def test_ladder_keeps_improvements_and_prints_code_to_paste(machine: Machine, go
     assert "num_workers=4" in trial.code
     assert load(tmp_path / "out").trials == (trial,)
     assert msgspec.json.decode((tmp_path / "out" / "trial.json").read_bytes())["best"] == "loader-workers=4"
+
+
+def test_code_to_paste_holds_the_batch_size_and_the_accumulation_after_it(machine: Machine, go: Any) -> None:
+    machine.session = {"loader": {"batch_size": 32}, "settings": {"trainer": {"accumulate_grad_batches": 4}}}
+    trial = go("batch-size=x2", semantics=True)
+    assert trial.best == "batch-size=x2"
+    assert (trial.loader_args, trial.trainer_flags) == ({"batch_size": 64}, {"accumulate_grad_batches": 2})
+    assert "batch_size=64" in trial.code
 
 
 def test_compiling_is_left_out_when_the_training_is_too_short_for_it(machine: Machine, go: Any) -> None:
