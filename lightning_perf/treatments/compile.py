@@ -74,8 +74,8 @@ class _CompiledBackward(AbstractContextManager[None]):
 
         entered = ExitStack()
         self._open.append(entered)
-        enable = getattr(compiled_autograd, "_enable", None) or compiled_autograd.enable  # before torch 2.6
-        entered.enter_context(enable(torch.compile()))
+        name = "_enable" if hasattr(compiled_autograd, "_enable") else "enable"  # before torch 2.6
+        entered.enter_context(getattr(compiled_autograd, name)(torch.compile()))
 
     def __exit__(self, *exception: Any) -> None:
         self._open.pop().__exit__(*exception)

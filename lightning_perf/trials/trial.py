@@ -249,7 +249,13 @@ def _updated(state: State, folder: Path, **changes: Any) -> State:
     judged = judge(runs, *expectations(state.plan))
     rungs = ladder(state.plan, runs)
     changes["lightning_cost"] = lightning_cost(judged.arms, state.features)
-    changes |= {"arms": judged.arms, "noise_band": judged.noise_band, "aa": judged.aa, "ladder": rungs, "best": best(rungs)}
+    changes |= {
+        "arms": judged.arms,
+        "noise_band": judged.noise_band,
+        "aa": judged.aa,
+        "ladder": rungs,
+        "best": best(rungs),
+    }
     state = msgspec.structs.replace(state, trial=msgspec.structs.replace(state.trial, **changes))
     _write(state, folder)
     return state

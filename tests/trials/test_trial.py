@@ -20,7 +20,13 @@ from lightning_perf.trials.trial import Options, run_trial
 from tests.rules.session_builder import build_session
 
 COMMAND = ("python", "train.py")
-STEP_S = {"loader-workers=4": 0.5, "log-every-n=7": 1.0, "log-every-n=8": 1.3, "compile=default": 0.5, "batch-size=x2": 0.5}
+STEP_S = {
+    "loader-workers=4": 0.5,
+    "log-every-n=7": 1.0,
+    "log-every-n=8": 1.3,
+    "compile=default": 0.5,
+    "batch-size=x2": 0.5,
+}
 JITTER = (1.0, 1.002, 0.999, 1.001, 0.998, 1.0)
 
 
