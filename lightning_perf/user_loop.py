@@ -21,8 +21,8 @@ from lightning_perf import seams
 from lightning_perf.errors import ConfigError
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.loop_trainer import NO_TRAINER, LoopTrainer, missing_without_trainer, shown_loader
-from lightning_perf.probes.hang import HangWatch
-from lightning_perf.probes.host_lines import LineSampler
+from lightning_perf.probes.hang.watch import HangWatch
+from lightning_perf.probes.host_lines.sampler import LineSampler
 from lightning_perf.probes.timeline.loop import LoopTimer, ValidationSpan
 from lightning_perf.probes.timeline.user_phases import UserPhases
 from lightning_perf.records import TrainerSettings

@@ -50,7 +50,7 @@ def collection(n_ranks: int) -> tuple[float, float]:
     """Return the median milliseconds of (rank 0, another rank)."""
     import torch.distributed as dist
 
-    from lightning_perf.probes.ranks import Exchange
+    from lightning_perf.probes.ranks.exchange import Exchange
 
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [Exchange(store, rank, n_ranks) for rank in range(n_ranks)]

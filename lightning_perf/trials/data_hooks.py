@@ -9,7 +9,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 from lightning_perf import seams
-from lightning_perf.probes.loader import MIN_LIMIT_S, LoaderProber, iterate_loader, time_pinning
+from lightning_perf.probes.loader.iterate import iterate_loader, time_pinning
+from lightning_perf.probes.loader.prober import MIN_LIMIT_S, LoaderProber
 from lightning_perf.probes.probe_set import new_run
 from lightning_perf.probes.settings.machine import local_world_size, read_machine
 from lightning_perf.probes.settings.probe import read_settings

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.loader import LoaderProber, samples, watch
+from lightning_perf.probes.loader import samples, watch
+from lightning_perf.probes.loader.prober import LoaderProber
 from lightning_perf.records import Finding, Session
 
 from .conftest import Make

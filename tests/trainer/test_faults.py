@@ -16,8 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor, run
-from lightning_perf.probes import loader, probe_set
+from lightning_perf.probes import probe_set
 from lightning_perf.probes.clock import DeviceClock
+from lightning_perf.probes.loader.prober import LoaderProber
+from lightning_perf.probes.loader.watch import LoaderWatch
 from lightning_perf.probes.memory import probe as memory
 from lightning_perf.probes.model import saved_tensors
 from lightning_perf.probes.profiler import window
@@ -196,8 +198,8 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "after_backward": ("gradients", at(gradients.ZeroGradWatch, "after_backward")),
     "before_zero_grad": ("gradients", at(gradients.ZeroGradWatch, "before_zero_grad")),
     "gradients_summary": ("gradients", at(gradients.ZeroGradWatch, "summary")),
-    "suspicious_loader": ("loader", at(loader.LoaderWatch, "_suspicious_loader")),
-    "stop": ("loader teardown", at(loader.LoaderProber, "close")),
+    "suspicious_loader": ("loader", at(LoaderWatch, "_suspicious_loader")),
+    "stop": ("loader teardown", at(LoaderProber, "close")),
     "device_clock": ("device", at(steps, "device_clock")),
     "event_record": ("device", events_fail_later("record")),
     "event_query": ("device", events_fail_later("query")),
@@ -245,7 +247,7 @@ def test_training_is_bit_identical_when_a_probe_or_report_raises(
     doctor = PerfDoctor(schedule=(2, 1, 2) if probe == "windows" else None)
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         if fault == "stop":
-            patch.setattr(loader.LoaderWatch, "_suspicious_loader", lambda *_, **__: object())
+            patch.setattr(LoaderWatch, "_suspicious_loader", lambda *_, **__: object())
         plant(patch)
         assert outcome(make_trainer, doctor) == without
     assert len(warnings_of(caplog)) == 1, warnings_of(caplog)

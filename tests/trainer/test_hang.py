@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import DoctorOptions, PerfDoctor, load
-from lightning_perf.probes.hang import HangWatch, workers
+from lightning_perf.probes.hang import workers
+from lightning_perf.probes.hang.watch import HangWatch
 from lightning_perf.records import Hang
 from lightning_perf.records.remote import AnyPath, any_path
 from tests.forkserver import Forkserver

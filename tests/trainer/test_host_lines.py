@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.host_lines import LineSampler, sampler
+from lightning_perf.probes.host_lines import sampler
+from lightning_perf.probes.host_lines.sampler import LineSampler
 from lightning_perf.records import Session
 
 from .conftest import Make

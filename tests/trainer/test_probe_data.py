@@ -21,8 +21,9 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lightning_perf import ConfigError, PerfDoctor
-from lightning_perf.probes.loader import LoaderProber, stages, watch
+from lightning_perf.probes.loader import stages, watch
 from lightning_perf.probes.loader.guard import landlock_version
+from lightning_perf.probes.loader.prober import LoaderProber
 from lightning_perf.records import Session, Settings
 
 from .conftest import Make

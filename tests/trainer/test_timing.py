@@ -19,7 +19,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 import lightning_perf.probes.timeline.steps
 import lightning_perf.run
 from lightning_perf import PerfDoctor
-from lightning_perf.probes.loader import LoaderWatch
+from lightning_perf.probes.loader.watch import LoaderWatch
 from lightning_perf.probes.timeline.spans import N_PHASES, PHASE_INDEX
 from lightning_perf.probes.timeline.step_aggregator import KIND, USUAL_STEP
 from tests.fakes import FakeClock

@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_perf.errors import TreatmentError
 from lightning_perf.loader_kinds import call_of, dali_settings, inner_loader, keeps_state, n_shards, why_not_changed
-from lightning_perf.probes.loader import LoaderProber, stages
+from lightning_perf.probes.loader import stages
 from lightning_perf.probes.loader.copying import why_not_copied
+from lightning_perf.probes.loader.prober import LoaderProber
 from lightning_perf.treatments.rebuild import rebuilt, require_stateless
 
 from .trainings import train

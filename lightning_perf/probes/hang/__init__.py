@@ -1,5 +1,1 @@
 """Report hangs: times in which a training makes no progress."""
-
-from .watch import HangWatch
-
-__all__ = ["HangWatch"]

@@ -16,8 +16,8 @@ import msgspec
 
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.host_lines import current_phase
 from lightning_perf.probes.host_lines.calls import OwnCode, library_call, line_of, shown_file
+from lightning_perf.probes.host_lines.sampler import current_phase
 from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of, why_no_stacks
 from lightning_perf.probes.telemetry.processes import read_bytes
 from lightning_perf.probes.timeline.spans import OWN

@@ -12,8 +12,8 @@ import msgspec
 from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal, is_raised_again
 from lightning_perf.probes.atomic_reads import n_live_objects
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.host_lines import current_phase
 from lightning_perf.probes.host_lines.calls import OwnCode, shown_file
+from lightning_perf.probes.host_lines.sampler import current_phase
 from lightning_perf.probes.sampled_steps.code_lines import LIGHTNING, USER, owner_of
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import AskedCollection, Collections, Generation, Session

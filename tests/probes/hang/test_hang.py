@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from lightning_perf.probes.hang import HangWatch, ranks, workers
+from lightning_perf.probes.hang import ranks, workers
 from lightning_perf.probes.hang.ranks import RankFiles
+from lightning_perf.probes.hang.watch import HangWatch
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import Hang, RankState
 from lightning_perf.reports.sections.hang import hang_text

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from lightning_perf.probes import atomic_reads
-from lightning_perf.probes.host_lines import LineSampler, calls, sampler, stacks
+from lightning_perf.probes.host_lines import calls, sampler, stacks
 from lightning_perf.probes.host_lines.calls import OwnCode, _module_of
 from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilder
+from lightning_perf.probes.host_lines.sampler import LineSampler
 from lightning_perf.probes.host_lines.stacks import Stack, StackReader, frames_of
 from lightning_perf.probes.telemetry.pauses import GarbagePauses
 

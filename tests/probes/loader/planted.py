@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.probes.loader.prober import LoaderProber
 from lightning_perf.records import LoaderProbe
 
 N_SAMPLES = 1024

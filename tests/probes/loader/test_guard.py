@@ -22,9 +22,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_perf.probes.loader import LoaderProber, stages
+from lightning_perf.probes.loader import stages
 from lightning_perf.probes.loader.child import Reporter
 from lightning_perf.probes.loader.guard import guard, landlock_version
+from lightning_perf.probes.loader.prober import LoaderProber
 
 from .planted import Plain
 from .test_child import ended

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from lightning_perf.probes.loader import iterate_loader, time_pinning
+from lightning_perf.probes.loader.iterate import iterate_loader, time_pinning
 from lightning_perf.records import LoaderProbe
 
 REFUSED = LoaderProbe(status="refused", reason="Batches is not a plain torch DataLoader")

@@ -19,7 +19,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from lightning_perf.probes.loader import LoaderProber, curve, stages
+from lightning_perf.probes.loader import curve, stages
+from lightning_perf.probes.loader.prober import LoaderProber
 from lightning_perf.probes.loader.samples import Samples
 from lightning_perf.records import LoaderProbe
 from tests.fuzzing import thinned

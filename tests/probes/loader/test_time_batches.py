@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from lightning_perf.probes.loader import LoaderProber
+from lightning_perf.probes.loader.prober import LoaderProber
 from lightning_perf.records import LoaderProbe
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")

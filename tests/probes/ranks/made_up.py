@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_perf.probes.ranks import BackwardWatch
+from lightning_perf.probes.ranks.backward import BackwardWatch
 from lightning_perf.probes.timeline.spans import Span, Timeline
 from lightning_perf.records import Distribution, PhaseTime, RankSummary, StageTimes
 from tests.fakes import FakeClock, FakeDevice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lightning_perf.probes.ranks import Exchange
+from lightning_perf.probes.ranks.exchange import Exchange
 
 from .made_up import summary
 

@@ -11,7 +11,7 @@ from torch import nn
 from lightning_perf import PerfDoctor
 from lightning_perf.probes.base import Probe
 from lightning_perf.probes.probe_set import ProbeSet
-from lightning_perf.probes.ranks import RankProbe
+from lightning_perf.probes.ranks.probe import RankProbe
 from lightning_perf.records import NamedTime, StageTimes, combine_ranks
 from lightning_perf.run import DoctorRun
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from lightning_perf.probes.ranks import rank_summary
+from lightning_perf.probes.ranks.probe import rank_summary
 from lightning_perf.records import NamedTime
 
 from .made_up import Steps, steady
