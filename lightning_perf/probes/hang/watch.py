@@ -17,7 +17,6 @@ import msgspec
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines.calls import OwnCode, library_call, line_of, shown_file
-from lightning_perf.probes.host_lines.sampler import current_phase
 from lightning_perf.probes.host_lines.stacks import Frame, StackReader, frames_of, why_no_stacks
 from lightning_perf.probes.telemetry.processes import read_bytes
 from lightning_perf.probes.timeline.spans import OWN
@@ -120,7 +119,7 @@ class HangWatch(Probe):
 
     def poll(self) -> None:
         """Read the counters; report a hang once there was no progress for too long."""
-        now_s, loop, phase = self._now_s(), self._loop, current_phase(self._loop)
+        now_s, loop, phase = self._now_s(), self._loop, self._loop.current_phase()
         passed_s, self._last_s = min(now_s - self._last_s, 2 * self.poll_s), now_s
         seen = (loop.main.n_steps, loop.validation.n_steps, loop.timeline.last_ns)
         is_between = phase == "epoch_boundary" and bool(self.loops)  # code of the user's that updates no counter

@@ -21,7 +21,7 @@ from typing import Any
 
 from lightning_perf.probes.background import BackgroundThread
 from lightning_perf.probes.base import Probe, RunContext
-from lightning_perf.probes.timeline.loop import LoopTimer
+from lightning_perf.probes.telemetry.pauses import GarbagePauses
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.probes.timeline.step_aggregator import SLOW_FACTOR
 from lightning_perf.records import STEP_PHASES, HostProfile, Session, StageTimes
@@ -64,8 +64,6 @@ class LineSampler(Probe):
         frames: Callable[[], dict[int, FrameType]] = sys._current_frames,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        from lightning_perf.probes.telemetry.pauses import GarbagePauses  # which needs this package
-
         pauses = run.probes.find(GarbagePauses)
         self._loop = run.loop
         self._paused_ns: Callable[[], int] = (lambda: 0) if pauses is None else pauses.automatic_so_far_ns
@@ -144,7 +142,7 @@ class LineSampler(Probe):
         if not self._is_undisturbed():
             return True
         loop = self._loop
-        name = current_phase(loop)
+        name = loop.current_phase()
         gc_ns = min(late_ns, self._paused_ns() - gc_before_ns)
         step = loop.main.n_steps
         with self._lock:
@@ -170,12 +168,6 @@ class LineSampler(Probe):
             if self._steps is None:
                 return None
             return self._builder.build(self._phases, self._slow, self._steps, self.cost_ns / 1e9, steady)
-
-
-def current_phase(loop: LoopTimer) -> str:
-    """Return the current phase; always ``"validation"`` within validation inside fit."""
-    is_within = loop.timeline.phase_ns is loop.validation.phase_ns
-    return "validation" if is_within else loop.timeline.phase()
 
 
 def _wait(sleep: Callable[[float], None], seconds: float) -> None:

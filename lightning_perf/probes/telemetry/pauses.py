@@ -13,7 +13,6 @@ from lightning_perf.interrupts import RaisesWhenFreed, is_from_signal, is_raised
 from lightning_perf.probes.atomic_reads import n_live_objects
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.host_lines.calls import OwnCode, shown_file
-from lightning_perf.probes.host_lines.sampler import current_phase
 from lightning_perf.probes.sampled_steps.code_lines import LIGHTNING, USER, owner_of
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import AskedCollection, Collections, Generation, Session
@@ -68,7 +67,7 @@ class GarbagePauses(Probe):
             is_own = loop.timeline.current.phase == OWN
             return loop.first_step_end_ns is not None and not (is_own or loop.main.is_left_out)
 
-        return cls(run.now_ns, is_counted, lambda: current_phase(loop), loop.included_s)
+        return cls(run.now_ns, is_counted, loop.current_phase, loop.included_s)
 
     def start(self) -> None:
         with _REPLACING:

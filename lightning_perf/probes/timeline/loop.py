@@ -283,6 +283,11 @@ class LoopTimer(ActionSpans):
 
     # -- results ------------------------------------------------------------
 
+    def current_phase(self) -> str:
+        """Return the current phase; always ``"validation"`` within validation inside fit."""
+        is_within = self.timeline.phase_ns is self.validation.phase_ns
+        return "validation" if is_within else self.timeline.phase()
+
     def n_spans(self) -> int:
         """Return how many spans were entered so far."""
         return sum(span.n for span in self._spans) + 3 * self.main.n_steps

@@ -17,6 +17,7 @@ import pytest
 from lightning_perf.probes.hang import ranks, workers
 from lightning_perf.probes.hang.ranks import RankFiles
 from lightning_perf.probes.hang.watch import HangWatch
+from lightning_perf.probes.timeline.loop import LoopTimer
 from lightning_perf.probes.timeline.spans import OWN
 from lightning_perf.records import Hang, RankState
 from lightning_perf.reports.sections.hang import hang_text
@@ -61,6 +62,7 @@ class Run:
             main=SimpleNamespace(n_steps=10, recent_median_ns=lambda: self.median_ns),
             validation=SimpleNamespace(n_steps=0, phase_ns=[1]),
             timeline=self.timeline,
+            current_phase=lambda: LoopTimer.current_phase(self.loop),
             is_profiling=False,
         )
         run: Any = SimpleNamespace(loop=self.loop, show_hang=self.show)

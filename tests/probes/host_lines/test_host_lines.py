@@ -23,6 +23,7 @@ from lightning_perf.probes.host_lines.profile import PhaseSamples, ProfileBuilde
 from lightning_perf.probes.host_lines.sampler import LineSampler
 from lightning_perf.probes.host_lines.stacks import Stack, StackReader, frames_of
 from lightning_perf.probes.telemetry.pauses import GarbagePauses
+from lightning_perf.probes.timeline.loop import LoopTimer
 
 LIGHTNING_FILE = os.path.abspath(__import__("lightning").pytorch.__file__)
 
@@ -401,6 +402,8 @@ def test_memory_is_bounded_when_every_stack_is_another(monkeypatch):
 
 class Loop:
     """What the sampler reads of a run."""
+
+    current_phase = LoopTimer.current_phase
 
     def __init__(self) -> None:
         current = SimpleNamespace(phase=2)
