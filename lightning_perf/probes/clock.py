@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+import torch
+
 from lightning_perf.interrupts import raise_if_from_signal
 
 now_ns: Callable[[], int] = time.perf_counter_ns
@@ -161,8 +163,6 @@ class DeviceClock:
 
 def device_clock(device: Any, on_fail: Callable[[Exception], None]) -> tuple[DeviceClock | None, str]:
     """Return the clock of the device trained on and an empty reason, or None and why there is none."""
-    import torch
-
     if device.type == "cpu":
         return None, "the CPU has no device clock; the host's clock covers it"
     kind: Any = torch.cuda.Event if device.type == "cuda" else partial(torch.Event, device=device)

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch.autograd.profiler
+import torch.profiler
+
 from lightning_perf.probes.atomic_reads import live_objects
 from lightning_perf.seams import Undos, change_attribute
 
@@ -40,8 +43,6 @@ class SessionGuard:
         Raises:
             RuntimeError: A window is open in another thread.
         """
-        import torch.autograd.profiler
-
         self._undos.note(self._release)
         if _open_window.setdefault("guard", self) is not self:  # atomic
             raise RuntimeError("another window is open in this process")
@@ -76,8 +77,6 @@ def is_profiler_started() -> bool:
 
     A profiler that warms up is searched for among all objects, but only if the user made a profiler with a schedule.
     """
-    import torch.profiler
-
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     if _open_window or (enabled is not None and enabled()):
         return True
@@ -92,8 +91,6 @@ def is_profiler_started() -> bool:
 
 def _step_counts() -> dict[str, int]:
     """Return steps by profiler: torch adds each scheduled profiler and removes it when its ``with`` block ends."""
-    import torch.autograd.profiler
-
     tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
     counts: dict[str, int] = getattr(tracker, "_step_dict", {})
     return counts
@@ -102,12 +99,11 @@ def _step_counts() -> dict[str, int]:
 @contextmanager
 def uncounted() -> Iterator[None]:
     """Return a context in which torch does not count the steps of a new profiler, so that it is not searched for."""
-    from torch.profiler.profiler import PROFILER_STEP_NAME
-
     counts = _step_counts()
-    was_counted = PROFILER_STEP_NAME in counts
+    name = torch.profiler.profiler.PROFILER_STEP_NAME
+    was_counted = name in counts
     try:
         yield
     finally:
         if not was_counted:
-            counts.pop(PROFILER_STEP_NAME, None)
+            counts.pop(name, None)

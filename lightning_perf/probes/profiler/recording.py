@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import torch.profiler
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import TraceRecord
 from lightning_perf.records.files import SpaceCheckedFile, require_free_space, whole_file
 from lightning_perf.seams import Undos
+from lightning_perf.traces import analyze, analyze_trace, from_events, live_events
 
 from .kineto_session import SessionGuard, is_profiler_started, uncounted
 
@@ -181,15 +183,11 @@ class Recording:
 
     def trace_record(self) -> TraceRecord:
         """Read the events in memory."""
-        from lightning_perf.traces import analyze_trace, from_events, live_events
-
         return analyze_trace(from_events(live_events(self._events)))
 
     @staticmethod
     def trace_of_file(file: Path) -> TraceRecord:
         """Read the exported trace, which includes Python stacks."""
-        from lightning_perf.traces import analyze
-
         return msgspec.structs.replace(analyze(file), source="live")
 
     @staticmethod
@@ -265,8 +263,6 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _kineto_profile(options: WindowOptions, device: Any) -> Any:
-    import torch.profiler
-
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -283,8 +279,6 @@ def _kineto_profile(options: WindowOptions, device: Any) -> Any:
 
 
 def _cuda_capture(is_on: bool) -> None:
-    import torch
-
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     if is_on:
         runtime.cudaProfilerStart()
@@ -294,8 +288,6 @@ def _cuda_capture(is_on: bool) -> None:
 
 def why_no_nsys(device: Any) -> str | None:
     """Return why a window cannot be captured by nsys on this ``torch.device``; None if it can."""
-    import torch
-
     if device.type != "cuda":
         return f"emit='nsys' needs a CUDA device, this run is on {device.type}; use emit='kineto'"
     try:
@@ -318,8 +310,6 @@ def active_profiler(emit: str = "kineto") -> str | None:
 
 def annotation_for(emit: str) -> Callable[[str], Any]:
     """Return a function from a phase name to a context manager that marks it in the trace."""
-    import torch
-
     if emit == "nsys":
         return lambda phase: torch.cuda.nvtx.range(f"perfdoctor:{phase}")
     return lambda phase: torch.profiler.record_function(f"perfdoctor:{phase}")
