@@ -87,7 +87,7 @@ class _Known(NamedTuple):
 
 
 class StackReader:
-    """Reader of stacks, with a cache of the owners of files and code."""
+    """Reader of stacks, with a cache of the owners of code."""
 
     def __init__(self) -> None:
         self.globals_of: dict[CodeType, dict[str, Any]] = {}
@@ -96,7 +96,6 @@ class StackReader:
         """The user's functions that loop over steps without a Trainer."""
         self.modules: dict[CodeType, str] = {}
         """Modules of the functions that the user's lines call."""
-        self._owners: dict[str, str] = {}
         self._known: dict[int, _Known] = {}  # by address: to hash code takes longer than the rest of a look-up
 
     def read(self, frames: Iterable[Frame]) -> Stack | None:
@@ -143,16 +142,16 @@ class StackReader:
             file = code.co_filename
             if not file or file[0] == "<":  # compiled from text for a module, as methods of dataclasses are
                 file = names.get("__file__") or file
-            owner = self._owners.get(file) or self._owner(file)
+            owner = _owner(file)
         if len(self._known) >= _MAX_CODES:
             self._known.clear()  # a training that compiles code in each step
         known = self._known[id(code)] = _Known(code, owner, code.co_name in _MODULE_CALLS)
         return known
 
-    def _owner(self, file: str) -> str:
-        owner = owner_of(file)
-        if owner in (TORCH, COMPILED):
-            is_torch = owner == COMPILED or f"{os.sep}torch{os.sep}" in file
-            owner = OPERATOR if is_torch and not any(part in file for part in _NO_OPERATORS) else OTHER
-        self._owners[file] = owner
-        return owner
+
+def _owner(file: str) -> str:
+    owner = owner_of(file)
+    if owner in (TORCH, COMPILED):
+        is_torch = owner == COMPILED or f"{os.sep}torch{os.sep}" in file
+        return OPERATOR if is_torch and not any(part in file for part in _NO_OPERATORS) else OTHER
+    return owner

@@ -1,6 +1,7 @@
 """Properties of operators that decide whether their results can be known before."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,7 @@ class Function(NamedTuple):
         return self.name in _BATCH_NORMS and len(args) > _IS_TRAINING and bool(args[_IS_TRAINING])
 
 
+@lru_cache(maxsize=1024)
 def describe_function(func: Any) -> Function:
     """Return the properties of an ``OpOverload``."""
     arguments = func._schema.arguments

@@ -77,7 +77,6 @@ class ResultTracker:
         self._count = count(1)
         self._contents: dict[int, _Content] = {}
         self._results: dict[int, Call] = {}
-        self._functions: dict[Any, Function] = {}
         self._by_node: dict[int, Call] = {}
         self._last_node = 0
         self._passes: dict[int, Pass] = {}
@@ -213,7 +212,7 @@ class ResultTracker:
         inputs: Sequence[torch.Tensor],
         node_number: int | None,
     ) -> None:
-        outs, function = dense_tensors(out), self._function(func)
+        outs, function = dense_tensors(out), describe_function(func)
         given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         trains = function.trains(args)
         statistics = dense_tensors([given.pop(place) for place in RUNNING]) if trains else []
@@ -322,7 +321,7 @@ class ResultTracker:
             if content.call is not None and not content.storage.expired():
                 content.call.is_used = True
         self._step.find_used()
-        for kept in (self._contents, self._results, self._by_node, self._passes, self._functions, self._variables):
+        for kept in (self._contents, self._results, self._by_node, self._passes, self._variables):
             kept.clear()
 
     def _found(self) -> tuple[KnownResults, ...]:
@@ -346,12 +345,6 @@ class ResultTracker:
         """Return whether each item of the batch has its own results, if the first dimension is that of the items."""
         others = read[-1:] if function.name in PRODUCTS else ()
         return function.name in PER_ITEM and not any(self._content(one).origin & BATCH for one in others)
-
-    def _function(self, func: Any) -> Function:
-        found = self._functions.get(func)
-        if found is None:
-            found = self._functions[func] = describe_function(func)
-        return found
 
     def _origin(self, given: dict[Any, Any], read: Sequence[torch.Tensor]) -> int:
         origin = self._read_origin if not read else 0

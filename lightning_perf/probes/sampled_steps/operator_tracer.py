@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -106,7 +107,6 @@ class OperatorTracer(PassiveMode, StepTracer):
         self._is_inside = False  # a patched method
         self._thread = threading.get_ident()
         self._undos = Undos()
-        self._names: dict[Any, str] = {}
         self.sites: dict[tuple[SourceLine, str, str], Site] = {}
         self.attention = AttentionMatcher()
 
@@ -156,7 +156,7 @@ class OperatorTracer(PassiveMode, StepTracer):
         stack, name = None, ""
         if not (self._end_ns or self.failure):
             try:
-                name = self._name(func)
+                name = _name_of(func)
                 stack = self.lines.inspect(sys._getframe(1), name, begin, self._own_ns, self._phase())
             except Exception as error:  # noqa: BLE001 - recorded; the operator itself must be called
                 self._fail(error)
@@ -173,12 +173,6 @@ class OperatorTracer(PassiveMode, StepTracer):
                 self._fail(error)
         self._own_ns += self._now_ns() - done + called - begin
         return out
-
-    def _name(self, func: Any) -> str:
-        name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = str(getattr(func, "__name__", func)).split(".")[0].rstrip("_") or str(func)
-        return name
 
     def _add(self, stack: StackView, name: str, args: Any, out: Any, ns: int) -> None:
         label = sync_label(name, args, out, stack, self._device.type)
@@ -210,6 +204,11 @@ class OperatorTracer(PassiveMode, StepTracer):
         first, last = hits.first, hits.last
         tracing_ns = last.own_ns - first.own_ns + (last.n_operators - first.n_operators) * self._entry_ns
         return max(0.0, (last.ns - first.ns - tracing_ns) / 1e9)
+
+
+@lru_cache(maxsize=1024)
+def _name_of(func: Any) -> str:
+    return str(getattr(func, "__name__", func)).split(".")[0].rstrip("_") or str(func)
 
 
 def entry_cost_ns() -> float:
