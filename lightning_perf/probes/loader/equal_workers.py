@@ -10,11 +10,11 @@ import torch
 from lightning_perf.probes import plain
 from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.clock import NEVER
-from lightning_perf.records import LoaderSettings, Session
+from lightning_perf.probes.sampled_steps.fixed_tensors import part_of
+from lightning_perf.records import Session
 
 _MOST_WORKERS = 16
-_N_TENSORS, _N_ELEMENTS = 16, 256
-"""Tensors of a batch that are compared, and elements of each, evenly spread."""
+_N_TENSORS = 16  # of a batch, that are compared
 
 
 class EqualWorkersProbe(Probe):
@@ -40,8 +40,10 @@ class EqualWorkersProbe(Probe):
 
     def step_begins(self, batch: Any) -> None:
         with plain.without_overrides(), torch.no_grad():
-            tensors = islice(filter(_is_dense, plain.tensors_in(batch, left=plain.search_limit())), _N_TENSORS)
-            self._firsts.append([_some_elements(one) for one in tensors])
+            tensors = plain.tensors_in(batch, left=plain.search_limit())
+            parts = (part_of(one) for one in tensors if one.layout is torch.strided)
+            known = (part.clone() for part in parts if part is not None)
+            self._firsts.append(list(islice(known, _N_TENSORS)))
 
     def epoch_ends(self) -> None:
         self._compare()
@@ -57,19 +59,12 @@ class EqualWorkersProbe(Probe):
 
     def part(self, session: Session) -> Mapping[str, Any]:
         self._compare()
-        settings = session.settings
-        loaders = tuple(_with_equal(one, self._n_equal) for one in settings.loaders)
-        return {"settings": msgspec.structs.replace(settings, loaders=loaders)} if self._n_equal is not None else {}
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and tensor.numel() > 0 and torch.ops.aten.is_non_overlapping_and_dense(tensor)
-
-
-def _some_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return elements at even distances in the tensor's memory, which is not copied as a whole."""
-    n = min(tensor.numel(), _N_ELEMENTS)
-    return tensor.as_strided((n,), (tensor.numel() // n,), tensor.storage_offset()).clone()
+        if self._n_equal is None:
+            return {}
+        settings, replace = session.settings, msgspec.structs.replace
+        n = self._n_equal
+        loaders = (replace(one, n_equal_workers=n) if one.stage == "train" else one for one in settings.loaders)
+        return {"settings": replace(settings, loaders=tuple(loaders))}
 
 
 def _n_equal(firsts: list[list[torch.Tensor]]) -> int | None:
@@ -81,7 +76,3 @@ def _n_equal(firsts: list[list[torch.Tensor]]) -> int | None:
         len(other) == len(first) and all(torch.equal(one, same) for one, same in zip(first, other, strict=True))
         for other in firsts
     )
-
-
-def _with_equal(loader: LoaderSettings, n: int | None) -> LoaderSettings:
-    return msgspec.structs.replace(loader, n_equal_workers=n) if loader.stage == "train" else loader
