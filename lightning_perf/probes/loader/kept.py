@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ def time_kept(pipeline: Pipeline, load_s: float, limit_s: float) -> Kept:
         raise TimeoutError(f"loading {_LEAST_ITEMS} items twice takes longer than {limit_s:.2g} s")
     cached, end_s = CachedDataset(pipeline, is_strict=True), time.perf_counter() + limit_s
     indices: list[Any] = []
-    for index in _indices(pipeline):
+    for index in pipeline.units if pipeline.makes_batches else chain.from_iterable(pipeline.units):
         cached[index]
         require_same(cached, index)
         indices.append(index)
@@ -58,8 +57,3 @@ def time_kept(pipeline: Pipeline, load_s: float, limit_s: float) -> Kept:
             held.append(cached[index])
             hits_s.append(time.perf_counter() - begin_s)
     return Kept(float(np.quantile(hits_s, _SLOW_QUANTILE)), n_bytes, len(set(indices)))
-
-
-def _indices(pipeline: Pipeline) -> Iterator[Any]:
-    """Yield the indices of items in the loader's order."""
-    return pipeline.units if pipeline.makes_batches else chain.from_iterable(pipeline.units)
