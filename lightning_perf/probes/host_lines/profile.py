@@ -37,7 +37,6 @@ class StackSamples:
     last_step: int = -1
 
     def add(self, ns: float, gc_ns: float, late_ns: float, step: int) -> None:
-        """Count one sample."""
         self.n += 1
         self.n_late += late_ns > _LATE_NS
         self.ns += ns

@@ -89,7 +89,6 @@ class BatchLines:
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        """Sample until the block ends."""
         self.start()
         try:
             yield
@@ -202,7 +201,6 @@ class WorkerLines:
         self.folder = folder
 
     def __call__(self, worker_id: int) -> None:
-        """Start sampling in this worker."""
         if self.inner is not None:
             self.inner(worker_id)
         lines = BatchLines()

@@ -32,7 +32,6 @@ class Load:
             self._calibrate(seconds, budget_s)
 
     def step(self) -> None:
-        """Compute for one step."""
         for _ in range(self._n_rounds):
             self._round()
 

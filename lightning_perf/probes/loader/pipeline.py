@@ -99,7 +99,6 @@ class Pipeline:
         return n
 
     def samples_in(self, call: Any, result: Any) -> int:
-        """Return the number of samples that one call returned."""
         if self.fetch_many is not None or (self.makes_batches and isinstance(call, (list, tuple))):
             return max(1, len(call))
         return _n_samples_in(result) if self.makes_batches else 1

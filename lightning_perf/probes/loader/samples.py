@@ -127,7 +127,6 @@ class Samples:
         return trend.slope if trend.low > 0 and trend.is_steady and grown_bytes >= _MIN_GROWTH_BYTES else 0.0
 
     def n_slow(self) -> int:
-        """Return how many samples were slow."""
         slow_s = SLOW_RATIO * statistics.median(self.sample_s)
         return sum(each_s > slow_s for each_s in self.sample_s)
 

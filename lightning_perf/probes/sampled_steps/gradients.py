@@ -171,7 +171,6 @@ class _UnusedGradients:
         return self._fields if is_current else {}
 
     def forget(self) -> None:
-        """Keep no parameter."""
         self._watched = {}
 
 

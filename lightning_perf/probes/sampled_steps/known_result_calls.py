@@ -112,7 +112,6 @@ class StepCalls:
         self._constant_elsewhere: set[int] | None = None
 
     def add(self, call: Call) -> None:
-        """Add a forward operator."""
         self.calls.append(call)
         self.forward_weight += call.weight
 

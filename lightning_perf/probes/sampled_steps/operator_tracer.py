@@ -196,7 +196,6 @@ class OperatorTracer(PassiveMode, StepTracer):
 
     @property
     def cost_ns(self) -> int:  # type: ignore[override]
-        """The tracing cost."""
         return int(self._own_ns + self.lines.n_operators * self._entry_ns)
 
     def loop_s(self, hits: Hits) -> float:

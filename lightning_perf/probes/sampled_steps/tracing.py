@@ -149,7 +149,6 @@ class ModuleWatch:
         return self.running[-1] if self.running else ""
 
     def install(self) -> None:
-        """Start watching."""
         entering, leaving = self._hooks
         register_module_forward_pre_hook(entering)
         register_module_forward_hook(leaving, always_call=True)

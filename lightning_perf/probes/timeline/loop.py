@@ -77,7 +77,6 @@ class LoopTimer(ActionSpans):
     # -- setup and restoring ------------------------------------------------------------
 
     def install(self) -> None:
-        """Install all spans and hooks."""
         profiling = self._span("callbacks", type(seams.user_profiler(self.trainer)).__name__, "profiler", "profile")
         self._forget_spans = seams.tap_profiler(self.trainer, self.span_for, self._undos, profiling)
         if self._forget_spans is None:

@@ -201,7 +201,6 @@ class Timeline:
         self.start_ns = self.last_ns
 
     def phase(self) -> str:
-        """Return the current phase."""
         return phase_of(self.current)
 
     def charge(self) -> int:

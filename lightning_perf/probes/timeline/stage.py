@@ -165,7 +165,6 @@ class StageTimer:
         self.pause()
 
     def epoch_begins(self, index: int) -> None:
-        """Begin the epoch of this index."""
         self.close_record()
         self._close_epoch()
         self.epoch = index

@@ -100,7 +100,6 @@ class UserPhases(Probe):
     # -- the user's calls ---------------------------------------------------------------------------------------------
 
     def forward_begins(self, hook: _ForwardHook) -> None:
-        """Begin a forward pass."""
         if get_ident() != self._thread:
             return
         has_graph = torch.is_grad_enabled()
