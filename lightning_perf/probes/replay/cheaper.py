@@ -3,16 +3,15 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from scipy.fft import next_fast_len
 
 from lightning_perf.probes.sampled_steps.known_result_functions import LIKE
-from lightning_perf.records import CheaperKind, CheaperOperator
+from lightning_perf.records import CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of, map_specs
+from .functions import Bound, Cheaper, Work, function_of, map_specs
 from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
 from .written_out import written_out
@@ -38,18 +37,6 @@ _KEPT = "cheaper"
 Tensor = torch.Tensor
 
 
-class _Found(NamedTuple):
-    """Operators, and those in their place. ``size``, ``better`` and ``function`` are as in ``CheaperOperator``."""
-
-    kind: CheaperKind
-    work: Work
-    site: str
-    shape: tuple[int, ...]
-    size: int = 0
-    better: int = 0
-    function: str = ""
-
-
 def cheaper_operator(log: CallLog) -> CheaperOperator | None:
     """Return the record of the costliest kind of such operators; None without any."""
     found = _costliest(log)
@@ -73,27 +60,27 @@ def cheaper(log: CallLog) -> list[Work]:
     return [one.work for one in _costliest(log)]
 
 
-def _costliest(log: CallLog) -> list[_Found]:
+def _costliest(log: CallLog) -> list[Cheaper]:
     """Return the operators of the kind that takes the most time.
 
     They are found once: after the step, nothing would show that its results are still read.
     """
     if _KEPT not in log.kept:
         log.kept[_KEPT] = _found_in(log)
-    found: list[_Found] = log.kept[_KEPT]
+    found: list[Cheaper] = log.kept[_KEPT]
     return found
 
 
-def _found_in(log: CallLog) -> list[_Found]:
+def _found_in(log: CallLog) -> list[Cheaper]:
     """Return what costs most together: the operators of one kind, and of one function."""
-    by_kind: dict[tuple[CheaperKind, str], list[_Found]] = {}
-    for find in (_transforms, _convolutions, _enlarged, _sorts, _penalties, _products, _functions, _norms_of_rows):
+    by_kind: dict[tuple[str, str], list[Cheaper]] = {}
+    for find in _FINDERS:
         for one in find(log):
             by_kind.setdefault((one.kind, one.function), []).append(one)
     return max(by_kind.values(), key=lambda found: sum(one.work.seconds for one in found), default=[])
 
 
-def _transforms(log: CallLog) -> Iterator[_Found]:
+def _transforms(log: CallLog) -> Iterator[Cheaper]:
     """Find convolutions by transforms of a length with a large prime factor.
 
     Signals are padded to this length and there is an inverse transform: more zeros change nothing. Other spectra would
@@ -108,7 +95,7 @@ def _transforms(log: CallLog) -> Iterator[_Found]:
             continue
         better = next_fast_len(size, real=call.name != "aten::_fft_c2c")
         longer = _lengthened(bound, call, size, better)
-        yield _Found("transform", Work((call,), (bound,), (longer,)), call.site, call.out_shape, size, better)
+        yield Cheaper("transform", Work((call,), (bound,), (longer,)), call.site, call.out_shape, size, better)
 
 
 def _length(call: Call) -> int:
@@ -128,7 +115,7 @@ def _lengthened(bound: Bound, call: Call, size: int, better: int) -> Bound:
     return function, (longer, *(better if type(each) is int and each == size else each for each in args[1:])), kwargs
 
 
-def _convolutions(log: CallLog) -> Iterator[_Found]:
+def _convolutions(log: CallLog) -> Iterator[Cheaper]:
     """Find convolutions of signals with long kernels, which Fourier transforms do in fewer operations."""
     for call in log.calls:
         plain = _plain_convolution(call, 1)
@@ -140,7 +127,7 @@ def _convolutions(log: CallLog) -> Iterator[_Found]:
             bias = () if call.named["bias"] is None else (call.named["bias"],)
             function = partial(_convolved_by_transforms, call.named["padding"][0], call.named["groups"])
             by_transforms: Bound = function, (*plain, *bias), {}
-            yield _Found("convolution", Work((call,), (bound,), (by_transforms,)), call.site, plain[0].shape, n_taps)
+            yield Cheaper("convolution", Work((call,), (bound,), (by_transforms,)), call.site, plain[0].shape, n_taps)
 
 
 def _plain_convolution(call: Call, n_dims: int) -> tuple[TensorSpec, TensorSpec] | None:
@@ -167,7 +154,7 @@ def _convolved_by_transforms(padding: int, groups: int, signals: Tensor, kernels
     return correlations + bias[0][:, None] if bias else correlations
 
 
-def _enlarged(log: CallLog) -> Iterator[_Found]:
+def _enlarged(log: CallLog) -> Iterator[Cheaper]:
     """Find pointwise convolutions to fewer channels behind an interpolation: they give the same in the other order."""
     for call in log.calls:
         plain = _plain_convolution(call, 2)
@@ -189,10 +176,10 @@ def _enlarged(log: CallLog) -> Iterator[_Found]:
         fewer = small.dense((small.shape[0], kernel.shape[0], *small.shape[2:]))._replace(needs_grad=needs_grad)
         treated: tuple[Bound, ...] = ((convolve, (small, *others), {}), (enlarge, (fewer, *more), named))
         better, size = kernel.shape[:2]
-        yield _Found("interpolation", Work((source, call), as_is, treated), source.site, pixels.shape, size, better)
+        yield Cheaper("interpolation", Work((source, call), as_is, treated), source.site, pixels.shape, size, better)
 
 
-def _sorts(log: CallLog) -> Iterator[_Found]:
+def _sorts(log: CallLog) -> Iterator[Cheaper]:
     """Find sorts of which only the first or the last elements are read."""
     for call in log.calls:
         if call.name != SORT or not call.specs or call.named.get("stable"):
@@ -202,26 +189,10 @@ def _sorts(log: CallLog) -> Iterator[_Found]:
         if not spec.shape or bound is None or not 0 < needed <= _MAX_READ * spec.shape[dim]:
             continue
         top: Bound = torch.topk, (spec, needed, dim, bool(call.named["descending"])), {}
-        yield _Found("sort", Work((call,), (bound,), (top,)), call.site, spec.shape, spec.shape[dim], needed)
+        yield Cheaper("sort", Work((call,), (bound,), (top,)), call.site, spec.shape, spec.shape[dim], needed)
 
 
-def _products(log: CallLog) -> Iterator[_Found]:
-    for work, before, after in in_other_order(log):
-        inner, outer = work.calls
-        yield _Found("order", work, outer.site, inner.out_shape, before, after)
-    for work in read_along_diagonal(log):
-        (call,) = work.calls
-        yield _Found("diagonal", work, call.site, call.out_shape, call.out_shape[-1])
-    for work, call, n_needed in with_fewer_rows(log):
-        yield _Found("rows", work, call.site, call.out_shape, call.n_out // call.out_shape[-1], n_needed)
-
-
-def _functions(log: CallLog) -> Iterator[_Found]:
-    for work, function, site in written_out(log):
-        yield _Found("function", work, site, work.calls[-1].out_shape, function=function)
-
-
-def _norms_of_rows(log: CallLog) -> Iterator[_Found]:
+def _norms_of_rows(log: CallLog) -> Iterator[Cheaper]:
     """Find embeddings with ``max_norm``, which torch limits row by row on a CPU."""
     for call in log.calls:
         n_rows = log.renormed.get(call.index)
@@ -232,7 +203,7 @@ def _norms_of_rows(log: CallLog) -> Iterator[_Found]:
         index = rows[torch.arange(math.prod(indices.shape), device="cpu") % n_rows]
         as_is: Bound = partial(_renormed_one_by_one, index), (table, call.named["max_norm"]), {}
         treated: Bound = partial(_renormed, index), (table, call.named["max_norm"]), {}
-        yield _Found("max_norm", Work((call,), (as_is,), (treated,)), call.site, table.shape, n_rows)
+        yield Cheaper("max_norm", Work((call,), (as_is,), (treated,)), call.site, table.shape, n_rows)
 
 
 def _renormed_one_by_one(index: Tensor, table: Tensor, most: float) -> Tensor:
@@ -245,7 +216,7 @@ def _renormed(index: Tensor, table: Tensor, most: float) -> Tensor:
     return table.index_copy_(0, rows, found * (most / found.norm(dim=1, keepdim=True)).clamp(max=1.0))
 
 
-def _penalties(log: CallLog) -> Iterator[_Found]:
+def _penalties(log: CallLog) -> Iterator[Cheaper]:
     """Find sums of squares of parameters in the loss, whose gradients are a multiple of the parameters."""
     readers: dict[int, list[Call]] = {}
     for call in log.calls:
@@ -295,7 +266,7 @@ def _is_adding(call: Call) -> bool:
     return call.name in _ADDING and math.prod(call.out_shape) == 1
 
 
-def _penalty(log: CallLog, *calls: Call) -> Iterator[_Found]:
+def _penalty(log: CallLog, *calls: Call) -> Iterator[Cheaper]:
     """Yield the sum of a parameter's squares; in its place, a multiple of the parameter is added to its gradient.
 
     If the sum is logged as well, it is still computed, without a gradient.
@@ -307,7 +278,7 @@ def _penalty(log: CallLog, *calls: Call) -> Iterator[_Found]:
     if _is_logged(log, calls[-1].index):
         treated += tuple(map_specs(lambda each: each._replace(needs_grad=False), bound) for bound in as_is)
     if len(as_is) == len(calls):
-        yield _Found("penalty", Work(calls, as_is, treated), calls[0].site, spec.shape)
+        yield Cheaper("penalty", Work(calls, as_is, treated), calls[0].site, spec.shape)
 
 
 def _is_logged(log: CallLog, index: int) -> bool:
@@ -333,3 +304,9 @@ def _largest_factor(n: int) -> int:
             largest, n = divisor, n // divisor
         divisor += 1
     return max(largest, n)
+
+
+_FINDERS = (
+    _transforms, _convolutions, _enlarged, _sorts, _penalties, in_other_order, read_along_diagonal, with_fewer_rows,
+    written_out, _norms_of_rows,
+)  # fmt: skip

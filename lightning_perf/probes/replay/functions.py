@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_perf.records import CheaperKind
+
 from .calls import OPAQUE, Call, TensorSpec, flat
 
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -132,6 +134,18 @@ class Work(NamedTuple):
     def n_elements(self) -> int:
         """Elements of all tensors in all calls: ranks work if operators are not timed."""
         return sum(call.n_elements for call in self.calls)
+
+
+class Cheaper(NamedTuple):
+    """Operators, and those in their place. ``size``, ``better`` and ``function`` are as in ``CheaperOperator``."""
+
+    kind: CheaperKind
+    work: Work
+    site: str
+    shape: tuple[int, ...]
+    size: int = 0
+    better: int = 0
+    function: str = ""
 
 
 def work_for(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:

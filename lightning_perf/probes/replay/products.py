@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .calls import MATRIX_PRODUCTS, MAX_CALLS, Call, CallLog, TensorSpec
-from .functions import Bound, Work, map_specs, work_for
+from .functions import Bound, Cheaper, Work, map_specs, work_for
 from .read_rows import LAYERS
 
 _MAX_PART = 0.5
@@ -24,32 +24,21 @@ _READS_DIAGONAL = ("aten::diagonal_copy", "aten::trace")
 _Pair = tuple[TensorSpec, TensorSpec]
 
 
-class Reordered(NamedTuple):
-    """Products of three matrices, with the number of multiplications as they are and in the other order."""
-
-    work: Work
-    before: int
-    after: int
-
-    @property
-    def saved(self) -> int:
-        return self.work.n * (self.before - self.after)
-
-
-def in_other_order(log: CallLog) -> list[Reordered]:
+def in_other_order(log: CallLog) -> list[Cheaper]:
     """Find ``(a @ b) @ c`` where ``a @ (b @ c)`` needs at most half of the multiplications, and the reverse.
 
     A product belongs to one of them at most, to that which saves the most.
     """
-    kept: list[Reordered] = []
-    for found in sorted(_candidates(log), key=lambda one: -one.saved):
+    kept: list[Cheaper] = []
+    for found in sorted(_candidates(log), key=lambda one: one.work.n * (one.better - one.size)):
         taken = {call.index for other in kept for call in other.work.calls}
         if taken.isdisjoint(call.index for call in found.work.calls):
             kept.append(found)
     return kept
 
 
-def _candidates(log: CallLog) -> Iterator[Reordered]:
+def _candidates(log: CallLog) -> Iterator[Cheaper]:
+    """Yield products of three matrices, with the number of multiplications as they are and in the other order."""
     products = _products(log)
     biased = [call for call in log.calls if call.name == _BIASED and len(call.specs) == 3 and not call.kwargs]
     for outer in (*products.values(), *(biased if products else ())):
@@ -66,15 +55,17 @@ def _candidates(log: CallLog) -> Iterator[Reordered]:
             before, after = (sum(map(_multiplications, each)) for each in (as_is, pairs))
             if after <= _MAX_PART * before:
                 old, new = ((_product(first), _product(last, outer)) for first, last in (as_is, pairs))
-                yield Reordered(Work((inner, outer), old, new), before, after)
+                work = Work((inner, outer), old, new)
+                yield Cheaper("order", work, outer.site, inner.out_shape, before, after)
 
 
-def read_along_diagonal(log: CallLog) -> Iterator[Work]:
+def read_along_diagonal(log: CallLog) -> Iterator[Cheaper]:
     """Find products read along the diagonal alone, which is the sum of each row times a column."""
     for call in _products(log).values():
         readers = _readers(log, call)
         if readers and all(_reads_diagonal(each, call) for each in readers):
-            yield Work((call,), (_product(_pair(call)),), ((_diagonal, _pair(call), {}),))
+            work = Work((call,), (_product(_pair(call)),), ((_diagonal, _pair(call), {}),))
+            yield Cheaper("diagonal", work, call.site, call.out_shape, call.out_shape[-1])
 
 
 def _products(log: CallLog) -> dict[int, Call]:
@@ -146,15 +137,7 @@ def _diagonal(rows: torch.Tensor, columns: torch.Tensor) -> Any:
     return (rows * columns.mT).sum(-1)
 
 
-class FewerRows(NamedTuple):
-    """An operator of which a part of the rows is read."""
-
-    work: Work
-    call: Call
-    n_needed: int
-
-
-def with_fewer_rows(log: CallLog) -> Iterator[FewerRows]:
+def with_fewer_rows(log: CallLog) -> Iterator[Cheaper]:
     """Find layers of whose results at most half of the rows are read, and the row by row operators next to them.
 
     Only layers with a backward pass count. Nothing is found if no layer is among them.
@@ -166,8 +149,8 @@ def with_fewer_rows(log: CallLog) -> Iterator[FewerRows]:
             n_rows = call.n_out // call.out_shape[-1]
             n_needed = max(1, round(part * n_rows))
             for work in work_for(call, partial(_reduced, call, part)):
-                found.append(FewerRows(work, call, n_needed))
-    if any(one.call.name in LAYERS for one in found):
+                found.append(Cheaper("rows", work, call.site, call.out_shape, n_rows, n_needed))
+    if any(one.work.calls[0].name in LAYERS for one in found):
         yield from found
 
 

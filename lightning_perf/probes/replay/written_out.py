@@ -12,7 +12,7 @@ from lightning_perf import interrupts
 from lightning_perf.probes import plain
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of, map_specs
+from .functions import Bound, Cheaper, Work, function_of, map_specs
 
 MAX_OPERATORS = 14
 """Operators of one function at most; a longer chain does something else as well."""
@@ -29,14 +29,6 @@ _ANCHORS = ("aten::tanh", "aten::erf", "aten::sigmoid", "aten::rsqrt", "aten::sq
 _UNFOLD = "aten::im2col"
 _COPIES = ("aten::clone",)
 _PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm")
-
-
-class WrittenOut(NamedTuple):
-    """The operators of a function, and the function in their place, by its name for users."""
-
-    work: Work
-    function: str
-    site: str
 
 
 class _Function(NamedTuple):
@@ -69,7 +61,7 @@ _SOME = 2
 """Size of all dimensions but the last, where results are compared."""
 
 
-def written_out(log: CallLog) -> Iterator[WrittenOut]:
+def written_out(log: CallLog) -> Iterator[Cheaper]:
     """Find activations, norms and softmaxes that are written out, and convolutions by ``unfold`` and a product."""
     readers: dict[int, list[Call]] = {}
     for call in log.calls:
@@ -88,7 +80,7 @@ def written_out(log: CallLog) -> Iterator[WrittenOut]:
             yield from _convolution(call, readers)
 
 
-def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[Call]]) -> WrittenOut | None:
+def _function_around(log: CallLog, anchor: Call, readers: Mapping[int, Sequence[Call]]) -> Cheaper | None:
     """Return the function whose operators are around ``anchor``: the nearest start, and the longest chain from it."""
     before = _connected([anchor], lambda call: [log.calls[i] for i in call.writers if i >= 0])
     after = _connected([anchor], lambda call: readers.get(call.index, ()))
@@ -134,7 +126,7 @@ def _needed_for(end: Call, members: Mapping[int, Call]) -> tuple[Call, ...]:
     return tuple(sorted(todo, key=lambda call: call.index))
 
 
-def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> WrittenOut | None:
+def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> Cheaper | None:
     """Return the function that the operators are, computed from ``root``: that with the nearest results; or None."""
     bounds = tuple(bound for call in calls if (bound := function_of(call)) is not None)
     parameters = [spec for call in calls for spec in call.specs if _is_parameter(spec, root)]
@@ -143,7 +135,7 @@ def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> WrittenOut 
     given = _numbers((*(_SOME for _ in root.shape[1:]), root.shape[-1]))
     weights = [1.0 + 0.1 * k + 0.1 * _numbers(spec.shape) for k, spec in enumerate(parameters)]
     wanted = _computed(root, given, weights, calls)
-    best: tuple[float, WrittenOut] | None = None
+    best: tuple[float, Cheaper] | None = None
     for one in _FUNCTIONS if wanted is not None else ():
         is_norm = one.name in (_LAYER_NORM, _RMS_NORM)
         if _base(anchor.name).removeprefix("aten::") not in one.anchors.split() or (parameters and not is_norm):
@@ -156,7 +148,8 @@ def _named(anchor: Call, root: TensorSpec, calls: Sequence[Call]) -> WrittenOut 
             treated: Bound = one.call, (root._replace(source=-1), *shape, *parameters), {}
             name = one.name[:-1] + ("", ", weight", ", weight, bias")[len(parameters)] + ")"
             site = next((call.site for call in calls if call.site), "")
-            best = difference, WrittenOut(Work(tuple(calls), bounds, (treated,)), name, site)
+            work = Work(tuple(calls), bounds, (treated,))
+            best = difference, Cheaper("function", work, site, calls[-1].out_shape, function=name)
     return best[1] if best is not None else None
 
 
@@ -236,7 +229,7 @@ def _is_parameter(spec: TensorSpec, root: TensorSpec) -> bool:
     return spec.source < 0 and spec.needs_grad and spec.shape == root.shape[-1:] and not _is_root(spec, root)
 
 
-def _convolution(unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterator[WrittenOut]:
+def _convolution(unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterator[Cheaper]:
     """Yield a convolution that is written as a product of a weight with an unfolded image, which may be copied."""
     calls = [unfold]
     for names in (_COPIES, _PRODUCTS, _COPIES):
@@ -257,4 +250,5 @@ def _convolution(unfold: Call, readers: Mapping[int, Sequence[Call]]) -> Iterato
     options = named["stride"], named["padding"], named["dilation"]
     as_is = tuple(bound for bound in bounds if bound is not None)
     convolve: Bound = functional.conv2d, (images, kernel._replace(needs_grad=True), None, *options), {}
-    yield WrittenOut(Work(tuple(calls), as_is, (convolve,)), "F.conv2d(x, weight)", unfold.site)
+    work = Work(tuple(calls), as_is, (convolve,))
+    yield Cheaper("function", work, unfold.site, calls[-1].out_shape, function="F.conv2d(x, weight)")
