@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -146,8 +146,7 @@ class _Search:
         self._log, self._readers, self._total = log, readers, total
         self._calls = [total]
         self._shape = total.specs[0].shape if total.specs else ()
-        names = [argument.name for argument in total.func._schema.arguments]
-        self._given: dict[str, Any] = {**dict(zip(names, total.args, strict=False)), **total.kwargs}
+        self._given = total.named
 
     def found(self) -> Found | None:
         """Return the operators, and the function in their place; None if the call is no such sum."""

@@ -39,8 +39,7 @@ def function_of(call: Call) -> Bound | None:
         return None
     restore = _RESTORED.get(schema.name)
     if restore is not None:
-        names = [argument.name for argument in schema.arguments]
-        return restore({**dict(zip(names, call.args, strict=False)), **call.kwargs}, call)
+        return restore(call.named, call)
     if not schema.is_mutable or schema.name in _WRITES_STATISTICS:
         return call.func, call.args, call.kwargs
     # For relu_ and similar ones: the same operator on a new tensor, so that it can be repeated.
@@ -84,9 +83,9 @@ def _group_norm(given: dict[str, Any], call: Call) -> Bound:
 def _attention(given: dict[str, Any], call: Call) -> Bound:
     named = {
         "attn_mask": given.get("attn_mask", given.get("attn_bias")),
-        "dropout_p": given.get("dropout_p", 0.0),
-        "is_causal": given.get("is_causal", False),
-        "scale": given.get("scale"),
+        "dropout_p": given["dropout_p"],
+        "is_causal": given["is_causal"],
+        "scale": given["scale"],
     }
     function = torch.nn.functional.scaled_dot_product_attention
     return function, (given["query"], given["key"], given["value"]), named

@@ -214,11 +214,11 @@ def convolutions_alone(log: CallLog) -> list[Work]:
 
 
 def _convolution_alone(call: Call) -> Iterator[Work]:
-    names = [argument.name for argument in call.func._schema.arguments]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    given = call.named
     if not all(isinstance(given[name], TensorSpec) for name in ("input", "weight")):
         return
     plain = map_specs(lambda spec: spec._replace(needs_grad=False), given)
+    names = [argument.name for argument in call.func._schema.arguments]
     bounds: list[Bound] = [(torch.ops.aten.convolution.default, tuple(plain[name] for name in names), {})]
     needed = tuple(isinstance(given[n], TensorSpec) and given[n].needs_grad for n in ("input", "weight", "bias"))
     if any(needed):
