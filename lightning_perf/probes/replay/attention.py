@@ -7,6 +7,7 @@ import torch
 
 from .calls import Call, CallLog, TensorSpec
 from .functions import Bound, Work, function_of
+from .products import transposed
 
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
@@ -40,8 +41,7 @@ def _work_ending_in(last: Call, log: CallLog) -> list[Work]:
     named: dict[str, Any] = {"attn_mask": _mask(before, scores, query.dtype, heads)}
     if between:
         named["dropout_p"] = _DROPOUT_P
-    transposed = key._replace(shape=_swapped(key.shape), stride=_swapped(key.stride))
-    fused: Bound = torch.nn.functional.scaled_dot_product_attention, (query, transposed, values), named
+    fused: Bound = torch.nn.functional.scaled_dot_product_attention, (query, transposed(key), values), named
     calls = (last, *copies, *after, *before)
     bounds = tuple(bound for call in calls if (bound := function_of(call)) is not None)
     return [Work(calls, bounds, (fused,))] if function_of(product) and function_of(softmax) else []
@@ -91,7 +91,3 @@ def _before_copy(spec: TensorSpec, log: CallLog, heads: tuple[int, ...]) -> tupl
 def _split(spec: TensorSpec, heads: tuple[int, ...]) -> TensorSpec:
     step = spec.stride[0]
     return spec._replace(shape=(*heads, *spec.shape[1:]), stride=(heads[1] * step, step, *spec.stride[1:]))
-
-
-def _swapped(values: tuple[int, ...]) -> tuple[int, ...]:
-    return (*values[:-2], values[-1], values[-2])

@@ -215,11 +215,7 @@ class _Search:
         batch, inner = self._size(left & right - {dim}), self._shape[dim]
         shapes = [(self._size(left - right), inner), (self._size(right - left), inner)]
         sizes = [(batch, *shape) if batch > 1 else shape for shape in shapes]
-        strides = [tuple(math.prod(size[place + 1 :]) for place in range(len(size))) for size in sizes]
-        return tuple(  # type: ignore[return-value]
-            spec._replace(shape=size, stride=stride, source=-1)
-            for spec, size, stride in zip((first, second), sizes, strides, strict=True)
-        )
+        return first.dense(sizes[0]), second.dense(sizes[1])
 
     def _dims_of(self, spec: TensorSpec) -> frozenset[int]:
         """Return the dimensions of the sum's input along which a tensor that is broadcast to it differs."""

@@ -143,7 +143,7 @@ class Call:
     @property
     def specs(self) -> list[TensorSpec]:
         """The tensors in its arguments."""
-        return [spec for spec in flat((self.args, self.kwargs)) if isinstance(spec, TensorSpec)]
+        return specs_in((self.args, self.kwargs))
 
     @property
     def reach(self) -> int:
@@ -388,6 +388,11 @@ def flat(value: Any) -> list[Any]:
     if type(value) in (list, tuple):
         return [leaf for each in value for leaf in flat(each)]
     return [value]
+
+
+def specs_in(value: Any) -> list[TensorSpec]:
+    """Return the tensors' specs among nested arguments, or in a bound function."""
+    return [leaf for leaf in flat(value) if isinstance(leaf, TensorSpec)]
 
 
 def _level(share: float) -> float:

@@ -12,11 +12,10 @@ from lightning_perf.probes.base import Probe, RunContext
 from lightning_perf.probes.model.saved_tensors import are_hooks_in_place
 from lightning_perf.records import Hypothesis, Replay, Replayed
 
-from .calls import CallLog, TensorSpec
+from .calls import CallLog, TensorSpec, specs_in
 from .compare import MIN_ROUNDS, Comparison, DeviceWatch, HostWatch, Item, Stopwatch, compare, widen_interval
 from .operators import Arena, OperatorItem, choose_work, elements_for, uses_in_a_run
 from .optimizer import MAX_ELEMENTS, OptimizerItem, ZeroingItem
-from .rewrites import specs_in
 from .state import CudaMemory, ReplayMemory, unchanged, why_not
 from .tables import table_items
 from .threads import local_threads, own_threads

@@ -102,7 +102,7 @@ def _other_order(inner: Call, outer: Call, place: int) -> tuple[_Pair, _Pair] | 
     if (seen.shape, seen.stride) != (shape, stride):
         if (seen.shape, seen.stride) != (_swapped(shape), _swapped(stride)):
             return None
-        first, second = _transposed(second), _transposed(first)
+        first, second = transposed(second), transposed(first)
     earlier, kept = ((second, other), first) if place == 0 else ((other, first), second)
     between = other.dense((*other.shape[:-2], earlier[0].shape[-2], earlier[1].shape[-1]))
     between = between._replace(needs_grad=any(spec.needs_grad for spec in earlier))
@@ -118,7 +118,8 @@ def _swapped(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return *sizes[:-2], sizes[-1], sizes[-2]
 
 
-def _transposed(spec: TensorSpec) -> TensorSpec:
+def transposed(spec: TensorSpec) -> TensorSpec:
+    """Return a tensor with its last two dimensions exchanged."""
     return spec._replace(shape=_swapped(spec.shape), stride=_swapped(spec.stride))
 
 

@@ -1,4 +1,4 @@
-"""Rewrite operators as a change of the model would change them: padded, without a bias, with a larger batch."""
+"""Rewrite operators as a change of the model or its optimizers would: padded, without a bias, with a larger batch."""
 
 import math
 from collections.abc import Container, Iterator
@@ -8,8 +8,9 @@ import torch
 
 from lightning_perf import interrupts
 
-from .calls import Call, CallLog, TensorSpec, flat
+from .calls import Call, CallLog, TensorSpec, specs_in
 from .functions import Bound, Work, map_specs, work_for
+from .read_rows import LAYERS
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 MIN_PADDED = 64
@@ -23,7 +24,6 @@ _PAIRED = (
 )  # fmt: skip
 LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 """Cross-entropy below its softmax."""
-_LAYERS = ("aten::mm", "aten::addmm")
 _BETWEEN = (
     "aten::_log_softmax", "aten::_to_copy", "aten::clone", "aten::copy_", "aten::mul", "aten::div", "aten::tanh",
 )  # fmt: skip
@@ -65,6 +65,16 @@ def without_bias(log: CallLog) -> list[Work]:
         elif call.name == "aten::addmm":
             found.extend(work_for(call, lambda bound: (torch.mm, bound[1][1:3], {})))
     return found
+
+
+def without_dropped(log: CallLog) -> list[Work]:
+    """Return the operators that compute gradients for parameters without an optimizer, changed to leave these out."""
+
+    def leave_out(spec: TensorSpec) -> TensorSpec:
+        return spec._replace(needs_grad=False) if spec.is_dropped else spec
+
+    concerned = [call for call in log.calls if any(spec.is_dropped for spec in call.specs)]
+    return [work for call in concerned for work in work_for(call, partial(map_specs, leave_out))]
 
 
 def double_batch(log: CallLog) -> list[Work]:
@@ -177,7 +187,7 @@ def output_layer_of(log: CallLog) -> list[Call]:
     source, loss_shape = (loss.specs[0].source, loss.specs[0].shape) if loss is not None else (-1, ())
     while source >= 0 and len(chain) < _MAX_CHAIN:
         chain.append(log.calls[source])
-        if chain[-1].name in _LAYERS:
+        if chain[-1].name in LAYERS:
             return chain if chain[-1].specs[-1].shape[-1] in loss_shape else []
         if chain[-1].name not in _BETWEEN:
             return []
@@ -246,8 +256,3 @@ def _resized(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
         if spec.stride[place]:  # an expanded dimension stays one
             stride[place], step = step, step * shape[place]
     return spec._replace(shape=shape, stride=tuple(stride))
-
-
-def specs_in(bound: Bound) -> list[TensorSpec]:
-    """Return the tensors among the arguments of a bound function."""
-    return [spec for spec in flat(bound) if isinstance(spec, TensorSpec)]

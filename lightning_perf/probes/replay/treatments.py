@@ -14,10 +14,17 @@ from .attention import attention_works
 from .broadcasts import without_broadcast
 from .calls import Call, CallLog, TensorSpec, flat
 from .cheaper import cheaper
-from .dropped import without_dropped
 from .functions import Respec, Work, function_of, is_known_to_autocast, map_specs, work_for
 from .repeated_rows import without_repeats
-from .rewrites import convolutions_alone, double_batch, fewer_targets, padded_products, shorter_sequences, without_bias
+from .rewrites import (
+    convolutions_alone,
+    double_batch,
+    fewer_targets,
+    padded_products,
+    shorter_sequences,
+    without_bias,
+    without_dropped,
+)
 from .state import matmul_precision, setting
 from .threads import can_set_threads_locally, flushed_denormals, has_mkl, local_threads
 from .zero_operands import without_zeros

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_perf.probes.model.flops import ArithmeticCounter
 from lightning_perf.probes.replay.calls import CallLog
-from lightning_perf.probes.replay.dropped import without_dropped
+from lightning_perf.probes.replay.rewrites import without_dropped
 
 from .replaying import asked, logged, probe_of
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from lightning_perf.probes.replay.calls import specs_in
 from lightning_perf.probes.replay.cheaper import cheaper
-from lightning_perf.probes.replay.rewrites import specs_in
 
 from .replaying import asked, probe_of
 from .test_cheaper import log_of

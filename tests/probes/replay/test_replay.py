@@ -15,12 +15,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_perf.probes.replay import CallLog, threads, treatments
 from lightning_perf.probes.replay import compare as watch_module
 from lightning_perf.probes.replay import probe as probe_module
-from lightning_perf.probes.replay.calls import TensorSpec
+from lightning_perf.probes.replay.calls import TensorSpec, specs_in
 from lightning_perf.probes.replay.compare import Comparison, DeviceWatch, HostWatch
 from lightning_perf.probes.replay.functions import function_of
 from lightning_perf.probes.replay.operators import Arena, OperatorItem, choose_work, elements_for
 from lightning_perf.probes.replay.optimizer import OptimizerItem, ZeroingItem
-from lightning_perf.probes.replay.rewrites import specs_in
 from lightning_perf.probes.replay.state import WORKSPACE_BYTES, CudaMemory
 from lightning_perf.probes.replay.treatments import apply_treatment
 from lightning_perf.records import Interval

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lightning_perf.probes.model.flops import ArithmeticCounter
-from lightning_perf.probes.replay.calls import CallLog
-from lightning_perf.probes.replay.rewrites import fewer_targets, output_layer_of, specs_in
+from lightning_perf.probes.replay.calls import CallLog, specs_in
+from lightning_perf.probes.replay.rewrites import fewer_targets, output_layer_of
 from lightning_perf.probes.sampled_steps.loss_targets import TargetCounter
 
 N, LENGTH, N_WORDS, WIDTH = 8, 20, 500, 24
