@@ -27,6 +27,7 @@ from lightning_perf.probes import plain
 from lightning_perf.probes.replay.probe import MOST_S, SHARE
 from lightning_perf.probes.replay.state import unchanged, why_not
 from lightning_perf.probes.sampled_steps.code_lines import USER, owner_of
+from lightning_perf.probes.sampled_steps.dense_tensors import storage_number
 from lightning_perf.probes.sampled_steps.tracing import eager
 from lightning_perf.probes.settings.compiler import is_any_compiled
 from lightning_perf.probes.settings.machine import device_name
@@ -75,10 +76,10 @@ def fake_profile(
         counter = ArithmeticCounter(model, depth, clock, below=watch.mode)
         given = (*module_walk.parameters(model), *module_walk.buffers(model),
                  *plain.tensors_in([call[1:3] for call in calls]))  # fmt: skip
-        saved = {_storage(tensor): 0 for tensor in given}
+        saved = {storage_number(tensor): 0 for tensor in given}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.setdefault(_storage(tensor), tensor.untyped_storage().nbytes())
+            saved.setdefault(storage_number(tensor), tensor.untyped_storage().nbytes())
             return tensor
 
         undo.enter_context(watch.mode)
@@ -122,10 +123,6 @@ def try_profile(
         if type(error).__name__ in _NEEDS_VALUES:
             text = f"forward depends on values of tensors ({type(error).__name__})"
         return None, f"the step cannot be counted from its shapes: {text}"
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _sharded_dtype(root: nn.Module) -> torch.dtype | None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_perf import interrupts
 from lightning_perf.probes import plain
 from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGroup
 
@@ -115,9 +114,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return a key that is equal for tensors that share memory."""
-    local, address = _local(tensor), 0
-    with interrupts.suppress(RuntimeError, NotImplementedError):  # a subclass without storage of its own
-        address = local.untyped_storage().data_ptr()
+    local = _local(tensor)
+    address = plain.storage_address(local)
     # Meta and fake tensors have no address: only the object identifies them.
     return (address, local.storage_offset(), local.shape, local.dtype) if address else (id(tensor),)
 
