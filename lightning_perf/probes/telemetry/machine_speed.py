@@ -35,19 +35,16 @@ class MachineSpeedProbe(Probe):
     name = "machine_speed"
     stages = ("fit",)
     after = ("steps",)
+    next_step = EVERY_STEPS
 
     def __init__(self, run: RunContext) -> None:
         self._loop, self._now_ns = run.loop, run.now_ns
-        self._every = self._next_step = EVERY_STEPS
+        self._every = EVERY_STEPS
         self._times_ns: list[int] = []
 
     @classmethod
     def open(cls, run: RunContext) -> "MachineSpeedProbe | None":
         return cls(run) if run.has_history else None
-
-    @property
-    def next_step(self) -> int:
-        return self._next_step
 
     def step_ends(self) -> None:
         begin = self._now_ns()
@@ -58,7 +55,7 @@ class MachineSpeedProbe(Probe):
         if len(self._times_ns) == MAX_TIMES:
             self._times_ns = self._times_ns[::2]
             self._every = 2 * self._every + 1
-        self._next_step = self._loop.main.n_steps + self._every
+        self.next_step = self._loop.main.n_steps + self._every
 
     def part(self, session: Session) -> Mapping[str, Any]:
         steady = session.steady
