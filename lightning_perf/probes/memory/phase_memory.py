@@ -72,11 +72,8 @@ def allocator_of(device: Any) -> tuple[Allocator | None, str]:
     """Return the allocator of the device trained on and an empty reason, or None and why there is none."""
     if device.type == "cpu":
         return None, "the CPU's allocator keeps no statistics; see resident memory"
-    if device.type == "cuda":
-        total_bytes = int(torch.cuda.get_device_properties(device).total_memory)
-        # Nested as the allocator gives it: flattening and sorting the names costs several times the reading.
-        return Allocator(device, lambda: torch.cuda.memory_stats_as_nested_dict(device), total_bytes), ""
     backend = getattr(torch, device.type, None)
+    # Nested as the allocator gives it: flattening and sorting the names costs several times the reading.
     statistics = getattr(backend, "memory_stats_as_nested_dict", None)
     if statistics is None:
         return None, f"torch {torch.__version__} keeps no allocator statistics for {device.type}"
