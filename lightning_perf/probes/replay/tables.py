@@ -78,9 +78,7 @@ class TableItem:
     """
 
     def __init__(self, table: Table, optimizer: Any, n_elements: int = MAX_ELEMENTS) -> None:
-        group = next(
-            (one for one in optimizer.param_groups for each in one["params"] if each.shape == table.shape), None
-        )
+        group = _group_of(table, optimizer)
         kind = _TAKE_SPARSE.get(type(optimizer).__name__)
         if group is None or kind is None or not type(optimizer).__module__.startswith("torch.optim."):
             raise ValueError(f"{type(optimizer).__name__} does not update this table, or has no sparse variant")
@@ -147,11 +145,12 @@ def table_items(log: CallLog, optimizers: list[Any], n_batches: int) -> list[Ite
     """
     if n_batches > 1:
         raise ValueError("gradients of several batches are accumulated")
-    return [TableItem(table, _owner(table, optimizers)) for table in tables_in(log)]
+    return [
+        TableItem(table, next((one for one in optimizers if _group_of(table, one) is not None), optimizers[0]))
+        for table in tables_in(log)
+    ]
 
 
-def _owner(table: Table, optimizers: list[Any]) -> Any:
-    """Return the optimizer that updates a table; the first one if none is found."""
-    owners = (one for one in optimizers for group in one.param_groups for each in group["params"]
-              if each.shape == table.shape)  # fmt: skip
-    return next(owners, optimizers[0])
+def _group_of(table: Table, optimizer: Any) -> dict[str, Any] | None:
+    """Return the group of parameters that holds a table; None without one."""
+    return next((one for one in optimizer.param_groups for each in one["params"] if each.shape == table.shape), None)
