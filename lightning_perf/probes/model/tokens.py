@@ -264,8 +264,7 @@ class TokensProbe(Probe):
         self._loop, self._units = run.loop, run.loop.units
         self._every = 1
         self._n_missed = 0  # batches without tokens or padding, one after the other
-        self._pending: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
-        self._known: list[tuple[int, int, NDArray[np.int64]]] = []
+        self._counted: list[tuple[int, int, torch.Tensor]] = []  # step, padded length, tokens of each sequence
         self._basis = ""
         self._by_values: Layout | None = None  # of an earlier batch
         functions = {"batch_size_fn": run.options.batch_size_fn, "tokens_fn": run.options.tokens_fn}
@@ -294,12 +293,11 @@ class TokensProbe(Probe):
             return
         self._n_missed = 0
         self._basis = layout.basis
-        self._pending.append((step, *counted))
-        n_kept = [len(one[2]) for one in self._pending] + [len(one[2]) for one in self._known]
-        if len(n_kept) >= MAX_BATCHES or sum(n_kept) >= MAX_SEQUENCES:
+        self._counted.append((step, *counted))
+        n_sequences = sum(len(one[2]) for one in self._counted)
+        if len(self._counted) >= MAX_BATCHES or n_sequences >= MAX_SEQUENCES:
             self._every *= 2
-            self._pending = [one for one in self._pending if one[0] % self._every == 0]
-            self._known = [one for one in self._known if one[0] % self._every == 0]
+            self._counted = [one for one in self._counted if one[0] % self._every == 0]
             self.next_step = -(-(step + 1) // self._every) * self._every
 
     def _layout_by_values(self, batch: Any, layout: Layout) -> Layout:
@@ -318,26 +316,24 @@ class TokensProbe(Probe):
 
     def epoch_ends(self) -> None:
         """Read what was counted, which may wait for the device: only between epochs."""
-        self._known += [(step, width, lengths.cpu().numpy()) for step, width, lengths in self._pending]
-        self._pending = []
+        self._counted = [(step, width, lengths.cpu()) for step, width, lengths in self._counted]
 
     def before_report(self, is_last: bool) -> None:
         self.epoch_ends()
 
     def record(self) -> Padding | None:
         """Return the padding that was counted; on a device, up to the end of the last epoch."""
-        if all(lengths.device.type == "cpu" for _, _, lengths in self._pending):
-            self.epoch_ends()
-        if not self._known:
+        known = [(width, lengths.numpy()) for _, width, lengths in self._counted if lengths.device.type == "cpu"]
+        if not known:
             return None
         self.missing.pop("padding", None)
-        padded = sum(width * len(lengths) for _, width, lengths in self._known)
+        padded = sum(width * len(lengths) for width, lengths in known)
         return Padding(
-            n_batches=len(self._known),
+            n_batches=len(known),
             n_tokens=padded,
-            n_padding=padded - sum(int(lengths.sum()) for _, _, lengths in self._known),
-            trimmed_tokens=sum(int(lengths.max()) * len(lengths) for _, _, lengths in self._known),
-            bucketed_tokens=_bucketed([lengths for _, _, lengths in self._known]),
+            n_padding=padded - sum(int(lengths.sum()) for _, lengths in known),
+            trimmed_tokens=sum(int(lengths.max()) * len(lengths) for _, lengths in known),
+            bucketed_tokens=_bucketed([lengths for _, lengths in known]),
             basis=self._basis,
         )
 
