@@ -35,16 +35,16 @@ def n_joined(log: CallLog, call: Call) -> int:
     return math.prod(rows.shape) // max(1, sum(part.n_elements for part in parts))
 
 
-def apart(log: CallLog, call: Call) -> Work | None:
+def apart(log: CallLog, call: Call) -> list[Work]:
     """Return a product with the copies and the concatenation before it, and the sum of the parts' products instead."""
     place, parts = LAYERS[call.name], _parts(log, call)
     if function_of(call) is None or not parts:
-        return None
+        return []
     rows, weight = call.args[place : place + 2]
     operands = *((call.args[0],) if place else ()), weight, *(part.once for part in parts)
     picks = _Picks(parts, rows.shape[0])
     as_is, treated = (partial(each, picks, bool(place)) for each in (_multiply_joined, _add_products))
-    return Work((call, log.calls[rows.source]), ((as_is, operands, {}),), ((treated, operands, {}),))
+    return [Work((call, log.calls[rows.source]), ((as_is, operands, {}),), ((treated, operands, {}),))]
 
 
 def _parts(log: CallLog, call: Call) -> list[_Part]:

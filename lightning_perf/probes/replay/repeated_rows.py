@@ -11,7 +11,7 @@ from lightning_perf.probes.sampled_steps.zeros import PRODUCTS
 from lightning_perf.records import RepeatedRows
 
 from .calls import REPEATABLE, Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of, map_specs
+from .functions import Bound, Work, map_specs, work_for
 from .joined_rows import apart, n_joined
 
 _KIND = attrgetter("site", "is_regular", "are_joined")
@@ -50,8 +50,11 @@ def in_both(found: RepeatedRows, again: RepeatedRows | None) -> RepeatedRows | N
 
 def without_repeats(log: CallLog) -> list[Work]:
     """Return the operators of ``repeated_rows``, and the same ones on each row once, with copies of their results."""
-    works = (apart(log, call) if call.n_copies == 1 else _with_rows_once(call) for call in _costliest(log))
-    return [work for work in works if work is not None]
+    return [
+        work
+        for call in _costliest(log)
+        for work in (apart(log, call) if call.n_copies == 1 else work_for(call, partial(_once, call)))
+    ]
 
 
 def _costliest(log: CallLog) -> list[Call]:
@@ -61,11 +64,6 @@ def _costliest(log: CallLog) -> list[Call]:
         if call.n_copies > 1 or n_joined(log, call) > 1:
             by_copies.setdefault(call.n_copies, []).append(call)
     return max(by_copies.values(), key=lambda calls: sum(call.seconds for call in calls), default=[])
-
-
-def _with_rows_once(call: Call) -> Work | None:
-    bound = function_of(call)
-    return Work((call,), (bound,), (_once(call, bound),)) if bound is not None else None
 
 
 def _once(call: Call, bound: Bound) -> Bound:
