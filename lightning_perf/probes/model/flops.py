@@ -212,19 +212,20 @@ class ArithmeticCounter(StepTracer):
         begin = self._now_ns()
         out = func(*args, **kwargs)
         end = self._now_ns()
+        is_view = known.traffic is None
         try:
             with without_overrides():
                 denormals = denormal_fractions(args) if self._times and known.formula is not None else {}
                 self._count(known, args, kwargs, out, end - begin, denormals)
                 if self.log is not None:
                     ns = end - begin if self._times else 0
-                    self.log.add(func, args, kwargs, out, ns, known.traffic.is_view, denormals)
+                    self.log.add(func, args, kwargs, out, ns, is_view, denormals)
                     self.targets.add(known.name, positional(args, kwargs))
                 if self.results is not None:
                     weight = end - begin
                     if not self._times:
                         weight = known.formula(positional(args, kwargs), out) if known.formula is not None else 0
-                    self.results.add(func, args, kwargs, out, weight, known.traffic.is_view)
+                    self.results.add(func, args, kwargs, out, weight, is_view)
         except Exception as error:  # noqa: BLE001 - recorded; the step goes on uncounted
             self.failure = f"counting {known.name}: {error_text(error)}"
         self.cost_ns += self._now_ns() - end
@@ -247,8 +248,9 @@ class ArithmeticCounter(StepTracer):
             row = self._rows[key] = _Row()
         row.calls += 1
         row.ns += ns
-        row.n_started += not known.traffic.is_view
-        row.n_bytes += known.traffic.n_bytes(args, kwargs, out)
+        if known.traffic is not None:
+            row.n_started += 1
+            row.n_bytes += known.traffic(args, kwargs, out)
         self.has_backward |= direction == "backward"
         if known.formula is not None:
             given = positional(args, kwargs)

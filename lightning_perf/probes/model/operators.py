@@ -40,31 +40,24 @@ EMBEDDING_BAG = "aten::_embedding_bag"
 """Reads a row of its first tensor for each index, and returns one for each bag."""
 
 
-class Traffic(NamedTuple):
-    """Memory traffic of an operator by its schema.
-
-    ``is_view``: it returns a view, nothing is moved. ``n_bytes`` returns the bytes moved, from positional arguments,
-    keyword arguments and result.
-    """
-
-    is_view: bool
-    n_bytes: Callable[[Sequence[Any], dict[str, Any], Any], int]
+Traffic = Callable[[Sequence[Any], dict[str, Any], Any], int]
+"""Function of an operator's positional arguments, keyword arguments and result that returns the bytes it moves."""
 
 
-def traffic_of(operator: Any) -> Traffic:
-    """Return the traffic of an ``OpOverload``."""
+def traffic_of(operator: Any) -> Traffic | None:
+    """Return the traffic of an ``OpOverload``, by its schema; None if it returns a view: nothing is moved."""
     schema = operator._schema
     name = str(schema.name)
     returns = schema.returns
     is_view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     if is_view or name in _ALLOCATING or name in ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh"):
-        return Traffic(True, lambda args, kwargs, out: 0)
+        return None
     if name in _FILLING:
-        return Traffic(False, lambda args, kwargs, out: _bytes_in(out))
+        return lambda args, kwargs, out: _bytes_in(out)
     if name in _SELECTING:
-        return Traffic(False, lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, args[1:])))
+        return lambda args, kwargs, out: 2 * _bytes_in(out) + sum(map(_bytes_in, args[1:]))
     if name == EMBEDDING_BAG:
-        return Traffic(False, lambda args, kwargs, out: _row_bytes(args) + sum(map(_bytes_in, (*args[1:], out))))
+        return lambda args, kwargs, out: _row_bytes(args) + sum(map(_bytes_in, (*args[1:], out)))
     written = {i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
     rewritten = {schema.arguments[i].name for i in written if not schema.arguments[i].kwarg_only}
     unread = {i for i in written if name in _OVERWRITING or schema.arguments[i].kwarg_only}
@@ -79,7 +72,7 @@ def traffic_of(operator: Any) -> Traffic:
         results = out if isinstance(out, tuple) and len(returns) > 1 else (out,)
         return total + sum(_bytes_in(r) for r, fresh in zip(results, is_fresh, strict=False) if fresh)
 
-    return Traffic(False, n_bytes)
+    return n_bytes
 
 
 def unique_bytes(tensor: torch.Tensor) -> int:
@@ -106,11 +99,11 @@ def _row_bytes(args: Sequence[Any]) -> int:
 
 
 class Operator(NamedTuple):
-    """Static properties of an operator."""
+    """Static properties of an operator; ``traffic`` is None if it returns a view."""
 
     name: str
     formula: "Formula | None"
-    traffic: Traffic
+    traffic: Traffic | None
     is_uncounted: bool
     is_composite: bool
 
@@ -126,7 +119,7 @@ def describe(func: Any) -> Operator:
         and torch._C._dispatch_has_kernel(name)
         and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     )
-    heavy = formula is None and not traffic.is_view and is_uncounted(packet)
+    heavy = formula is None and traffic is not None and is_uncounted(packet)
     return Operator(name_of(packet), formula, traffic, heavy, is_composite)
 
 
