@@ -53,7 +53,6 @@ class Driver:
         mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
         self._errors: tuple[type[Exception], ...] = (nvml.NVMLError, *([mismatch] if mismatch else []))
         self.missing: dict[str, str] = {}
-        self._off: set[str] = set()
         self._failures: Counter[str] = Counter()
 
     def read_metric(self, metric: str, function: str, *arguments: Any) -> Any:
@@ -64,11 +63,12 @@ class Driver:
         Raises:
             DeviceLostError: The device is gone.
         """
-        if metric in self._off:
+        if metric in self.missing:
             return None
         call = getattr(self.nvml, function, None)
         if call is None:
-            return self._give_up(metric, f"the installed nvidia-ml-py has no {function}")
+            self.missing[metric] = f"the installed nvidia-ml-py has no {function}"
+            return None
         try:
             answer = call(*arguments)
         except self._errors as error:
@@ -77,7 +77,7 @@ class Driver:
                 raise DeviceLostError(f"{kind}: {error}") from error
             self._failures[metric] += 1
             if kind in _PERMANENT or self._failures[metric] >= TRIES:
-                return self._give_up(metric, f"the driver answers {kind} ({error})")
+                self.missing[metric] = f"the driver answers {kind} ({error})"
             return None
         self._failures[metric] = 0
         return answer
@@ -89,10 +89,6 @@ class Driver:
             return None if call is None else call(*arguments)
         except self._errors:
             return None
-
-    def _give_up(self, metric: str, reason: str) -> None:
-        self._off.add(metric)
-        self.missing[metric] = reason
 
 
 def find_device(driver: Driver, wanted: WantedDevice, environ: Mapping[str, str]) -> tuple[Any, str]:
