@@ -101,7 +101,7 @@ class HostReader:
         for name, value in sample.items():
             if name in _SUMMED:
                 self._sums[name] += value
-            elif name in _SERIES:
+            elif name != "n_workers":
                 self._series.setdefault(name, Series()).add(value, weight_s)
 
     def record(self, extra: Mapping[str, Any]) -> HostTelemetry:
@@ -228,11 +228,6 @@ _RATES = {
 _SUMMED = {
     "passed_s", "queued_s", "worker_s", "worker_ran_s", "worker_queued_s", "throttle_periods", "throttled_periods",
     "throttled_s", "node_known", "off_node",
-}  # fmt: skip
-_SERIES = {
-    "process_cpu_cores", "workers_cpu_cores", "cpu_busy_fraction", "iowait_fraction", "steal_fraction", "load_1min",
-    "involuntary_switches_per_s", "voluntary_switches_per_s", "read_bytes_per_s", "write_bytes_per_s",
-    "disk_busy_fraction", "rss_bytes", "available_bytes", "shm_used_bytes", "cpu_mhz",
 }  # fmt: skip
 
 
