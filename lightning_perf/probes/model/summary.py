@@ -7,6 +7,7 @@ import inspect
 import itertools
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -147,12 +148,9 @@ def _is_matmul(module: nn.Module) -> bool:
 
 def _count_layers(root: nn.Module) -> dict[str, int]:
     """Count modules that compute: leaves, and matmul layers with parts of their own (attention)."""
-    counts: dict[str, int] = {}
-    for module in module_walk.modules(root):
-        if module is not root and (_is_matmul(module) or next(module_walk.named_children(module), None) is None):
-            name = type(module).__name__
-            counts[name] = counts.get(name, 0) + 1
-    return counts
+    parts = (module for module in module_walk.modules(root) if module is not root)
+    layers = (part for part in parts if _is_matmul(part) or next(module_walk.named_children(part), None) is None)
+    return dict(Counter(type(layer).__name__ for layer in layers))
 
 
 def _matmul_parameter_fraction(root: nn.Module, parameters: dict[tuple[Any, ...], torch.Tensor]) -> float | None:
