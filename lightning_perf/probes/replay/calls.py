@@ -309,14 +309,13 @@ class CallLog:
         ]
         call.weights.update(leaves[:1])  # its bias is shared as often as its weight
         call.leaves.update(leaves)
-        is_of_copies = call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs)
         self._n_contents += 1
         call.content = call.content or self._n_contents
         for address in map(storage_address, tensors):
             self._writers[address] = call.index
             self._contents[address] = self._n_contents
             self.reach.note(address, call.reach if has_grad else OTHERS)
-        if is_of_copies:
+        if call.n_copies > 1 or any(spec.source in self._of_copies for spec in call.specs):
             self._of_copies.add(call.index)
         if call.name in MATRIX_PRODUCTS:
             self.results.add(call.index, tensors)

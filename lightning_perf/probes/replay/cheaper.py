@@ -11,7 +11,7 @@ from lightning_perf.probes.sampled_steps.known_result_functions import LIKE
 from lightning_perf.records import CheaperOperator
 
 from .calls import INTERPOLATIONS, Call, CallLog, TensorSpec
-from .functions import Bound, Cheaper, Work, function_of, map_specs
+from .functions import Bound, Cheaper, Work, costliest, function_of, map_specs
 from .products import in_other_order, read_along_diagonal, with_fewer_rows
 from .reads import SORT
 from .written_out import written_out
@@ -61,23 +61,15 @@ def cheaper(log: CallLog) -> list[Work]:
 
 
 def _costliest(log: CallLog) -> list[Cheaper]:
-    """Return the operators of the kind that takes the most time.
+    """Return the operators of the kind, and the function, that takes the most time.
 
     They are found once: after the step, nothing would show that its results are still read.
     """
     if _KEPT not in log.kept:
-        log.kept[_KEPT] = _found_in(log)
-    found: list[Cheaper] = log.kept[_KEPT]
-    return found
-
-
-def _found_in(log: CallLog) -> list[Cheaper]:
-    """Return what costs most together: the operators of one kind, and of one function."""
-    by_kind: dict[tuple[str, str], list[Cheaper]] = {}
-    for find in _FINDERS:
-        for one in find(log):
-            by_kind.setdefault((one.kind, one.function), []).append(one)
-    return max(by_kind.values(), key=lambda found: sum(one.work.seconds for one in found), default=[])
+        found = (one for find in _FINDERS for one in find(log))
+        log.kept[_KEPT] = costliest(found, lambda one: (one.kind, one.function), lambda one: one.work.seconds)
+    kept: list[Cheaper] = log.kept[_KEPT]
+    return kept
 
 
 def _transforms(log: CallLog) -> Iterator[Cheaper]:

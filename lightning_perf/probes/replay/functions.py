@@ -4,14 +4,16 @@ Autocast decides by the functions above: on a CPU it knows ``conv2d``, not ``ate
 ``aten::_softmax``; ``scaled_dot_product_attention``, not the kernel chosen for it.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from lightning_perf.records import CheaperKind
 
 from .calls import OPAQUE, Call, TensorSpec, flat
+
+T = TypeVar("T")
 
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function with its positional and its keyword arguments."""
@@ -145,6 +147,14 @@ class Cheaper(NamedTuple):
     size: int = 0
     better: int = 0
     function: str = ""
+
+
+def costliest(items: Iterable[T], kind: Callable[[T], Any], seconds: Callable[[T], float]) -> list[T]:
+    """Return the items of the kind that takes the most time together; empty without items."""
+    by_kind: dict[Any, list[T]] = {}
+    for item in items:
+        by_kind.setdefault(kind(item), []).append(item)
+    return max(by_kind.values(), key=lambda found: sum(map(seconds, found)), default=[])
 
 
 def work_for(call: Call, treat: Callable[[Bound], Bound | None]) -> tuple[Work, ...]:

@@ -11,7 +11,7 @@ from lightning_perf.probes.sampled_steps.zeros import PRODUCTS
 from lightning_perf.records import RepeatedRows
 
 from .calls import REPEATABLE, Call, CallLog, TensorSpec
-from .functions import Bound, Work, map_specs, work_for
+from .functions import Bound, Work, costliest, map_specs, work_for
 from .joined_rows import apart, n_joined
 
 _KIND = attrgetter("site", "is_regular", "are_joined")
@@ -59,11 +59,8 @@ def without_repeats(log: CallLog) -> list[Work]:
 
 def _costliest(log: CallLog) -> list[Call]:
     """Return the operators with the number of copies that takes the most time, or those whose rows are concatenated."""
-    by_copies: dict[int, list[Call]] = {}
-    for call in log.calls:
-        if call.n_copies > 1 or n_joined(log, call) > 1:
-            by_copies.setdefault(call.n_copies, []).append(call)
-    return max(by_copies.values(), key=lambda calls: sum(call.seconds for call in calls), default=[])
+    repeated = (call for call in log.calls if call.n_copies > 1 or n_joined(log, call) > 1)
+    return costliest(repeated, attrgetter("n_copies"), attrgetter("seconds"))
 
 
 def _once(call: Call, bound: Bound) -> Bound:

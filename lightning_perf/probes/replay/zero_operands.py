@@ -6,10 +6,10 @@ from functools import partial
 import torch
 
 from lightning_perf.probes.sampled_steps.zeros import PRODUCTS, Zeros
-from lightning_perf.records import ZeroKind, ZeroOperand
+from lightning_perf.records import ZeroOperand
 
 from .calls import Call, CallLog, TensorSpec
-from .functions import Bound, Work, function_of
+from .functions import Bound, Work, costliest, function_of
 
 Tensor = torch.Tensor
 
@@ -39,11 +39,8 @@ def without_zeros(log: CallLog) -> list[Work]:
 
 def _costliest(log: CallLog) -> list[tuple[Call, Zeros]]:
     """Return the calls with matrices of the kind that takes the most time."""
-    by_kind: dict[ZeroKind, list[tuple[Call, Zeros]]] = {}
-    for call in log.calls:
-        if call.zeros is not None:
-            by_kind.setdefault(call.zeros.kind, []).append((call, call.zeros))
-    return max(by_kind.values(), key=lambda found: sum(call.seconds for call, _ in found), default=[])
+    found = ((call, call.zeros) for call in log.calls if call.zeros is not None)
+    return costliest(found, lambda each: each[1].kind, lambda each: each[0].seconds)
 
 
 def _matrix(call: Call, zeros: Zeros) -> TensorSpec:
