@@ -19,17 +19,15 @@ from lightning_perf.records import ModelSettings, OptimizerSettings, ParameterGr
 
 from . import module_walk
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 MATMUL_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
-    nn.ConvTranspose3d, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
+    nn.Linear, nn.Bilinear, *CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
 )  # fmt: skip
 """Layers that multiply matrices. An embedding is a lookup: its weight counts only if a ``Linear`` shares it."""
 
 MATMUL_CLASS_NAMES = ("Conv1D",)
 """Linear layers by another name: GPT-2's in transformers."""
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 FUSED_ON_CPU_FIRST = ("Adagrad",)
 """Optimizers that torch 2.4 fuses on the CPU only and later versions on other devices too."""
