@@ -18,6 +18,12 @@ T = TypeVar("T")
 Bound = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function with its positional and its keyword arguments."""
 
+ATTENTION = tuple(
+    f"aten::_scaled_dot_product_{kind}"
+    for kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+)
+"""Kernels of ``torch.nn.functional.scaled_dot_product_attention``."""
+
 _RECURRENT = ("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn")
 _WRITES_STATISTICS = ("aten::_native_batch_norm_legit",)
 
@@ -98,10 +104,7 @@ _RESTORED: dict[str, Callable[[dict[str, Any], Call], Bound | None]] = {
     "aten::_softmax": _softmax,
     "aten::_log_softmax": _softmax,
     "aten::native_group_norm": _group_norm,
-    "aten::_scaled_dot_product_flash_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_efficient_attention": _attention,
-    "aten::_scaled_dot_product_cudnn_attention": _attention,
+    **dict.fromkeys(ATTENTION, _attention),
 }
 
 

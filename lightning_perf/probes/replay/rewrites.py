@@ -9,7 +9,7 @@ import torch
 from lightning_perf import interrupts
 
 from .calls import Call, CallLog, TensorSpec, specs_in
-from .functions import Bound, Work, map_specs, work_for
+from .functions import ATTENTION, Bound, Work, map_specs, work_for
 from .read_rows import LAYERS
 
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -17,11 +17,7 @@ MIN_PADDED = 64
 """Smaller products are bound by memory; padding them would add more than it saves."""
 
 _UNIT_BYTES = 16
-_PAIRED = (
-    "aten::bmm", "aten::baddbmm", "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-)  # fmt: skip
+_PAIRED = ("aten::bmm", "aten::baddbmm", *ATTENTION)
 LOSSES = ("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 """Cross-entropy below its softmax."""
 _BETWEEN = (
