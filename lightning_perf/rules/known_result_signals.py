@@ -1,5 +1,7 @@
 """Operators of a step that could be saved, and the findings of the rules on them."""
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 from lightning_perf.records import (
@@ -14,7 +16,7 @@ from lightning_perf.records import (
 )
 
 from .findings import EvidenceLike, PrescriptionLike, timed_finding
-from .rule import Skip
+from .rule import Rule, Skip, rule
 from .signals import is_cpu_run, phase_s, steady_of
 from .step_signals import loops_of, model_profile_of
 from .thresholds import LOW_SHARE
@@ -29,6 +31,7 @@ class Repeated(NamedTuple):
         least_s: Seconds as timed in the sampled step, if fewer; 0 on a device, where operators are not timed.
     """
 
+    session: Session
     found: KnownResults
     steady: StageTimes
     claims: dict[str, float]
@@ -39,6 +42,48 @@ class Repeated(NamedTuple):
     def where(self) -> str:
         """The line, at the beginning of a sentence."""
         return self.found.site or "The model"
+
+    def saving_finding(
+        self,
+        *,
+        summary: str,
+        evidence: EvidenceLike,
+        prescriptions: PrescriptionLike,
+        basis: str,
+        least_s: float | None = None,
+        confidence: Confidence = "high",
+    ) -> Finding:
+        """Return a finding whose fix saves these operators; ``least_s`` is None where all of them are certain to go."""
+        return timed_finding(
+            self.steady,
+            summary=summary,
+            evidence=evidence,
+            prescriptions=prescriptions,
+            claims=self.claims,
+            basis=basis,
+            low_s=self.least_s if least_s is None else least_s,
+            confidence=confidence,
+            method=self.method,
+        )
+
+
+def known_result_rule(
+    code: str, name: str, kind: KnownKind, yields_to: tuple[str, ...] = ()
+) -> Callable[[Callable[[Repeated], Finding | None]], Rule]:
+    """Declare a rule on the operators of one kind, by decorating the function that returns their finding.
+
+    The function is called only if there are such operators. For ``yields_to`` see ``Rule``.
+    """
+
+    def declare(describe: Callable[[Repeated], Finding | None]) -> Rule:
+        @functools.wraps(describe)
+        def check(session: Session) -> Finding | None:
+            repeated = repeated_of(session, kind)
+            return describe(repeated) if repeated is not None else None
+
+        return rule(code, name, yields_to=yields_to)(check)
+
+    return declare
 
 
 def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
@@ -60,31 +105,7 @@ def repeated_of(session: Session, kind: KnownKind) -> Repeated | None:
     if sum(claims.values()) < max(LOW_SHARE * steady.span_s, _loop_s(session, steady, found.site)):
         return None
     least_s = min(found.total_s * steady.n_steps, sum(claims.values())) if is_cpu_run(session) else 0.0
-    return Repeated(found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")
-
-
-def saving_finding(
-    repeated: Repeated,
-    *,
-    summary: str,
-    evidence: EvidenceLike,
-    prescriptions: PrescriptionLike,
-    basis: str,
-    least_s: float | None = None,
-    confidence: Confidence = "high",
-) -> Finding:
-    """Return a finding whose fix saves these operators; ``least_s`` is None where all of them are certain to go."""
-    return timed_finding(
-        repeated.steady,
-        summary=summary,
-        evidence=evidence,
-        prescriptions=prescriptions,
-        claims=repeated.claims,
-        basis=basis,
-        low_s=repeated.least_s if least_s is None else least_s,
-        confidence=confidence,
-        method=repeated.method,
-    )
+    return Repeated(session, found, steady, claims, least_s, "timed" if is_cpu_run(session) else "modeled")
 
 
 def _loop_s(session: Session, steady: StageTimes, site: str) -> float:

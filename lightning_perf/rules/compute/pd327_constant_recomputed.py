@@ -1,20 +1,15 @@
 """PD327: each step computes the same tensors again."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
 
-@rule("PD327", "constant-recomputed")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "constant")
-    if repeated is None:
-        return None
+@known_result_rule("PD327", "constant-recomputed", "constant")
+def check(repeated: Repeated) -> Finding:
     found = repeated.found
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{repeated.where} computes the same in each step: results of {number_of(found.n_operators, 'operator')} "
             "depend neither on the batch nor on a parameter that is trained."

@@ -1,9 +1,8 @@
 """PD328: a step computes the same results twice."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
 _KEEP = fix(
@@ -19,16 +18,12 @@ _ONE_PASS = fix(
 )
 
 
-@rule("PD328", "computed-twice")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "twice")
-    if repeated is None:
-        return None
+@known_result_rule("PD328", "computed-twice", "twice")
+def check(repeated: Repeated) -> Finding:
     found = repeated.found
     before = f"{found.first_site} has" if found.first_site else "the same step has"
     through = f" {found.n_passes} backward passes go through the same layers." if found.n_passes else ""
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{repeated.where} computes what {before} computed already: "
             f"{number_of(found.n_operators, 'operator')} of a step get the same inputs as earlier ones.{through}"

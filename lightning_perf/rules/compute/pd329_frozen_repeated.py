@@ -2,19 +2,16 @@
 
 from lightning_perf.records import Finding, LoaderSettings, Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import Repeated, repeated_of, saving_finding
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.loader_signals import are_all_kept, n_epochs_of
-from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import loaders_of
 from lightning_perf.rules.thresholds import KEPT_MAX_MEMORY, KEPT_MIN_EPOCHS
 from lightning_perf.rules.wording import number_of, percent, size_text
 
 
-@rule("PD329", "frozen-repeated")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "frozen")
-    if repeated is None:
-        return None
+@known_result_rule("PD329", "frozen-repeated", "frozen")
+def check(repeated: Repeated) -> Finding | None:
+    session = repeated.session
     loader, probe = loaders_of(session)[0], session.loader_probe
     n_epochs = n_epochs_of(session, loader)
     if n_epochs < KEPT_MIN_EPOCHS or (probe is not None and probe.may_keep is False):
@@ -26,8 +23,7 @@ def check(session: Session) -> Finding | None:
     has_room = all_bytes is not None and all_bytes <= KEPT_MAX_MEMORY * memory_bytes
     is_sure = is_same and has_room and found.is_per_item
     condition = "" if is_same else ", if the dataset's items do not change"
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{repeated.where} computes the same for an item in each epoch{condition}: "
             f"{percent(found.forward_part)} of forward depends on the batch, but on no parameter that is trained."

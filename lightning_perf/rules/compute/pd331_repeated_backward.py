@@ -1,21 +1,16 @@
 """PD331: several backward passes go through the same layers."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
 
-@rule("PD331", "repeated-backward")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "backward")
-    if repeated is None:
-        return None
+@known_result_rule("PD331", "repeated-backward", "backward")
+def check(repeated: Repeated) -> Finding:
     found = repeated.found
     where = f" ({found.site})" if found.site else ""
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{found.n_passes} backward passes of a step{where} go through the same layers "
             "and add to the same gradients; one pass from the sum of the losses gives the same."

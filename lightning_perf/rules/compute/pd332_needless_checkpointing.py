@@ -2,20 +2,16 @@
 
 from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.memory_signals import device_memory_of
-from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import is_cpu_run
 from lightning_perf.rules.thresholds import NEAR_CAPACITY_FRACTION
 from lightning_perf.rules.wording import percent, size_text
 
 
-@rule("PD332", "needless-checkpointing")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "recomputed")
-    if repeated is None:
-        return None
-    found, (used_bytes, all_bytes) = repeated.found, _memory_of(session)
+@known_result_rule("PD332", "needless-checkpointing", "recomputed")
+def check(repeated: Repeated) -> Finding | None:
+    found, (used_bytes, all_bytes) = repeated.found, _memory_of(repeated.session)
     fraction = (used_bytes + found.kept_bytes) / all_bytes if used_bytes and all_bytes else None
     if fraction is not None and fraction >= NEAR_CAPACITY_FRACTION:
         return None
@@ -25,8 +21,7 @@ def check(session: Session) -> Finding | None:
         else f"they take {size_text(found.kept_bytes)} at most"
     )
     where = f" ({found.site})" if found.site else ""
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{percent(found.backward_part)} of the backward pass computes activations again, because "
             f"checkpointing{where} did not keep them; {room}."

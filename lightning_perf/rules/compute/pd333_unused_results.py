@@ -1,20 +1,15 @@
 """PD333: a step computes results that nothing uses."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
 
-@rule("PD333", "unused-results")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "unused")
-    if repeated is None:
-        return None
+@known_result_rule("PD333", "unused-results", "unused")
+def check(repeated: Repeated) -> Finding:
     found = repeated.found
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{repeated.where} computes what nothing uses: results of {number_of(found.n_operators, 'operator')} reach "
             "neither a loss nor a value that is read."

@@ -1,20 +1,15 @@
 """PD336: distributions check their arguments in each step."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
 
-@rule("PD336", "distribution-checks", yields_to=("PD330",))
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "checks")
-    if repeated is None:
-        return None
+@known_result_rule("PD336", "distribution-checks", "checks", yields_to=("PD330",))
+def check(repeated: Repeated) -> Finding:
     found = repeated.found
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"{repeated.where} checks the arguments of distributions in each step, "
             f"with {number_of(found.n_operators, 'operator')}."

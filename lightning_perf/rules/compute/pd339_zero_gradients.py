@@ -1,21 +1,16 @@
 """PD339: a backward pass computes zeros, since it goes through a function whose derivative is zero."""
 
-from lightning_perf.records import Finding, Session
+from lightning_perf.records import Finding
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.known_result_signals import repeated_of, saving_finding
-from lightning_perf.rules.rule import rule
+from lightning_perf.rules.known_result_signals import Repeated, known_result_rule
 from lightning_perf.rules.wording import number_of
 
 
-@rule("PD339", "zero-gradients")
-def check(session: Session) -> Finding | None:
-    repeated = repeated_of(session, "zeros")
-    if repeated is None:
-        return None
+@known_result_rule("PD339", "zero-gradients", "zeros")
+def check(repeated: Repeated) -> Finding:
     found = repeated.found
     n = number_of(found.n_operators, "operator")
-    return saving_finding(
-        repeated,
+    return repeated.saving_finding(
         summary=(
             f"No gradient gets through {found.site or 'a function of the model'}, whose derivative is zero, as that of "
             f"sign() and round() is; backward goes on from there, and computes zeros for {n}."
