@@ -171,9 +171,11 @@ def _reply_of(rule: Rule, question: Callable[[Session], Reply | None], session: 
 
 
 def _labeled(rule: Rule, finding: Finding | None, session: Session) -> Finding | None:
-    """Return the finding with the code of its rule; without a Trainer, with code instead of Trainer flags."""
-    labeled = rule.label(finding)
-    return labeled if labeled is None or session.run.has_trainer else without_trainer(labeled)
+    """Return the finding with code, name and category of its rule; without a Trainer, without Trainer flags."""
+    if finding is None:
+        return None
+    labeled = msgspec.structs.replace(finding, code=rule.code, name=rule.name, category=rule.category)
+    return labeled if session.run.has_trainer else without_trainer(labeled)
 
 
 def _answer(rule: Rule, session: Session) -> tuple[Finding | None, RuleOutcome]:

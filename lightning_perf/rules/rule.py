@@ -69,12 +69,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         package, _, name = self.module.rpartition(".")
         return (pkgutil.get_data(package, f"{name}.md") or b"").decode()
 
-    def label(self, finding: Finding | None) -> Finding | None:
-        """Return the finding with code, name and category of this rule, unless it has a code already."""
-        if finding is None or finding.code:
-            return finding
-        return msgspec.structs.replace(finding, code=self.code, name=self.name, category=self.category)
-
 
 def rule(code: str, name: str, **options: Any) -> Callable[[Check], Rule]:
     """Declare a rule by decorating its check; ``options`` are fields of ``Rule``.

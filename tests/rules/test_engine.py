@@ -6,7 +6,6 @@ import itertools
 import subprocess
 import sys
 
-import msgspec
 import pytest
 
 from lightning_perf.errors import ConfigError
@@ -29,7 +28,7 @@ def _finding(code: str = "PD999", **changes: object) -> Finding:
 
 
 def _rule(code: str, check: object, **changes: object) -> Rule:
-    return Rule(code=code, name=code.lower(), category="host", check=check, **changes)
+    return Rule(**{"code": code, "name": code.lower(), "category": "host", "check": check, **changes})
 
 
 @pytest.fixture
@@ -139,7 +138,8 @@ def test_findings_are_ordered_by_severity_then_gain_over_effort_when_several(use
         _finding("PD801", severity="info", category="data"),
         _finding("PD800", severity="info", category="quality"),
     ]
-    use_rules(*(_rule(finding.code, lambda session, it=finding: it) for finding in reversed(ordered)))
+    found = reversed(ordered)
+    use_rules(*(_rule(one.code, lambda session, it=one: it, category=one.category) for one in found))
     assert [finding.code for finding in diagnose(build_session()).findings] == [finding.code for finding in ordered]
 
 
@@ -307,8 +307,8 @@ def test_confidence_is_lowered_when_the_measurement_is_unreliable():
 
 def test_certain_gain_and_severity_are_lowered_when_the_measurement_is_unreliable(use_rules):
     sure = _finding("PD101", severity="high", gain=Gain(low=1.3, high=3, basis="", method="timed"))
-    doubt = _rule("PD902", lambda _: _finding("PD902", category="quality"), weakens=lambda _: True)
-    use_rules(_rule("PD101", lambda _: sure), msgspec.structs.replace(doubt, category="quality"))
+    doubt = _rule("PD902", lambda _: _finding("PD902"), weakens=lambda _: True, category="quality")
+    use_rules(_rule("PD101", lambda _: sure), doubt)
     found = next(one for one in diagnose(build_session()).findings if one.code == "PD101")
     assert (found.gain.low, found.gain.high, found.confidence) == (1.15, 3, "medium")
     assert found.severity == "medium"  # 1.15x is certain now
@@ -463,7 +463,7 @@ def test_slow_steps_are_dropped_when_other_findings_claim_their_time(share: floa
 
 
 def test_finding_names_the_ranks_when_other_ranks_do_not_have_it(use_rules):
-    use_rules(_rule("PD801", lambda session: _finding("PD801", name="hot", category="system")))
+    use_rules(_rule("PD801", lambda session: _finding("PD801"), name="hot", category="system"))
     parts = [[1, 10, 1]] * 4
     session = build_session({"rank_parts_ms": parts, "rank_facts": {2: {"found": ["PD801 hot"]}}})
     (finding,) = diagnose(session).findings
