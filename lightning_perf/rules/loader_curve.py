@@ -147,7 +147,7 @@ def plan_workers(session: Session, loader: LoaderSettings, stage: StageTimes, wa
         # Workers do not deliver faster than the mean batch takes, which costly batches raise above the median.
         mean_s = batch_s if n_now else max(batch_s, wait_s)
         step = chosen or step_bounds(session, mean_s, compute_s, n_workers)
-        saved = saved_by(step_s, now, step, step_spread(session, step.step_s))
+        saved = saved_by(session, step_s, now, step)
     takes = [point.take_s for point in tried if point.take_s]
     return WorkerPlan(
         n_now=n_now,
@@ -320,15 +320,16 @@ def _middle_and_spread(seconds: list[float]) -> tuple[float, float]:
     return middle_s, max(high_s - middle_s, middle_s - low_s)
 
 
-def saved_by(step_s: float, now: WorkerStep | None, chosen: WorkerStep, spread: float) -> tuple[float, float]:
+def saved_by(session: Session, step_s: float, now: WorkerStep | None, chosen: WorkerStep) -> tuple[float, float]:
     """Return the least and the most seconds per step that the chosen workers save.
 
     The new step time is estimated as the probed step time and, if the workers in use were probed as well, as the
     current step time ``step_s`` scaled by the probed ratio. The interval includes both, because the probe's compute may
-    differ from that of the training. ``spread`` is the variation of step time over the run (``step_spread``).
+    differ from that of the training.
     """
     low_s, high_s = chosen.low_s, chosen.high_s
     if chosen.is_measured:
+        spread = step_spread(session, chosen.step_s)
         low_s = min(low_s, (1 - spread) * chosen.step_s)
         high_s = max(high_s, (1 + spread) * chosen.step_s)
     ends = [step_s - high_s, step_s - low_s]

@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, LoaderSettings, Method, Session, StageTimes
 from lightning_perf.rules.findings import fact, timed_finding, without_workers
-from lightning_perf.rules.loader_curve import WorkerPlan, plan_workers, probed_loader_of, saved_by, step_spread
+from lightning_perf.rules.loader_curve import plan_workers, probed_loader_of, saved_by
 from lightning_perf.rules.loader_signals import (
     in_process_of,
     is_bursty,
@@ -36,7 +36,8 @@ def check(session: Session) -> Finding | None:
         return None
     restart_s = worker_start_s(session, steady)
     with_workers_s = fetch.wait_s.p50 + restart_s / steady.n_steps
-    probed = _probed_savings(session, steady, plan)
+    alone = next((step for step in plan.steps if step.num_workers == 0 and step.is_measured), None)
+    probed = saved_by(session, steady.step_s.mean, plan.now, alone) if alone is not None else None
     from_start_s = min(saved_s, restart_s)
     waited_s = saved_s - from_start_s if probed is None else steady.n_steps * probed[1]
     return _finding(
@@ -47,12 +48,6 @@ def check(session: Session) -> Finding | None:
         0.0 if probed is None else steady.n_steps * probed[0],
         "modeled" if probed is None else "probed",
     )
-
-
-def _probed_savings(session: Session, steady: StageTimes, plan: WorkerPlan) -> tuple[float, float] | None:
-    """Return the least and most seconds per step saved without workers; None if the probe measured no such step."""
-    alone = next((step for step in plan.steps if step.num_workers == 0 and step.is_measured), None)
-    return None if alone is None else saved_by(steady.step_s.mean, plan.now, alone, step_spread(session, alone.step_s))
 
 
 def _predicted(session: Session) -> Finding | None:

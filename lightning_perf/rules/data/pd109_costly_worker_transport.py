@@ -2,7 +2,7 @@
 
 from lightning_perf.records import Finding, Prescription, Session
 from lightning_perf.rules.findings import SPREAD, fact, fix, optional_fact, timed_finding, without_workers
-from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, saved_by, step_spread
+from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, saved_by
 from lightning_perf.rules.loader_signals import transport_share, wait_evidence
 from lightning_perf.rules.rule import required, rule
 from lightning_perf.rules.thresholds import (
@@ -42,7 +42,7 @@ def check(session: Session) -> Finding | None:
         prescriptions = (_PACK, _alone(probed))
         if alone.is_measured and not is_searching:
             prescriptions = (_alone(probed), _PACK)
-            low_s, alone_s = saved_by(stage.step_s.mean, plan.now, alone, step_spread(session, alone.step_s))
+            low_s, alone_s = saved_by(session, stage.step_s.mean, plan.now, alone)
             high_s = max(high_s, alone_s)
     return timed_finding(
         stage,
