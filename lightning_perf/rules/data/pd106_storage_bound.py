@@ -1,8 +1,8 @@
 """PD106: the loader waits for storage instead of computing."""
 
-from lightning_perf.records import Finding, HostTelemetry, LoaderProbe, Session, StageTimes
+from lightning_perf.records import Finding, HostTelemetry, Session
 from lightning_perf.rules.findings import fact, fix, optional_fact, timed_finding
-from lightning_perf.rules.loader_curve import probed_loader_of, timed_steps_of
+from lightning_perf.rules.loader_curve import ProbedLoader, probed_loader_of, timed_steps_of
 from lightning_perf.rules.loader_signals import (
     costliest_function_text,
     function_evidence,
@@ -11,6 +11,7 @@ from lightning_perf.rules.loader_signals import (
     is_waiting,
     items_in_memory,
     sample_share,
+    wait_evidence,
     wait_fact,
     with_kept_items,
 )
@@ -49,7 +50,7 @@ def check(session: Session) -> Finding | None:
     if probe is not None and probe.getitem_cpu_fraction is not None:
         if not is_waiting(probe) or is_bursty(probe) or is_serialized(probe):
             return None  # PD107 (computing), PD105 (a few slow samples) or PD115 (workers block one another) applies.
-        return _probed(session, steady, share, probe, 1.0 - probe.getitem_cpu_fraction)
+        return _probed(session, probed_loader_of(session), 1.0 - probe.getitem_cpu_fraction)
     if any(each.n_threads is not None for each in loaders_of(session)):
         return None  # the training thread is blocked on the pipeline's own threads
     n_workers = max((each.num_workers or 0 for each in loaders_of(session)), default=0)
@@ -93,23 +94,22 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderProbe, waited: float) -> Finding:
+def _probed(session: Session, probed: ProbedLoader, waited: float) -> Finding:
     """Return the finding from the loader probe, which names the function that waits."""
-    host, n_steps = sampled_host(session), session.steady.n_steps if session.steady is not None else None
+    host, probe, in_memory = sampled_host(session), probed.probe, items_in_memory(session)
     sample_s = probe.getitem.mean_s if probe.getitem is not None else 0.0
-    in_memory, probed = items_in_memory(session), probed_loader_of(session)
-    saved_s, basis = waited * share * steady.span_s, BASIS
+    saved_s, basis = waited * probed.share * probed.stage.span_s, BASIS
     if in_memory is not None:
         saved_s, basis = probed.saved_s(sample_share(probe)), "at most the data wait for samples"
     finding = timed_finding(
-        steady,
+        probed.stage,
         summary=(
-            f"{spent_waiting(share)}; making a sample is blocked on "
+            f"{spent_waiting(probed.share)}; making a sample is blocked on "
             f"{_what(host) if host is not None else 'storage, a network or a lock'} {percent(waited)} of its "
             f"time.{costliest_function_text(probe)}"
         ),
         evidence=(
-            wait_fact(share, n_steps),
+            wait_evidence(probed),
             fact("fraction of sample time spent blocked", waited, "fraction", 1.0 - COMPUTES_MIN_FRACTION),
             fact("time per sample", sample_s, "s"),
             optional_fact("read from storage per sample", probe.read_bytes, "bytes"),
@@ -119,7 +119,7 @@ def _probed(session: Session, steady: StageTimes, share: float, probe: LoaderPro
         claims={"data_wait": saved_s},
         method="probed",
         basis=basis,
-        confidence="high" if n_steps is not None else "medium",
+        confidence="medium" if probed.is_predicted else "high",
     )
     return with_kept_items(session, probed, finding)
 
