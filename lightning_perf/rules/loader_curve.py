@@ -189,8 +189,6 @@ def delivered_batch_s(probe: LoaderProbe) -> float | None:
 
 def timed_steps_of(session: Session) -> StageTimes:
     """Return the steady steps, else those that the probe predicts; raise Skip if neither is known."""
-    if session.steady is not None:
-        return steady_of(session)
     predicted = predicted_steps(session)
     return steady_of(session) if predicted is None else predicted
 
