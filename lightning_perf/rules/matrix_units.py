@@ -32,9 +32,7 @@ def matrix_units(session: Session, trace: TraceRecord | None) -> MatrixUnits:
         return MatrixUnits(
             _all(device.has_fast_bf16 for device in devices),
             _all(device.has_fast_fp16 for device in devices),
-            _all(
-                None if capability is None else capability >= AMPERE_CAPABILITY for capability in capabilities or [None]
-            ),
+            _all(None if capability is None else capability >= AMPERE_CAPABILITY for capability in capabilities),
         )
     device = trace.device if trace is not None else None
     name = (trace.device_name if trace is not None else None) or ""
