@@ -124,14 +124,10 @@ def _claims_more(cause: Finding, symptom: Finding) -> bool:
     shared_s = sum(min(seconds, cause.claims.get(name, 0.0)) for name, seconds in symptom.claims.items())
     others_s = sum(cause.claims.values()) - shared_s
     is_as_severe = SEVERITIES.index(cause.severity) <= SEVERITIES.index(symptom.severity)
-    is_more = others_s >= EXPLAINED_PART * claimed_s or _gains_more(cause, symptom)
-    return is_as_severe and shared_s >= EXPLAINED_PART * claimed_s and is_more
-
-
-def _gains_more(cause: Finding, symptom: Finding) -> bool:
-    """Return whether a cause gains at least what the symptom's fix gains at most."""
     gain, other = cause.gain, symptom.gain
-    return gain is not None and other is not None and _is_certain(cause) and gain.low >= other.high
+    gains_more = gain is not None and other is not None and _is_certain(cause) and gain.low >= other.high
+    is_more = others_s >= EXPLAINED_PART * claimed_s or gains_more
+    return is_as_severe and shared_s >= EXPLAINED_PART * claimed_s and is_more
 
 
 def _safety(finding: Finding) -> Safety | None:

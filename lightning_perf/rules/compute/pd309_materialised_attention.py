@@ -1,6 +1,6 @@
 """PD309: attention that writes all scores to memory."""
 
-from lightning_perf.records import AttentionCall, Evidence, MaterialisedAttention, Prescription, Session
+from lightning_perf.records import AttentionCall, Evidence, Prescription, Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.kernel_signals import on_path_s
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
@@ -55,8 +55,11 @@ def _from_trace(session: Session) -> Diagnosis | None:
         attention.n,
     )
     evidence = (found, reading.evidence("attention", spent_s))
+    scores = "all scores"
+    if attention.rows is not None and attention.columns is not None:
+        scores = f"{attention.rows} x {attention.columns} scores"
     share = reading.share(spent_s)
-    return _diagnosed(share, site, _scores(attention), evidence, _prescription(function, call))
+    return _diagnosed(share, site, scores, evidence, _prescription(function, call))
 
 
 def _diagnosed(
@@ -88,9 +91,3 @@ def _prescription(function: str, call: AttentionCall | None = None) -> Prescript
             "supports, and on a CPU dropout_p=0; here it falls back to matrix multiplications"
         )
     return fix(summary, "minutes", "numerics", code=code)
-
-
-def _scores(attention: MaterialisedAttention) -> str:
-    if attention.rows is None or attention.columns is None:
-        return "all scores"
-    return f"{attention.rows} x {attention.columns} scores"

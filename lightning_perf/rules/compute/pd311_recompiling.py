@@ -1,6 +1,6 @@
 """PD311: ``torch.compile`` recompiles a function repeatedly."""
 
-from lightning_perf.records import CompilerWatch, Finding, Prescription, Recompile, Session
+from lightning_perf.records import Finding, Prescription, Recompile, Session
 from lightning_perf.rules.findings import (
     fact,
     fix,
@@ -31,6 +31,8 @@ def check(session: Session) -> Finding | None:
     if not at_limit and (n == 0 or (n < MIN_RECOMPILES and share < LOW_SHARE)):
         return None
     worst = max(at_limit or late, key=lambda each: each.n)
+    unless = ", unless the limit was raised" if watch.recompile_limit is None else ""
+    uncompiled = f" After so many recompilations torch runs the function uncompiled{unless}." if at_limit else ""
     # The steady span excludes steps that compile, so the gain is the span with them ÷ the span without. One compilation
     # remains, for sizes that may change. A function at the limit is not compiled again, so no gain is certain.
     low_s = 0.0 if at_limit else share * (1 - 1 / n) * span_s
@@ -47,7 +49,7 @@ def check(session: Session) -> Finding | None:
         summary=(
             f"{place_of(worst)} was recompiled {called(worst.n)}; "
             f"recompiling takes {percent(share)} of the time after the first steps."
-            f"{_at_limit(watch) if at_limit else ''}{f' Reason: {worst.reason}.' if worst.reason else ''}"
+            f"{uncompiled}{f' Reason: {worst.reason}.' if worst.reason else ''}"
         ),
         evidence=(
             fact("recompilations after the first steps", n, "count", MIN_RECOMPILES),
@@ -62,11 +64,6 @@ def check(session: Session) -> Finding | None:
         gain=gain,
         confidence="high",
     )
-
-
-def _at_limit(watch: CompilerWatch) -> str:
-    unless = ", unless the limit was raised" if watch.recompile_limit is None else ""
-    return f" After so many recompilations torch runs the function uncompiled{unless}."
 
 
 _DYNAMIC = fix(

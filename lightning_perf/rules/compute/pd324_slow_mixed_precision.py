@@ -12,7 +12,10 @@ from lightning_perf.rules.wording import percent
 @replay_rule("PD324", "slow-mixed-precision")
 def check(session: Session) -> Diagnosis | None:
     precision = session.settings.trainer.precision
-    if precision not in MIXED_PRECISIONS or _may_have_fast_units(session, precision):
+    units = matrix_units(session, None)
+    has_fast_units = units.bf16 if precision == "bf16-mixed" else units.fp16
+    # On a CPU only a replay shows how fast 16-bit operators are.
+    if precision not in MIXED_PRECISIONS or (not is_cpu_run(session) and has_fast_units is not False):
         return None
     steady = steady_of(session)
     share = computing_s(session, steady, *CODE_PHASES) / steady.span_s
@@ -24,9 +27,3 @@ def check(session: Session) -> Diagnosis | None:
         at_stake=share,
         unmeasured=None,
     )
-
-
-def _may_have_fast_units(session: Session, precision: str) -> bool:
-    """Return whether a device may have fast 16-bit products; False on a CPU: only a replay shows how fast it is."""
-    units = matrix_units(session, None)
-    return not is_cpu_run(session) and (units.bf16 if precision == "bf16-mixed" else units.fp16) is not False

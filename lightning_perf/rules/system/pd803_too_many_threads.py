@@ -2,7 +2,7 @@
 
 import math
 
-from lightning_perf.records import HostTelemetry, Session
+from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix, optional_fact
 from lightning_perf.rules.machine_signals import host_telemetry_of, telemetry_fact
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
@@ -21,10 +21,11 @@ def check(session: Session) -> Diagnosis | None:
         raise Skip("the number of threads is not known")
     n_processes = session.machine.local_world_size
     usable = session.machine.usable_cores
-    if n_threads * n_processes <= usable or not _compete_for_cores(host):
+    queueing, switches = host.process_queueing_fraction or 0.0, host.involuntary_switches_per_s
+    is_preempted = switches is not None and switches.mean >= MIN_SWITCHES_PER_S
+    if n_threads * n_processes <= usable or not (queueing >= THREAD_QUEUEING_MIN or is_preempted):
         return None
     n_fitting = max(1, math.floor(cores_per_rank(session)))
-    queueing = host.process_queueing_fraction or 0.0
     fewer = number_of(n_fitting, "thread")
     return Diagnosis(
         f"{number_of(n_processes, 'process', 'processes')} with {n_threads} compute threads share {usable:g} usable "
@@ -37,9 +38,7 @@ def check(session: Session) -> Diagnosis | None:
                 "fraction",
                 THREAD_QUEUEING_MIN,
             ),
-            telemetry_fact(
-                "involuntary context switches per second", host.involuntary_switches_per_s, "count", MIN_SWITCHES_PER_S
-            ),
+            telemetry_fact("involuntary context switches per second", switches, "count", MIN_SWITCHES_PER_S),
             optional_fact("OMP_NUM_THREADS", host.n_openmp_threads, "count"),
             optional_fact("MKL_NUM_THREADS", host.n_mkl_threads, "count"),
         ),
@@ -56,9 +55,3 @@ def check(session: Session) -> Diagnosis | None:
         phases=COMPUTE_PHASES,
         at_stake=cpu_computing_share(session, *COMPUTE_PHASES),
     )
-
-
-def _compete_for_cores(host: HostTelemetry) -> bool:
-    switches = host.involuntary_switches_per_s
-    is_queueing = (host.process_queueing_fraction or 0.0) >= THREAD_QUEUEING_MIN
-    return is_queueing or (switches is not None and switches.mean >= MIN_SWITCHES_PER_S)
