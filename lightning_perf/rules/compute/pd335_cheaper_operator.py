@@ -8,13 +8,15 @@ from lightning_perf.rules.signals import is_cpu_run, share_of_step, steady_of
 from lightning_perf.rules.step_signals import model_profile_of
 from lightning_perf.rules.thresholds import LOW_SHARE
 
-_FIXES: dict[CheaperKind, tuple[str, str]] = {
+_FIXES: dict[CheaperKind, tuple[str, str, str]] = {
     "transform": (
         "pad to {better:,} elements, whose prime factors are small",
+        "with {better:,} elements, these operators run",
         "n = scipy.fft.next_fast_len(n_signal + n_filter - 1, real=True)\nspectrum = torch.fft.rfft(signal, n=n)",
     ),
     "convolution": (
         "convolve by Fourier transforms",
+        "by Fourier transforms, these operators run",
         "x = F.pad(signal, (padding, padding))\n"
         "n = scipy.fft.next_fast_len(x.shape[-1] + kernel.shape[-1] - 1, real=True)\n"
         'product = torch.einsum("bif,oif->bof", torch.fft.rfft(x, n), torch.fft.rfft(kernel, n).conj())\n'
@@ -23,50 +25,46 @@ _FIXES: dict[CheaperKind, tuple[str, str]] = {
     ),
     "interpolation": (
         "interpolate behind the convolution, which gives the same",
+        "in the other order, these operators run",
         'logits = F.interpolate(self.classifier(x), size=size, mode="bilinear")',
     ),
     "sort": (
         "use topk",
+        "with topk, these operators run",
         "nearest = distances.topk(k, largest=False).indices  # instead of distances.argsort()[..., :k]",
     ),
     "penalty": (
         "let the optimizer decay the weights, or add the penalty's gradient to theirs",
+        "as a weight decay, these operators run",
         "optimizer = SGD(self.parameters(), lr, weight_decay=2 * self.penalty)  # or, before an optimizer's step:\n"
         "torch._foreach_add_([p.grad for p in parameters], parameters, alpha=2 * self.penalty)",
     ),
     "order": (
         "multiply the other two matrices first",
+        "in the other order, these products run",
         'y = a @ (b @ c)  # instead of a @ b @ c, or torch.einsum("ij,jk,kl->il", a, b, c) without opt_einsum',
     ),
     "diagonal": (
         "multiply element by element and add up",
+        "element by element, these products run",
         "scores = (a * b).sum(-1)  # instead of torch.diag(a @ b.T)",
     ),
     "rows": (
         "select the rows that are needed before the layer",
+        "with these rows alone, these operators run",
         "scores = self.head(hidden[:, -1])  # instead of self.head(hidden)[:, -1]",
     ),
-    "function": ("call {function}", "y = {function}"),
+    "function": ("call {function}", "as one function, these operators run", "y = {function}"),
     "max_norm": (
         "limit the norms of all rows at once",
+        "for all rows at once, this runs",
         "rows = index.unique()  # with Embedding(..., max_norm=None)\n"
         "with torch.no_grad():\n"
         "    found = embedding.weight[rows]\n"
         "    embedding.weight[rows] = found * (max_norm / found.norm(dim=1, keepdim=True)).clamp(max=1.0)",
     ),
 }
-_EFFECTS: dict[CheaperKind, str] = {
-    "transform": "with {better:,} elements, these operators run",
-    "convolution": "by Fourier transforms, these operators run",
-    "interpolation": "in the other order, these operators run",
-    "sort": "with topk, these operators run",
-    "penalty": "as a weight decay, these operators run",
-    "order": "in the other order, these products run",
-    "diagonal": "element by element, these products run",
-    "rows": "with these rows alone, these operators run",
-    "function": "as one function, these operators run",
-    "max_norm": "for all rows at once, this runs",
-}
+"""Kind → what to do, the beginning of the sentence on the measured speedup, and code."""
 
 
 @replay_rule("PD335", "cheaper-operator")
@@ -78,7 +76,7 @@ def check(session: Session) -> Diagnosis | None:
     share = share_of_step(steady, found.total_s)
     if is_cpu_run(session) and share < LOW_SHARE:
         return None
-    summary, code = _FIXES[found.kind]
+    summary, effect, code = _FIXES[found.kind]
     return Diagnosis(
         f"{found.site or 'The model'} {_symptom(found)}",
         (
@@ -91,7 +89,7 @@ def check(session: Session) -> Diagnosis | None:
             "numerics",
             code=code.replace("{function}", found.function),
         ),
-        _EFFECTS[found.kind].format(better=found.better),
+        effect.format(better=found.better),
         replayed_as="cheaper",
         at_stake=min(1.0, share),
         other_phases=(),
