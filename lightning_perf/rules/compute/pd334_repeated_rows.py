@@ -1,6 +1,6 @@
 """PD334: layers that compute the same rows several times."""
 
-from lightning_perf.records import Prescription, RepeatedRows, Session
+from lightning_perf.records import Session
 from lightning_perf.rules.findings import fact, fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import required
@@ -18,7 +18,6 @@ _PICK = (
     "encoded = self.encoder(self.items[distinct])[place]  # instead of self.encoder(self.items[ids])"
 )
 
-
 _SPLIT = (
     "left, right = self.left(x), self.right(x)  # instead of one layer of torch.cat([a, b], -1) with copies of x\n"
     "pairs = left[:, :, None] + right[:, None]  # or left[source] + right[target] in a graph"
@@ -33,20 +32,24 @@ def check(session: Session) -> Diagnosis | None:
     if share < LOW_SHARE:
         return None
     shape = " × ".join(f"{size:,}" for size in found.shape)
-    symptom = (
-        f"{found.site or 'The model'} computes each row {found.n_copies:,} times: the rows that it gets are copies, "
-        f"and so are those of its result of {shape}"
-    )
-    if not found.is_regular:
-        symptom = (
-            f"{found.site or 'An embedding'} looks up each item at least {found.n_copies:,} times on average, and the "
-            f"layers behind it compute each of them again, e.g. a result of {shape}"
-        )
     if found.are_joined:
         symptom = (
             f"{found.site or 'The model'} multiplies rows that are concatenated from copies of fewer ones, to a result "
             f"of {shape}: before they are copied, they have {found.n_copies:,} times fewer elements"
         )
+        what, code = "split the layer into one for each part, and add up what they return", _SPLIT
+    elif found.is_regular:
+        symptom = (
+            f"{found.site or 'The model'} computes each row {found.n_copies:,} times: the rows that it gets are "
+            f"copies, and so are those of its result of {shape}"
+        )
+        what, code = "compute each row once, and repeat the result", _CODE
+    else:
+        symptom = (
+            f"{found.site or 'An embedding'} looks up each item at least {found.n_copies:,} times on average, and the "
+            f"layers behind it compute each of them again, e.g. a result of {shape}"
+        )
+        what, code = "compute each distinct item once, and pick its result for each copy", _PICK
     return Diagnosis(
         symptom,
         (
@@ -58,19 +61,9 @@ def check(session: Session) -> Diagnosis | None:
             fact("such operators in a step", found.n_operators, "count"),
             fact("their time in a step", found.total_s, "s"),
         ),
-        _recommended(found),
+        fix(what, "minutes", "numerics", code=code),
         "with each row once, these operators run",
         replayed_as="without-repeats",
         at_stake=min(1.0, share),
         other_phases=(),
     )
-
-
-def _recommended(found: RepeatedRows) -> Prescription:
-    if found.are_joined:
-        what, code = "split the layer into one for each part, and add up what they return", _SPLIT
-    elif found.is_regular:
-        what, code = "compute each row once, and repeat the result", _CODE
-    else:
-        what, code = "compute each distinct item once, and pick its result for each copy", _PICK
-    return fix(what, "minutes", "numerics", code=code)
