@@ -15,7 +15,6 @@ from lightning_perf.stats.roofline import lower_bounds_of_step
 
 @rule("PD303", "launch-bound")
 def check(session: Session) -> Finding | None:
-    """Compare the time of late launches with the threshold; without a trace, the time to launch operators."""
     return from_trace_or_steps(session, _from_trace, _from_steps, "model_profile")
 
 

@@ -19,7 +19,6 @@ from lightning_perf.rules.wording import percent, place_of
 
 @rule("PD304", "python-bound-step")
 def check(session: Session) -> Finding | None:
-    """Find a loop of tiny operators in the trace, or else in the sampled steps."""
     return from_trace_or_steps(session, _from_trace_and_steps, _from_steps)
 
 

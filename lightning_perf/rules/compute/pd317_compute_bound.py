@@ -15,7 +15,6 @@ from lightning_perf.traces.kernels import MATRIX_KINDS
 
 @rule("PD317", "compute-bound", only_unexplained=True)
 def check(session: Session) -> Finding | None:
-    """Report a busy device; the engine drops this finding if another one claims time."""
     reading, device = device_reading_of(session)
     trace = reading.trace
     # A trace without steps includes the start of the program: use the span of device events instead.

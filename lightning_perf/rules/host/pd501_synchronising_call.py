@@ -21,7 +21,6 @@ from lightning_perf.rules.wording import duration, number_of, percent, place, pl
 
 @rule("PD501", "synchronising-call")
 def check(session: Session) -> Finding | None:
-    """Compare the device's idle time after synchronizing calls with the threshold; without a trace, find the lines."""
     return from_trace_or_steps(session, _from_trace, _from_steps)
 
 

@@ -12,7 +12,6 @@ from lightning_perf.rules.wording import percent
 
 @rule("PD808", "low-utilisation-unexplained", only_unexplained=True)
 def check(session: Session) -> Finding | None:
-    """Compare the device's utilization with the thresholds; the engine drops this finding if another explains it."""
     steady_of(session)
     if shows_device(session):
         raise Skip("a profiler window shows when the device is idle")
