@@ -2,7 +2,7 @@
 
 import msgspec
 
-from lightning_perf.records import STEP_PHASES, Finding, HostLine, Prescription, Session, SyncCall, SyncSite
+from lightning_perf.records import STEP_PHASES, Finding, HostLine, Prescription, Session, SyncCall
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.rule import rule
 from lightning_perf.rules.signals import COMPUTE_PHASES, claims_within, phase_s
@@ -34,6 +34,8 @@ def _from_steps(session: Session) -> Finding | None:
     share = min(1.0, sum(call.cost_s or 0.0 for call in waits) / calls.step_s)
     is_timed = any(call.cost_s is not None for call in waits)
     n = sum(call.per_step for call in waits)
+    n_more = len({(call.file, call.line) for call in waits}) - 1
+    more = f"; {number_of(n_more, 'more such line')}" if n_more else ""
     often = "every step" if waits[0].per_step >= 1 else "some steps"
     lines = whole_lines_of(session, COMPUTE_PHASES, lambda line: any(_is_at(call, line) for call in waits))
     sampled_s = sum(time.line.operator_fraction * time.low_s for time in lines)
@@ -48,9 +50,7 @@ def _from_steps(session: Session) -> Finding | None:
         )
     finding = timed_finding(
         steady,
-        summary=(
-            f"{place_of(waits[0])} reads a result on the host in {often} ({waits[0].operator}{_more(waits)}). {cost}."
-        ),
+        summary=f"{place_of(waits[0])} reads a result on the host in {often} ({waits[0].operator}{more}). {cost}.",
         evidence=(
             *(
                 fact(f"{place_of(call)}: {call.operator}", call.per_step, "per step", n=calls.n_steps)
@@ -77,11 +77,6 @@ def _is_at(call: SyncCall, line: HostLine) -> bool:
     return call.line == line.line and call.file.replace("\\", "/").endswith(line.file)
 
 
-def _more(waits: list[SyncCall]) -> str:
-    lines = len({(call.file, call.line) for call in waits}) - 1
-    return f"; {number_of(lines, 'more such line')}" if lines else ""
-
-
 def _prescription(at: str) -> Prescription:
     return fix(
         f"keep results on the device{at}: no .item(), .cpu() or nonzero() in the step",
@@ -99,12 +94,20 @@ def _from_trace(session: Session) -> Finding | None:
         return None
     least_s, most_s = reading.saved_s("sync", lost_s)
     sites = sorted((s for s in syncs.sites if s.idle_after_s), key=lambda site: -(site.idle_after_s or 0.0))
+    costliest = at = ""
+    if sites:
+        site, idle_s = sites[0].site, sites[0].idle_after_s or 0.0
+        costliest = (
+            f"{place(sites[0].function, site)} costs most ({sites[0].n} x {sites[0].call}, {duration(idle_s)} idle in "
+            "the trace); "
+        )
+        at = f" at {site}" if ":" in site and "::" not in site else ""
     n = syncs.n + syncs.blocking_copy_n
     return reading.finding(
         summary=(
             f"The device is idle {percent(reading.share(lost_s))} of the time because the host waits "
             f"for its results and then launches kernels late. "
-            f"{_costliest(sites)}{reading.per_step(n, 'such wait')}."
+            f"{costliest}{reading.per_step(n, 'such wait')}."
         ),
         evidence=(
             reading.evidence("device idle after the host waited", lost_s - delayed_s, SYNC_MIN_SHARE),
@@ -116,22 +119,8 @@ def _from_trace(session: Session) -> Finding | None:
             fact("host wait in these calls", syncs.wait_s + syncs.blocking_copy_wait_s, "s", n=n),
             fact("calls of aten::item", syncs.item_n, "count"),
         ),
-        prescriptions=_prescription(_at(sites)),
+        prescriptions=_prescription(at),
         low_s=least_s,
         high_s=most_s,
         basis="at most the device's idle time; no gain if another wait follows",
     )
-
-
-def _costliest(sites: list[SyncSite]) -> str:
-    if not sites:
-        return ""
-    site = sites[0]
-    return (
-        f"{place(site.function, site.site)} costs most ({site.n} x {site.call}, "
-        f"{duration(site.idle_after_s or 0.0)} idle in the trace); "
-    )
-
-
-def _at(sites: list[SyncSite]) -> str:
-    return f" at {sites[0].site}" if sites and ":" in sites[0].site and "::" not in sites[0].site else ""
