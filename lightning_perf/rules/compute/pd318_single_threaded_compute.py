@@ -29,8 +29,7 @@ def check(session: Session) -> Diagnosis | None:
         n_physical = math.floor(min(cores, session.machine.n_physical_cores / session.machine.local_world_size))
         is_certain = n_threads < n_physical - n_workers
         n_wanted = n_physical - n_workers if is_certain else n_wanted
-    compute = {name: computing_s(session, steady, name) for name in COMPUTE_PHASES}
-    compute_s = sum(compute.values())
+    compute_s = sum(computing_s(session, steady, name) for name in COMPUTE_PHASES)
     each_s = compute_s / steady.n_steps
     if n_threads >= n_wanted or compute_s < THREADS_MIN_SHARE * steady.span_s or each_s < THREADS_MIN_STEP_S:
         return None
