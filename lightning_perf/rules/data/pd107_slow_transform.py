@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_perf.records import Finding, HotFunction, HotLine, Prescription, Session
+from lightning_perf.records import Finding, HotLine, Prescription, Session
 from lightning_perf.rules.findings import fact, fix, timed_finding
 from lightning_perf.rules.line_signals import evidence_of
 from lightning_perf.rules.loader_curve import probe_of, probed_loader_of
@@ -49,12 +49,16 @@ def check(session: Session) -> Finding | None:
     if share < FUNCTION_MIN_SHARE or of_batch < FUNCTION_MIN_SHARE / 2:
         return None
     line = costly_line(probe)
+    what, most_of_it = function.name.rsplit(".", 1)[-1], ""
+    if line is not None:
+        what = f"line {line.line} of {what}"
+        most_of_it = f", {percent(line.share)} of it in {site_of(function.file, line.line)}: {line.text.strip()}"
     who = "Python code" if function.kind == "python" else "C code that it calls"
     finding = timed_finding(
         probed.stage,
         summary=(
             f"{spent_waiting(probed.share)}; {function_place(function)} takes "
-            f"{percent(share)} of the time to make a sample, in {who}{_most_of_it(function, line)}. That is "
+            f"{percent(share)} of the time to make a sample, in {who}{most_of_it}. That is "
             f"{duration(plan.batch_s * of_batch)} of {duration(plan.batch_s)} per batch."
         ),
         evidence=(
@@ -64,7 +68,7 @@ def check(session: Session) -> Finding | None:
             fact("profiled by", function.basis),
         ),
         prescriptions=(
-            _prescription(_short(function, line), function.kind == "python", _texts(session, line)),
+            _prescription(what, function.kind == "python", _texts(session, line)),
             items_in_memory(session),
         ),
         claims={"data_wait": probed.saved_s(of_batch)},
@@ -101,17 +105,6 @@ def _from_stack_samples(session: Session) -> Finding | None:
             method="modeled",
         )
     return None
-
-
-def _most_of_it(function: HotFunction, line: HotLine | None) -> str:
-    if line is None:
-        return ""
-    return f", {percent(line.share)} of it in {site_of(function.file, line.line)}: {line.text.strip()}"
-
-
-def _short(function: HotFunction, line: HotLine | None) -> str:
-    short = function.name.rsplit(".", 1)[-1]
-    return short if line is None else f"line {line.line} of {short}"
 
 
 def _texts(session: Session, line: HotLine | None) -> tuple[str, ...]:
