@@ -33,14 +33,14 @@ def check(session: Session) -> Finding | None:
     if share < COLLATE_MIN_SHARE:
         return None
     function = costliest(probe, "collate")
-    who = function_place(function) if function is not None else probed.loader.collate or "the collate function"
-    part = 1.0
+    who, part, low_s = probed.loader.collate or "the collate function", 1.0, 0.0
+    is_own = probed.loader.collate != "default_collate"
     if function is not None:
-        part = function.share if function.is_users else function_share(function)
-    # Objects that start collections are made by a function of the user's, not by stacking tensors.
-    makes_objects = function is not None and function.is_users
-    low_s = collecting_low_s(session, probed, share * part) if makes_objects else 0.0
-    is_own = function.is_users if function is not None else probed.loader.collate != "default_collate"
+        who, is_own = function_place(function), function.is_users
+        # The fix replaces the default function alone, or a user's function with all functions that it calls.
+        part = function.share if is_own else function_share(function)
+        # Objects that start collections are made by a function of the user's, not by stacking tensors.
+        low_s = collecting_low_s(session, probed, share * part) if is_own else 0.0
     return timed_finding(
         probed.stage,
         summary=(
@@ -62,7 +62,6 @@ def check(session: Session) -> Finding | None:
             "minutes",
             code="def collate(samples):\n    return torch.stack(samples)  # or pad_sequence",
         ),
-        # The fix replaces the default function alone, or a user's function with all functions that it calls.
         claims={"data_wait": probed.saved_s(share * part)},
         low_s=low_s,
         basis=f"at most the time of {who}, with the workers in use" + (AT_LEAST_COLLECTIONS if low_s else ""),
