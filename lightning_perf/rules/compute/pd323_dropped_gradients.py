@@ -44,6 +44,10 @@ def check(session: Session) -> Finding | None:
     site = worst.dropping_backward
     fraction = worst.n_clearings_dropping / worst.n_clearings
     backward_s = fraction * computing_s(session, steady, "backward")
+    how, code = "call requires_grad_(False) on other parameters", ""
+    if session.run.has_trainer:
+        how = "call toggle_optimizer() before the forward pass of each loss"
+        code = "self.toggle_optimizer(optimizer)  # and untoggle_optimizer(optimizer) after its step"
     least = _part_of_pass(session, model.optimizers.index(worst), site) if model is not None else 0.0
     return timed_finding(
         steady,
@@ -62,13 +66,7 @@ def check(session: Session) -> Finding | None:
             fact("elements of these gradients", worst.n_elements, "count"),
         ),
         prescriptions=(
-            fix(
-                f"{_limited(session)} so that a loss gives gradients to its own parameters only",
-                "minutes",
-                code="self.toggle_optimizer(optimizer)  # and untoggle_optimizer(optimizer) after its step"
-                if session.run.has_trainer
-                else "",
-            ),
+            fix(f"{how} so that a loss gives gradients to its own parameters only", "minutes", code=code),
             fix(
                 "detach() what a loss gets from these layers if nothing else is trained through them",
                 "minutes",
@@ -150,10 +148,3 @@ def _unused_finding(session: Session, steady: StageTimes, model: ModelSettings) 
         basis="at most the backward pass; the part through these layers was not timed",
         confidence="medium",
     )
-
-
-def _limited(session: Session) -> str:
-    """Return how parameters are kept from getting gradients."""
-    if session.run.has_trainer:
-        return "call toggle_optimizer() before the forward pass of each loss"
-    return "call requires_grad_(False) on other parameters"
