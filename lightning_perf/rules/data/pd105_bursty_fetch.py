@@ -13,7 +13,7 @@ from lightning_perf.rules.loader_signals import (
     wait_fact,
     with_kept_items,
 )
-from lightning_perf.rules.rule import Skip, rule
+from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.signals import loaders_of, phase_s, steady_of
 from lightning_perf.rules.thresholds import (
     BURST_MIN_FRACTION,
@@ -37,23 +37,22 @@ def check(session: Session) -> Finding | None:
         return _probed(session, probed_loader_of(session)) if is_uneven else None
     steady = steady_of(session)
     loader = loaders_of(session)[0]
-    fetch = steady.fetch
-    if loader.num_workers is None or fetch is None:
-        raise Skip("the number of workers is not known" if loader.num_workers is None else "no fetch was timed")
+    n_workers = required(loader.num_workers, "the number of workers is not known")
+    fetch = required(steady.fetch, "no fetch was timed")
     wait_s = phase_s(steady, "data_wait")
     share = wait_s / steady.span_s
-    if loader.num_workers < 2 or share < LOW_SHARE:
+    if n_workers < 2 or share < LOW_SHARE:
         return None
     if fetch.burst_period is None or fetch.burst_fraction is None:
         raise Skip("fewer than 8 waits were timed")
     # Without a ratio the median wait is 0: most batches were ready, so any wait is an outlier.
     is_uneven = fetch.p90_over_p50 is None or fetch.p90_over_p50 >= UNEVEN_MIN_RATIO
-    is_in_rounds = fetch.burst_period == loader.num_workers and fetch.burst_fraction >= BURST_MIN_FRACTION
+    is_in_rounds = fetch.burst_period == n_workers and fetch.burst_fraction >= BURST_MIN_FRACTION
     if not (is_uneven and is_in_rounds):
         return None
     compute_s = max(0.0, steady.step_s.mean - wait_s / steady.n_steps)
     in_process_s = fetch.in_process_batch_s
-    if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * loader.num_workers * compute_s:
+    if in_process_s is not None and in_process_s > (1 + WORKERS_SLACK) * n_workers * compute_s:
         return None  # PD101 applies: too few workers.
     prefetch_factor = PREFETCH_GROWTH * (loader.prefetch_factor or DEFAULT_PREFETCH)
     return timed_finding(
@@ -81,7 +80,7 @@ def check(session: Session) -> Finding | None:
                 f"set prefetch_factor={prefetch_factor} (now {loader.prefetch_factor or DEFAULT_PREFETCH}) on the "
                 f"{loader.stage} loader",
                 "loader-prefetch",
-                f"num_workers={loader.num_workers}, prefetch_factor={prefetch_factor}",
+                f"num_workers={n_workers}, prefetch_factor={prefetch_factor}",
                 prefetch_factor=prefetch_factor,
             ),
             fix("avoid samples that are much slower than the others", "hours"),
