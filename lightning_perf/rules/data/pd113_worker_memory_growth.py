@@ -31,12 +31,10 @@ def check(session: Session) -> Finding | None:
     loader = next((each for each in session.settings.loaders if each.stage == "train"), None)
     if growth is None or not is_leak(growth):
         probed = _probed(session, session.loader_probe, loader)
-        if probed is not None:
-            return probed
-    if growth is None:
-        raise Skip(session.missing.get("memory", "the loader has no workers, or they were not measured long enough"))
-    if not is_leak(growth):
-        return None
+        if growth is None and probed is None:
+            unknown = "the loader has no workers, or they were not measured long enough"
+            raise Skip(session.missing.get("memory", unknown))
+        return probed
     n_workers = loader.num_workers if loader is not None and loader.num_workers else 1
     candidates = [s.name for s in growth.suspects]
     dataset = loader.dataset_class if loader is not None and loader.dataset_class else "the dataset"
