@@ -23,15 +23,17 @@ def check(session: Session) -> Finding | None:
     queueing = _queueing_share(session)
     # Waiting for a core is caused by other programs. All of it is attributed to the slow steps.
     own = max(0.0, 1.0 - queueing / outliers.share)
-    is_disturbed = own < OUTLIER_MIN_OWN_PART
     cause, advice, common = _in_common(session, phase)
+    if own < OUTLIER_MIN_OWN_PART:
+        cause = f" The training thread waited {percent(queueing)} of its time for a core."
+        advice, common = "stop other programs on these cores, or use fewer threads than cores", 0.0
     claims = {phase: own * seconds for phase, seconds in outliers.excess_by_phase_s.items()}
     return timed_finding(
         steady,
         summary=(
             f"{number_of(outliers.n, 'slow step')} cost {percent(outliers.share)} of training time: each took more "
             f"than {duration(outliers.threshold_s)} (three times the median), mostly in {phase.replace('_', ' ')}."
-            + (f" The training thread waited {percent(queueing)} of its time for a core." if is_disturbed else cause)
+            f"{cause}"
         ),
         evidence=(
             fact("extra time of slow steps, share of the time", outliers.share, "fraction", LOW_SHARE, outliers.n),
@@ -39,16 +41,12 @@ def check(session: Session) -> Finding | None:
             optional_fact("training thread waiting for a core, share of its time", queueing or None, "fraction"),
             fact(f"slowest: step {worst.step}", worst.duration_s, "s") if worst else None,
         ),
-        prescriptions=fix(
-            ("stop other programs on these cores, or use fewer threads than cores" if is_disturbed else advice),
-            "hours",
-            treatment="gc-freeze" if advice == RARER_COLLECTIONS and not is_disturbed else "",
-        ),
+        prescriptions=fix(advice, "hours", treatment="gc-freeze" if advice == RARER_COLLECTIONS else ""),
         claims=claims,
-        low_s=0.0 if is_disturbed else (1 - 1 / MANY) * common * sum(claims.values()),
+        low_s=(1 - 1 / MANY) * common * sum(claims.values()),
         basis=(
             "at least most of this line's time, by stack samples; at most all time above the median step"
-            if common and not is_disturbed
+            if common
             else "at most the time above the median step, without waiting for a core"
         ),
         confidence="medium",
