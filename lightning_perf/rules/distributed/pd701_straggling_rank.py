@@ -58,6 +58,9 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
     least_part = 1.0 if part == "host" else 1 - 1 / len(ranks.summaries)
     if is_cpu_run(session) and len({one.node for one in ranks.summaries}) < len(ranks.summaries):
         least_part = 0.0  # ranks that compute instead of waiting slow down others that share their caches and memory
+    alone = distinct_findings(ranks, worst.rank)
+    line = next(filter(None, (worst.found_lines.get(text) for text in alone)), None)
+    only = f" Only rank {worst.rank} spends much time in {line}." if line else ""
     waiting = [one for one in ranks.summaries if one is not worst and one.waiting_s is not None]
     where = f" on {worst.node}" if len({one.node for one in ranks.summaries}) > 1 else ""
     return timed_finding(
@@ -66,7 +69,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
             f"Rank {worst.rank}{where} slows down {'all others' if len(ranks.summaries) > 2 else 'the other rank'}: "
             f"it works {duration(worst.own_s)} per step{'' if is_usual else ' on average'}, "
             f"{'the others' if len(ranks.summaries) > 2 else 'the other'} {duration(usual_s)}. "
-            f"The difference is mostly {cause}{_name_of(worst, part)}.{_line_of(ranks, worst)}{_slow_too(others)}"
+            f"The difference is mostly {cause}{_name_of(worst, part)}.{only}{_slow_too(others)}"
         ),
         evidence=(
             fact(
@@ -86,7 +89,7 @@ def _compare(session: Session, ranks: Ranks, steady: StageTimes, is_traced: bool
                     f"found on rank {worst.rank} but not on most others",
                     f"{text}: {worst.found_lines[text]}" if text in worst.found_lines else text,
                 )
-                for text in distinct_findings(ranks, worst.rank)
+                for text in alone
                 if not text.startswith("PD701")
             ),
         ),
@@ -139,13 +142,6 @@ def _name_of(worst: RankSummary, part: str) -> str:
     if part == "host" and worst.slowest_name is not None:
         return f" ({worst.slowest_name} takes {duration(worst.slowest_s)} per step)"
     return ""
-
-
-def _line_of(ranks: Ranks, worst: RankSummary) -> str:
-    """Return a sentence on the line in which only this rank spends much time."""
-    alone = (worst.found_lines.get(text, "") for text in distinct_findings(ranks, worst.rank))
-    line = next(filter(None, alone), "")
-    return f" Only rank {worst.rank} spends much time in {line}." if line else ""
 
 
 def _slow_too(ranks: list[int]) -> str:
