@@ -21,11 +21,12 @@ def check(session: Session) -> Finding | None:
     part = 1.0 - needed_bytes / n_bytes
     moved_s = probe.transport.p50_s if probe.transport is not None and probe.num_workers else 0.0
     wide = probe.bytes_by_dtype.get("float64", 0)
+    why, advice = _why_and_advice(probe)
     return timed_finding(
         stage,
         summary=(
             f"A batch has {size_text(n_bytes)}, its values need {size_text(needed_bytes)} "
-            f"({ratio:.1f} times less). {_why(probe)}"
+            f"({ratio:.1f} times less). {why}"
         ),
         evidence=(
             fact("bytes per batch", n_bytes, "bytes", OVERSIZED_MIN_BYTES),
@@ -33,7 +34,7 @@ def check(session: Session) -> Finding | None:
             optional_fact("float64", wide or None, "bytes"),
             optional_fact("float values that fit one byte", probe.narrow_bytes or None, "bytes"),
         ),
-        prescriptions=_prescription(probe.narrow_bytes or 0, wide),
+        prescriptions=advice,
         claims={
             "transfer": part * phase_s(stage, "transfer"),
             "data_wait": min(part * moved_s * stage.n_steps, phase_s(stage, "data_wait")),
@@ -43,12 +44,16 @@ def check(session: Session) -> Finding | None:
     )
 
 
-def _prescription(narrow: int, wide: int) -> Prescription:
-    """Return the recommendation for bytes of float values that fit one byte, and for bytes of float64."""
+def _why_and_advice(probe: LoaderProbe) -> tuple[str, Prescription]:
+    """Return why the batch is too large, as a sentence, and the recommendation."""
+    wide, narrow = probe.bytes_by_dtype.get("float64", 0), probe.narrow_bytes or 0
     if not narrow:
         code = "torch.as_tensor(values, dtype=torch.float32)"
-        return fix("return float32 instead of float64", "minutes", "numerics", code=code)
-    return fix(
+        return "It is float64.", fix("return float32 instead of float64", "minutes", "numerics", code=code)
+    why = f"{'It is float64; part of its' if wide else 'Part of its float'} values fit into one byte."
+    if narrow >= wide + probe.bytes_by_dtype.get("float32", 0):
+        why = "All of its float values fit into one byte."
+    return why, fix(
         f"return uint8{' (or float32)' if wide else ''} and convert on the device",
         "minutes",
         # Rounding float64 to float32 changes results; converting bytes later does not.
@@ -63,12 +68,3 @@ def _needed_bytes(probe: LoaderProbe) -> int:
     narrow_double = min(narrow - narrow_single, wide)
     saved = 0.75 * narrow_single + 0.875 * narrow_double + 0.5 * (wide - narrow_double)
     return max(0, round(n_bytes - saved))
-
-
-def _why(probe: LoaderProbe) -> str:
-    wide, narrow = probe.bytes_by_dtype.get("float64", 0), probe.narrow_bytes or 0
-    if not narrow:
-        return "It is float64."
-    if narrow >= wide + probe.bytes_by_dtype.get("float32", 0):
-        return "All of its float values fit into one byte."
-    return f"{'It is float64; part of its' if wide else 'Part of its float'} values fit into one byte."
