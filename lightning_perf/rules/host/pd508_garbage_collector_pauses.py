@@ -36,11 +36,10 @@ def check(session: Session) -> Finding | None:
     least_share = LOW_SHARE if is_rate else MEDIUM_SHARE
     if saved_s < least_share * steady.span_s:
         return None
+    cause, advice = _cause_and_advice(found, worst)
     return removal_finding(
         steady,
-        summary=(
-            f"{percent(total_s / found.span_s)} of training time is spent in garbage collection. {_cause(found, worst)}"
-        ),
+        summary=f"{percent(total_s / found.span_s)} of training time is spent in garbage collection. {cause}",
         evidence=(
             fact(
                 "share of the time in garbage collections",
@@ -52,7 +51,7 @@ def check(session: Session) -> Finding | None:
             *(fact(f"generation {each.generation}", each.total_s, "s", n=each.n) for each in found.generations),
             optional_fact("objects visited by a full collection", found.n_objects, "count"),
         ),
-        prescriptions=_prescription(found, worst),
+        prescriptions=advice,
         timed=timed,
         left=_left_without_calls(found, asked) if is_asked else left_with_raised_thresholds(found),
         left_least=0.0,
@@ -85,20 +84,16 @@ def _left_without_calls(found: Collections, asked: list[AskedCollection]) -> flo
     return min(1.0, left_s / asked_s)
 
 
-def _cause(found: Collections, asked: AskedCollection | None) -> str:
+def _cause_and_advice(found: Collections, asked: AskedCollection | None) -> tuple[str, Prescription]:
     if asked is not None:
-        return f"{place_of(asked)} called gc.collect() {called(asked.n)}, {duration(asked.total_s / asked.n)} each."
+        cause = f"{place_of(asked)} called gc.collect() {called(asked.n)}, {duration(asked.total_s / asked.n)} each."
+        return cause, fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
     worst = max(found.generations, key=lambda each: each.automatic_s)
     alive = f" {found.n_objects:,} objects are alive." if found.n_objects is not None else ""
     what = f"{number_of(worst.n, 'automatic collection')} of generation {worst.generation}"
-    return f"{what} took {duration(worst.total_s / worst.n)}{' each' if worst.n > 1 else ''}.{alive}"
-
-
-def _prescription(found: Collections, asked: AskedCollection | None) -> Prescription:
-    if asked is not None:
-        return fix(f"remove gc.collect() from {asked.file}:{asked.line}, or call it once per epoch", "one line")
+    cause = f"{what} took {duration(worst.total_s / worst.n)}{' each' if worst.n > 1 else ''}.{alive}"
     raised = GC_RAISED_YOUNG * (found.thresholds[0] if found.thresholds and found.thresholds[0] else 700)
-    return fix(
+    return cause, fix(
         RARER_COLLECTIONS,
         "one line",
         treatment="gc-freeze",
