@@ -1,7 +1,7 @@
 """PD604: the first step ends late."""
 
 from lightning_perf.records import Finding, Prescription, Session, Severity
-from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact
+from lightning_perf.rules.findings import fact, fix, make_finding, optional_fact, trainer_fix
 from lightning_perf.rules.rule import Skip, required, rule
 from lightning_perf.rules.thresholds import (
     LONG_START_S,
@@ -13,7 +13,6 @@ from lightning_perf.rules.thresholds import (
 from lightning_perf.rules.wording import duration, percent
 
 _ADVICE = {
-    "sanity_validation": "set num_sanity_val_steps=0",
     "loader_start": "make the first batch cheaper: lighter dataset constructors, fewer workers",
     "first_step": "keep the compiler's cache, so that kernels are compiled and tuned only once",
     "callbacks": "move work out of the setup and start hooks of callbacks",
@@ -61,10 +60,7 @@ def _severity(start_s: float, share: float) -> Severity:
 
 
 def _prescription(part: str) -> Prescription:
-    is_sanity = part == "sanity_validation"
-    return fix(
-        _ADVICE.get(part, "profile the start of the script, e.g. with python -X importtime and cProfile"),
-        "one line" if is_sanity else "minutes",
-        trainer_flags={"num_sanity_val_steps": 0} if is_sanity else {},
-        code="Trainer(..., num_sanity_val_steps=0)" if is_sanity else "",
-    )
+    if part == "sanity_validation":
+        return trainer_fix("set num_sanity_val_steps=0", num_sanity_val_steps=0)
+    unknown = "profile the start of the script, e.g. with python -X importtime and cProfile"
+    return fix(_ADVICE.get(part, unknown), "minutes")
