@@ -1,7 +1,7 @@
 """PD315: parameters in float64."""
 
 from lightning_perf.records import Prescription, Session
-from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.findings import fact, fix, trainer_fix
 from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
 from lightning_perf.rules.signals import steady_of
@@ -41,11 +41,6 @@ def check(session: Session) -> Diagnosis | None:
 
 
 def _prescription(session: Session) -> Prescription:
-    is_asked = str(session.settings.trainer.precision).startswith("64")
-    return fix(
-        'set precision="32-true"' if is_asked else "use float32 parameters and inputs",
-        "one line",
-        "numerics",
-        trainer_flags={"precision": "32-true"} if is_asked else {},
-        code='Trainer(..., precision="32-true")' if is_asked else "model = model.float()",
-    )
+    if str(session.settings.trainer.precision).startswith("64"):
+        return trainer_fix('set precision="32-true"', "numerics", precision="32-true")
+    return fix("use float32 parameters and inputs", "one line", "numerics", code="model = model.float()")
