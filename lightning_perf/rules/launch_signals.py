@@ -88,21 +88,16 @@ def _costliest_loop(reading: Reading, others: Sequence[TensorLoop]) -> TinyOpera
         return None
     costs_s = [_cost_s(reading, one.n_operators, one.host_s, one) for one in loops]
     cost_s, site = max(zip(costs_s, loops, strict=True), key=lambda pair: pair[0])
+    n, mean_s = site.n_operators / reading.n_steps, site.host_s / site.n_operators
     return TinyOperators(
         cost_s,
         cost_s * (1 - 1 / site.max_repeats),
         f"{place(site.function, site.site)} calls {site.top_operator} up to {site.max_repeats} times in a loop, "
-        f"{_operators(reading, site)}",
-        site.host_s / site.n_operators,
+        f"{n:.0f} operators {'per step' if trace.steps else 'in total'} of {duration(mean_s)} each",
+        mean_s,
         site.n_operators,
         is_at_a_line=True,
     )
-
-
-def _operators(reading: Reading, site: CodeSite) -> str:
-    n = site.n_operators / reading.n_steps
-    what = f"{n:.0f} operators " + ("per step" if reading.trace.steps else "in total")
-    return f"{what} of {duration(site.host_s / site.n_operators)} each"
 
 
 def _all_tiny_operators(reading: Reading, others: Sequence[TensorLoop]) -> TinyOperators | None:
