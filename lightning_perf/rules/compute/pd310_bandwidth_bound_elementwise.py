@@ -1,6 +1,6 @@
 """PD310: memory bandwidth limits most of the device's kernels."""
 
-from lightning_perf.records import Finding, Session, TraceRecord
+from lightning_perf.records import Finding, Session
 from lightning_perf.rules.findings import compile_prescription, fact
 from lightning_perf.rules.kernel_signals import MEMORY_BOUND_KINDS, kind_path_s, work_share
 from lightning_perf.rules.replay_signals import Diagnosis, replayed_finding
@@ -21,8 +21,11 @@ def check(session: Session) -> Finding | None:
     spent_s, everything_s = kind_path_s(trace, *MEMORY_BOUND_KINDS), reading.path_s("compute")
     if everything_s <= 0 or spent_s / everything_s < ELEMENTWISE_MIN_SHARE or not reading.is_noticeable(spent_s):
         return None
+    shares = {kind: work_share(trace, kind) for kind in MEMORY_BOUND_KINDS}
+    kinds = [f"{kind} {percent(share)}" for kind, share in shares.items() if share >= KIND_SHOWN_SHARE]
     diagnosis = Diagnosis(
-        f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. {_kinds(trace)}",
+        f"{percent(reading.share(spent_s))} of the time is kernels limited by memory bandwidth. By kind: "
+        f"{', '.join(kinds)}",
         (
             fact(
                 "elementwise, normalization, reduction and copy kernels ÷ all kernels",
@@ -38,12 +41,3 @@ def check(session: Session) -> Finding | None:
         at_stake=reading.share(spent_s),
     )
     return replayed_finding(session, diagnosis)
-
-
-def _kinds(trace: TraceRecord) -> str:
-    parts = [
-        f"{kind} {percent(share)}"
-        for kind in MEMORY_BOUND_KINDS
-        if (share := work_share(trace, kind)) >= KIND_SHOWN_SHARE
-    ]
-    return f"By kind: {', '.join(parts)}"
