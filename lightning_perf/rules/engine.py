@@ -18,7 +18,7 @@ from lightning_perf.records import Finding, Hypothesis, Machine, RuleOutcome, Ru
 
 from .findings import fact, with_measurement
 from .limits import within_limits
-from .line_signals import with_line, without_user_lines
+from .line_signals import with_line
 from .rank_signals import ranks_with_finding
 from .ranking import causes_first, sort_key_of, weakened, without_explained
 from .rule import Rule, Skip
@@ -79,7 +79,7 @@ def diagnose(session: Session, select: Sequence[str] | None = None, ignore: Sequ
             continue
         outcomes.append(outcome)
         if finding is not None:
-            possible = within_limits(without_user_lines(finding, session), session)
+            possible = within_limits(finding, session)
             found = with_line(weakened(possible, weakens), session)
             findings.append(_with_ranks(session, with_measurement(found)))
     findings = causes_first(sorted(findings, key=lambda finding: sort_key_of(finding, session)), all_rules())

@@ -1,16 +1,16 @@
-"""Lines of the user's code as evidence of findings, and the time of findings about operators without them."""
+"""Lines of the user's code as evidence of findings."""
 
 import os
 
 import msgspec
 
-from lightning_perf.records import LINE_METRIC, SEVERITIES, Evidence, Finding, Session, StageTimes
+from lightning_perf.records import LINE_METRIC, Evidence, Finding, Session, StageTimes
 
-from .findings import SPREAD, fact, gain_from, gain_span_s, severity_of, severity_of_gain
+from .findings import SPREAD, fact
 from .loader_signals import costly_line
-from .signals import CODE_PHASES, phase_s
+from .signals import CODE_PHASES
 from .thresholds import LINE_MIN_PART
-from .user_lines import LineTime, host_s, lines_of, outer_lines_of, whole_lines_of
+from .user_lines import LineTime, lines_of, outer_lines_of, whole_lines_of
 from .wording import percent, place_of
 
 _CLAIMED = ("claimed",)
@@ -28,9 +28,6 @@ _PHASES_OF: dict[str, tuple[str, ...]] = {
 
 _OF_PART_OF_A_PHASE = ("PD502", "PD504", "PD505", "PD506")
 """Findings about part of a phase: they name no line that takes more time than they claim, or runs in another hook."""
-
-# Findings about operators; others in the range are about host time between operators or about compilation.
-_ABOUT_OPERATORS = tuple(f"PD{n}" for n in range(301, 321) if n not in (303, 304, 311, 312, 317, 320))
 
 
 def evidence_of(time: LineTime, steady: StageTimes) -> Evidence:
@@ -115,26 +112,3 @@ def _with_probed_line(finding: Finding, session: Session) -> Finding:
     where = place_of(line)
     evidence = fact(f"{what} in {where}{doing}", line.share, "fraction", n=line.n_samples)
     return _with_sentence(finding, f"{where} takes {percent(line.share)} of {what}{doing}", evidence)
-
-
-def without_user_lines(finding: Finding, session: Session) -> Finding:
-    """Return the finding without time in the user's own lines, if it is about operators.
-
-    Threads, precision and fused operators change only the time of operators.
-    """
-    steady = session.steady
-    if finding.code not in _ABOUT_OPERATORS or steady is None or not finding.claims:
-        return finding
-    most_s = {name: max(0.0, phase_s(steady, name) - host_s(session, name)) for name in finding.claims}
-    claims = {name: min(seconds, most_s[name]) for name, seconds in finding.claims.items()}
-    if claims == finding.claims:
-        return finding
-    part = sum(claims.values()) / sum(finding.claims.values())
-    gain = finding.gain
-    if gain is not None:
-        # Scale both ends of the interval.
-        low_s, high_s = (part * gain_span_s(steady) * (1 - 1 / end) for end in (gain.low, gain.high))
-        gain = gain_from(steady, low_s, high_s, f"{gain.basis}, outside your own lines", gain.method)
-    severity = severity_of_gain(gain) if gain is not None else severity_of(sum(claims.values()) / steady.span_s)
-    severity = max(severity, finding.severity, key=SEVERITIES.index)  # less time is claimed: never more severe
-    return msgspec.structs.replace(finding, claims=claims, gain=gain, severity=severity)

@@ -200,7 +200,8 @@ def _other_phases_s(session: Session, diagnosis: Diagnosis) -> dict[str, float]:
     found = {name: computing_s(session, steady, name) for name in diagnosis.other_phases if name != "validation"}
     if "validation" in diagnosis.other_phases and validation is not None and validation.span_s > 0:
         part = phase_s(validation, *CODE_PHASES) / validation.span_s
-        found["validation"] = min(1.0, part) * phase_s(steady, "validation")
+        operators_s = min(1.0, part) * phase_s(steady, "validation")
+        found["validation"] = min(operators_s, computing_s(session, steady, "validation"))
     return found
 
 
