@@ -134,6 +134,8 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
         implementation: Code path of a step: ``"fused"``, ``"foreach"``, ``"single-tensor"`` or ``"unknown"``.
         n_tensors: Parameters that it updates.
         n_elements: Elements of these parameters.
+        n_groups: Its parameter groups.
+        n_distinct_groups: Those that differ in an argument, e.g. the learning rate; 0 if unknown.
         supports_fused: Whether the class has a fused implementation on this device; None if unknown.
         zero_grad_keeps_tensors: Whether gradients were filled with zeros instead of set to None; None if unknown.
         steps_without_zero_grad: Observed steps whose gradients had not been cleared since the previous step; None if
@@ -155,6 +157,8 @@ class OptimizerSettings(Record, frozen=True, kw_only=True):
     n_clearings: int = 0
     n_clearings_dropping: int = 0
     dropping_backward: str = ""
+    n_groups: int = 0
+    n_distinct_groups: int = 0
 
 
 class Hyperparameters(Record, frozen=True, kw_only=True):

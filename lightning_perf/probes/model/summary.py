@@ -29,6 +29,11 @@ MATMUL_LAYERS: tuple[type[nn.Module], ...] = (
 MATMUL_CLASS_NAMES = ("Conv1D",)
 """Linear layers by another name: GPT-2's in transformers."""
 
+GROUP_CONTENTS = ("params", "param_names")
+"""What a parameter group holds besides its arguments."""
+
+_COMPARABLE = (int, float, bool, str, type(None))
+
 FUSED_ON_CPU_FIRST = ("Adagrad",)
 """Optimizers that torch 2.4 fuses on the CPU only and later versions on other devices too."""
 
@@ -64,7 +69,21 @@ def read_optimizer(optimizer: Any) -> OptimizerSettings:
         n_tensors=sum(len(group["params"]) for group in optimizer.param_groups),
         n_elements=sum(parameter.numel() for parameter in parameters),
         supports_fused=_supports_fused(optimizer),
+        n_groups=len(optimizer.param_groups),
+        n_distinct_groups=len(set(map(arguments_of, optimizer.param_groups))),
     )
+
+
+def arguments_of(group: dict[str, Any]) -> frozenset[tuple[str, Any]]:
+    """Return the arguments of a parameter group, equal for groups that could be one. Tensors count as themselves."""
+    arguments = ((name, value) for name, value in group.items() if name not in GROUP_CONTENTS)
+    return frozenset((name, _comparable(value)) for name, value in arguments)
+
+
+def _comparable(value: Any) -> Any:
+    is_sequence = type(value) in (tuple, list)
+    parts = tuple(value) if is_sequence else (value,)
+    return (type(value), parts if all(type(one) in _COMPARABLE for one in parts) else id(value))
 
 
 def is_compiled(module: nn.Module) -> bool:

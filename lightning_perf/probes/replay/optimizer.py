@@ -5,26 +5,33 @@ from typing import Any
 
 import torch
 
+from lightning_perf.probes.model.summary import GROUP_CONTENTS, arguments_of
+
 from .compare import Stopwatch
 
 MAX_ELEMENTS = 2**24
 """Parameters in the sample: 64 MiB of float32, and three to four times as much with gradients and states."""
 
-_OWN = ("params", "initial_lr", "param_names")
+_OWN = (*GROUP_CONTENTS, "initial_lr")
 
 
 class OptimizerItem:
     """Steps of an optimizer, without and with changed arguments, e.g. ``{"fused": True}``.
 
-    Both sides use random parameters and gradients of the same shapes; the user's optimizer is only read. It steps once
-    in ``n_batches``.
+    With ``joins_groups``, parameter groups of the same arguments become one instead. Both sides use random parameters
+    and gradients of the same shapes; the user's optimizer is only read. It steps once in ``n_batches``.
 
     Raises:
         ValueError: Steps of this optimizer cannot be repeated.
     """
 
     def __init__(
-        self, optimizer: Any, changes: dict[str, Any], n_elements: int = MAX_ELEMENTS, n_batches: int = 1
+        self,
+        optimizer: Any,
+        changes: dict[str, Any],
+        n_elements: int = MAX_ELEMENTS,
+        n_batches: int = 1,
+        joins_groups: bool = False,
     ) -> None:
         if not type(optimizer).__module__.startswith("torch.optim.") or type(optimizer).__name__ == "LBFGS":
             name = type(optimizer).__name__
@@ -32,7 +39,8 @@ class OptimizerItem:
         groups, factor = _sample(optimizer, n_elements)
         self.weight = self.treated_weight = factor / n_batches
         as_is = rebuilt(type(optimizer), groups, {})
-        self._sides = {False: as_is, True: rebuilt(type(optimizer), groups, changes) if changes else as_is}
+        is_changed, groups = bool(changes) or joins_groups, _joined(groups) if joins_groups else groups
+        self._sides = {False: as_is, True: rebuilt(type(optimizer), groups, changes) if is_changed else as_is}
 
     def run(self, is_treated: bool, watch: Stopwatch) -> list[tuple[Any, Any]]:
         """Step once; return the marks around it."""
@@ -99,6 +107,13 @@ def _sample(optimizer: Any, n_elements: int) -> tuple[list[tuple[dict[str, Any],
         groups.setdefault(id(group), (group, []))[1].append(_copy(each, generators))
     # A step takes time per tensor and time per element: if the two factors differ, the smaller one counts.
     return list(groups.values()), min(len(tensors) / len(kept), total / max(1, n_kept))
+
+
+def _joined(groups: list[tuple[dict[str, Any], list[torch.Tensor]]]) -> list[tuple[dict[str, Any], list[torch.Tensor]]]:
+    joined: dict[Any, tuple[dict[str, Any], list[torch.Tensor]]] = {}
+    for group, tensors in groups:
+        joined.setdefault(arguments_of(group), (group, []))[1].extend(tensors)
+    return list(joined.values())
 
 
 def _copy(parameter: torch.Tensor, generators: dict[torch.device, torch.Generator]) -> torch.Tensor:

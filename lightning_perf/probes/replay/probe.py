@@ -31,7 +31,8 @@ LEAST_EACH_S = 0.25
 RETRIED_PART = 0.2
 """Share of the budget: if more is left, it is used for the largest undecided hypothesis."""
 
-_OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}}
+_JOINED = "joined-groups"
+_OPTIMIZERS = {"fused-optimizer": {"fused": True}, "foreach-optimizer": {"foreach": True}, _JOINED: {}}
 _ZEROING = "zero-grad-none"
 _SPARSE = "sparse-embeddings"
 _WITHOUT_OPERATORS = {*_OPTIMIZERS, _ZEROING, _SPARSE}
@@ -267,7 +268,8 @@ class ReplayProbe(Probe):
             return table_items(self._log, optimizers, n_batches) if self._log is not None else []
         if name == _ZEROING:
             return [ZeroingItem(optimizer, n_elements, n_batches) for optimizer in optimizers]
-        return [OptimizerItem(optimizer, _OPTIMIZERS.get(name, {}), n_elements, n_batches) for optimizer in optimizers]
+        changes, joins = _OPTIMIZERS.get(name, {}), name == _JOINED
+        return [OptimizerItem(optimizer, changes, n_elements, n_batches, joins) for optimizer in optimizers]
 
     @contextmanager
     def _in_threads(self, items: list[Item], treated: Treated) -> Iterator[list[Item]]:

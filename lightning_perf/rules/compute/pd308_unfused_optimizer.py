@@ -2,38 +2,27 @@
 
 from lightning_perf.records import MIXED_PRECISIONS, OptimizerSettings, Session
 from lightning_perf.rules.findings import fact, fix
-from lightning_perf.rules.replay_signals import Diagnosis, replay_rule, replayed
+from lightning_perf.rules.optimizer_signals import optimizer_step, optimizers_of
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
 from lightning_perf.rules.rule import Skip
-from lightning_perf.rules.signals import is_cpu_run, named_by_kind, phase_s, share_of, steady_of
+from lightning_perf.rules.signals import is_cpu_run, steady_of
 from lightning_perf.rules.thresholds import OPTIMIZER_MIN_SHARE
 from lightning_perf.rules.wording import percent
 
 
 @replay_rule("PD308", "unfused-optimizer", yields_to=("PD322",))
 def check(session: Session) -> Diagnosis | None:
-    steady = steady_of(session)
-    model = session.settings.model
-    if model is None or not model.optimizers:
-        raise Skip("the optimizers are not known")
-    slow = next((o for o in model.optimizers if o.implementation == "single-tensor"), None)
+    steady, optimizers = steady_of(session), optimizers_of(session)
+    slow = next((o for o in optimizers if o.implementation == "single-tensor"), None)
     if slow is None:
-        if all(o.implementation == "unknown" for o in model.optimizers):
+        if all(o.implementation == "unknown" for o in optimizers):
             raise Skip("the implementation of the optimizer is not known")
         return None
     flag = _flag(session, slow)
     if flag is None:
         return None
     treatment = f"{flag}-optimizer"
-    timed = named_by_kind(steady, "loop")
-    others = [*timed.get("zero_grad", []), *timed.get("gradient_clipping", [])]
-    share = phase_s(steady, "optimizer") / steady.span_s - share_of(others)
-    seen_s: float | None = share * steady.span_s
-    if not is_cpu_run(session):  # the host may only queue the step; the device's time includes waiting for launches
-        on_device_s = steady.device.phases.get("optimizer") if steady.device is not None else None
-        seen_s = steady.n_steps * on_device_s if on_device_s else None
-    result = replayed(session, treatment)
-    if result is not None and result.before_s is not None:  # the step itself, without schedulers and clipping
-        share = min(share, result.before_s * steady.n_steps / steady.span_s)
+    share, seen_s = optimizer_step(session, treatment)
     if share < OPTIMIZER_MIN_SHARE:
         return None
     return Diagnosis(

@@ -133,6 +133,17 @@ def test_optimizer_reports_its_implementation_when_on_the_cpu(make, implementati
     assert (found.n_tensors, found.n_elements) == (2, 8)
 
 
+def test_optimizer_counts_parameter_groups_that_differ() -> None:
+    parameters = [nn.Parameter(torch.rand(2)) for _ in range(8)]
+    rates = [0.1, 0.1, 0.2, 1, True, 1.0, torch.tensor(0.1), torch.tensor(0.1)]  # tensors count as themselves
+    groups = [{"params": [each], "lr": rate} for each, rate in zip(parameters, rates, strict=True)]
+    found = read_optimizer(torch.optim.SGD(groups, lr=0.5))
+    assert (found.n_groups, found.n_distinct_groups) == (8, 7)
+    betas = [{"params": [each], "betas": [0.9, 0.99]} for each in parameters]
+    found = read_optimizer(torch.optim.Adam(betas))
+    assert (found.n_groups, found.n_distinct_groups) == (8, 1)
+
+
 def test_optimizer_follows_torchs_default_when_no_flag_is_set(monkeypatch) -> None:
     optimizer = torch.optim.Adam(nn.Linear(3, 2).parameters())
     monkeypatch.setattr(

@@ -457,6 +457,20 @@ def test_optimizer_is_replayed_on_copies_of_a_sample_when_it_is_large():
     assert all(torch.equal(one, other) for one, other in zip(before, parameters, strict=True))
 
 
+def test_optimizer_is_replayed_with_equal_groups_as_one():
+    parameters = [nn.Parameter(torch.rand(2)) for _ in range(6)]
+    groups = [{"params": [each], "weight_decay": 0.1 * (place % 2)} for place, each in enumerate(parameters)]
+    item = OptimizerItem(torch.optim.AdamW(groups, fused=True), {}, joins_groups=True)
+    for is_treated in (False, True):
+        item.run(is_treated, HostWatch(FakeClock()))
+    as_is, joined = item._sides[False].param_groups, item._sides[True].param_groups
+    assert [len(group["params"]) for group in as_is] == 6 * [1]
+    assert [(len(group["params"]), group["weight_decay"], group["fused"]) for group in joined] == [
+        (3, 0.0, True),
+        (3, 0.1, True),
+    ]
+
+
 def test_optimizer_counts_once_for_the_batches_of_a_step():
     optimizer = torch.optim.AdamW([nn.Parameter(torch.rand(2))])
     assert OptimizerItem(optimizer, {}, n_batches=8).weight == OptimizerItem(optimizer, {}).weight / 8

@@ -1,0 +1,45 @@
+"""PD340: more parameter groups than differ in their arguments."""
+
+from lightning_perf.records import Session
+from lightning_perf.rules.findings import fact, fix
+from lightning_perf.rules.optimizer_signals import optimizer_step, optimizers_of
+from lightning_perf.rules.replay_signals import Diagnosis, replay_rule
+from lightning_perf.rules.signals import is_cpu_run, steady_of
+from lightning_perf.rules.thresholds import OPTIMIZER_MIN_SHARE
+from lightning_perf.rules.wording import number_of, percent
+
+_TREATMENT = "joined-groups"
+
+
+@replay_rule("PD340", "parameter-groups")
+def check(session: Session) -> Diagnosis | None:
+    steady, optimizers = steady_of(session), optimizers_of(session)
+    found = next((one for one in optimizers if one.n_groups > one.n_distinct_groups > 0), None)
+    share, seen_s = optimizer_step(session, _TREATMENT)
+    if found is None or share < OPTIMIZER_MIN_SHARE:
+        return None
+    return Diagnosis(
+        f"{found.class_name} updates {found.n_groups} parameter groups one after the other in {percent(share)} of step "
+        f"time, although their arguments are of only {number_of(found.n_distinct_groups, 'kind')}",
+        (
+            fact("share of the time in the optimizer's step", share, "fraction", OPTIMIZER_MIN_SHARE, steady.n_steps),
+            fact("parameter groups", found.n_groups, "count"),
+            fact("groups that differ in an argument", found.n_distinct_groups, "count"),
+        ),
+        fix(
+            "make one group of parameters with the same learning rate and weight decay",
+            "minutes",
+            "numerics",
+            code=(
+                "groups = {}\n"
+                "for name, parameter in self.named_parameters():\n"
+                "    groups.setdefault((lr_of(name), decay_of(name)), []).append(parameter)\n"
+                'groups = [{"params": each, "lr": lr, "weight_decay": decay} for (lr, decay), each in groups.items()]'
+            ),
+        ),
+        "with equal groups joined, the step runs",
+        replayed_as=_TREATMENT,
+        phases=("optimizer",),
+        most_s=None if is_cpu_run(session) else seen_s,
+        seen_s=seen_s,
+    )
