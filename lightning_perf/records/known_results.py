@@ -30,6 +30,7 @@ class KnownResults(Record, frozen=True, kw_only=True):
         site: The user's line with most of them, e.g. ``"model.py:31"``, or, if ``"zeros"``, the line of that
             function; empty if unknown.
         first_site: The line that computed the same before; empty unless ``"twice"``, and if it is the same line.
+        inner_site: The line below both that most of them are in; empty unless ``"twice"``, and if there is none.
     """
 
     kind: KnownKind
@@ -42,3 +43,4 @@ class KnownResults(Record, frozen=True, kw_only=True):
     is_per_item: bool = False
     site: str = ""
     first_site: str = ""
+    inner_site: str = ""

@@ -221,7 +221,7 @@ class StepCalls:
         is_per_item = all(call.is_per_item for call in calls) and not self.are_items_changed
         return {"kept_bytes": kept_bytes, "is_per_item": is_per_item and 0 < kept_bytes <= self.batch_bytes}
 
-    def _twice(self, calls: Iterable[Call]) -> KnownResults:
+    def _twice(self, calls: Sequence[Call]) -> KnownResults:
         """Return the record of operators with the inputs of earlier ones, below lines that do much such work.
 
         Where only one of two equal operators has a backward pass, that pass is needed.
@@ -241,10 +241,16 @@ class StepCalls:
         before, now = max(pairs, key=lambda pair: pairs[pair], default=((), ()))
         n = sum(len(group) - 1 for group in groups.values())
         first = site_text(before) if site_text(before) != site_text(now) else ""
+        below = Counter[Lines]()
+        for call in calls:
+            below[call.lines] += call.weight if call.lines[: len(now)] == now else 0
+        inner = _most(below)
+        is_one_line = inner != now and 2 * below[inner] >= below.total()
         derived = [[call for call in group if call.derivative is not None] for group in groups.values()]
         is_derived = 2 * sum(call.weight for group in derived for call in group[1:]) > forward
         n_passes = max((len({call.derivative for call in group}) for group in derived), default=0) if is_derived else 0
-        return self._record("twice", n, forward, backward, site=site_text(now), first_site=first, n_passes=n_passes)
+        sites = {"site": site_text(now), "first_site": first, "inner_site": site_text(inner) if is_one_line else ""}
+        return self._record("twice", n, forward, backward, n_passes=n_passes, **sites)
 
     def _record(self, kind: KnownKind, n: int, forward: int, backward: int, **others: Any) -> KnownResults:
         return KnownResults(

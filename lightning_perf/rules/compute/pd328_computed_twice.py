@@ -22,10 +22,11 @@ _ONE_PASS = fix(
 def check(repeated: Repeated) -> Finding:
     found = repeated.found
     before = f"{found.first_site} has" if found.first_site else "the same step has"
+    inside = f", in {found.inner_site}," if found.inner_site else ""
     through = f" {found.n_passes} backward passes go through the same layers." if found.n_passes else ""
     return repeated.saving_finding(
         summary=(
-            f"{repeated.where} computes what {before} computed already: "
+            f"{repeated.where} computes{inside} what {before} computed already: "
             f"{number_of(found.n_operators, 'operator')} of a step get the same inputs as earlier ones.{through}"
         ),
         evidence=(

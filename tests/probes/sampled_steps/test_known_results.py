@@ -346,6 +346,22 @@ def test_lines_of_both_calls_are_named():
     assert (found.first_site, found.site) == (f"test_known_results.py:{line + 1}", f"test_known_results.py:{line + 2}")
 
 
+def in_a_function(net, x):
+    return net.trained(x).relu()
+
+
+def from_two_lines(net, x):
+    first = in_a_function(net, x)
+    return first + in_a_function(net, x)
+
+
+def test_line_in_the_function_that_is_called_twice_is_named():
+    found, line = follow(from_two_lines)["twice"], in_a_function.__code__.co_firstlineno
+    assert found.site == f"test_known_results.py:{from_two_lines.__code__.co_firstlineno + 2}"
+    assert found.inner_site == f"test_known_results.py:{line + 1}"
+    assert follow(twice)["twice"].inner_site == ""
+
+
 def test_repetitions_below_one_line_are_not_the_users():
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
