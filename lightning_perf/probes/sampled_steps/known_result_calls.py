@@ -222,7 +222,7 @@ class StepCalls:
         return {"kept_bytes": kept_bytes, "is_per_item": is_per_item and 0 < kept_bytes <= self.batch_bytes}
 
     def _twice(self, calls: Sequence[Call]) -> KnownResults:
-        """Return the record of operators with the inputs of earlier ones, below lines that do much such work.
+        """Return the record of operators with the inputs of earlier ones, in or below lines that do much such work.
 
         Where only one of two equal operators has a backward pass, that pass is needed.
         """
@@ -230,7 +230,8 @@ class StepCalls:
         these = self._by_lines(calls)
         for call in calls:
             before, now = call.differing()
-            if call.first is not None and these[now] >= _MUCH * weights[now]:
+            lines = [call.lines[:n] for n in range(len(now), len(call.lines) + 1)]
+            if call.first is not None and any(these[line] >= _MUCH * weights[line] for line in lines):
                 pairs[before, now] += call.weight
                 groups.setdefault(call.first, [call.first]).append(call)
         forward = sum(sum(sorted(call.weight for call in group)[:-1]) for group in groups.values())
