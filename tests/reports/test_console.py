@@ -99,6 +99,13 @@ def test_evidence_keeps_its_name_in_one_line_when_no_evidence_has_a_basis() -> N
     assert "        loaded twice  2 files\n" in to_text(session_document(session), 80)
 
 
+def test_evidence_is_wrapped_when_its_value_is_a_long_text() -> None:
+    reason = "the device side was not recorded, perhaps because another profiler was active at the same time"
+    found = make_finding("info", "", [fact("window at step 0: empty", reason)])
+    text = to_text(session_document(msgspec.structs.replace(starved(), findings=(found,))), 80)
+    assert reason in " ".join(text.split())
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_report_has_no_control_characters_when_names_are_hostile(width: int) -> None:
     for report in (session_document(hostile(), show_all=True), epoch_document(hostile(), 1)):

@@ -20,6 +20,8 @@ SEVERITY_STYLES = {"high": "bold red", "medium": "bold yellow", "low": "bold cya
 _VERDICT_STYLES = {"healthy": "bold green"}
 QUIET = "dim"
 _INDENT = 8
+_LONGEST_VALUE = 30
+"""Longest value of an evidence that is never wrapped."""
 
 
 class DocumentReport:
@@ -109,7 +111,9 @@ class Page:
             rows = [(name, value.text, f"({basis})" if basis else "") for name, value, basis in finding.evidence]
             if not any(row[2] for row in rows):  # beside an empty column, rich makes the first one too narrow
                 rows = [row[:2] for row in rows]
-            yield self._grid(rows, [False, True, False][: len(rows[0])], style=QUIET, indent=_INDENT)
+            # A column of numbers is not wrapped, so that a long text in it would be cut.
+            has_text = any(cell_len(row[1]) > _LONGEST_VALUE for row in rows)
+            yield self._grid(rows, [False, not has_text, False][: len(rows[0])], style=QUIET, indent=_INDENT)
         for fix in finding.fixes:
             yield self._labeled("fix", f"{fix.text} ({fix.kind})")
             yield from self._code(fix.code)
