@@ -8,7 +8,7 @@ from rules.session_builder import build_trace
 from lightning_perf.records import Startup
 from lightning_perf.reports.console import to_text
 from lightning_perf.reports.render.markdown import render
-from lightning_perf.reports.sections.trace import trace_documents
+from lightning_perf.reports.sections.trace import trace_documents, trace_facts
 
 
 def test_trace_is_drawn_when_steps_have_different_categories_and_start_up_has_no_calls() -> None:
@@ -33,3 +33,15 @@ def test_bar_fits_its_column_when_a_category_is_longer_than_its_step() -> None:
     )
     told = to_text(trace_documents([msgspec.structs.replace(build_trace({}), steps=steps)]), width=100)
     assert max(map(len, told.splitlines())) < 200
+
+
+def test_counts_are_of_the_trace_when_it_has_no_steps() -> None:
+    facts = dict(trace_facts(build_trace({"n_steps": 0})))
+    assert "in the trace" in facts["kernels"]
+    assert "per step" in dict(trace_facts(build_trace({})))["kernels"]
+
+
+def test_title_calls_the_device_unnamed_when_the_trace_does_not_name_it() -> None:
+    record = msgspec.structs.replace(build_trace({}), device_name=None)
+    assert "unnamed device" in trace_documents([record])[0].title
+    assert "no device" in trace_documents([build_trace({"device_name": None}, is_cpu=True)])[0].title

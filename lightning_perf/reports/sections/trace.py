@@ -72,7 +72,7 @@ def detail_parts(record: TraceRecord) -> Iterator[AnyPart]:
 
 def trace_facts(record: TraceRecord) -> list[tuple[str, str]]:
     """Return single facts by label."""
-    s = wording.seconds
+    s, per = wording.seconds, "per step" if record.steps else "in the trace"
     texts: dict[str, str] = {}
     if record.loader:
         batches, spent = wording.count(record.loader.n, "batch"), record.loader
@@ -89,7 +89,7 @@ def trace_facts(record: TraceRecord) -> list[tuple[str, str]]:
     if record.communication:
         net = record.communication
         late = "" if net.waiting_s is None else f", {s(net.waiting_s)} of that waiting for other ranks"
-        collectives = f"{net.n_per_step:,.0f} collectives per step"
+        collectives = f"{net.n_per_step:,.0f} collectives {per}"
         texts["communication"] = f"{collectives}, {s(net.total_s)}, {s(net.exposed_s)} exposed{late}"
         for shard in net.shards:
             when = "between phases" if shard.phase == "other" else f"in {shard.phase}"
@@ -98,7 +98,7 @@ def trace_facts(record: TraceRecord) -> list[tuple[str, str]]:
     if record.kernels and record.kernels.median_s is not None:
         matrix = record.kernels.matrix_tensor_core_fraction
         cores = f"; {wording.share(matrix)} of matrix time on tensor cores" if matrix is not None else ""
-        texts["kernels"] = f"{record.kernels.n_per_step:,.0f} per step, p50 {s(record.kernels.median_s)}{cores}"
+        texts["kernels"] = f"{record.kernels.n_per_step:,.0f} {per}, p50 {s(record.kernels.median_s)}{cores}"
     if record.allocator and record.allocator.total_s > _LEAST_SHARE * record.span_s:
         texts["allocations"] = f"{record.allocator.n:,} calls of the driver, {s(record.allocator.total_s)}"
     if record.startup and record.startup.calls:
@@ -358,7 +358,8 @@ def _median_rank(ranks: TraceRanks, parts: Sequence[str]) -> TraceRank:
 
 def _title(record: TraceRecord) -> str:
     steps = wording.count(len(record.steps), "step") if record.steps else f"no steps, {wording.seconds(record.span_s)}"
-    parts = [record.source, record.device_name or "no device", steps, f"{record.n_events:,} events"]
+    device = record.device_name or ("unnamed device" if record.device else "no device")
+    parts = [record.source, device, steps, f"{record.n_events:,} events"]
     if record.rank is not None:
         parts.append(f"rank {record.rank}" + (f" of {record.world_size}" if record.world_size else ""))
     return wording.line(" · ".join(parts))
