@@ -50,7 +50,12 @@ def _in_a_trace(session: Session) -> Finding | None:
     reading = complete_reading_of(session)
     trace = reading.trace
     is_explained = trace.device is not None and is_launch_bound(reading, launching_s(trace))
-    parts = {words: reading.path_s(cause) for cause, words in _MEANING.items() if not (is_explained and cause in _LATE)}
+    late = "" if trace.device is not None else " while the device waits"  # without a device, nothing waits
+    parts = {
+        words.removesuffix(late): reading.path_s(cause)
+        for cause, words in _MEANING.items()
+        if not (is_explained and cause in _LATE)
+    }
     if is_explained:
         parts[_MEANING["between"]] = path_of(trace).long_gaps_s
     tiny = tiny_operators(session, reading)
@@ -58,7 +63,6 @@ def _in_a_trace(session: Session) -> Finding | None:
     if reading.share(unexplained_s) <= UNACCOUNTED_MAX_SHARE:
         return None
     words, _ = max(parts.items(), key=lambda item: item[1])
-    words = words if trace.device is not None else words.removesuffix(" while the device waits")
     site = late_place(trace)
     where = f", longest at {site}" if site and words not in (_MEANING["queue"], _MEANING["edges"]) else ""
     return make_finding(
