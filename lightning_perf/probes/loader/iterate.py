@@ -42,8 +42,9 @@ def iterate_loader(loader: Any, probe: LoaderProbe, budget_s: float) -> LoaderPr
         del batches
     except Exception as error:  # noqa: BLE001 - the user's code; its error is the reason
         raise_if_from_signal(error)
-        text = "it has no batches" if isinstance(error, StopIteration) else f"iterating it raised {error_line(error)}"
-        return msgspec.structs.replace(probe, reason=f"{probe.reason}; {text}")
+        is_empty = isinstance(error, StopIteration)
+        text = "the loader has no batches" if is_empty else f"iterating the loader raised {error_line(error)}"
+        return msgspec.structs.replace(probe, reason=f"{text}; {probe.reason}")
     missing = dict(probe.missing)
     if not gaps_s:
         missing["curve"] = "it has too few batches to time those after its start"
