@@ -8,7 +8,7 @@ from .findings import fact, fix
 from .rule import required
 from .thresholds import WAIT_MIN_SHARE
 from .trace_reading import Reading, complete_reading_of
-from .wording import duration, percent
+from .wording import duration, number_of, percent
 
 
 def starved_in_trace(session: Session) -> Finding | None:
@@ -56,4 +56,5 @@ def _more_workers(reading: Reading, loader: LoaderWait, compute_s: float) -> Pre
     period_s = compute_s if reading.trace.steps else compute_s / max(loader.n, 1)
     n_workers = max(1, math.ceil(n_per_period * batch_s / period_s)) if period_s > 0 else 1
     # No code to paste: the new values depend on settings that the trace does not contain.
-    return fix(f"add at least {n_workers} worker processes to the loader, if there are cores for them", "one line")
+    workers = number_of(n_workers, "worker process", "worker processes")
+    return fix(f"add at least {workers} to the loader, if there are enough cores", "one line")

@@ -129,7 +129,7 @@ def _workers(session: Session, loader: LoaderSettings, n_loaders: int, plan: Wor
         summary += f": the fewest within 2 % of the best, about {duration(plan.chosen.step_s)} per step"
     refusal = loader.why_not_changed()
     if refusal and loader.is_iterable:
-        summary += "; the IterableDataset must shard itself by torch.utils.data.get_worker_info()"
+        summary = f"shard the IterableDataset by torch.utils.data.get_worker_info(), then {summary}"
     elif refusal and n_loaders == 1:
         summary += f", if {loader.class_name} accepts it" if loader.refusal is None else f"; {refusal}"
     can_apply = not refusal and n_loaders == 1
