@@ -23,7 +23,7 @@ MANY_BATCHES = 10**6
 
 
 class DataProbeHooks:
-    """Probes the training loaders once they are prepared, before they are iterated.
+    """Probes the training loaders once they are prepared, before they are iterated; then ends ``fit``.
 
     Args:
         limit_s: Seconds that the probe may take, divided equally among several loaders.
@@ -49,6 +49,7 @@ class DataProbeHooks:
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._undos.close()
         self.finish(self._session(trainer, pl_module) if trainer.is_global_zero else None)
+        seams.stop_fit(trainer)
 
     def _probe(self, trainer: Any, loaders: list[Any]) -> None:
         """Probe each loader; keep the probe of the slowest one."""
