@@ -20,6 +20,7 @@ import msgspec
 from lightning_perf.errors import SessionError
 from lightning_perf.records import SCHEMA_VERSION, Record, Session, from_json
 from lightning_perf.records.files import NETWORK_FILE_SYSTEMS, mount_of, require_free_space
+from lightning_perf.records.remote import any_path
 from lightning_perf.stats.comparison import typical_step_s
 
 from .entry import key_of, reduced
@@ -68,12 +69,16 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 def default_file() -> Path | None:
-    """Return the file of the history; None if it is switched off, or if the user has no home folder."""
+    """Return the file of the history; None if it is switched off, no local file, or if the user has no home."""
     given = os.environ.get(VARIABLE, "").strip()
     if given.lower() in ("off", "0", "false", "no"):
         return None
     if given:
-        return Path(os.path.expanduser(given))
+        place = any_path(os.path.expanduser(given))
+        if isinstance(place, Path) and not place.is_dir():
+            return place
+        _log.warning("PerfDoctor keeps no history: %s is %s; expected a local file.", VARIABLE, place)
+        return None
     home = Path(os.path.expanduser("~"))
     usual = {"win32": home / "AppData" / "Local", "darwin": home / "Library" / "Application Support"}
     base = Path(os.environ.get("XDG_STATE_HOME") or usual.get(sys.platform, home / ".local" / "state"))

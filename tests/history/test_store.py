@@ -34,6 +34,20 @@ def test_file_is_none_when_switched_off(value: str, monkeypatch: pytest.MonkeyPa
     assert default_file() is None
 
 
+def test_file_is_none_and_a_warning_says_why_when_a_url_or_a_folder_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in ("s3://bucket/history.db", str(tmp_path)):
+        monkeypatch.setenv(store.VARIABLE, value)
+        assert default_file() is None
+        assert f"is {value}; expected a local file" in lines(caplog)[-1]
+
+
+def test_file_may_be_given_as_a_file_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(store.VARIABLE, "file:///runs/history.db")
+    assert default_file() == Path("/runs/history.db")
+
+
 def test_file_is_the_given_one_or_in_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(store.VARIABLE, str(tmp_path / "own.db"))
     assert default_file() == tmp_path / "own.db"
