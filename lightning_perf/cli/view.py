@@ -35,7 +35,7 @@ def view(
         # The viewer detects the format by the file's suffix, which need not match its content.
         plain = Path(folder) / f"{place.name.removesuffix('.gz').removesuffix('.json')}.json"
         with local_file(place) as local, plain.open("wb") as file:
-            for chunk in text_chunks(local):
+            for chunk in text_chunks(local, str(place)):
                 file.write(chunk)
         command = [*viewer, "--port", str(port), *(["--server_only"] if no_browser else []), str(plain)]
         print(f"{place.name} at http://localhost:{port} until Ctrl-C", flush=True)

@@ -198,11 +198,11 @@ class ColumnBuilder:
             self._details[row] = bytes(events[index].args)  # a copy; the original keeps the whole text
         return correlations, devices, streams, sizes, occupancies, blocks
 
-    def build(self, source: str, origin: Origin) -> Trace:
-        """Return the trace; raise ``TraceError`` if there was no complete event of a known category."""
+    def build(self, source: str, origin: Origin, place: str = "") -> Trace:
+        """Return the trace; raise ``TraceError`` about ``place`` if no complete event is of a known category."""
         if not self._n_rows:
             raise TraceError(
-                f"{source} has {self._n_events:,} entries but no complete profiler event "
+                f"{place or source} has {self._n_events:,} entries but no complete profiler event "
                 f'("ph": "X" with "cat", "ts" and "dur"). Expected a trace exported by torch.profiler.'
             )
         columns = [np.concatenate(parts) for parts in zip(*self._batches, strict=True)]

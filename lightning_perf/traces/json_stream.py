@@ -102,10 +102,10 @@ _decode_events = msgspec.json.Decoder(_Entries).decode
 _decode_header = msgspec.json.Decoder(Header).decode
 
 
-def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
+def text_chunks(path: Path, name: str, max_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the text of a file in pieces, decompressed if its first bytes are those of gzip.
 
-    ``max_bytes`` replaces ``MAX_BYTES`` and ``MAX_RATIO``.
+    ``name`` names the file in errors; ``max_bytes`` replaces ``MAX_BYTES`` and ``MAX_RATIO``.
 
     Raises:
         TraceError: The file cannot be opened, is an incomplete gzip file, or has more text than allowed.
@@ -116,42 +116,42 @@ def text_chunks(path: Path, max_bytes: int | None = None) -> Iterator[bytes]:
             file.seek(0)
             for start, what in _NOT_A_TRACE.items():
                 if magic.startswith(start):
-                    raise TraceError(f"{path} is {what}; expected a profiler trace as JSON or gzip.")
+                    raise TraceError(f"{name} is {what}; expected a profiler trace as JSON or gzip.")
             if magic.startswith(_GZIP):
-                yield from _decompressed(file, path, max_bytes)
+                yield from _decompressed(file, name, max_bytes)
             else:
                 while chunk := file.read(CHUNK_BYTES):
                     yield chunk
     except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
         reason = getattr(error, "strerror", None) or error
-        raise TraceError(f"Cannot read {path}: {reason}. Expected a profiler trace file.") from error
+        raise TraceError(f"Cannot read {name}: {reason}. Expected a profiler trace file.") from error
 
 
-def _decompressed(file: BinaryIO, path: Path, max_bytes: int | None) -> Iterator[bytes]:
+def _decompressed(file: BinaryIO, name: str, max_bytes: int | None) -> Iterator[bytes]:
     n_text = 0
     packed = gzip.GzipFile(fileobj=file)
     try:
         while text := packed.read1(CHUNK_BYTES):  # ``read`` would lose the text before a cut
             n_text += len(text)
-            _check_size(path, n_text, file.tell(), max_bytes)
+            _check_size(name, n_text, file.tell(), max_bytes)
             yield text
     except EOFError as error:
         raise TraceError(
-            f"{path} is a gzip file cut in the middle, after {n_text:,} bytes of text; copy it again."
+            f"{name} is a gzip file cut in the middle, after {n_text:,} bytes of text; copy it again."
         ) from error
     except (zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(
-            f"{path} starts like gzip but cannot be decompressed ({error}). Expected a whole gzip file; copy it again."
+            f"{name} starts like gzip but cannot be decompressed ({error}). Expected a whole gzip file; copy it again."
         ) from error
 
 
-def _check_size(path: Path, n_text: int, n_read: int, max_bytes: int | None) -> None:
+def _check_size(name: str, n_text: int, n_read: int, max_bytes: int | None) -> None:
     if max_bytes is not None:
         if n_text > max_bytes:
-            raise TraceError(f"{path} has more text than the {max_bytes:,} bytes allowed; allow more to read it.")
+            raise TraceError(f"{name} has more text than the {max_bytes:,} bytes allowed; allow more to read it.")
     elif n_text > MAX_BYTES or (n_text > FREE_BYTES and n_text > MAX_RATIO * n_read):
         raise TraceError(
-            f"{path} decompresses to more than {n_text:,} bytes from {n_read:,}: it is not a trace, or too large. "
+            f"{name} decompresses to more than {n_text:,} bytes from {n_read:,}: it is not a trace, or too large. "
             f"If you trust the file, allow more (max_bytes=, or --max-bytes on the command line)."
         )
 

@@ -26,11 +26,11 @@ def read(path: str | os.PathLike[str] | RemotePath, *, max_bytes: int | None = N
     place = any_path(path)
     try:
         with local_file(place) as file:
-            stream = EventStream(text_chunks(file, max_bytes), str(place))
+            stream = EventStream(text_chunks(file, str(place), max_bytes), str(place))
             builder = ColumnBuilder()
             for batch in stream:
                 builder.add(batch)
-            return builder.build(as_text(file.name), _origin(stream.header))
+            return builder.build(as_text(file.name), _origin(stream.header), str(place))
     except OSError as error:
         raise TraceError(f"Cannot read {place}: {error.strerror or error}. Expected a profiler trace file.") from error
 

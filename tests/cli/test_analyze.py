@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 from traces.rank_traces import rank_events, save
 
@@ -216,3 +217,13 @@ def test_only_some_of_many_traces_are_shown_in_full(
         "rank13.pt.trace.json.gz",
     ]
     assert "\nmedian" in shown
+
+
+def test_unreadable_trace_is_named_by_its_url_when_it_is_remote(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = fsspec.filesystem("memory")
+    for name, content in (("cut.json.gz", gzip.compress(b"[1, 2]")[:-9]), ("none.json", b"[]")):
+        storage.pipe_file(f"/traces/{name}", content)
+        assert call(monkeypatch, "analyze", f"memory://traces/{name}") == 2
+        assert f"memory://traces/{name} " in capsys.readouterr().err
