@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch.profiler
+from torch._C._profiler import _ExperimentalConfig
 
 from lightning_perf.interrupts import raise_if_from_signal
 from lightning_perf.records import TraceRecord
@@ -275,6 +276,8 @@ def _kineto_profile(options: WindowOptions, device: Any) -> Any:
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
         with_flops=options.with_flops,
+        # Without it, newer versions of torch keep no stacks of operators and export an empty file.
+        experimental_config=_ExperimentalConfig(verbose=options.export_stacks),
     )
 
 
