@@ -63,6 +63,8 @@ def checked_window(schedule: str | tuple[int, ...] | None, profiler: Any) -> Win
         is_valid, expected = _PROFILER_OPTIONS.get(name, (lambda v: isinstance(v, bool), "True or False"))
         if not is_valid(value):
             raise ConfigError(f"profiler[{name!r}]={value!r}: expected {expected}")
+    if options.get("export_stacks") and not options.get("with_stack"):
+        raise ConfigError("profiler['export_stacks']=True: expected 'with_stack': True beside it, which records stacks")
     if schedule is None:
         return None
     tuples: dict[str, Any] = {

@@ -49,7 +49,7 @@ class WindowOptions(NamedTuple):
         stages: Of ``fit``, ``validate``, ``test``, ``predict``.
         emit: ``"kineto"`` records here; ``"nsys"`` starts and stops the capture range of ``nsys profile
             --capture-range=cudaProfilerApi`` and marks steps and phases with NVTX.
-        export_stacks: Also write stacks in the format of flame graph tools.
+        export_stacks: Also write stacks in the format of flame graph tools; needs ``with_stack``.
         max_events: A window with more events is neither kept nor read, to limit memory.
     """
 

@@ -676,6 +676,7 @@ def test_rank_records_when_it_was_chosen(fit, tmp_path, ranks, is_open):
         ({"emit": "x"}, "expected"),
         ({"emit": ["nsys"]}, "expected"),
         ({"with_stack": 1}, "expected True or False"),
+        ({"export_stacks": True}, "expected 'with_stack': True beside it"),
         ([], "expected a dict"),
         ({"max_events": 0}, "expected a whole number above 0"),
     ],
