@@ -89,7 +89,8 @@ class Latch:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is set, at most ``seconds`` (None: without limit); return whether it is."""
-        if not self._is_set and self._closed.acquire(timeout=-1 if seconds is None else max(0.0, seconds)):
+        timeout = -1.0 if seconds is None else min(max(0.0, seconds), threading.TIMEOUT_MAX)
+        if not self._is_set and self._closed.acquire(timeout=timeout):
             self._open()  # for the next thread that waits
         return self._is_set
 

@@ -273,6 +273,12 @@ def test_latch_is_not_set_when_the_time_is_up() -> None:
     assert not latch.is_set()
 
 
+def test_latch_waits_when_the_time_is_longer_than_the_platform_allows() -> None:
+    latch = Latch()
+    threading.Timer(0.01, latch.set).start()
+    assert latch.wait(1e30)
+
+
 def test_thread_of_replays_ends_after_any_interrupt() -> None:
     n_opcodes, is_interrupted = 0, True
     while is_interrupted:
