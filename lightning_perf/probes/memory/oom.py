@@ -71,7 +71,7 @@ def describe(error: BaseException, where: Where, step: int, named: dict[Key, str
     return OutOfMemory(
         where=where,
         step=step,
-        error=f"{type(error).__name__}: {text_of(error)[:500]}",
+        error=f"{type(error).__name__}: {text_of(error)[:500]}".removesuffix(": "),  # Python's own has no message
         phase=phase_of(error),
         code=code_of(error),
         requested_bytes=requested_bytes(error),

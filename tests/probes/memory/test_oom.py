@@ -40,6 +40,10 @@ def test_error_is_recognized_when_it_means_that_memory_ran_out(error: BaseExcept
     assert oom.memory_kind_of(error) == where
 
 
+def test_error_is_described_by_its_type_when_it_has_no_message() -> None:
+    assert oom.describe(MemoryError(), "host", 3, {}, "cpu").error == "MemoryError"
+
+
 def test_cause_is_recognized_when_the_error_wraps_it() -> None:
     error = ValueError("the step failed")
     error.__cause__ = torch.OutOfMemoryError(CUDA)
