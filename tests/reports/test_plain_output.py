@@ -120,6 +120,16 @@ def test_full_report_ends_with_commands_for_its_own_session_when_it_was_saved(sh
 
 
 def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:
+@pytest.mark.parametrize(
+    ("place", "logdir"),
+    [("perf_logs/demo/perf_session_predict.json", "perf_logs/demo"), ("s3://bucket/demo", None)],
+)
+def test_full_report_names_the_folder_for_tensorboard_when_it_is_a_local_one(place: str, logdir: str | None) -> None:
+    text = to_text(session_document(starved(), place=place))
+    assert f"compare {place} NEW_RUN" in text
+    assert re.findall(r"tensorboard --logdir (\S+)", text) == [logdir] * (logdir is not None)
+
+
     place = "a very/long path/" + "x" * 90
     text = to_text(brief_report(starved(), place))
     assert f"lightning-perf report '{place}' --full\n" in text

@@ -2,8 +2,10 @@
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from lightning_perf.records import Session
+from lightning_perf.records.remote import any_path
 from lightning_perf.reports.document import AnyPart, Code, Section, pairs, section, table
 from lightning_perf.reports.wording import line, seconds, share
 from lightning_perf.rules.engine import all_rules
@@ -26,7 +28,8 @@ _OPTIONAL_FIGURES = ("memory.growth.heap",)
 
 def next_steps(session: Session, place: str) -> Section:
     """Return the commands to go on with; `place` is the path of the session."""
-    quoted = shlex.quote(line(place, 1_000))
+    path = any_path(line(place, 1_000))
+    quoted, folder = shlex.quote(str(path)), path.parent if path.suffix == ".json" else path
     commands = (
         *(["lightning-perf trial -- python train.py   # measures the fixes on your script"]
           if any(fix.treatment for each in session.findings for fix in each.prescriptions) else []),
@@ -34,7 +37,8 @@ def next_steps(session: Session, place: str) -> Section:
         f"lightning-perf compare {quoted} NEW_RUN   # after a change",
         f"lightning-perf report {quoted} --all   # which rules were skipped, and why",
         f"lightning-perf report {quoted} --format html --out report.html",
-        f"tensorboard --logdir {quoted}   # the PERFDOCTOR tab",
+        *([f"tensorboard --logdir {shlex.quote(str(folder))}   # the PERFDOCTOR tab"]
+          if isinstance(folder, Path) else []),
     )  # fmt: skip
     return section("next", "Next steps", [Code(commands, language="shell")])
 
