@@ -18,8 +18,11 @@ from lightning_perf.rules.memory_signals import (
     smaller_optimizer,
 )
 from lightning_perf.rules.rule import rule
+from lightning_perf.rules.signals import is_cpu_run
 from lightning_perf.rules.thresholds import DOMINANT_PART
 from lightning_perf.rules.wording import number_of, size_text
+
+_MODEL_PHASES = ("forward", "backward", "optimizer")
 
 
 @rule("PD408", "out-of-memory")
@@ -51,11 +54,13 @@ def check(session: Session) -> Finding | None:
 
 
 def _prescriptions(session: Session, oom: OutOfMemory) -> PrescriptionLike:
-    if oom.where in ("worker", "host"):
-        return fewer_batches_ahead(session), _STREAM
     if oom.where == "shm":
         return _MORE_SHARED_MEMORY, fewer_batches_ahead(session)
-    return (msgspec.structs.replace(one, frees_bytes=n) for one, n in _for_device(session, oom))
+    of_device = (msgspec.structs.replace(one, frees_bytes=n) for one, n in _for_device(session, oom))
+    if oom.where == "device":
+        return of_device
+    is_model = oom.where == "host" and oom.phase in _MODEL_PHASES and is_cpu_run(session)
+    return *(of_device if is_model else ()), fewer_batches_ahead(session), _STREAM
 
 
 def _for_device(session: Session, oom: OutOfMemory) -> Iterator[tuple[Prescription, int | None]]:
