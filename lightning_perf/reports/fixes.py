@@ -18,7 +18,7 @@ _ASIDE = re.compile(r" \((?![^() ]+:\d+\))[^()]*\)")
 _SUBORDINATE = re.compile(r" (?:instead of|so that|if|while|because|rather than|unless) ")
 _SHORTEST_CLAUSE = 20
 _ARGUMENTS = 36
-"""Longest text of arguments; of several, the first ones are named."""
+"""Longest text of arguments; of several of a loader, the first ones are named. Those of a Trainer need each other."""
 
 
 def fix_groups(session: Session) -> list[list[Finding]]:
@@ -49,7 +49,7 @@ def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200
         return clause(fix.summary, limit)
     now = _present(fix, session, next(iter(values))) if session is not None else ""
     texts = [f"{name}={value}" for name, value in values.items()]
-    while len(texts) > 1 and len(", ".join(texts) + now) > _ARGUMENTS:
+    while fix.loader_args and len(texts) > 1 and len(", ".join(texts) + now) > _ARGUMENTS:
         del texts[-1]
     return wording.line(", ".join(texts), 80) + now
 
@@ -57,7 +57,8 @@ def fix_text(fix: Prescription, session: Session | None = None, limit: int = 200
 def code_text(fix: Prescription, session: Session, limit: int) -> str:
     """Return the arguments of a change as code, ``DataLoader(num_workers=2), now 0``; empty if two callees take them.
 
-    If the text is longer than ``limit``, the present value is left out, then the callee.
+    If the text is longer than ``limit``, the present value is left out, then the callee, then the last arguments of a
+    loader.
     """
     values = _arguments(fix)
     match = None if fix.trainer_flags or fix.loader_args else _ARGUMENT.fullmatch(fix.code)
@@ -68,6 +69,8 @@ def code_text(fix: Prescription, session: Session, limit: int) -> str:
     if callee == "DataLoader" and any(each.stage == "train" for each in session.settings.loaders):
         callee = "train DataLoader"
     now, callees = _now(fix, session, first), (callee, callee.removeprefix("train "))
+    if fix.trainer_flags and len(values) > 1:
+        return wording.line(f"Trainer({', '.join(f'{name}={value}' for name, value in values.items())})")
     for n in range(len(values), 0, -1):
         shown = ", ".join(f"{name}={value}" for name, value in list(values.items())[:n])
         for text in (f"{callee}({shown}){f', {now}' if now else ''}", *(f"{one}({shown})" for one in callees)):

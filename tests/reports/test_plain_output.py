@@ -37,6 +37,7 @@ from lightning_perf.reports.sections.about import missing_rows, overhead_fact
 from lightning_perf.reports.sections.comparison import comparison_document
 from lightning_perf.reports.sections.memory import growth_text, headroom_fact
 from lightning_perf.rules.engine import all_rules, diagnose
+from lightning_perf.rules.findings import trainer_fix
 from lightning_perf.rules.verdict import expectation
 from lightning_perf.rules.wording import duration
 from lightning_perf.treatments.specs import all_treatments
@@ -119,7 +120,6 @@ def test_full_report_ends_with_commands_for_its_own_session_when_it_was_saved(sh
         assert command in text
 
 
-def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:
 @pytest.mark.parametrize(
     ("place", "logdir"),
     [("perf_logs/demo/perf_session_predict.json", "perf_logs/demo"), ("s3://bucket/demo", None)],
@@ -130,6 +130,7 @@ def test_full_report_names_the_folder_for_tensorboard_when_it_is_a_local_one(pla
     assert re.findall(r"tensorboard --logdir (\S+)", text) == [logdir] * (logdir is not None)
 
 
+def test_long_path_stays_whole_when_a_line_is_too_short_for_it() -> None:
     place = "a very/long path/" + "x" * 90
     text = to_text(brief_report(starved(), place))
     assert f"lightning-perf report '{place}' --full\n" in text
@@ -279,6 +280,15 @@ def test_present_value_and_loader_are_named_when_there_are_several_loaders() -> 
     assert fix_text(fix, session) == "num_workers=2 (now 0)"
     both = msgspec.structs.replace(session, settings=settings)
     assert fix_text(fix, both) == "num_workers=2 (train loader, now 0)"
+
+
+def test_brief_report_names_all_arguments_of_the_trainer_when_one_alone_would_be_refused() -> None:
+    fix = trainer_fix("set both", "numerics", val_check_interval=400, check_val_every_n_epoch=None)
+    finding = msgspec.structs.replace(STARVED_BY_LOADER, prescriptions=(fix,))
+    text = to_text(brief_report(msgspec.structs.replace(starved(), findings=(finding,))))
+    assert "set val_check_interval=400, check_val_every_n_epoch=None" in " ".join(text.replace("PD101", "").split())
+    assert "Trainer(val_check_interval=400," in text
+    assert "        check_val_every_n_epoch=None)" in text
 
 
 def test_code_of_recommendations_uses_no_library_that_a_script_may_lack() -> None:
