@@ -16,9 +16,9 @@ def check(session: Session) -> Finding | None:
     return make_finding(
         severity="info",
         summary=(
-            f"{len(lost)} of {n} profiler windows {'is' if len(lost) == 1 else 'are'} empty."
+            f"{len(lost)} of {n} profiler windows {'was' if len(lost) == 1 else 'were'} not recorded."
             if n > 1
-            else "The profiler window is empty."
+            else "The profiler window was not recorded."
         ),
         evidence=(fact(f"window at step {window.first_step}: {window.status}", window.reason) for window in lost),
     )
