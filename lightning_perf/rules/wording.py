@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 def size_text(n_bytes: float) -> str:
     """Return bytes with a suitable unit: ``"1.5 GiB"``."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(n_bytes) >= factor:
             return f"{n_bytes / factor:.3g} {unit}"
     return f"{n_bytes:.0f} B"
