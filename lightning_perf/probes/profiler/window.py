@@ -329,7 +329,7 @@ class WindowProbe(Probe):
                 trace = recording.trace_of_file(self._folder / file) if file else recording.trace_record()
                 if self._device.type != "cpu" and trace.n_kernels == 0:
                     status, reason = "empty", f"{reason}; no device work was seen"
-                is_kept = not self.options.is_auto or self._is_worth_keeping(trace)
+                is_kept = not self.options.is_auto or self._was_requested or self._is_worth_keeping(trace)
                 if is_kept and file is None:
                     file = self._export(recording)
                 elif not is_kept and file is not None:

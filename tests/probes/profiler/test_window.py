@@ -528,6 +528,12 @@ def test_unrequested_file_is_kept_only_when_it_has_data(made):
     assert _only(made(FakeLoop(), is_worth=False, wait=1)).file is not None
 
 
+def test_requested_file_is_kept_when_it_led_to_no_finding(made):
+    probe = made(FakeLoop(wall_s=0.0), is_worth=False)
+    ask(probe)
+    assert _only(probe).file is not None
+
+
 def _only(probe: WindowProbe) -> Any:
     run_steps(probe, 500)
     (window,) = probe.windows
