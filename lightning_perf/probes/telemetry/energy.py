@@ -149,7 +149,7 @@ def carbon_intensity(gco2_per_kwh: float | str | None) -> tuple[float | None, st
         return None, ""
     if not isinstance(gco2_per_kwh, str):
         return float(gco2_per_kwh), "as given"
-    expected = 'expected grams by kWh, or a country such as "FRA"'
+    expected = 'expected grams per kWh, or a country such as "FRA"'
     try:
         table = importlib.resources.files("codecarbon").joinpath("data/private_infra/global_energy_mix.json")
         countries: dict[str, Any] = json.loads(table.read_text(encoding="utf-8"))
