@@ -26,10 +26,12 @@ class Setting(NamedTuple):
     Attributes:
         phases: Phases whose time it changes.
         treatment: The treatment that sets it, with ``{}`` for the value, or by value; empty if none does.
+        least: Smallest whole number that the treatment accepts.
     """
 
     phases: tuple[str, ...]
     treatment: str | dict[str, str] = ""
+    least: int = 0
 
 
 SETTINGS: dict[str, Setting] = {
@@ -43,7 +45,13 @@ SETTINGS: dict[str, Setting] = {
     "multiprocessing_context": Setting((*_DATA, "epoch_boundary")),
     "shm_bytes": Setting(_DATA),
     "precision": Setting(
-        _COMPUTE, {"bf16-mixed": "precision-bf16", "16-mixed": "precision-fp16", "bf16-true": "precision-bf16-true"}
+        _COMPUTE,
+        {
+            "32-true": "precision-32",
+            "bf16-mixed": "precision-bf16",
+            "16-mixed": "precision-fp16",
+            "bf16-true": "precision-bf16-true",
+        },
     ),
     "is_compiled": Setting(_COMPUTE, {"True": "compile"}),
     "n_threads": Setting(_UPDATE, "threads={}"),
@@ -59,13 +67,13 @@ SETTINGS: dict[str, Setting] = {
     **dict.fromkeys(("torch", "cuda"), Setting(_UPDATE)),
     "implementation": Setting(("optimizer",), {"fused": "fused-optimizer"}),
     "gradient_clip_val": Setting(("optimizer",)),
-    "accumulate_grad_batches": Setting(("optimizer", "backward")),
-    "log_every_n_steps": Setting(_LOGS, "log-every-n={}"),
+    "accumulate_grad_batches": Setting(("optimizer", "backward"), "accumulate={}", least=2),
+    "log_every_n_steps": Setting(_LOGS, "log-every-n={}", least=1),
     "loggers": Setting(_LOGS),
     "progress_bar": Setting(_LOGS, {"None": "prog-bar-off=bar"}),
-    "progress_bar_refresh_rate": Setting(_LOGS, "progress-refresh={}"),
+    "progress_bar_refresh_rate": Setting(_LOGS, "progress-refresh={}", least=1),
     "callbacks": Setting(("callbacks", "checkpoint", "epoch_boundary")),
-    "profiler": Setting(("callbacks", "other")),
+    "profiler": Setting(("callbacks", "other"), {"None": "profiler-off"}),
     **dict.fromkeys(("val_check_interval", "check_val_every_n_epoch"), Setting(_VALIDATION, "val-less-often={}")),
     "limit_val_batches": Setting(_VALIDATION, "limit-val-batches={}"),
     "find_unused_parameters": Setting(("backward",), {"False": "ddp-find-unused-off"}),
@@ -179,7 +187,7 @@ def _treatment(path: str, value: str) -> str:
         return ""
     if isinstance(setting.treatment, dict):
         return setting.treatment.get(value, "")
-    if value == "None" or not setting.treatment:
+    if value == "None" or not setting.treatment or (value.isdecimal() and int(value) < setting.least):
         return ""
     is_batches = _end(path) == "val_check_interval" and "." not in value
     return setting.treatment.format(f"{value}b" if is_batches else value)

@@ -81,3 +81,24 @@ def test_values_become_treatments() -> None:
     new = reduced(run(9, trainer={"val_check_interval": 0.5}, loader={"batch_size": 16}, validation_s=9.0))
     found = {each.name: each.treatment for each in ranked(base, [new])}
     assert found == {"val_check_interval": "val-less-often=100b", "batch_size": "batch-size=32"}
+
+
+def test_values_that_a_treatment_refuses_are_not_tried() -> None:
+    fast = {"log_every_n_steps": 0, "progress_bar_refresh_rate": 0, "accumulate_grad_batches": 1}
+    slow = {"log_every_n_steps": 1, "progress_bar_refresh_rate": 1, "accumulate_grad_batches": 2}
+    base = [reduced(run(n, trainer=fast)) for n in (1, 2, 3)]
+    found = {each.name: each.treatment for each in ranked(base, [reduced(run(9, trainer=slow))])}
+    assert found == dict.fromkeys(slow, "")
+    back = {each.name: each.treatment for each in ranked([reduced(run(9, trainer=slow))], base)}
+    assert back == {
+        "log_every_n_steps": "log-every-n=1",
+        "progress_bar_refresh_rate": "progress-refresh=1",
+        "accumulate_grad_batches": "accumulate=2",
+    }
+
+
+def test_removed_profiler_and_mixed_precision_are_tried_when_they_are_new() -> None:
+    base = [reduced(run(n, trainer={"precision": "32-true"})) for n in (1, 2, 3)]
+    new = reduced(run(9, trainer={"precision": "bf16-mixed", "profiler": "SimpleProfiler"}))
+    found = {each.name: each.treatment for each in ranked(base, [new])}
+    assert found == {"precision": "precision-32", "profiler": "profiler-off"}
