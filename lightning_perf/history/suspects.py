@@ -88,6 +88,8 @@ SETTINGS: dict[str, Setting] = {
 
 _ORDER = {name: place for place, name in enumerate(SETTINGS)}
 
+_NEED_WORKERS = ("persistent_workers", "prefetch_factor")
+
 _EXCLUDED = (
     "n_batches", "omp_num_threads", "n_steps_watched", "zero_grad_keeps_tensors", "steps_without_zero_grad",
     "n_clearings", "n_clearings_dropping", "dropping_backward", "n_unused_gradients", "n_unused_elements",
@@ -154,6 +156,8 @@ def suspects(base: Sequence[Session], new: Sequence[Session], comparison: Compar
     before, after = [settings_of(session) for session in base], [settings_of(session) for session in new]
     paths = dict.fromkeys(path for each in (*before, *after) for path in each)
     found = [_suspect(path, before, after, grown) for path in sorted(paths, key=_rank)]
+    if any(each.name == "num_workers" and each.new == "0" for each in found):  # loader-workers alone can be tried
+        found = [msgspec.structs.replace(each, treatment="") if each.name in _NEED_WORKERS else each for each in found]
     return sorted((each for each in found if each.base != each.new), key=lambda each: -round(each.score, 1))
 
 

@@ -102,3 +102,10 @@ def test_removed_profiler_and_mixed_precision_are_tried_when_they_are_new() -> N
     new = reduced(run(9, trainer={"precision": "bf16-mixed", "profiler": "SimpleProfiler"}))
     found = {each.name: each.treatment for each in ranked(base, [new])}
     assert found == {"precision": "precision-32", "profiler": "profiler-off"}
+
+
+def test_arguments_that_need_workers_are_not_tried_when_the_slow_run_has_none() -> None:
+    base = [reduced(run(n, loader={"persistent_workers": True, "prefetch_factor": 4})) for n in (1, 2, 3)]
+    new = reduced(run(9, loader={"num_workers": 0, "persistent_workers": False}, slower=3.0, phase="data_wait"))
+    found = {each.name: each.treatment for each in ranked(base, [new])}
+    assert found == {"num_workers": "loader-workers=8", "persistent_workers": "", "prefetch_factor": ""}
