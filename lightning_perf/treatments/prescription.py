@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import yaml
+from msgspec.structs import replace
 
 from lightning_perf.errors import ConfigError
 from lightning_perf.records import Prescription, Session
@@ -42,8 +43,11 @@ def prescription(
     loader: dict[str, Any] = {}
     environment: dict[str, str] = {}
     statements: list[str] = []
-    for spec in (with_default(spec, session) for spec in specs):
+    # As in the Applier, those that depend on the loader come last, and see what the others set.
+    for spec in sorted((with_default(spec, session) for spec in specs), key=lambda spec: spec.treatment.needs_loader):
         treatment, value = spec.treatment, spec.value
+        if treatment.needs_loader and session is not None:
+            session = _with_arguments(session, flags, loader)
         flags.update(treatment.trainer_flags(value, session))
         for name, one in treatment.trainer_objects(value).items():
             objects[name] = merged(objects.get(name, one), one)
@@ -63,6 +67,18 @@ def prescription(
         call = next((one.call for one in train_loaders(session)), "DataLoader")
         lines.append(f"{call}(..., {_keywords(loader)})")
     return Written(flags, loader, "\n".join(lines), _yaml(trainer, loader))
+
+
+def _with_arguments(session: Session, flags: dict[str, Any], loader: dict[str, Any]) -> Session:
+    """Return the session with the accumulation and the number of workers that these arguments set."""
+    settings = session.settings
+    accumulated = flags.get("accumulate_grad_batches", settings.trainer.accumulate_grad_batches)
+    loaders = tuple(
+        replace(one, num_workers=loader.get("num_workers", one.num_workers)) if one.stage == "train" else one
+        for one in settings.loaders
+    )
+    trainer = replace(settings.trainer, accumulate_grad_batches=accumulated)
+    return replace(session, settings=replace(settings, trainer=trainer, loaders=loaders))
 
 
 def objects_of(fix: Prescription) -> dict[str, Any]:

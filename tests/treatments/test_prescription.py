@@ -83,6 +83,24 @@ def test_batch_size_keeps_the_samples_of_a_step_when_accumulation_allows(
     assert written.trainer_flags.get("accumulate_grad_batches") == kept
 
 
+@pytest.mark.parametrize("text", ["accumulate=8,batch-size=x2", "batch-size=x2,accumulate=8"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_batch_size_lowers_the_accumulation_that_another_treatment_sets(text: str, accumulate: int) -> None:
+    loader = LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=8)
+    written = prescription(parse_all(text), session_of(loader, accumulate))
+
+    assert written.loader_args == {"batch_size": 16}
+    assert written.trainer_flags == {"accumulate_grad_batches": 4}
+
+
+@pytest.mark.parametrize("text", ["loader-workers=0,dataset-cache", "dataset-cache,loader-workers=0"])
+def test_workers_do_not_persist_when_there_are_none_beside_a_cache(text: str) -> None:
+    loader = LoaderSettings(stage="train", index=0, class_name="", is_plain=True, batch_size=8, num_workers=2)
+    written = prescription(parse_all(text), session_of(loader, 1))
+
+    assert written.loader_args == {"num_workers": 0, "persistent_workers": False}
+
+
 def test_nothing_is_written_when_there_is_nothing() -> None:
     assert prescription([]) == ({}, {}, "", "")
 
