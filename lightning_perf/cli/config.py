@@ -11,7 +11,7 @@ import yaml
 from lightning_perf.records import SAFETIES, Prescription, Safety, Selection, Session, load_run, select
 from lightning_perf.records.remote import any_path
 from lightning_perf.reports.wording import fit_encoding, line
-from lightning_perf.treatments.prescription import cli_name, code_of, imports_of, objects_in, objects_of
+from lightning_perf.treatments.prescription import cli_name, code_of, imports_of, in_package, objects_in, objects_of
 
 from .output import check_choice, check_file, write
 
@@ -37,7 +37,9 @@ def config(
     check_choice("--format", format_, FORMATS)
     check_choice("--safety", safety, SAFETIES)
     check_file(out, force)
-    settings, notes = configuration(load_run(any_path(session)), format_, cast(Safety, safety))
+    loaded = load_run(any_path(session))
+    settings, notes = configuration(loaded, format_, cast(Safety, safety))
+    settings = [in_package(each, loaded) for each in settings]
     if format_ == "cli":
         for note in notes:
             print(fit_encoding(note, sys.stderr.encoding), file=sys.stderr)

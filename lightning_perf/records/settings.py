@@ -72,6 +72,8 @@ class TrainerSettings(Record, frozen=True, kw_only=True):
     """Arguments of the Trainer, as effective during the run; None if unknown.
 
     Attributes:
+        package: That of the Trainer: ``"lightning.pytorch"`` or ``"pytorch_lightning"``, which accept only their own
+            callbacks, plugins and strategies.
         precision: ``"32-true"``, ``"bf16-mixed"`` …
         accelerator: torch's type of the root device: ``"cpu"``, ``"cuda"``, ``"mps"`` …
         strategy: Class name of the strategy, e.g. ``"DDPStrategy"``.
@@ -83,6 +85,7 @@ class TrainerSettings(Record, frozen=True, kw_only=True):
         sync_dist_on_step: Whether a metric is reduced over ranks in each step; None until known.
     """
 
+    package: str | None = None
     precision: str | None = None
     accelerator: str | None = None
     strategy: str | None = None

@@ -66,7 +66,13 @@ def prescription(
     if loader:
         call = next((one.call for one in train_loaders(session)), "DataLoader")
         lines.append(f"{call}(..., {_keywords(loader)})")
-    return Written(flags, loader, "\n".join(lines), _yaml(trainer, loader))
+    return Written(flags, loader, in_package("\n".join(lines), session), in_package(_yaml(trainer, loader), session))
+
+
+def in_package(text: str, session: Session | None) -> str:
+    """Return code or YAML with Lightning's classes from the package of the session's Trainer."""
+    package = session.settings.trainer.package if session is not None else None
+    return text if package is None else text.replace("lightning.pytorch.", f"{package}.")
 
 
 def _with_arguments(session: Session, flags: dict[str, Any], loader: dict[str, Any]) -> Session:

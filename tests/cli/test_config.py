@@ -160,6 +160,17 @@ def test_bar_of_another_class_is_not_replaced(tmp_path: Path, monkeypatch: Any, 
     assert "write it in your code: RichProgressBar(refresh_rate=30)" in text
 
 
+@pytest.mark.parametrize("format_", FORMATS)
+def test_classes_are_of_the_package_of_the_trainer(tmp_path: Path, monkeypatch: Any, capsys: Any, format_: str) -> None:
+    session = with_findings({"PD602": fix("async-checkpoint")})
+    settings = msgspec.structs.replace(session.settings, trainer=TrainerSettings(package="pytorch_lightning"))
+    file = msgspec.structs.replace(session, settings=settings).save(tmp_path)
+    assert call(monkeypatch, "config", file, "--format", format_) == 0
+    text = capsys.readouterr().out
+    assert "pytorch_lightning.plugins.io" in text
+    assert "lightning.pytorch" not in text
+
+
 def test_treatment_of_a_newer_version_is_left_out(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     file = with_findings({"PD999": fix("teleport", code="teleport()")}).save(tmp_path)
     assert call(monkeypatch, "config", file) == 0

@@ -50,6 +50,15 @@ def test_strategy_is_written_with_its_policy_when_fsdp_checkpoints() -> None:
     assert "Trainer(..., strategy=FSDPStrategy(activation_checkpointing_policy={Block}))" in code
 
 
+def test_classes_are_of_the_package_of_the_trainer() -> None:
+    trainer = TrainerSettings(package="pytorch_lightning")
+    session = msgspec.structs.replace(SESSION, settings=Settings(trainer=trainer))
+    for text in ("ddp-static-graph", "progress-refresh", "async-checkpoint", "fsdp-checkpointing"):
+        written = prescription(parse_all(text), session)
+        assert "from pytorch_lightning." in written.code
+        assert "lightning.pytorch" not in written.code + written.yaml
+
+
 @pytest.mark.parametrize(
     "treatment", [one for one in all_treatments() if not one.is_measurement], ids=lambda treatment: treatment.id
 )

@@ -149,6 +149,7 @@ def _read_trainer(trainer: Any, pl_module: Any, missing: dict[str, str]) -> Trai
         return lambda: convert(getattr(trainer, name))
 
     readers: dict[str, Callable[[], Any]] = {
+        "package": lambda: seams.namespace(trainer),
         "accelerator": lambda: str(trainer.strategy.root_device.type),
         "strategy": lambda: type(trainer.strategy).__name__,
         "n_devices": flag("num_devices", _integer),

@@ -49,7 +49,8 @@ def check(session: Session) -> Finding | None:
                 "one line",
                 treatment="async-checkpoint",
                 code=(
-                    "from lightning.pytorch.plugins.io import AsyncCheckpointIO\n"
+                    f"from {session.settings.trainer.package or 'lightning.pytorch'}.plugins.io import "
+                    "AsyncCheckpointIO\n"
                     "Trainer(..., plugins=[AsyncCheckpointIO()])"
                 ),
             ),

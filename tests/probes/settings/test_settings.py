@@ -86,6 +86,7 @@ def test_settings_hold_the_trainers_flags_when_read_in_either_namespace(namespac
         profiler="simple", reload_dataloaders_every_n_epochs=2,
     )  # fmt: skip
     flags = settings.trainer
+    assert flags.package == namespace
     assert (flags.precision, flags.accelerator, flags.strategy) == ("bf16-mixed", "cpu", "SingleDeviceStrategy")
     assert (flags.n_devices, flags.n_nodes, flags.world_size) == (1, 1, 1)
     assert (flags.max_epochs, flags.max_steps, flags.accumulate_grad_batches) == (4, 2, 2)
