@@ -48,7 +48,8 @@ class Compile(_Compiling):
             return line
         return (
             f"{line}\n# around each backward, e.g. in LightningModule.backward:\n"
-            "with torch._dynamo.compiled_autograd._enable(torch.compile()):\n    loss.backward()"
+            "with torch._dynamo.compiled_autograd._enable(torch.compile()):  # torch before 2.6: enable\n"
+            "    loss.backward()"
         )
 
     def set_up(self, value: Any, trainer: Any, module: Any, undos: seams.Undos) -> None:

@@ -59,6 +59,11 @@ def test_classes_are_of_the_package_of_the_trainer() -> None:
         assert "lightning.pytorch" not in written.code + written.yaml
 
 
+def test_compiled_autograd_is_written_with_its_name_in_older_torch() -> None:
+    code = prescription(parse_all("compile=autograd")).code
+    assert "compiled_autograd._enable(torch.compile()):  # torch before 2.6: enable\n    loss.backward()" in code
+
+
 @pytest.mark.parametrize(
     "treatment", [one for one in all_treatments() if not one.is_measurement], ids=lambda treatment: treatment.id
 )
