@@ -5,7 +5,7 @@ import re
 from inspect import getattr_static
 from typing import Any, NamedTuple
 
-_LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.")
+_LIGHTNING_PACKAGES = ("lightning.pytorch.", "pytorch_lightning.", "lightning.fabric.loggers.")
 
 
 class Action(NamedTuple):

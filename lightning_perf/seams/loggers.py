@@ -73,7 +73,7 @@ def run_folder(trainer: Any, log_dir: str | None, new: str) -> str:
     if logger is not None and trainer.is_global_zero:
         if base_class(type(logger), ("TensorBoardLogger", "CSVLogger")) is not None and log_dir:
             return log_dir
-        root, version = logger.save_dir or root, logger.version
+        root, version = getattr(logger, "save_dir", None) or root, logger.version  # loggers of Fabric have no save_dir
         if version not in (None, ""):
             return os.path.join(
                 root, str(logger.name or ""), version if isinstance(version, str) else f"version_{version}"

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch import seed_everything
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
@@ -86,6 +87,16 @@ class Setup:
         left += ["optimizers"] * bool(torch_optimizer._global_optimizer_post_hooks)
         left += ["gc"] * any(isinstance(getattr(each, "__self__", None), GarbagePauses) for each in gc.callbacks)
         return left
+
+
+class FabricLogger(Logger):
+    """A logger of the user's, which has no folder."""
+
+    name, version = "mine", "7"
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None: ...
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None: ...
 
 
 def is_timed(function: Any) -> bool:
@@ -420,6 +431,28 @@ def test_settings_of_fabric_are_read() -> None:
     assert settings.trainer.strategy == "SingleDeviceStrategy"
     assert settings.loaders[0].batch_size == BATCH_SIZE
     assert settings.model.optimizers[0].class_name == "Adam"
+
+
+@pytest.mark.parametrize("logger_class", [CSVLogger, TensorBoardLogger])
+def test_session_is_saved_in_the_folder_of_fabrics_logger(logger_class: Any, tmp_path: Path) -> None:
+    setup = Setup("fabric", reports=["json", "tensorboard"])
+    setup.fabric._loggers = [logger_class(tmp_path)]
+    for batch in setup.steps(loader(3)):
+        setup.step(batch)
+    assert setup.close().probes_off == ()
+    folder = tmp_path / "lightning_logs" / "version_0"
+    assert (folder / "perf_session.json").exists()
+    assert any(folder.glob("events.*")) is (logger_class is TensorBoardLogger)
+
+
+def test_run_has_a_folder_when_the_logger_of_fabric_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = Setup("fabric", reports=["json"])
+    setup.fabric._loggers = [FabricLogger()]
+    for batch in setup.steps(loader(3)):
+        setup.step(batch)
+    assert setup.close().probes_off == ()
+    assert (tmp_path / "mine" / "7" / "perf_session.json").exists()
 
 
 def test_run_that_another_one_replaced_is_not_kept() -> None:
